@@ -1,0 +1,1 @@
+"""The control plane: coordinator, command line, emulator."""

@@ -1,0 +1,1 @@
+"""Decisions of the control plane: pure state machines, no I/O."""

@@ -1,0 +1,1 @@
+"""The wire contract: control and exchange messages, frames, errors."""

@@ -1,0 +1,197 @@
+"""Every error code: what it says, what to do, and which exit status it means.
+
+The codes stand in `--json` envelopes, in a run's `reason_code` and in docs/errors.md.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a command's exit status means."""
+
+    OK = 0
+    JOB_FAILED = 1
+    USAGE = 2
+    PREFLIGHT = 3
+    UNREACHABLE = 4
+    TIMED_OUT = 5
+    CANCELLED = 6
+    PARTIAL = 7
+    REFUSED = 8
+    INTERNAL = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One error code."""
+
+    code: str
+    message: str
+    """What happened, in general; the error itself says it in particular."""
+    hint: str
+    exit_code: ExitCode
+
+    @property
+    def page(self) -> str:
+        """Where it is documented."""
+        return f"docs/errors.md#{self.code.lower().replace('_', '-')}"
+
+
+_ENTRIES = (
+    Entry("USAGE", "The command line is wrong.", "See --help.", ExitCode.USAGE),
+    Entry(
+        "INVALID_CONFIG",
+        "A topology or job file has mistakes.",
+        "Mend each line named, then run `isthmus validate`.",
+        ExitCode.USAGE,
+    ),
+    Entry(
+        "FILE_EXISTS",
+        "A file would be overwritten.",
+        "Name another folder, or pass --force.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "INSECURE_ADDRESS",
+        "Without TLS, only loopback addresses may be used.",
+        "Use addresses in 127.0.0.0/8 or ::1.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
+        "STATE_LOCKED",
+        "Another coordinator uses this state folder.",
+        "Stop that coordinator, or name another --state.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "ADDRESS_IN_USE",
+        "Something else listens on this address.",
+        "Stop it, or name another --bind.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "COORDINATOR_UNREACHABLE",
+        "No coordinator answers.",
+        "Check the address, and that the coordinator runs.",
+        ExitCode.UNREACHABLE,
+    ),
+    Entry(
+        "COORDINATOR_LOST",
+        "The coordinator ended while the run was going on.",
+        "See the coordinator's log; the sites have stopped their processes.",
+        ExitCode.UNREACHABLE,
+    ),
+    Entry(
+        "RUN_NOT_FOUND",
+        "There is no such run.",
+        "`isthmus status --all` lists the runs.",
+        ExitCode.USAGE,
+    ),
+    Entry(
+        "REFUSED",
+        "The request does not fit the state of things.",
+        "See `isthmus status`.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "TIMED_OUT",
+        "It did not happen in time.",
+        "Wait longer with --timeout, or see `isthmus status`.",
+        ExitCode.TIMED_OUT,
+    ),
+    Entry(
+        "CANCELLED",
+        "The run was cancelled.",
+        "Launch it again when it is wanted.",
+        ExitCode.CANCELLED,
+    ),
+    Entry(
+        "START_TIMED_OUT",
+        "Not every site was up within failure.start_within; all were rolled back.",
+        "See the site named, or raise failure.start_within.",
+        ExitCode.UNREACHABLE,
+    ),
+    Entry(
+        "SITE_LOST",
+        "A site's agent went away or was silent for longer than failure.detect_within.",
+        "Check that machine and the path to it.",
+        ExitCode.UNREACHABLE,
+    ),
+    Entry(
+        "CONFIG_MISMATCH",
+        "Two parts of the run do not have the same configuration or build.",
+        "Give every site the same topology file and version of isthmus.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "STALE_GENERATION",
+        "A message of a run or generation that has ended was refused.",
+        "Nothing to do: its sender was left over from before.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "RANK_EXITED",
+        "A training process ended with an error.",
+        "Read the log named.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "RANK_KILLED",
+        "A training process was killed by a signal.",
+        "Out of memory, or someone's kill: see the machine's kernel log.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "GATEWAY_EXITED",
+        "A gateway process ended.",
+        "Read the log named.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "LAUNCH_FAILED",
+        "A site could not start its processes.",
+        "Read the log named.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "PEER_LOST",
+        "A gateway could not reach another site's gateway.",
+        "Check the link named.",
+        ExitCode.UNREACHABLE,
+    ),
+    Entry(
+        "PARAMETERS_DIFFER",
+        "The sites' parameters are not equal bit for bit any more.",
+        "A site computed differently: check that hardware, and that nothing changes parameters "
+        "outside the optimizer.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "LAYOUT_MISMATCH",
+        "The sites' models or gradient buckets differ.",
+        "Give every site the same script, arguments and version of torch.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "CORRUPT_DATA",
+        "A chunk's checksum did not match.",
+        "Host memory or network hardware: check that site.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "PROTOCOL_VIOLATION",
+        "A peer sent something that it may not send.",
+        "Give every site the same version of isthmus.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "INTERNAL",
+        "isthmus has a bug.",
+        "Please report it, with the traceback in the file named.",
+        ExitCode.INTERNAL,
+    ),
+)
+
+CATALOGUE = {entry.code: entry for entry in _ENTRIES}
+"""By code."""

@@ -1,0 +1,97 @@
+"""Errors that cross a process boundary, and the one table to gRPC status codes.
+
+Each class tells apart who must act. A wrong YAML file never crosses the wire: topology/errors.py.
+"""
+
+import grpc
+
+
+class IsthmusError(Exception):
+    """Something went wrong that a peer, an operator or a retry must handle."""
+
+    code = "INTERNAL"
+    """A key of protos/catalogue.py."""
+    retryable = False
+
+
+class LocalProtocolError(IsthmusError):
+    """We broke the contract: our bug."""
+
+    code = "INTERNAL"
+
+
+class RemoteProtocolError(IsthmusError):
+    """The peer broke the contract: a bad or foreign message, detected and dropped."""
+
+    code = "PROTOCOL_VIOLATION"
+
+
+class ConfigMismatchError(IsthmusError):
+    """Two sites were started with different configurations or incompatible builds."""
+
+    code = "CONFIG_MISMATCH"
+
+
+class StaleGenerationError(IsthmusError):
+    """The caller acts for a run or generation that has ended: rejoin, then retry."""
+
+    code = "STALE_GENERATION"
+    retryable = True
+
+
+class PeerLostError(IsthmusError):
+    """A site or gateway cannot be reached any more. `site` names it."""
+
+    code = "PEER_LOST"
+    retryable = True
+
+    def __init__(self, message: str, site: str = "") -> None:
+        super().__init__(message)
+        self.site = site
+
+
+class DeadlineExceededError(IsthmusError):
+    """Nothing happened for as long as the deadline allows."""
+
+    code = "TIMED_OUT"
+
+
+class CorruptDataError(IsthmusError):
+    """Bytes are not what was sent: refetch, never average them in."""
+
+    code = "CORRUPT_DATA"
+    retryable = True
+
+
+class StateConflictError(IsthmusError):
+    """The request does not fit the state of things: refused, nothing changed."""
+
+    code = "REFUSED"
+
+
+class NotFoundError(IsthmusError):
+    """No such run."""
+
+    code = "RUN_NOT_FOUND"
+
+
+STATUS: dict[type[IsthmusError], grpc.StatusCode] = {
+    LocalProtocolError: grpc.StatusCode.INTERNAL,
+    RemoteProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    ConfigMismatchError: grpc.StatusCode.FAILED_PRECONDITION,
+    StaleGenerationError: grpc.StatusCode.ABORTED,
+    PeerLostError: grpc.StatusCode.UNAVAILABLE,
+    DeadlineExceededError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    CorruptDataError: grpc.StatusCode.DATA_LOSS,
+    StateConflictError: grpc.StatusCode.ALREADY_EXISTS,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+}
+"""What a server answers for each error; clients map the status back with `error_for`."""
+
+_BY_STATUS = {status: kind for kind, status in STATUS.items()}
+
+
+def error_for(status: grpc.StatusCode, detail: str) -> IsthmusError:
+    """Return the error that a status stands for, with the server's one line."""
+    kind = _BY_STATUS.get(status, LocalProtocolError)
+    return kind(detail or status.name)

@@ -1,0 +1,152 @@
+"""The frame: one encoded chunk of a gradient on its way between two gateways.
+
+A frame is a 64-byte little-endian header followed by the codec's payload. The crc32c covers the
+whole header (with its own field zero) and the payload, so a flipped bit anywhere is detected.
+The receiver allocates nothing from these numbers: sizes must match its own bucket plan.
+
+An acknowledgement is 24 bytes: the key of the frame that has been taken over.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import google_crc32c
+import numpy as np
+
+from protos.errors import CorruptDataError, RemoteProtocolError
+
+HEADER_BYTES = 64
+MAX_PAYLOAD_BYTES = (8 << 20) - HEADER_BYTES
+MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
+
+_MAGIC = b"ISTH"
+_VERSION = 1
+_HEADER = struct.Struct("<4sBBBBIIQIIHHIQdII")
+_CRC_OFFSET = 56
+_ACK = struct.Struct("<QIIHBxI")
+ACK_BYTES = _ACK.size
+assert _HEADER.size == HEADER_BYTES
+
+
+class Kind(IntEnum):
+    """Which way a chunk travels."""
+
+    CONTRIBUTION = 1
+    """Up a tree: the sum of the sender's subtree, not yet divided."""
+    RESULT = 2
+    """Down a tree: the finished chunk, divided by the weight of all contributors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkKey:
+    """Names one message for ever: sending it twice changes nothing."""
+
+    round: int
+    """Counts the synchronisations of a run (one an optimizer step), from 0."""
+    bucket: int
+    chunk: int
+    """Position in the bucket's global grid."""
+    site: int
+    """Index of the site that made these bytes: the sender, or for a result the tree's root."""
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A parsed and checked frame. `payload` is a view of the received bytes."""
+
+    key: ChunkKey
+    generation: int
+    codec: int
+    """Number of the codec: sites/codecs/registry.py."""
+    tree: int
+    """Which of the reduction's trees carries this chunk."""
+    layout: int
+    """crc32c of the bucket's parameter names and shapes: equal at all sites."""
+    numel: int
+    """float32 elements of the whole bucket."""
+    weight: float
+    """Tokens behind a contribution; of all contributors, for a result."""
+    payload: memoryview | bytes
+
+
+def pack(frame: Frame) -> bytes:
+    """Return the frame's bytes: exactly `bytes`, for gRPC sends nothing else."""
+    key = frame.key
+    header = bytearray(
+        _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            key.kind,
+            frame.codec,
+            0,
+            frame.generation,
+            key.bucket,
+            key.round,
+            key.chunk,
+            frame.layout,
+            key.site,
+            frame.tree,
+            len(frame.payload),
+            frame.numel,
+            frame.weight,
+            0,
+            0,
+        )
+    )
+    crc = _crc(bytes(header), frame.payload)
+    struct.pack_into("<I", header, _CRC_OFFSET, crc)
+    return b"".join((header, frame.payload))
+
+
+def unpack(data: bytes) -> Frame:
+    """Parse a frame.
+
+    Raises:
+        RemoteProtocolError: not a frame of this version, or its size is wrong.
+        CorruptDataError: the checksum does not match.
+    """
+    if len(data) < HEADER_BYTES or len(data) > MAX_FRAME_BYTES:
+        raise RemoteProtocolError(f"a frame of {len(data)} bytes")
+    fields = _HEADER.unpack_from(data)
+    magic, version, kind, codec, flags, generation, bucket, round_, chunk = fields[:9]
+    layout, site, tree, payload_bytes, numel, weight, crc, reserved = fields[9:]
+    if magic != _MAGIC or version != _VERSION:
+        raise RemoteProtocolError("not a frame of this version")
+    payload = memoryview(data)[HEADER_BYTES:]
+    header = bytearray(data[:HEADER_BYTES])
+    struct.pack_into("<I", header, _CRC_OFFSET, 0)
+    if payload_bytes != len(payload):
+        raise RemoteProtocolError(f"{len(payload)} payload bytes where {payload_bytes} are named")
+    if _crc(bytes(header), payload) != crc:
+        raise CorruptDataError(f"checksum of round {round_} bucket {bucket} chunk {chunk}")
+    if kind not in (Kind.CONTRIBUTION, Kind.RESULT) or flags or reserved:
+        raise RemoteProtocolError(f"unknown kind {kind} or flags {flags}")
+    key = ChunkKey(round_, bucket, chunk, site, Kind(kind))
+    return Frame(key, generation, codec, tree, layout, numel, weight, payload)
+
+
+def pack_ack(key: ChunkKey, generation: int) -> bytes:
+    """Return the acknowledgement of a frame."""
+    return _ACK.pack(key.round, key.bucket, key.chunk, key.site, key.kind, generation)
+
+
+def unpack_ack(data: bytes) -> tuple[ChunkKey, int]:
+    """Return the key and the generation of an acknowledgement.
+
+    Raises:
+        RemoteProtocolError: not an acknowledgement.
+    """
+    if len(data) != ACK_BYTES:
+        raise RemoteProtocolError(f"an acknowledgement of {len(data)} bytes")
+    round_, bucket, chunk, site, kind, generation = _ACK.unpack(data)
+    if kind not in (Kind.CONTRIBUTION, Kind.RESULT):
+        raise RemoteProtocolError(f"an acknowledgement of kind {kind}")
+    return ChunkKey(round_, bucket, chunk, site, Kind(kind)), generation
+
+
+def _crc(header: bytes, payload: memoryview | bytes) -> int:
+    """crc32c over both parts; the library refuses a memoryview, but takes a read-only array."""
+    value = google_crc32c.value(header)
+    return int(google_crc32c.extend(value, np.frombuffer(payload, dtype=np.uint8)))

@@ -1,0 +1,18 @@
+"""How large each kind of message may be. gRPC's own limits are set from these, never to -1."""
+
+from protos.frame import MAX_FRAME_BYTES
+
+CONTROL_MESSAGE_BYTES = 64 << 10
+"""Session, status, events: everything small and frequent."""
+DOCUMENT_BYTES = 1 << 20
+"""One YAML file."""
+CONTROL_CHANNEL_BYTES = 3 * DOCUMENT_BYTES
+"""The control channel's limit: Submit and Prepare carry two documents."""
+LOG_BATCH_BYTES = 32 << 10
+"""One ShipLogs request."""
+LOG_LINE_BYTES = 8 << 10
+"""A longer line of a log is cut, and says so."""
+EXCHANGE_CHANNEL_BYTES = MAX_FRAME_BYTES
+"""The data channel's limit."""
+LOCAL_MESSAGE_BYTES = 128 << 10
+"""One message between a rank and its gateway, on the node's Unix socket."""

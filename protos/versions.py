@@ -1,0 +1,22 @@
+"""Which versions of the contracts this build speaks, and how two builds agree on one."""
+
+from importlib import metadata
+
+CONTROL_PROTOCOL_MIN = 1
+CONTROL_PROTOCOL_MAX = 1
+EXCHANGE_PROTOCOL_MIN = 1
+EXCHANGE_PROTOCOL_MAX = 1
+
+
+def build() -> str:
+    """Return the distribution's version, for messages to people."""
+    try:
+        return metadata.version("isthmus")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def negotiate(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
+    """Return the highest version inside both ranges (min, max), or None."""
+    version = min(ours[1], theirs[1])
+    return version if version >= max(ours[0], theirs[0]) else None

@@ -1,0 +1,105 @@
+"""A training job as the rest of isthmus sees it. Made from YAML by topology.load; frozen."""
+
+from dataclasses import dataclass
+
+CODECS = ("fp32", "bf16", "split", "bf16-split")
+"""What a gradient chunk may travel as; sites/codecs implements them.
+
+`fp32` and `bf16` are plain; `split` is fp32 cut into byte planes, each under zstd: lossless;
+`bf16-split` rounds to bf16, then compresses the plane with the exponents.
+"""
+
+TREES = ("auto", "star", "gather")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """How gradients cross the WAN."""
+
+    codec: str = "split"
+    chunk_bytes: int = 1 << 20
+    """Of float32 a chunk, before the codec."""
+    channels_per_link: int = 2
+    """TCP connections between each two gateways."""
+    bucket_bytes: int = 4 << 20
+    """Of float32 a DDP bucket, in the shipped trainer."""
+    window_bytes: int | None = None
+    """Unacknowledged bytes a peer; derived from bandwidth times RTT when absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """Which sites sum, and where."""
+
+    tree: str = "auto"
+    hub: str | None = None
+    """The star's centre; chosen by bandwidth when absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Shape of the byte-level GPT that ships."""
+
+    layers: int = 4
+    heads: int = 4
+    width: int = 128
+    context: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Which text is learnt."""
+
+    files: tuple[str, ...] = ()
+    """Globs; empty: the Python standard library's own sources."""
+    held_out: float = 0.05
+    """Share of the files that is only evaluated, 0 to 1."""
+    max_bytes: int = 32 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """AdamW with linear warm-up and cosine decay."""
+
+    learning_rate: float = 3e-3
+    min_learning_rate: float = 3e-4
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """What the shipped trainer does."""
+
+    steps: int = 200
+    global_batch: int = 48
+    """Sequences a step, over all sites."""
+    micro_batch: int = 8
+    """Sequences that a rank takes through the model at once, at most."""
+    seed: int = 1337
+    evaluate_every: int = 50
+    """Steps between held-out evaluations; one is always made at the end."""
+    evaluation_batches: int = 8
+    model: Model = Model()
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training run, before it has an id."""
+
+    name: str
+    topology: str
+    """Path of the topology file, relative to the job file."""
+    entrypoint: str | None = None
+    """The user's own script, relative to the job file; None: the trainer that ships."""
+    arguments: tuple[str, ...] = ()
+    exchange: Exchange = Exchange()
+    reduction: Reduction = Reduction()
+    verify_every: int = 10
+    """Steps between comparisons of all parameters across sites; 0: never."""
+    trainer: Trainer = Trainer()

@@ -1,0 +1,132 @@
+"""The world as the rest of isthmus sees it: sites and directed links, all figures in base units.
+
+Made from YAML by topology.load; frozen. Rates are bytes per second, times are seconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """A place on Earth, in degrees."""
+
+    lat: float
+    lon: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """What computes in a site."""
+
+    name: str
+    peak_flops_per_s: Mapping[str, float]
+    """By dtype: `bf16`, `fp32`, ..."""
+    memory_bytes: int
+    mfu: float
+    """Model FLOPs utilisation that a step reaches, 0 to 1."""
+    price_usd_per_h: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The network inside a site."""
+
+    node_bytes_per_s: float
+    """Between accelerators of one node."""
+    cluster_bytes_per_s: float
+    """Between nodes, a node."""
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One data center."""
+
+    name: str
+    index: int
+    """Position in the topology: the order in which contributions are summed."""
+    nodes: int
+    accelerators_per_node: int
+    accelerator: Accelerator
+    address: str
+    """Host that this site's gateways bind and peers dial."""
+    location: Location | None = None
+    fabric: Fabric | None = None
+    launcher: str = "local"
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks inside the site: one an accelerator."""
+        return self.nodes * self.accelerators_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction between two sites."""
+
+    source: str
+    target: str
+    bytes_per_s: float
+    """What a run may use: the share is applied, and a measured figure wins over the described."""
+    rtt_s: float
+    rtt_origin: str
+    """`measured`, `rtt`, `distance` or `locations`."""
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    egress_usd_per_byte: float = 0.0
+    max_flows: int | None = None
+    window_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A host and a port to listen on; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """When something counts as failed."""
+
+    detect_within_s: float
+    """The one figure that a user sets; topology.timeouts derives the others from it."""
+    min_sites: int
+    start_within_s: float
+    """Every site must be up within this, or all are rolled back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Sites, and the directed links between them."""
+
+    name: str
+    sites: tuple[Site, ...]
+    links: tuple[Link, ...]
+    failure: Failure
+    coordinator: Endpoint
+    emulate: bool = False
+    """Launch puts an emulated WAN between the sites' gateways."""
+    _by_pair: Mapping[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pairs = {(link.source, link.target): link for link in self.links}
+        object.__setattr__(self, "_by_pair", pairs)
+
+    def site(self, name: str) -> Site:
+        """Return the site of that name; KeyError if there is none."""
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise KeyError(name)
+
+    def link(self, source: str, target: str) -> Link | None:
+        """Return the link from `source` to `target`, if there is a direct one."""
+        return self._by_pair.get((source, target))
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all sites together."""
+        return sum(site.num_ranks for site in self.sites)
