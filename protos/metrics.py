@@ -39,7 +39,7 @@ HELD_OUT_LOSS = "held_out_loss"
 UNIGRAM_ENTROPY = "unigram_entropy"
 """Of the training text, in nats a byte: what a model that counts bytes would reach."""
 
-# kind "link"
+# kind "link" (and RAW_BYTES: float32 bytes of the chunks that it carried)
 SENT_BYTES = "sent_bytes"
 """Payload and headers of frames, acknowledged ones only."""
 SENT_FRAMES = "sent_frames"

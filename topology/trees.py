@@ -105,13 +105,17 @@ def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
         return ReductionPlan(len(sites), (star(len(sites), hub),), f"star at {sites[hub].name}")
     hubs = [index for index in range(len(sites)) if not _missing_spokes(topology, index)]
     if hubs:
-        hub = max(hubs, key=lambda index: (_bottleneck(topology, index), -_rtt(topology, index), -index))
+        hub = max(
+            hubs, key=lambda index: (_bottleneck(topology, index), -_rtt(topology, index), -index)
+        )
         why = f"star at {sites[hub].name}: its slowest link is the fastest of all stars'"
         return ReductionPlan(len(sites), (star(len(sites), hub),), why)
     if wanted == "star":
         raise ConfigError("reduction.tree: no site has links to all others; a star has no centre")
     tree = _widest_tree(topology)
-    return ReductionPlan(len(sites), (tree,), f"tree at {sites[tree.root].name}: no star reaches all")
+    return ReductionPlan(
+        len(sites), (tree,), f"tree at {sites[tree.root].name}: no star reaches all"
+    )
 
 
 def star(num_sites: int, hub: int) -> Tree:
@@ -183,7 +187,12 @@ def _grow(topology: Topology, root: int) -> tuple[dict[int, int], float, int]:
     while len(depth) < len(topology.sites):
         choice = max(
             (
-                (_pair_rate(topology, inside, outside.index), -depth[inside], -inside, -outside.index)
+                (
+                    _pair_rate(topology, inside, outside.index),
+                    -depth[inside],
+                    -inside,
+                    -outside.index,
+                )
                 for inside in depth
                 for outside in topology.sites
                 if outside.index not in depth

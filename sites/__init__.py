@@ -1,0 +1,1 @@
+"""What runs inside one data center: agent, launcher, gateway, worker library, trainer."""

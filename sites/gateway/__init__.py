@@ -1,0 +1,1 @@
+"""The gateway: owns every WAN connection of a node."""

@@ -1,0 +1,139 @@
+"""What a gateway is told on its first line of stdin."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from topology.job import Job
+from topology.timeouts import Timeouts
+from topology.trees import ReductionPlan, Tree, plan_reduction
+from topology.world import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLink:
+    """The link to one neighbouring site, as configured."""
+
+    site: str
+    bytes_per_s: float
+    rtt_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Everything that a gateway needs to know before its peers' addresses."""
+
+    run_id: str
+    generation: int
+    config_hash: str
+    site: str
+    node: int
+    sites: tuple[str, ...]
+    """All sites, in the order in which contributions are summed."""
+    nodes_per_site: tuple[int, ...]
+    ranks_per_node: tuple[int, ...]
+    """Of each site."""
+    plan: ReductionPlan
+    codec: str
+    chunk_bytes: int
+    channels_per_link: int
+    window_bytes: int | None
+    verify_every: int
+    bind_host: str
+    socket_path: str
+    """Where the node's ranks reach this gateway."""
+    links: tuple[PeerLink, ...]
+    """To each neighbour, in the sending direction."""
+    peer_lost_s: float
+    """Silence after which a peer counts as lost."""
+    keepalive_time_s: float
+    keepalive_timeout_s: float
+
+    @property
+    def site_index(self) -> int:
+        """This site's place among `sites`."""
+        return self.sites.index(self.site)
+
+    @property
+    def ranks_per_site(self) -> tuple[int, ...]:
+        """Ranks of each site, all nodes together."""
+        return tuple(
+            nodes * ranks
+            for nodes, ranks in zip(self.nodes_per_site, self.ranks_per_node, strict=True)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> GatewayConfig:
+        """Return the configuration that `to_json` wrote."""
+        plan = fields["plan"]
+        trees = tuple(
+            Tree(
+                tree["root"],
+                {int(child): parent for child, parent in tree["parent"].items()},
+                tree["weight"],
+            )
+            for tree in plan["trees"]
+        )
+        return cls(
+            **{
+                **fields,
+                "sites": tuple(fields["sites"]),
+                "nodes_per_site": tuple(fields["nodes_per_site"]),
+                "ranks_per_node": tuple(fields["ranks_per_node"]),
+                "plan": ReductionPlan(plan["num_sites"], trees, plan["why"]),
+                "links": tuple(PeerLink(**link) for link in fields["links"]),
+            }
+        )
+
+
+def gateway_config(
+    job: Job,
+    topology: Topology,
+    *,
+    run_id: str,
+    generation: int,
+    config_hash: str,
+    site: str,
+    node: int,
+    bind_host: str,
+    socket_path: str,
+) -> GatewayConfig:
+    """Derive one node's gateway configuration from the run's documents."""
+    plan = plan_reduction(job, topology)
+    timeouts = Timeouts.derive(topology.failure)
+    neighbours = [
+        topology.sites[index].name for index in plan.neighbours(topology.site(site).index)
+    ]
+    links = [topology.link(site, other) for other in neighbours]
+    return GatewayConfig(
+        run_id=run_id,
+        generation=generation,
+        config_hash=config_hash,
+        site=site,
+        node=node,
+        sites=tuple(each.name for each in topology.sites),
+        nodes_per_site=tuple(each.nodes for each in topology.sites),
+        ranks_per_node=tuple(each.accelerators_per_node for each in topology.sites),
+        plan=plan,
+        codec=job.exchange.codec,
+        chunk_bytes=job.exchange.chunk_bytes,
+        channels_per_link=job.exchange.channels_per_link,
+        window_bytes=job.exchange.window_bytes,
+        verify_every=job.verify_every,
+        bind_host=bind_host,
+        socket_path=socket_path,
+        links=tuple(
+            PeerLink(site=link.target, bytes_per_s=link.bytes_per_s, rtt_s=link.rtt_s)
+            for link in links
+            if link is not None
+        ),
+        peer_lost_s=timeouts.peer_lost_s,
+        keepalive_time_s=timeouts.keepalive_time_s,
+        keepalive_timeout_s=timeouts.keepalive_timeout_s,
+    )

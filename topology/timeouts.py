@@ -1,0 +1,80 @@
+"""Every timeout of a run, derived from the one figure that a user sets.
+
+With D = failure.detect_within: the fractions keep three heartbeats inside a lease, a dead path
+noticed by keepalive before the lease ends, and everything inside a site slower than
+everything between sites, so that the layer which knows the cause speaks first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.errors import ConfigError
+from topology.world import Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """All in seconds."""
+
+    heartbeat_s: float
+    """D/5: an agent says that it lives."""
+    keepalive_time_s: float
+    """D/3: idle HTTP/2 connections are pinged this often."""
+    keepalive_timeout_s: float
+    """D/3: an unanswered ping closes the connection after this."""
+    lease_s: float
+    """D: a silent agent's site is lost; an agent that hears nothing stops its site."""
+    peer_lost_s: float
+    """D: a gateway gives up on a peer that it cannot reach."""
+    stop_grace_s: float
+    """D/5, at most 5 s: between SIGTERM and SIGKILL."""
+    collect_s: float
+    """D/5, at most 2 s: after a failure, for the other sites' reports, to find the first one."""
+    process_group_s: float
+    """10 D, at least 120 s: NCCL's or Gloo's own timeout inside a site."""
+    start_s: float
+    """failure.start_within: every site is up, or all are rolled back."""
+
+    @classmethod
+    def derive(cls, failure: Failure) -> Timeouts:
+        """Derive all from `failure`.
+
+        Raises:
+            ConfigError: they would not be in their order.
+        """
+        within_s = failure.detect_within_s
+        timeouts = cls(
+            heartbeat_s=within_s / 5,
+            keepalive_time_s=within_s / 3,
+            keepalive_timeout_s=within_s / 3,
+            lease_s=within_s,
+            peer_lost_s=within_s,
+            stop_grace_s=min(within_s / 5, 5.0),
+            collect_s=min(within_s / 5, 2.0),
+            process_group_s=max(10 * within_s, 120.0),
+            start_s=failure.start_within_s,
+        )
+        timeouts.prove()
+        return timeouts
+
+    def prove(self) -> None:
+        """Check the order on which the design relies.
+
+        Raises:
+            ConfigError: names the two that are out of order.
+        """
+        ordered = [
+            ("3 heartbeats", 3 * self.heartbeat_s),
+            ("keepalive", self.keepalive_time_s + self.keepalive_timeout_s),
+            ("lease", self.lease_s),
+            ("process group", self.process_group_s),
+        ]
+        for (name, value_s), (later, later_s) in zip(ordered, ordered[1:], strict=False):
+            if value_s >= later_s:
+                raise ConfigError(f"timeouts: {name} ({value_s:g} s) >= {later} ({later_s:g} s)")
+        if self.start_s <= self.lease_s:
+            raise ConfigError(
+                f"failure.start_within ({self.start_s:g} s) must be longer than "
+                f"failure.detect_within ({self.lease_s:g} s)"
+            )
