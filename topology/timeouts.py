@@ -7,6 +7,7 @@ everything between sites, so that the layer which knows the cause speaks first.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from topology.errors import ConfigError
@@ -70,7 +71,7 @@ class Timeouts:
             ("lease", self.lease_s),
             ("process group", self.process_group_s),
         ]
-        for (name, value_s), (later, later_s) in zip(ordered, ordered[1:], strict=False):
+        for (name, value_s), (later, later_s) in itertools.pairwise(ordered):
             if value_s >= later_s:
                 raise ConfigError(f"timeouts: {name} ({value_s:g} s) >= {later} ({later_s:g} s)")
         if self.start_s <= self.lease_s:

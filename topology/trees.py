@@ -70,7 +70,7 @@ class ReductionPlan:
         """Return the sites that `site` exchanges bytes with, in ascending order."""
         if self.is_gather:
             return tuple(other for other in range(self.num_sites) if other != site)
-        found = set()
+        found: set[int] = set()
         for tree in self.trees:
             found.update(tree.children(site))
             if site in tree.parent:
