@@ -1,0 +1,287 @@
+"""Real runs on this machine: small topologies and jobs, the command line, and what is left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MARK = "ISTHMUS_TEST_MARK"
+POLL_S = 0.05
+"""Between two looks at other processes, which cannot be waited for otherwise."""
+RUN_S = 150.0
+"""A small run ends long before this, even on a busy machine."""
+
+
+def topology_yaml(
+    sites: Sequence[tuple[int, int]],
+    *,
+    emulate: bool = True,
+    addresses: Sequence[str] | None = None,
+    detect_within: str = "15s",
+    start_within: str = "100s",
+    rtt: str = "10ms",
+    bandwidth: str = "400Mbit/s",
+) -> str:
+    """Return a full mesh of sites, each (nodes, ranks a node), named a, b, c, ..."""
+    names = "abcdefgh"[: len(sites)]
+    lines = [
+        "version: 1",
+        "name: test",
+        "accelerators:",
+        "  core: {peak: {fp32: 50GFLOP/s}, memory: 2GiB, mfu: 0.3}",
+        "sites:",
+    ]
+    for index, (nodes, ranks) in enumerate(sites):
+        wan = f", wan: {{address: {addresses[index]}}}" if addresses else ""
+        lines.append(
+            f"  - {{name: {names[index]}, nodes: {nodes}, accelerators_per_node: {ranks}, "
+            f"accelerator: core{wan}}}"
+        )
+    lines.append("links:")
+    lines += [
+        f"  - {{between: [{one}, {other}], bandwidth: {bandwidth}, rtt: {rtt}}}"
+        for place, one in enumerate(names)
+        for other in names[place + 1 :]
+    ]
+    lines += [
+        "failure: {"
+        f"detect_within: {detect_within}, min_sites: {len(sites)}, start_within: {start_within}}}",
+        "security: {mode: insecure}",
+        f"emulate: {'true' if emulate else 'false'}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def job_yaml(
+    *,
+    steps: int = 4,
+    codec: str = "fp32",
+    tree: str = "auto",
+    global_batch: int = 12,
+    learning_rate: str = "1.0e-3",
+    entrypoint: str | None = None,
+    width: int = 32,
+    chunk: str = "64KiB",
+) -> str:
+    """Return a job small enough for a test: thousands of parameters, a few steps."""
+    return (
+        "\n".join(
+            [
+                "version: 1",
+                "name: test",
+                "topology: topology.yaml",
+                *([f"entrypoint: {entrypoint}"] if entrypoint else []),
+                f"exchange: {{codec: {codec}, chunk: {chunk}, channels_per_link: 2, bucket: 256KiB}}",
+                f"reduction: {{tree: {tree}}}",
+                "verify: {parameters_every: 1}",
+                "trainer:",
+                f"  steps: {steps}",
+                f"  global_batch: {global_batch}",
+                "  micro_batch: 4",
+                f"  evaluate_every: {steps}",
+                "  evaluation_batches: 1",
+                f"  model: {{layers: 2, heads: 2, width: {width}, context: 32}}",
+                "  data: {max_bytes: 1MiB}",
+                f"  optimizer: {{learning_rate: {learning_rate}, min_learning_rate: 1.0e-4, warmup_steps: 10}}",
+            ]
+        )
+        + "\n"
+    )
+
+
+_never = threading.Event()
+
+
+@dataclass
+class Bench:
+    """A folder for one run, the processes started for it, and a mark in their environment."""
+
+    folder: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def home(self) -> Path:
+        """The --home of every command."""
+        return self.folder / "home"
+
+    def write(self, topology: str, job: str) -> Path:
+        """Write both documents; return the job's path."""
+        (self.folder / "topology.yaml").write_text(topology)
+        path = self.folder / "job.yaml"
+        path.write_text(job)
+        return path
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `isthmus ARGUMENTS`."""
+        # The mark goes to every descendant, so that what is left can be found by it.
+        env = {**os.environ, MARK: self.mark, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli.main", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=env,
+        )
+        self.started.append(process)
+        return process
+
+    def isthmus(self, *arguments: str, timeout_s: float = RUN_S) -> Result:
+        """Run `isthmus ARGUMENTS` to its end."""
+        process = self.start(*arguments)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"isthmus {arguments} did not end\n{self.logs()}") from error
+        return Result(process.returncode, out, err, self)
+
+    def launch(self, topology: str, job: str, *arguments: str) -> Result:
+        """Launch a job with --json and wait for its end."""
+        path = self.write(topology, job)
+        return self.isthmus("launch", str(path), "--json", *arguments)
+
+    def run_folder(self) -> Path:
+        """Return the only run's folder."""
+        (folder,) = (self.home / "runs").iterdir()
+        return folder
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return every metric that the run wrote."""
+        lines = (self.run_folder() / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def losses(self) -> list[float]:
+        """Return the global batch's mean loss, by step."""
+        sums: dict[int, list[float]] = {}
+        for metric in self.metrics():
+            if metric["kind"] == "step" and "loss" in metric["values"]:
+                values = metric["values"]
+                entry = sums.setdefault(metric["step"], [0.0, 0.0])
+                entry[0] += values["loss"] * values["site_tokens"]
+                entry[1] += values["site_tokens"]
+        return [total / tokens for _, (total, tokens) in sorted(sums.items())]
+
+    def processes(self) -> dict[int, str]:
+        """Return the living processes that carry this bench's mark: pid to command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                environ, command = _proc(entry, "environ"), _proc(entry, "cmdline")
+                if f"{MARK}={self.mark}".encode() in environ.split(b"\0") and command:
+                    found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+        return found
+
+    def pids(self, *words: str) -> list[int]:
+        """Return the marked processes whose command line holds all `words`, lowest pid first."""
+        # A leash becomes its command, so the words never match it for longer than an instant.
+        return sorted(
+            pid
+            for pid, command in self.processes().items()
+            if all(word in command for word in words) and "sites.leash" not in command
+        )
+
+    def children(self, pid: int, *words: str) -> list[int]:
+        """Return the descendants of `pid` whose command line holds all `words`."""
+        below = {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        return [found for found in self.pids(*words) if found in below]
+
+    def logs(self) -> str:
+        """Return the end of every log of the run, for a failed test's message."""
+        parts = []
+        for path in sorted(self.folder.rglob("*.log")):
+            text = path.read_text(errors="replace")
+            parts.append(f"--- {path.relative_to(self.folder)}\n{text[-2000:]}")
+        return "\n".join(parts)
+
+    def wait_for(self, what: str, ready: Callable[[], bool], timeout_s: float = RUN_S) -> None:
+        """Poll until `ready`; fail with the logs at the deadline."""
+        deadline_s = time.monotonic() + timeout_s
+        while not ready():
+            assert time.monotonic() < deadline_s, f"{what} not within {timeout_s} s\n{self.logs()}"
+            _never.wait(POLL_S)
+
+    def wait_for_nothing_left(self, timeout_s: float) -> None:
+        """Wait until no marked process lives."""
+        self.wait_for("end of all processes", lambda: not self.processes(), timeout_s)
+
+    def close(self) -> None:
+        """Kill whatever is left; the test has its verdict by now."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+        deadline_s = time.monotonic() + 20
+        while (left := self.processes()) and time.monotonic() < deadline_s:
+            for pid in left:
+                _kill(pid)
+            _never.wait(POLL_S)
+        for process in self.started:
+            process.communicate()
+
+
+@dataclass
+class Result:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+    bench: Bench
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The one JSON object on stdout."""
+        try:
+            value: dict[str, Any] = json.loads(self.out)
+        except ValueError as error:
+            raise AssertionError(f"not an envelope: {self.out!r}\n{self.err}") from error
+        return value
+
+    def check(self, code: int = 0) -> Result:
+        """Assert the exit status, with everything that helps when it is another."""
+        assert self.code == code, (
+            f"exit {self.code}, want {code}\n{self.out}\n{self.err}\n{self.bench.logs()}"
+        )
+        return self
+
+
+@contextmanager
+def bench(folder: Path) -> Iterator[Bench]:
+    """Give a bench, and leave no process behind whatever happens."""
+    made = Bench(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process that must exist."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _proc(entry: Path, name: str) -> bytes:
+    try:
+        return (entry / name).read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,67 @@
+"""A user's own script in place of the trainer, and what is said when it breaks."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+SCRIPT = Path(__file__).parent / "scripts" / "user_ddp.py"
+SITES = [(1, 2), (1, 1)]
+
+
+def launch(run: Bench, *arguments: str) -> Result:
+    listed = ", ".join(f'"{argument}"' for argument in arguments)
+    job = job_yaml(entrypoint=str(SCRIPT)) + f"arguments: [{listed}]\n"
+    return run.launch(topology_yaml(SITES, rtt="2ms"), job)
+
+
+def test_it_runs_and_its_logs_are_shipped(run: Bench) -> None:
+    result = launch(run, "5").check()
+    assert result.envelope["data"]["verified_steps"] >= 5
+    assert len(run.losses()) == 5
+    logs = run.isthmus("logs", "--site", "a").check()
+    assert {"done a 0", "done a 1"} <= {line.split("| ")[-1] for line in logs.out.splitlines()}
+    run.wait_for_nothing_left(20)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "exit_code", "said"),
+    [
+        ("exit17", "RANK_EXITED", 17, "about to exit with 17"),
+        ("raise", "RANK_EXITED", 1, "a mistake in the user's script"),
+        ("kill", "RANK_KILLED", -9, ""),
+    ],
+)
+def test_the_first_failure_is_named(
+    run: Bench, fault: str, code: str, exit_code: int, said: str
+) -> None:
+    result = launch(run, "50", fault, "a", "1", "2").check(1)
+    error = result.envelope["error"]
+    assert error["code"] == code
+    where = error["where"]
+    assert (where["site"], where["rank"], where["exit_code"]) == ("a", 1, exit_code)
+    assert said in Path(where["log_path"]).read_text() or not said
+    logs = run.isthmus("logs", "--site", "a", "--rank", "1").check()
+    assert said in logs.out
+    run.wait_for_nothing_left(20)
+
+
+def test_a_site_that_cannot_start_rolls_all_back(run: Bench) -> None:
+    result = launch(run, "5", "import", "b", "0", "0").check(1)
+    error = result.envelope["error"]
+    assert error["code"] == "RANK_EXITED"
+    assert error["where"]["site"] == "b"
+    assert "a_module_that_does_not_exist" in error["message"]
+    run.wait_for_nothing_left(20)
+
+
+def test_one_flipped_bit_stops_the_run_and_names_the_tensor(run: Bench) -> None:
+    result = launch(run, "400", "perturb", "b", "0", "3").check(1)
+    error = result.envelope["error"]
+    assert error["code"] == "PARAMETERS_DIFFER"
+    assert "2.weight" in error["message"]
+    assert "b" in error["message"]
+    run.wait_for_nothing_left(20)
