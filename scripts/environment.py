@@ -18,7 +18,7 @@ _INPUTS = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
 
 def ensure() -> None:
     """Make .venv hold what pyproject.toml and constraints.txt say; a second call costs nothing."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - whoever starts this may have an older one
         raise SystemExit(f"isthmus needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     wanted = _digest()
     if PYTHON.exists() and _STAMP.exists() and _STAMP.read_text() == wanted:
