@@ -143,6 +143,12 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "RANK_LOST",
+        "A training process closed its connection to the gateway without leaving.",
+        "See that rank's own end; its log says more.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "GATEWAY_EXITED",
         "A gateway process ended.",
         "Read the log named.",
@@ -171,6 +177,12 @@ _ENTRIES = (
         "LAYOUT_MISMATCH",
         "The sites' models or gradient buckets differ.",
         "Give every site the same script, arguments and version of torch.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
+        "NO_TOKENS",
+        "No site had a token behind a gradient.",
+        "Check the data loader: each step needs data at one site at least.",
         ExitCode.JOB_FAILED,
     ),
     Entry(

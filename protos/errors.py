@@ -50,6 +50,24 @@ class PeerLostError(IsthmusError):
         self.site = site
 
 
+class RankLostError(PeerLostError):
+    """A rank went away without leaving. `site` names where."""
+
+    code = "RANK_LOST"
+
+
+class LayoutMismatchError(IsthmusError):
+    """Two sites or ranks do not reduce the same sequence of buckets."""
+
+    code = "LAYOUT_MISMATCH"
+
+
+class NoTokensError(IsthmusError):
+    """Not one site has a token behind a bucket: there is nothing to divide by."""
+
+    code = "NO_TOKENS"
+
+
 class DeadlineExceededError(IsthmusError):
     """Nothing happened for as long as the deadline allows."""
 

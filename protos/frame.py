@@ -112,15 +112,16 @@ def unpack(data: bytes) -> Frame:
     fields = _HEADER.unpack_from(data)
     magic, version, kind, codec, flags, generation, bucket, round_, chunk = fields[:9]
     layout, site, tree, payload_bytes, numel, weight, crc, reserved = fields[9:]
-    if magic != _MAGIC or version != _VERSION:
-        raise RemoteProtocolError("not a frame of this version")
     payload = memoryview(data)[HEADER_BYTES:]
     header = bytearray(data[:HEADER_BYTES])
     struct.pack_into("<I", header, _CRC_OFFSET, 0)
-    if payload_bytes != len(payload):
-        raise RemoteProtocolError(f"{len(payload)} payload bytes where {payload_bytes} are named")
+    # First of all: what a flipped bit did to a field must not be taken for a peer's mistake.
     if _crc(bytes(header), payload) != crc:
         raise CorruptDataError(f"checksum of round {round_} bucket {bucket} chunk {chunk}")
+    if magic != _MAGIC or version != _VERSION:
+        raise RemoteProtocolError("not a frame of this version")
+    if payload_bytes != len(payload):
+        raise RemoteProtocolError(f"{len(payload)} payload bytes where {payload_bytes} are named")
     if kind not in (Kind.CONTRIBUTION, Kind.RESULT) or flags or reserved:
         raise RemoteProtocolError(f"unknown kind {kind} or flags {flags}")
     key = ChunkKey(round_, bucket, chunk, site, Kind(kind))

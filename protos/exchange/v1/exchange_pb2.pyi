@@ -77,3 +77,45 @@ class HelloResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["build", b"build", "protocol", b"protocol", "session", b"session"]) -> None: ...
 
 global___HelloResponse = HelloResponse
+
+@typing.final
+class LeaveRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    SITE_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    session: builtins.str
+    """that Hello answered"""
+    code: builtins.str
+    """empty: finished; else what failed: a key of protos/catalogue.py"""
+    message: builtins.str
+    """one line"""
+    site: builtins.str
+    """where it failed, if that is known"""
+    rank: builtins.int
+    """inside that site; -1: none"""
+    def __init__(
+        self,
+        *,
+        session: builtins.str = ...,
+        code: builtins.str = ...,
+        message: builtins.str = ...,
+        site: builtins.str = ...,
+        rank: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "message", b"message", "rank", b"rank", "session", b"session", "site", b"site"]) -> None: ...
+
+global___LeaveRequest = LeaveRequest
+
+@typing.final
+class LeaveResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___LeaveResponse = LeaveResponse

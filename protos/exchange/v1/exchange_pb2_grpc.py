@@ -39,6 +39,11 @@ class ExchangeStub(object):
                 request_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
                 response_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/isthmus.exchange.v1.Exchange/Leave',
+                request_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
+                _registered_method=True)
 
 
 class ExchangeServicer(object):
@@ -47,6 +52,15 @@ class ExchangeServicer(object):
     def Hello(self, request, context):
         """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
         ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
+        Says it again later to see that the peer lives: the answer is the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Leave(self, request, context):
+        """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
+        run cannot go on. ABORTED for an unknown session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -59,6 +73,11 @@ def add_ExchangeServicer_to_server(servicer, server):
                     servicer.Hello,
                     request_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.FromString,
                     response_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.FromString,
+                    response_serializer=protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +107,33 @@ class Exchange(object):
             '/isthmus.exchange.v1.Exchange/Hello',
             protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloRequest.SerializeToString,
             protos_dot_exchange_dot_v1_dot_exchange__pb2.HelloResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isthmus.exchange.v1.Exchange/Leave',
+            protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveRequest.SerializeToString,
+            protos_dot_exchange_dot_v1_dot_exchange__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,15 @@ class ExchangeStub:
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
+    Says it again later to see that the peer lives: the answer is the same.
+    """
+
+    Leave: grpc.UnaryUnaryMultiCallable[
+        protos.exchange.v1.exchange_pb2.LeaveRequest,
+        protos.exchange.v1.exchange_pb2.LeaveResponse,
+    ]
+    """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
+    run cannot go on. ABORTED for an unknown session.
     """
 
 class ExchangeAsyncStub:
@@ -43,6 +52,15 @@ class ExchangeAsyncStub:
     ]
     """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
     ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
+    Says it again later to see that the peer lives: the answer is the same.
+    """
+
+    Leave: grpc.aio.UnaryUnaryMultiCallable[
+        protos.exchange.v1.exchange_pb2.LeaveRequest,
+        protos.exchange.v1.exchange_pb2.LeaveResponse,
+    ]
+    """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
+    run cannot go on. ABORTED for an unknown session.
     """
 
 class ExchangeServicer(metaclass=abc.ABCMeta):
@@ -54,6 +72,17 @@ class ExchangeServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[protos.exchange.v1.exchange_pb2.HelloResponse, collections.abc.Awaitable[protos.exchange.v1.exchange_pb2.HelloResponse]]:
         """Opens a session from one gateway to another. Refused with FAILED_PRECONDITION when the protocol
         ranges do not meet or the configurations differ, with ABORTED when run or generation differ.
+        Says it again later to see that the peer lives: the answer is the same.
+        """
+
+    @abc.abstractmethod
+    def Leave(
+        self,
+        request: protos.exchange.v1.exchange_pb2.LeaveRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protos.exchange.v1.exchange_pb2.LeaveResponse, collections.abc.Awaitable[protos.exchange.v1.exchange_pb2.LeaveResponse]]:
+        """The last word of a gateway: it has finished, and needs nothing more; or it has failed, and the
+        run cannot go on. ABORTED for an unknown session.
         """
 
 def add_ExchangeServicer_to_server(servicer: ExchangeServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

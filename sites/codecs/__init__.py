@@ -1,0 +1,1 @@
+"""Codecs: how a chunk of float32 travels."""

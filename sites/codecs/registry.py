@@ -1,0 +1,27 @@
+"""All codecs, by the names that job files use and the numbers that frames carry."""
+
+from __future__ import annotations
+
+from sites.codecs.codec import Codec
+from sites.codecs.plain import Bf16, Fp32
+from sites.codecs.planes import Bf16Split, Split
+from topology.errors import ConfigError
+
+_CODECS: tuple[Codec, ...] = (Fp32(), Bf16(), Split(), Bf16Split())
+"""Append only: a number is never given to another codec."""
+
+BY_NAME = {codec.name: codec for codec in _CODECS}
+EXACT = BY_NAME["fp32"]
+"""For what must not be rounded, whatever the link's codec."""
+
+
+def codec_named(name: str) -> Codec:
+    """Return the codec of that name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    codec = BY_NAME.get(name)
+    if codec is None:
+        raise ConfigError(f"exchange.codec: want one of {', '.join(BY_NAME)}, got {name!r}")
+    return codec

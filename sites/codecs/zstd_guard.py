@@ -1,0 +1,74 @@
+"""zstd between sites that need not trust each other.
+
+A decompressor that is merely given a limit ignores it when the frame names its own content size:
+a 13-byte frame can ask for exabytes. So the frame's header is read first, and must name exactly the
+size that the receiver expects, a small window, and a checksum.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import zstandard
+
+from protos.errors import CorruptDataError
+from sites.codecs.codec import Payload
+
+_WINDOW_BYTES_MAX: Final = 8 << 20
+_HUFFMAN = zstandard.ZstdCompressionParameters.from_level(
+    1,
+    window_log=17,
+    hash_log=6,
+    chain_log=6,
+    min_match=7,
+    search_log=1,
+    target_length=0,
+    write_checksum=True,
+    write_content_size=True,
+)
+"""Level 1 reduced to its Huffman stage: exponents have a skewed distribution but no repetitions,
+and the search for matches would cost most of the time."""
+
+
+class _Contexts(threading.local):
+    """A context may not be shared by threads, and costs too much to make for each chunk."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=_HUFFMAN)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts = _Contexts()
+
+
+def compress(data: Payload) -> bytes:
+    """Return one zstd frame with its content size and a checksum."""
+    return _contexts.compressor.compress(data)
+
+
+def decompress(frame: Payload, expected_bytes: int) -> bytes:
+    """Return the content of one frame.
+
+    Raises:
+        CorruptDataError: it is not exactly one sound frame of `expected_bytes`. Nothing larger was
+            allocated.
+    """
+    try:
+        parameters = zstandard.get_frame_parameters(frame)
+        if parameters.content_size != expected_bytes:
+            raise CorruptDataError(
+                f"a zstd frame of {parameters.content_size} bytes where {expected_bytes} belong"
+            )
+        if parameters.window_size > _WINDOW_BYTES_MAX or parameters.dict_id:
+            raise CorruptDataError("a zstd frame with a window or dictionary that is never sent")
+        if not parameters.has_checksum:
+            raise CorruptDataError("a zstd frame without a checksum")
+        content = _contexts.decompressor.decompress(
+            frame, max_output_size=expected_bytes, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise CorruptDataError(f"zstd: {error}") from error
+    if len(content) != expected_bytes:
+        raise CorruptDataError(f"zstd gave {len(content)} bytes where {expected_bytes} belong")
+    return content

@@ -1,0 +1,72 @@
+"""The grid: where a bucket is cut into chunks, and which rank of each site owns which chunk.
+
+Pure. Cut points are every multiple of the chunk size and every site's shard boundaries, so a chunk
+belongs to exactly one rank at each site, and every site computes the same grid from the same
+three figures.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The chunks of one bucket. Made by `grid`, which keeps the latest ones."""
+
+    numel: int
+    """float32 elements of the bucket."""
+    starts: npt.NDArray[np.int64]
+    """Shape (chunks + 1,): the cut points; the last one is `numel`."""
+    shard_numel: tuple[int, ...]
+    """Elements of a full shard, by site."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the bucket; 0 for an empty one."""
+        return len(self.starts) - 1
+
+    def span(self, chunk: int) -> tuple[int, int]:
+        """Return a chunk's first element and its number of elements."""
+        start = int(self.starts[chunk])
+        return start, int(self.starts[chunk + 1]) - start
+
+    def owner(self, site: int, chunk: int) -> int:
+        """Return the rank, inside `site`, whose shard holds a chunk."""
+        return int(self.starts[chunk]) // self.shard_numel[site]
+
+    def shard(self, site: int, rank: int) -> tuple[int, int]:
+        """Return a rank's first element and its number of elements, without padding."""
+        size = self.shard_numel[site]
+        start = min(rank * size, self.numel)
+        return start, min((rank + 1) * size, self.numel) - start
+
+    def chunks(self, site: int, rank: int) -> range:
+        """Return the chunks of a rank's shard: consecutive, none for an empty shard."""
+        start, count = self.shard(site, rank)
+        first, last = np.searchsorted(self.starts, (start, start + count))
+        return range(int(first), int(last))
+
+
+@functools.lru_cache(maxsize=4096)
+def grid(numel: int, chunk_numel: int, ranks_per_site: tuple[int, ...]) -> Grid:
+    """Return the grid of a bucket.
+
+    Args:
+        numel: float32 elements of the bucket.
+        chunk_numel: elements of a chunk, at most.
+        ranks_per_site: in site order.
+    """
+    assert numel >= 0
+    assert chunk_numel >= 1
+    assert min(ranks_per_site) >= 1
+    # One at least: an empty bucket has no chunks to divide by it, and a division stays defined.
+    sizes = tuple(max(1, -(-numel // ranks)) for ranks in ranks_per_site)
+    cuts = [np.arange(0, numel, size, dtype=np.int64) for size in {chunk_numel, *sizes}]
+    starts = np.unique(np.concatenate([*cuts, np.array([numel], dtype=np.int64)]))
+    starts.flags.writeable = False
+    return Grid(numel, starts, sizes)
