@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+_EXCERPT_CHARACTERS = 120
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -25,8 +27,20 @@ class Problem:
         head = f"{place}: error: {self.message}{where}"
         if not self.excerpt:
             return head
-        number = f"{self.line:>7} | "
-        return f"{head}\n{number}{self.excerpt}\n{' ' * 7} | {' ' * (self.column - 1)}^"
+        excerpt, caret = self._window()
+        return f"{head}\n{self.line:>7} | {excerpt}\n{' ' * 7} | {caret}"
+
+    def _window(self) -> tuple[str, str]:
+        """Return what a terminal may show of the line, and the line with the caret below it."""
+        # A control character in a broken file must not reach the terminal.
+        line = "".join(
+            c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in self.excerpt
+        )
+        start = max(0, self.column - 1 - _EXCERPT_CHARACTERS // 2)
+        start = start if len(line) > _EXCERPT_CHARACTERS else 0
+        # A tab in the line is a tab before the caret, however wide the terminal draws it.
+        indent = "".join("\t" if c == "\t" else " " for c in line[start : self.column - 1])
+        return line[start : start + _EXCERPT_CHARACTERS], f"{indent}^"
 
 
 class ConfigError(ValueError):

@@ -1,0 +1,29 @@
+"""How far apart two places are, and how long light takes between them and back."""
+
+import math
+
+from topology.world import Location
+
+EARTH_RADIUS_KM = 6371.0088
+"""Mean radius (IUGG)."""
+FIBRE_S_PER_KM = 4.9e-6
+"""One way: the speed of light over the refractive index of glass, about 1.468."""
+LONG_HAUL_KM = 1500.0
+LONG_INFLATION = 1.6
+SHORT_INFLATION = 2.2
+"""Measured RTT over that of the straight line; short routes detour more, in proportion."""
+
+
+def great_circle_km(one: Location, other: Location) -> float:
+    """Return the length of the shortest path over the Earth's surface (haversine formula)."""
+    lat, other_lat = math.radians(one.lat), math.radians(other.lat)
+    half_lat = (other_lat - lat) / 2
+    half_lon = math.radians(other.lon - one.lon) / 2
+    chord = math.sin(half_lat) ** 2 + math.cos(lat) * math.cos(other_lat) * math.sin(half_lon) ** 2
+    return 2 * EARTH_RADIUS_KM * math.asin(min(1.0, math.sqrt(chord)))
+
+
+def rtt_of_distance(distance_km: float) -> float:
+    """Return the seconds there and back, typical for places that far apart on the map."""
+    inflation = SHORT_INFLATION if distance_km < LONG_HAUL_KM else LONG_INFLATION
+    return 2 * distance_km * FIBRE_S_PER_KM * inflation

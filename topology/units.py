@@ -1,0 +1,237 @@
+"""Quantities with units: `80ms`, `1Gbit/s`, `4MiB`, `0.01%`, `900km`, `2.5USD/h`, `989TFLOP/s`.
+
+A number without a unit is never taken where a unit is needed: milliseconds read as seconds are
+the classic mistake of configuration files. Arithmetic is exact (fractions) until the last step,
+which rounds once to a float or to a whole number of bytes.
+
+Inside isthmus everything is in base units: seconds, bytes, bytes per second, kilometres, US dollars.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from topology.suggest import did_you_mean, shown
+
+
+class UnitError(ValueError):
+    """A text is not the quantity that was asked for; the message says which units are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One kind of quantity: its units, largest last, each as so many base units."""
+
+    noun: str
+    """With its article, as messages say it: `a duration`."""
+    units: Mapping[str, Fraction]
+    example: str
+
+    @property
+    def pattern(self) -> str:
+        """Return the regular expression (ECMAScript's too) of what is accepted."""
+        return rf"^{_NUMBER} ?({'|'.join(re.escape(unit) for unit in self.units)})$"
+
+    def parse(self, value: object) -> Fraction:
+        """Return `value` in base units.
+
+        Raises:
+            UnitError: it is not a text of a number and one of the units.
+        """
+        if not isinstance(value, str):
+            raise UnitError(f"{self._wanted}; got {shown(value)}{self._needs_unit(value)}")
+        found = _SPLIT.fullmatch(value)
+        if found is None:
+            raise UnitError(f"{self._wanted}; got {shown(value)}")
+        number, unit = found["number"], found["unit"]
+        if number.startswith("-"):
+            raise UnitError(f"must not be negative: {shown(value)}")
+        if not unit:
+            raise UnitError(f"{self._wanted}; got {shown(value)} without a unit")
+        if unit not in self.units:
+            hint = did_you_mean(_ALIASES.get(unit, unit), self.units)
+            raise UnitError(f"unknown unit {shown(unit)}{hint}: {self._wanted}")
+        return Fraction(number) * self.units[unit]
+
+    @property
+    def _wanted(self) -> str:
+        return f"want {self.noun} in {', '.join(self.units)}, as {self.example}"
+
+    @staticmethod
+    def _needs_unit(value: object) -> str:
+        return " without a unit" if isinstance(value, int | float) and value is not True else ""
+
+
+_NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
+_SPLIT = re.compile(rf"(?P<number>-?{_NUMBER}) ?(?P<unit>[^0-9\s.,][^\s]{{0,15}})?")
+_ALIASES = {
+    "bps": "bit/s",
+    "kbps": "kbit/s",
+    "Mbps": "Mbit/s",
+    "Gbps": "Gbit/s",
+    "Tbps": "Tbit/s",
+    "Gb/s": "Gbit/s",
+    "Mb/s": "Mbit/s",
+    "sec": "s",
+    "m": "min",
+    "KB": "kB",
+    "K": "KiB",
+    "M": "MiB",
+    "G": "GiB",
+    "TFLOPS": "TFLOP/s",
+    "TFLOPs": "TFLOP/s",
+    "GFLOPS": "GFLOP/s",
+    "$/h": "USD/h",
+    "$/GB": "USD/GB",
+}
+"""What people write for a unit; only ever suggested, never guessed."""
+
+
+def _decimal(prefixes: str, unit: str, base: Fraction = Fraction(1)) -> dict[str, Fraction]:
+    """Return `unit` under the decimal prefixes, a space standing for none."""
+    powers = {" ": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+    return {f"{prefix.strip()}{unit}": base * 1000 ** powers[prefix] for prefix in prefixes}
+
+
+def _binary(unit: str) -> dict[str, Fraction]:
+    return {f"{prefix}i{unit}": Fraction(1024**power) for power, prefix in enumerate("KMGT", 1)}
+
+
+DURATION = Quantity(
+    "a duration",
+    {
+        "ns": Fraction(1, 10**9),
+        "us": Fraction(1, 10**6),
+        "ms": Fraction(1, 10**3),
+        "s": Fraction(1),
+        "min": Fraction(60),
+        "h": Fraction(3600),
+    },
+    "80ms",
+)
+RATE = Quantity(
+    "a rate",
+    {**_decimal(" kMGT", "bit/s", Fraction(1, 8)), **_decimal(" kMGT", "B/s"), **_binary("B/s")},
+    "1Gbit/s",
+)
+SIZE = Quantity("a size", {**_decimal(" kMGT", "B"), **_binary("B")}, "4MiB")
+DISTANCE = Quantity("a distance", {"m": Fraction(1, 1000), "km": Fraction(1)}, "900km")
+COMPUTE = Quantity("a compute rate", _decimal(" kMGTP", "FLOP/s"), "989TFLOP/s")
+PRICE_PER_HOUR = Quantity("a price", {"USD/h": Fraction(1)}, "2.5USD/h")
+PRICE_PER_BYTE = Quantity(
+    "a price",
+    {
+        "USD/GB": Fraction(1, 10**9),
+        "USD/GiB": Fraction(1, 2**30),
+        "USD/TB": Fraction(1, 10**12),
+        "USD/TiB": Fraction(1, 2**40),
+    },
+    "0.02USD/GB",
+)
+_PERCENT = Quantity("a share", {"%": Fraction(1, 100)}, "0.01%")
+
+
+def parse_duration(value: object) -> float:
+    """Return seconds; UnitError when `value` is no duration."""
+    return float(DURATION.parse(value))
+
+
+def parse_rate(value: object) -> float:
+    """Return bytes per second, also of a text in bits per second; UnitError if it is no rate."""
+    return float(RATE.parse(value))
+
+
+def parse_size(value: object) -> int:
+    """Return whole bytes; UnitError when `value` is no size, or ends within a byte."""
+    size = SIZE.parse(value)
+    if size.denominator != 1:
+        raise UnitError(f"{shown(value)} is not a whole number of bytes")
+    return int(size)
+
+
+def parse_fraction(value: object) -> float:
+    """Return a share of 0 to 1, from a number in that range or a text such as `0.01%`.
+
+    Raises:
+        UnitError: it is neither, or not between 0 and 1.
+    """
+    wanted = "want a share of 0 to 1, or 0% to 100%"
+    if isinstance(value, str):
+        try:
+            share = float(_PERCENT.parse(value))
+        except UnitError as error:
+            raise UnitError(f"{wanted}; got {shown(value)}") from error
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        share = float(value)
+    else:
+        raise UnitError(f"{wanted}; got {shown(value)}")
+    if not 0 <= share <= 1:
+        raise UnitError(f"{wanted}; got {shown(value)}")
+    return share
+
+
+def parse_distance(value: object) -> float:
+    """Return kilometres; UnitError when `value` is no distance."""
+    return float(DISTANCE.parse(value))
+
+
+def parse_compute(value: object) -> float:
+    """Return floating-point operations per second; UnitError when `value` is no such rate."""
+    return float(COMPUTE.parse(value))
+
+
+def parse_price_per_hour(value: object) -> float:
+    """Return US dollars an hour; UnitError when `value` is no such price."""
+    return float(PRICE_PER_HOUR.parse(value))
+
+
+def parse_price_per_byte(value: object) -> float:
+    """Return US dollars a byte; UnitError when `value` is no such price."""
+    return float(PRICE_PER_BYTE.parse(value))
+
+
+def format_duration(duration_s: float) -> str:
+    """Return `80ms`, with four significant digits; `parse_duration` reads it back."""
+    for unit, limit_s in (("ns", 1e-6), ("us", 1e-3), ("ms", 1.0), ("s", 120.0), ("min", 7200.0)):
+        if 0 < duration_s < limit_s:
+            return f"{_number(duration_s / float(DURATION.units[unit]))}{unit}"
+    return f"{_number(duration_s / 3600)}h" if duration_s else "0s"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """Return `1Gbit/s`, with four significant digits; `parse_rate` reads it back."""
+    return _scaled(bytes_per_s * 8, 1000, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+
+
+def format_size(num_bytes: float) -> str:
+    """Return `4MiB`, with four significant digits; `parse_size` reads whole ones back."""
+    return _scaled(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def format_fraction(share: float) -> str:
+    """Return `0.01%`, with four significant digits; `parse_fraction` reads it back."""
+    return f"{_number(share * 100)}%"
+
+
+def format_distance(distance_km: float) -> str:
+    """Return `900km`, with four significant digits; `parse_distance` reads it back."""
+    return f"{_number(distance_km)}km"
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
+    """Return `value` in the largest unit of which there is at least one, after rounding."""
+    power = 0
+    while power < len(units) - 1 and float(f"{value / base**power:.4g}") >= base:
+        power += 1
+    return f"{_number(value / base**power)}{units[power]}"
+
+
+def _number(value: float) -> str:
+    """Return four significant digits in plain decimals, without trailing zeros."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
