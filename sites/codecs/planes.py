@@ -97,7 +97,9 @@ def _plane(words: npt.NDArray[np.unsignedinteger], index: int) -> Plane:
     return np.ascontiguousarray(words.view(np.uint8)[index :: words.itemsize])
 
 
-def _join(planes: list[Plane], dtype: np.dtype[np.unsignedinteger]) -> npt.NDArray:
+def _join(
+    planes: list[Plane], dtype: np.dtype[np.unsignedinteger]
+) -> npt.NDArray[np.unsignedinteger]:
     """Return the words whose bytes are `planes`, lowest first."""
     words = np.empty(len(planes[0]), dtype=dtype)
     octets = words.view(np.uint8)
