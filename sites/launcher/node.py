@@ -1,0 +1,165 @@
+"""torchrun for one node of a site, in this process.
+
+Usage: python -m sites.launcher.node --nodes N --node I --ranks P --endpoint HOST:PORT --name NAME
+       --folder DIR --start-within S --grace S -- (SCRIPT | -m MODULE) [ARGUMENTS...]
+
+Beside what torchrun does, the first death of a rank stands in DIR/failures.json within milliseconds.
+torchrun itself tells only after it has ended all other ranks, which may take 30 s, and orders what it
+found by whole seconds, so that a victim may look like the cause.
+
+The rendezvous is `static`: `c10d` ignores the node rank and orders nodes by address and pid, but the
+gateways must know which ranks are where. Node 0 hosts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import get_args_parser, run
+
+from sites.launcher.failures import PID_FILE, RankFailure, describe_failure, write_failures
+
+MONITOR_INTERVAL_S = 0.1
+"""torchrun looks at its ranks this often: when all have ended well, nobody waits longer for it."""
+_LOOK_S = 0.02
+"""Between two looks at ranks that have ended but that torchrun has not reaped yet."""
+
+log = logging.getLogger(__name__)
+
+
+class Watch:
+    """Sees ranks end before torchrun reaps them, and leaves failures.json. One thread."""
+
+    def __init__(self, folder: Path, name: str, first_rank: int) -> None:
+        self._path = folder / "failures.json"
+        self._ranks = folder / "ranks"
+        self._name = name
+        self._first_rank = first_rank
+        self._failures: dict[int, RankFailure] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch this process's children."""
+        self._thread.start()
+
+    def finish(self, told: dict[int, tuple[int, int]]) -> None:
+        """Stop, and add what torchrun saw and the watch did not.
+
+        Args:
+            told: pid and exit code of each failed rank, by rank inside the site.
+        """
+        self._stopped.set()
+        self._thread.join(1.0)  # it may hang in waitid when a rank cannot be killed
+        self._add([self._describe(rank - self._first_rank, *ended) for rank, ended in told.items()])
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            try:
+                # Blocks until a child has ended, and leaves it for torchrun to reap.
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                continue
+            self._add(self._look())
+
+    def _look(self) -> list[RankFailure]:
+        """Return the failures among the ranks that have ended and are not reaped."""
+        failures = []
+        for path in self._ranks.glob(f"{self._name}_*/attempt_0/*/{PID_FILE}"):
+            pid, local_rank = int(path.read_text()), int(path.parent.name)
+            try:
+                ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            except ChildProcessError:
+                continue
+            if ended is not None and ended.si_status != 0:
+                exited = ended.si_code == os.CLD_EXITED
+                code = ended.si_status if exited else -ended.si_status
+                failures.append(self._describe(local_rank, pid, code))
+        return failures
+
+    def _describe(self, local_rank: int, pid: int, exit_code: int) -> RankFailure:
+        found = list(self._ranks.glob(f"{self._name}_*/attempt_0/{local_rank}"))
+        return describe_failure(
+            found[0] if found else self._ranks,
+            rank=self._first_rank + local_rank,
+            local_rank=local_rank,
+            pid=pid,
+            exit_code=exit_code,
+            time_s=time.monotonic(),
+        )
+
+    def _add(self, failures: list[RankFailure]) -> None:
+        new = [failure for failure in failures if failure.rank not in self._failures]
+        if not new:
+            return
+        # torchrun sends SIGTERM only after another failure; a lone one is somebody else's.
+        cause = bool(self._failures) or any(each.exit_code != -signal.SIGTERM for each in new)
+        for failure in new:
+            if failure.exit_code == -signal.SIGTERM and cause:
+                failure = dataclasses.replace(failure, collateral=True)
+            self._failures[failure.rank] = failure
+        write_failures(self._path, self._failures.values())
+
+
+def main(arguments: list[str]) -> int:
+    """Run the node's ranks; return 0 when all ended with 0."""
+    options = _parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not torch.cuda.is_available():
+        # On CPUs each rank would otherwise take every core for itself.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(max(1, round(options.grace)))
+    torchrun = get_args_parser().parse_args(
+        [
+            *("--nnodes", str(options.nodes), "--node-rank", str(options.node)),
+            *("--nproc-per-node", str(options.ranks), "--max-restarts", "0"),
+            *("--rdzv-backend", "static", "--rdzv-endpoint", options.endpoint),
+            *("--rdzv-id", options.name, "--rdzv-conf", f"timeout={round(options.start_within)}"),
+            *("--monitor-interval", str(MONITOR_INTERVAL_S)),
+            *("--log-dir", str(options.folder / "ranks"), "--redirects", "3"),
+            *("-m", "sites.launcher.rank", str(os.getpid()), *command),
+        ]
+    )
+    watch = Watch(options.folder, options.name, options.node * options.ranks)
+    watch.start()
+    try:
+        run(torchrun)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        ended = {rank: (each.pid, each.exitcode) for rank, each in error.failures.items()}
+        watch.finish(ended)
+        log.warning("ranks failed: %s", {rank: code for rank, (_, code) in ended.items()})
+        return 1
+    except SignalException as error:
+        log.warning("ended by %s", error.sigval.name)
+        return 128 + error.sigval
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sites.launcher.node", description=__doc__)
+    parser.add_argument("--nodes", type=int, required=True, help="nodes of the site")
+    parser.add_argument("--node", type=int, required=True, help="this node, from 0")
+    parser.add_argument("--ranks", type=int, required=True, help="ranks of each node")
+    parser.add_argument("--endpoint", required=True, help="HOST:PORT on node 0, for the rendezvous")
+    parser.add_argument("--name", required=True, help="of the rendezvous: run and generation")
+    parser.add_argument("--folder", type=Path, required=True, help="for logs and failures.json")
+    parser.add_argument("--start-within", type=float, required=True, help="s, for all nodes")
+    parser.add_argument("--grace", type=float, required=True, help="s from SIGTERM to SIGKILL")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    return parser
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""One training process: what torchrun starts, around the user's script or the trainer that ships.
+
+Usage: python -m sites.launcher.rank PARENT_PID (SCRIPT | -m MODULE) [ARGUMENTS...]
+
+It dies with its launcher, runs the script as `__main__`, and says in error.json what broke, so that
+the one that failed first is named and not one of its victims.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import sites
+from protos.errors import IsthmusError, LocalProtocolError
+from sites.launcher.failures import COLLATERAL_EXIT_CODE, write_error_file, write_pid_file
+from sites.leash import die_with_parent
+
+_LOST_SIBLING = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited"
+)
+"""What Gloo and NCCL say when another rank of the collective has gone."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the script; return its exit status."""
+    die_with_parent(int(arguments[0]))
+    write_pid_file(os.environ.get("TORCHELASTIC_ERROR_FILE"))
+    try:
+        _run(arguments[1:])
+    except SystemExit as error:
+        if error.code:
+            _exit(error)
+    except BaseException as error:  # noqa: BLE001 - the script's root: told once, ends the process
+        _fail(error)
+    return 0
+
+
+def _run(command: list[str]) -> None:
+    """Become `python SCRIPT ARGUMENTS...` or `python -m MODULE ARGUMENTS...`."""
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        return
+    script = Path(command[0]).resolve()
+    # As `python SCRIPT` does it: modules beside the script come first. Ours stay importable where
+    # they are not installed but found through the folder in which this process was started.
+    sys.path[0] = str(script.parent)
+    root = str(Path(sites.__file__).resolve().parent.parent)
+    if root not in sys.path:
+        sys.path.append(root)
+    sys.argv = [str(script), *command[1:]]
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _exit(error: SystemExit) -> None:
+    """End with the status that the script asked for: 1, as Python has it, when that is a text."""
+    if not isinstance(error.code, int):
+        sys.stderr.write(f"{error.code}\n")
+    _end(error.code if isinstance(error.code, int) else 1)
+
+
+def _fail(error: BaseException) -> None:
+    """Leave error.json and the traceback, then end."""
+    known = _exchange_error(error)
+    collateral = known is not None or bool(_LOST_SIBLING.search(str(error)))
+    text = "".join(traceback.format_exception(error))
+    write_error_file(
+        os.environ.get("TORCHELASTIC_ERROR_FILE"),
+        {
+            "message": f"{type(error).__name__}: {error}",
+            "code": known.code if known else "",
+            "collateral": collateral,
+            "time_s": time.monotonic(),
+            "wall_s": time.time(),
+        },
+        text,
+    )
+    sys.stderr.write(text)
+    _end(COLLATERAL_EXIT_CODE if known else 1)
+
+
+def _end(status: int) -> None:
+    """End at once.
+
+    An orderly end may wait for threads that wait for a collective which can no longer complete, and
+    taking Gloo down with one going on aborts the process: the script's own status would be lost.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _exchange_error(error: BaseException) -> IsthmusError | type[IsthmusError] | None:
+    """Return the failed exchange behind `error`, if one is: itself, or what it was raised from.
+
+    An error that passed through a C++ future comes back as a RuntimeError with the type's name
+    in its text.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, IsthmusError):
+            return None if isinstance(seen, LocalProtocolError) else seen
+        seen = seen.__cause__ or seen.__context__
+    if isinstance(error, RuntimeError):
+        for kind in IsthmusError.__subclasses__():
+            if kind is not LocalProtocolError and f"{kind.__name__}: " in str(error):
+                return kind
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
