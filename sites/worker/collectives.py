@@ -1,0 +1,70 @@
+"""Collectives inside a site, on process groups of their own.
+
+Two groups, because reduce-scatters are launched from the autograd thread and all-gathers from
+another: on one group, two ranks could launch them in different orders and wait for each other.
+torch 2.13 renamed the flat collectives and warns about the old names; older ones have only those.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from protos.errors import PeerLostError
+
+_Flat = Callable[..., dist.Work]
+_reduce_scatter: _Flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather: _Flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Collectives:
+    """Asynchronous collectives over the ranks of this site; none at all for a single rank."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """Make the groups: a collective call, by all ranks of the site."""
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._reduce_group: dist.ProcessGroup | None = None
+        self._gather_group: dist.ProcessGroup | None = None
+        if self.world_size > 1:
+            timeout = timedelta(seconds=timeout_s)
+            self._reduce_group = dist.new_group(timeout=timeout)
+            self._gather_group = dist.new_group(timeout=timeout)
+
+    def all_reduce(self, tensor: torch.Tensor) -> dist.Work | None:
+        """Sum `tensor` over the site's ranks in place. Ordered with the reduce-scatters."""
+        if self._reduce_group is None:
+            return None
+        work: dist.Work | None = dist.all_reduce(tensor, group=self._reduce_group, async_op=True)
+        return work
+
+    def reduce_scatter(self, shard: torch.Tensor, padded: torch.Tensor) -> dist.Work | None:
+        """Sum float32[P s] over the site's P ranks; rank r gets elements [r s, (r+1) s).
+
+        Bytes sent per rank: 4 s (P-1) or more, by backend. With P = 1 the two are one tensor.
+        """
+        if self._reduce_group is None:
+            return None
+        return _reduce_scatter(shard, padded, group=self._reduce_group, async_op=True)
+
+    def all_gather(self, padded: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:
+        """Collect all ranks' shards into float32[P s]."""
+        if self._gather_group is None:
+            return None
+        return _all_gather(padded, shard, group=self._gather_group, async_op=True)
+
+
+def wait(pending: dist.Work | torch.cuda.Event | None) -> None:
+    """Wait for a collective or an event: on CUDA the current stream does, otherwise this thread.
+
+    Raises:
+        PeerLostError: it failed, or the group's timeout passed.
+    """
+    if pending is None:
+        return
+    try:
+        pending.wait()
+    except RuntimeError as error:
+        cause = str(error).strip().splitlines() or [type(error).__name__]
+        raise PeerLostError(f"a collective inside the site failed: {cause[0]}") from error

@@ -1,0 +1,345 @@
+"""Averages buckets over all ranks of all sites, several at once, in the order of their submission.
+
+    autograd thread     scale, start the reduce-scatter                       submit()
+    posting thread      wait for it in order, hand the shard to the gateway   _post()
+    (the link's thread  hears of results, in any order)                       _on_reduced()
+    finishing thread    take results in order, all-gather, complete futures   _finish()
+
+Each thread does its part for every bucket in the same order on every rank, so that ranks never
+disagree on the order of collectives. The first error of any thread is kept, completes all futures
+that are still open, and is raised by every later call.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from protos.errors import (
+    DeadlineExceededError,
+    IsthmusError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+from sites.worker.link import Link, Reduce, Reduced
+from sites.worker.region import FLOAT_BYTES, create_region
+from sites.worker.step_times import Crossing, RoundTimes
+from sites.worker.transfer import Pending, Slot, Transfer, padded_shape
+
+MAX_BUCKETS = 4096
+"""Of one round. DDP's default of 25 MiB a bucket reaches 100 GB."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """One bucket on its way."""
+
+    index: int
+    slot: Slot
+    values: torch.Tensor
+    layout: int
+    exact: bool
+    pending: Pending
+    future: torch.futures.Future[torch.Tensor]
+    start_s: float = 0.0
+    reduced_s: float = 0.0
+    reduced: Reduced | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Round:
+    """One synchronisation of all sites: a sequence of buckets with one weight."""
+
+    number: int
+    total: torch.Tensor
+    pending: Pending
+    site_weight: float = 0.0
+    """Tokens of this site."""
+    weight: float = 0.0
+    """Tokens of all sites."""
+    buckets: list[Bucket] = field(default_factory=list)
+    num_finished: int = 0
+    last_submit_s: float = 0.0
+    end_s: float = 0.0
+    raw_bytes: int = 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """What the gateway sent for this rank's shards."""
+        return sum(each.reduced.wire_bytes for each in self.buckets if each.reduced)
+
+    @property
+    def times(self) -> RoundTimes:
+        """When what happened."""
+        crossings = tuple(
+            Crossing(each.start_s, each.reduced_s, each.reduced.wait_s)
+            for each in self.buckets
+            if each.reduced
+        )
+        return RoundTimes(self.last_submit_s, self.end_s, crossings)
+
+
+class Exchange:
+    """The pipeline of one rank."""
+
+    def __init__(
+        self,
+        link: Link,
+        transfer: Transfer,
+        *,
+        rank: int,
+        world_size: int,
+        deadline_s: float,
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._link = link
+        self._transfer = transfer
+        self._rank = rank
+        self._world_size = world_size
+        self._deadline_s = deadline_s
+        self._now_s = now_s
+        self._slots: dict[int, Slot] = {}
+        self._round: Round | None = None
+        self._num_rounds = 0
+        self._error: IsthmusError | None = None
+        self._changed = threading.Condition()
+        self._to_post: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
+        self._to_finish: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
+        self._threads = [
+            threading.Thread(target=self._run, args=(each,), name=name, daemon=True)
+            for each, name in [(self._post, "isthmus-post"), (self._finish, "isthmus-finish")]
+        ]
+
+    def start(self) -> None:
+        """Start the threads and listen to the link."""
+        for thread in self._threads:
+            thread.start()
+        self._link.start(self._on_reduced, self.fail)
+
+    def close(self) -> None:
+        """End the threads; what is under way is abandoned. Idempotent."""
+        self.fail(LocalProtocolError("this rank has left"))
+        for thread, items in zip(self._threads, (self._to_post, self._to_finish), strict=True):
+            try:
+                items.put_nowait(None)
+            except queue.Full:
+                continue  # A thread that is stuck in a collective ends with the process.
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout=1.0)
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def begin(self, tokens: float) -> None:
+        """Open the next round. The previous one is complete, and every rank opens this one.
+
+        Args:
+            tokens: this rank's weight in the round's averages; not negative.
+        """
+        self.check()
+        if self._round is not None and self._round.num_finished < len(self._round.buckets):
+            raise LocalProtocolError("a backward pass began before the previous one was complete")
+        total, pending = self._transfer.launch_sum(tokens)
+        with self._changed:
+            self._round = Round(self._num_rounds, total, pending)
+            self._num_rounds += 1
+        self._tokens = tokens
+
+    def submit(
+        self, values: torch.Tensor, layout: int, *, exact: bool = False
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Average `values` over all ranks of all sites, weighted by their tokens, in place.
+
+        Args:
+            values: floating point, shape (N,), contiguous, on the transfer's device. Overwritten.
+            layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
+            exact: let nothing but fp32 cross the WAN.
+
+        Returns:
+            Completed with `values`. Open futures end with the error that `wait` raises.
+
+        Steps inside the site: P - 1 each for reduce-scatter and all-gather, P ranks.
+        """
+        self.check()
+        current = self._round
+        assert current is not None, "begin comes first"
+        if len(current.buckets) == MAX_BUCKETS:
+            raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: raise bucket_cap_mb")
+        index = len(current.buckets)
+        slot = self._slot(index, values.numel())
+        with torch.no_grad():
+            _scale(values, self._tokens, slot.padded)
+        pending = self._transfer.launch(slot)
+        future = self._transfer.make_future()
+        bucket = Bucket(index, slot, values, layout, exact, pending, future)
+        with self._changed:
+            current.buckets.append(bucket)
+            current.last_submit_s = self._now_s()
+        self._to_post.put_nowait((current, bucket))
+        return future
+
+    def wait(self) -> Round:
+        """Wait until every bucket of the round is in place; return the round.
+
+        Raises:
+            IsthmusError: the first error of any thread or of the gateway.
+            DeadlineExceededError: results did not come in time.
+        """
+        current = self._round
+        assert current is not None, "begin comes first"
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error or current.num_finished == len(current.buckets),
+                self._deadline_s,
+            )
+            complete = current.num_finished == len(current.buckets)
+        self.check()
+        if not complete:
+            self.fail(DeadlineExceededError(_late(current, self._deadline_s)))
+            self.check()
+        return current
+
+    def fail(self, error: IsthmusError) -> None:
+        """Keep the first error and complete every open future with it."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+            opened = [] if self._round is None else [b for b in self._round.buckets if not b.done]
+            for bucket in opened:
+                bucket.done = True
+            self._changed.notify_all()
+        for bucket in opened:
+            bucket.future.set_exception(error)  # type: ignore[arg-type] # annotated wrongly by torch
+
+    def _is_back(self, bucket: Bucket) -> bool:
+        return self._error is not None or bucket.reduced is not None
+
+    def _complete(self, bucket: Bucket) -> None:
+        """Complete a future with its result, unless a failure was faster."""
+        with self._changed:
+            if bucket.done:
+                return
+            bucket.done = True
+        bucket.future.set_result(bucket.values)
+
+    def _slot(self, index: int, numel: int) -> Slot:
+        """Return the buffers of a bucket; DDP changes its buckets once, after the first pass."""
+        slot = self._slots.get(index)
+        if slot is not None and slot.numel == numel:
+            return slot
+        if slot is not None:
+            self._transfer.drop_slot(slot)
+        _, shard_numel = padded_shape(numel, self._world_size)
+        array, descriptor = create_region(shard_numel)
+        try:
+            self._link.add_region(index, shard_numel, descriptor)
+        finally:
+            os.close(descriptor)
+        slot = self._transfer.make_slot(numel, torch.from_numpy(array))
+        self._slots[index] = slot
+        return slot
+
+    def _run(self, part: Callable[[], None]) -> None:
+        try:
+            part()
+        except IsthmusError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
+            failure = LocalProtocolError(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.fail(failure)
+
+    def _post(self) -> None:
+        """Hand shards to the gateway, in order, as their reduce-scatters complete."""
+        while (item := self._to_post.get()) is not None and self._error is None:
+            current, bucket = item
+            if bucket.index == 0:
+                current.site_weight = self._transfer.read_sum(current.total, current.pending)
+            self._transfer.collect(bucket.slot, bucket.pending)
+            shard_numel = bucket.slot.region.numel()
+            first = min(self._rank * shard_numel, bucket.slot.numel)
+            own_numel = min(shard_numel, bucket.slot.numel - first)
+            current.raw_bytes += own_numel * FLOAT_BYTES
+            bucket.start_s = self._now_s()
+            # Before the gateway can answer, the finishing thread may know of the bucket.
+            self._to_finish.put_nowait(item)
+            self._link.reduce(
+                Reduce(
+                    round=current.number,
+                    bucket=bucket.index,
+                    region=bucket.index,
+                    numel=bucket.slot.numel,
+                    layout=bucket.layout,
+                    weight=current.site_weight,
+                    exact=bucket.exact,
+                )
+            )
+
+    def _on_reduced(self, reduced: Reduced) -> None:
+        """Note a result. Called by the link's thread."""
+        with self._changed:
+            current = self._round
+            known = (
+                current is not None
+                and reduced.round == current.number
+                and 0 <= reduced.bucket < len(current.buckets)
+            )
+            if current is not None and known and not current.buckets[reduced.bucket].reduced:
+                current.buckets[reduced.bucket].reduced = reduced
+                current.buckets[reduced.bucket].reduced_s = self._now_s()
+                self._changed.notify_all()
+                return
+        self.fail(
+            RemoteProtocolError(
+                f"the gateway sent round {reduced.round} bucket {reduced.bucket}, not asked for"
+            )
+        )
+
+    def _finish(self) -> None:
+        """Put results in place, in order."""
+        while (item := self._to_finish.get()) is not None:
+            current, bucket = item
+            with self._changed:
+                self._changed.wait_for(partial(self._is_back, bucket), self._deadline_s)
+            if self._error is not None:
+                return
+            if bucket.reduced is None:
+                raise DeadlineExceededError(_late(current, self._deadline_s))
+            if bucket.reduced.weight <= 0.0:
+                raise LocalProtocolError("count_tokens: no rank of any site has tokens")
+            self._transfer.deliver(bucket.slot, bucket.values, partial(self._complete, bucket))
+            with self._changed:
+                current.weight = bucket.reduced.weight
+                current.num_finished += 1
+                current.end_s = self._now_s()
+                self._changed.notify_all()
+
+
+def _late(current: Round, deadline_s: float) -> str:
+    return (
+        f"round {current.number}: {current.num_finished} of {len(current.buckets)} buckets were "
+        f"back after {deadline_s:g} s; is another site still computing?"
+    )
+
+
+def _scale(values: torch.Tensor, tokens: float, padded: torch.Tensor) -> None:
+    """Write tokens * values as float32, and zeros behind; `values` is not modified."""
+    scaled = padded[: values.numel()]
+    padded[values.numel() :].zero_()
+    if tokens == 0.0:
+        scaled.zero_()  # Not a product: a loss over no tokens is often NaN.
+    elif values.dtype == torch.float32:
+        torch.mul(values, tokens, out=scaled)
+    else:
+        scaled.copy_(values)
+        scaled.mul_(tokens)

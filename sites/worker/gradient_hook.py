@@ -1,0 +1,46 @@
+"""Where DistributedDataParallel hands gradients over: its communication hook."""
+
+import torch
+from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
+from torch.nn.parallel import DistributedDataParallel
+
+from sites.worker.exchange import Exchange, Round
+from sites.worker.layout import layout_of
+from sites.worker.tokens import TokenCount
+
+
+class GradientHook:
+    """Sends each bucket through the exchange while backward goes on."""
+
+    def __init__(
+        self, exchange: Exchange, tokens: TokenCount, model: DistributedDataParallel
+    ) -> None:
+        self._exchange = exchange
+        self._tokens = tokens
+        self._names = {each: name for name, each in model.module.named_parameters()}
+        self._layouts: dict[tuple[int, ...], int] = {}
+        self._rounds: list[Round] = []
+
+    def reduce(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start a bucket's average over all sites; what DDP calls for each, in order."""
+        if bucket.index() == 0:
+            # Runs at the end of backward, before DDP looks at the futures: DDP would turn an
+            # exception in a future into an unreadable one.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._exchange.begin(self._tokens.take())
+        return self._exchange.submit(bucket.buffer(), self._layout(bucket))
+
+    def take_rounds(self) -> list[Round]:
+        """Return the rounds since the last call: one for each backward pass that synchronised."""
+        rounds, self._rounds = self._rounds, []
+        return rounds
+
+    def _end_backward(self) -> None:
+        self._rounds.append(self._exchange.wait())
+
+    def _layout(self, bucket: GradBucket) -> int:
+        parameters = bucket.parameters()
+        key = tuple(id(each) for each in parameters)
+        if key not in self._layouts:
+            self._layouts[key] = layout_of((self._names[each], each) for each in parameters)
+        return self._layouts[key]

@@ -1,0 +1,55 @@
+"""Gradients in host memory: the reduce-scatter's output is the shared memory itself."""
+
+from collections.abc import Callable
+
+import torch
+
+from sites.worker.collectives import Collectives, wait
+from sites.worker.transfer import Pending, Slot, padded_shape
+
+
+class HostTransfer:
+    """A `Transfer` for CPU tensors."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def make_slot(self, numel: int, region: torch.Tensor) -> Slot:
+        """With one rank the bucket is its own shard, and is scaled straight into the region."""
+        padded_numel, _ = padded_shape(numel, self._collectives.world_size)
+        alone = self._collectives.world_size == 1
+        padded = region if alone else torch.zeros(padded_numel)
+        return Slot(numel, padded, shard=region, region=region)
+
+    def drop_slot(self, slot: Slot) -> None:
+        """Nothing is held beside the tensors."""
+
+    def make_future(self) -> torch.futures.Future[torch.Tensor]:
+        """A future without a device."""
+        return torch.futures.Future()
+
+    def launch(self, slot: Slot) -> Pending:
+        """Reduce-scatter into shared memory."""
+        return self._collectives.reduce_scatter(slot.shard, slot.padded)
+
+    def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
+        """All-reduce one float64."""
+        total = torch.full((1,), number, dtype=torch.float64)
+        return total, self._collectives.all_reduce(total)
+
+    def collect(self, slot: Slot, pending: Pending) -> None:
+        """Wait; the shard is in place then."""
+        wait(pending)
+
+    def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
+        """Wait; the sum is in place then."""
+        wait(pending)
+        return float(total.item())
+
+    def deliver(self, slot: Slot, values: torch.Tensor, complete: Callable[[], None]) -> None:
+        """All-gather, cut the padding off, convert to the bucket's dtype."""
+        wait(self._collectives.all_gather(slot.padded, slot.shard))
+        values.copy_(slot.padded[: slot.numel])
+        complete()

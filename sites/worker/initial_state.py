@@ -1,0 +1,132 @@
+"""Makes the initial parameters and buffers of all sites those of the first site, bit for bit.
+
+The exchange adds float32 numbers, so bytes travel as numbers: each pair of bytes is a whole number
+below 65536, exact in float32, and so is its sum with the zeros of every other rank. Hence any
+dtype, -0.0 and NaN payloads survive. First only a hash is compared: equal models send nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from sites.worker.digest import as_bytes, digest_of
+from sites.worker.exchange import Exchange
+from sites.worker.layout import layout_of
+
+BLOCK_NUMEL = 2 << 20
+"""float32 numbers a bucket: 8 MiB of shared memory, 4 MiB of the model."""
+BLOCKS_IN_FLIGHT = 8
+_HASH_NUMEL = 4
+
+
+class InitialState:
+    """Compares, and where needed copies, the state of one rank's model."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        *,
+        site_index: int,
+        num_sites: int,
+        rank: int,
+        device: torch.device,
+    ) -> None:
+        self._exchange = exchange
+        self._site_index = site_index
+        self._num_sites = num_sites
+        self._rank = rank
+        self._device = device
+
+    def equalise(self, model: nn.Module) -> bool:
+        """Give every site the first site's state. A collective of all ranks of all sites.
+
+        Within a site, ranks have equal states already: DDP sees to that.
+
+        Returns:
+            Whether the sites differed.
+
+        Raises:
+            IsthmusError: the models differ in names, shapes or dtypes, or the exchange failed.
+        """
+        named = [*model.named_parameters(), *model.named_buffers()]
+        layout = layout_of(named)
+        combined = digest_of(named).combined.to_bytes(8, "little")
+        if self._all_sites_have(combined, layout):
+            return False
+        self._copy_from_first([tensor for _, tensor in named], layout)
+        return True
+
+    def _all_sites_have(self, combined: bytes, layout: int) -> bool:
+        """Compare 8 bytes: each site writes its own into a place of its own."""
+        own = _numbers(torch.frombuffer(bytearray(combined), dtype=torch.uint8))
+        places = torch.zeros(self._num_sites * _HASH_NUMEL)
+        start = self._site_index * _HASH_NUMEL
+        places[start : start + _HASH_NUMEL] = own
+        places = places.to(self._device)
+        self._sum([places], layout)
+        return bool((places.cpu().view(self._num_sites, _HASH_NUMEL) == own).all())
+
+    def _copy_from_first(self, tensors: Sequence[torch.Tensor], layout: int) -> None:
+        """Send all bytes, block after block, some of them at a time."""
+        contiguous = [tensor.detach().contiguous() for tensor in tensors]
+        blocks = list(_blocks([as_bytes(each).to(self._device) for each in contiguous]))
+        for start in range(0, len(blocks), BLOCKS_IN_FLIGHT):
+            group = blocks[start : start + BLOCKS_IN_FLIGHT]
+            numbers = [_numbers(torch.cat(block)) for block in group]
+            if self._site_index != 0:
+                numbers = [torch.zeros_like(each) for each in numbers]
+            self._sum(numbers, layout)
+            for block, received in zip(group, numbers, strict=True):
+                _write_back(received, block)
+        for tensor, copy in zip(tensors, contiguous, strict=True):
+            if tensor.data_ptr() != copy.data_ptr():
+                tensor.detach().copy_(copy)
+
+    def _sum(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
+        """Add whole numbers below 65536 over sites, in place: a round in which each weighs 1."""
+        self._exchange.begin(1.0 if self._rank == 0 else 0.0)
+        for each in buckets:
+            self._exchange.submit(each, layout, exact=True)
+        self._exchange.wait()
+        for each in buckets:
+            # The exchange divides by the number of sites; the error of that is far below 1/2.
+            each.mul_(self._num_sites).round_()
+
+
+def _blocks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Cut the bytes of all tensors, one after another, into blocks: lists of views."""
+    block: list[torch.Tensor] = []
+    room = 2 * BLOCK_NUMEL
+    for each in tensors:
+        start = 0
+        while start < each.numel():
+            part = each[start : start + room]
+            block.append(part)
+            start += part.numel()
+            room -= part.numel()
+            if room == 0:
+                yield block
+                block, room = [], 2 * BLOCK_NUMEL
+    if block:
+        yield block
+
+
+def _numbers(data: torch.Tensor) -> torch.Tensor:
+    """Return uint8[n] as float32[ceil(n / 2)]: each pair of bytes, little-endian."""
+    if data.numel() % 2:
+        data = torch.cat([data, data.new_zeros(1)])
+    pairs = data.view(-1, 2).to(torch.float32)
+    return pairs[:, 0] + 256.0 * pairs[:, 1]
+
+
+def _write_back(numbers: torch.Tensor, block: Sequence[torch.Tensor]) -> None:
+    """Write what `_numbers` made of a block into the block's views."""
+    whole = numbers.to(torch.int32)
+    data = torch.stack([whole % 256, whole // 256], dim=1).to(torch.uint8).view(-1)
+    start = 0
+    for part in block:
+        part.copy_(data[start : start + part.numel()])
+        start += part.numel()

@@ -1,0 +1,87 @@
+"""Where the time of a step went. Pure.
+
+After the last bucket has been handed over, backward has nothing left to compute: until the last
+bucket's result is back, communication is exposed. In this window, the time in which at least one
+bucket was with the gateway was spent crossing the WAN, or, as far as the gateway says that
+peers were late, waiting for them; what remains are collectives inside the site.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """One bucket's stay with the gateway."""
+
+    start_s: float
+    end_s: float
+    wait_s: float
+    """How long peers' contributions were later than ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """What one round of the exchange noted, on one clock."""
+
+    last_submit_s: float
+    """When backward handed its last bucket over."""
+    end_s: float
+    """When the last bucket's result was in place."""
+    crossings: tuple[Crossing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The parts of a step, in seconds; they add up to `step_s` exactly."""
+
+    compute_s: float
+    intra_s: float
+    exposed_inter_s: float
+    wait_s: float
+    inter_s: float
+    """Buckets were with the gateway, hidden or not; not a part."""
+
+    @property
+    def step_s(self) -> float:
+        """The whole step."""
+        return self.compute_s + self.intra_s + self.exposed_inter_s + self.wait_s
+
+
+def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> StepTimes:
+    """Divide the step [start_s, end_s] that contained `rounds`."""
+    exposed_s = wait_s = crossing_s = inter_s = 0.0
+    for each in rounds:
+        window = (each.last_submit_s, max(each.last_submit_s, each.end_s))
+        away = [(crossing.start_s, crossing.end_s) for crossing in each.crossings]
+        # Peers' lateness comes first: only once they are there do bytes that we wait for flow.
+        late = [
+            (crossing.start_s, min(crossing.end_s, crossing.start_s + max(0.0, crossing.wait_s)))
+            for crossing in each.crossings
+        ]
+        exposed_s += window[1] - window[0]
+        crossing_s += _covered_s(away, window)
+        wait_s += _covered_s(late, window)
+        if away:
+            inter_s += max(end for _, end in away) - min(start for start, _ in away)
+    return StepTimes(
+        compute_s=max(0.0, end_s - start_s - exposed_s),
+        intra_s=max(0.0, exposed_s - crossing_s),
+        exposed_inter_s=max(0.0, crossing_s - wait_s),
+        wait_s=wait_s,
+        inter_s=inter_s,
+    )
+
+
+def _covered_s(intervals: Iterable[Interval], window: Interval) -> float:
+    """Return how much of `window` lies in at least one interval."""
+    covered_s = 0.0
+    reached_s = window[0]
+    for start_s, end_s in sorted(intervals):
+        start_s, end_s = max(start_s, reached_s), min(end_s, window[1])
+        if end_s > start_s:
+            covered_s += end_s - start_s
+            reached_s = end_s
+    return covered_s

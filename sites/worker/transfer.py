@@ -1,0 +1,62 @@
+"""How a bucket gets into shared memory and back: one way for the host, one for CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+Pending = dist.Work | torch.cuda.Event | None
+"""What to wait for; waiting holds up the current CUDA stream, or on the host the thread."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """The buffers of one bucket, kept from round to round."""
+
+    numel: int
+    padded: torch.Tensor
+    """float32[P s] on the rank's device: the scaled bucket, later all sites' mean."""
+    shard: torch.Tensor
+    """float32[s] on the device: what this rank reduces over sites."""
+    region: torch.Tensor
+    """float32[s] of shared memory. On the host `shard` is the same memory: no copy."""
+
+
+class Transfer(Protocol):
+    """Moves one bucket; nothing here blocks the stream or the thread that computes."""
+
+    device: torch.device
+
+    def make_slot(self, numel: int, region: torch.Tensor) -> Slot:
+        """Make the buffers for a bucket of `numel` elements around its shared memory."""
+
+    def drop_slot(self, slot: Slot) -> None:
+        """Undo what `make_slot` did, before the shared memory goes."""
+
+    def make_future(self) -> torch.futures.Future[torch.Tensor]:
+        """Make the future of a result on this device."""
+
+    def launch(self, slot: Slot) -> Pending:
+        """Start the reduce-scatter of `slot.padded`. From the autograd thread."""
+
+    def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
+        """Start the sum of a scalar over the site's ranks. From the autograd thread."""
+
+    def collect(self, slot: Slot, pending: Pending) -> None:
+        """Wait until the region holds the shard. From the posting thread."""
+
+    def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
+        """Wait for a scalar's sum and return it. From the posting thread."""
+
+    def deliver(self, slot: Slot, values: torch.Tensor, complete: Callable[[], None]) -> None:
+        """All-gather the region's result into `values`, then complete. From the last thread."""
+
+
+def padded_shape(numel: int, world_size: int) -> tuple[int, int]:
+    """Return (P s, s) for a bucket of `numel` elements over P ranks."""
+    shard = -(-numel // world_size)
+    return shard * world_size, shard
