@@ -41,6 +41,8 @@ def read_document(text: str, source: str) -> Document:
         if root is None:
             raise ConfigError([Problem(source, 1, 1, "the document is empty", "")])
         _Conversion(document, composer.tagged).convert_root(root)
+        if document.value is None:
+            raise ConfigError([Problem(source, 1, 1, "the document is empty", "")])
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -68,7 +70,7 @@ class _Composer(yaml.SafeLoader):
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         self._num_nodes += 1
         self._depth += 1
-        _check_limits(self._num_nodes, self._depth, event.start_mark)
+        _check_limits(self._num_nodes, self._depth, event)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if getattr(event, "tag", None) is not None:
@@ -90,7 +92,7 @@ class _Conversion:
     def _convert(self, node: yaml.Node, path: Path, depth: int) -> object:
         """Return the node's value; recursive, at most MAX_DEPTH deep even where an alias is its own."""
         self._num_nodes += 1
-        _check_limits(self._num_nodes, depth, node.start_mark)
+        _check_limits(self._num_nodes, depth, node)
         self._document.places[path] = self._place(node)
         if id(node) in self._tagged:
             self._refuse(path, "tags (!...) are not supported: write the plain value")
@@ -171,13 +173,15 @@ def _reads_as_text(text: str) -> bool:
         return False
 
 
-def _check_limits(num_nodes: int, depth: int, mark: yaml.Mark) -> None:
+def _check_limits(num_nodes: int, depth: int, where: yaml.Node | yaml.Event) -> None:
     message = None
     if depth > MAX_DEPTH:
         message = f"nested deeper than {MAX_DEPTH} levels"
     elif num_nodes > MAX_NODES:
         message = f"more than {MAX_NODES} values, aliases counted in full"
     if message is not None:
+        mark = where.start_mark
+        assert isinstance(mark, yaml.Mark), "the scanner in Python makes no other"
         raise yaml.MarkedYAMLError(problem=message, problem_mark=mark)
 
 

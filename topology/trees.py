@@ -6,8 +6,9 @@ Pure. The executor in the gateway knows only `Reduction`; a planner may fill it 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topology.errors import ConfigError
+from topology.errors import ConfigError, Problem
 from topology.job import Job
+from topology.suggest import did_you_mean
 from topology.world import Topology
 
 
@@ -85,22 +86,25 @@ _PERIOD = 256
 def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
     """Choose the trees for a job: as it says, or automatically.
 
-    Automatic: gather for two sites, else the star whose slowest link is fastest (all its links in
+    Automatic: the star at `hub` if the job names one; else gather for two sites, else the star whose slowest link is fastest (all its links in
     both directions), ties by the smaller sum of RTTs, then by site order. Where no site reaches
     every other directly, the widest-bottleneck spanning tree.
 
     Raises:
-        ConfigError: the tree asked for needs a link that the topology does not have.
+        ConfigError: the tree asked for needs a link, or a site, that the topology does not have.
     """
     sites = topology.sites
-    wanted = job.reduction.tree
+    wanted, hub_name = job.reduction.tree, job.reduction.hub
+    names = [site.name for site in sites]
+    if hub_name is not None and hub_name not in names:
+        raise _refused("hub", f"unknown site {hub_name!r}{did_you_mean(hub_name, names)}")
     if len(sites) == 1:
         return ReductionPlan(1, (), "one site: nothing crosses")
-    if wanted == "gather" or (wanted == "auto" and len(sites) == 2):
+    if wanted == "gather" or (wanted == "auto" and hub_name is None and len(sites) == 2):
         _require_all_pairs(topology)
         return ReductionPlan(len(sites), (), "gather: every site sends to every other")
-    if job.reduction.hub is not None:
-        hub = topology.site(job.reduction.hub).index
+    if hub_name is not None:
+        hub = names.index(hub_name)
         _require_star(topology, hub)
         return ReductionPlan(len(sites), (star(len(sites), hub),), f"star at {sites[hub].name}")
     hubs = [index for index in range(len(sites)) if not _missing_spokes(topology, index)]
@@ -111,11 +115,15 @@ def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
         why = f"star at {sites[hub].name}: its slowest link is the fastest of all stars'"
         return ReductionPlan(len(sites), (star(len(sites), hub),), why)
     if wanted == "star":
-        raise ConfigError("reduction.tree: no site has links to all others; a star has no centre")
+        raise _refused("tree", "no site has links to all others: a star has no centre")
     tree = _widest_tree(topology)
     return ReductionPlan(
         len(sites), (tree,), f"tree at {sites[tree.root].name}: no star reaches all"
     )
+
+
+def _refused(key: str, message: str) -> ConfigError:
+    return ConfigError([Problem("job", 0, 0, message, f"reduction.{key}")])
 
 
 def star(num_sites: int, hub: int) -> Tree:
@@ -136,18 +144,18 @@ def _missing_spokes(topology: Topology, hub: int) -> list[str]:
 def _require_star(topology: Topology, hub: int) -> None:
     missing = _missing_spokes(topology, hub)
     if missing:
-        raise ConfigError(
-            f"reduction.hub: {topology.sites[hub].name} has no link to {', '.join(missing)}"
-        )
+        name = topology.sites[hub].name
+        raise _refused("hub", f"{name!r} has no links both ways with {', '.join(missing)}")
 
 
 def _require_all_pairs(topology: Topology) -> None:
     for site in topology.sites:
         missing = _missing_spokes(topology, site.index)
         if missing:
-            raise ConfigError(
-                f"reduction.tree: gather needs a link between all sites; "
-                f"{site.name} has none to {', '.join(missing)}"
+            raise _refused(
+                "tree",
+                "gather needs links both ways between all sites; "
+                f"{site.name!r} lacks them with {', '.join(missing)}",
             )
 
 

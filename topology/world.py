@@ -54,11 +54,24 @@ class Site:
     location: Location | None = None
     fabric: Fabric | None = None
     launcher: str = "local"
+    nic_bytes_per_s: float | None = None
+    """Of each node, towards the WAN; None: no narrower than its links."""
 
     @property
     def num_ranks(self) -> int:
         """Ranks inside the site: one an accelerator."""
         return self.nodes * self.accelerators_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Period:
+    """A time of day in which another share of a link may be used; it may go over midnight."""
+
+    start_minute: int
+    """Of the day in UTC, 0 to 1440."""
+    end_minute: int
+    share: float
+    """Instead of the link's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +90,13 @@ class Link:
     egress_usd_per_byte: float = 0.0
     max_flows: int | None = None
     window_bytes: int | None = None
+    distance_km: float | None = None
+    """As written, or between the sites' locations."""
+    share: float = 1.0
+    """Of the link that a run may use; already applied to `bytes_per_s`."""
+    schedule: tuple[Period, ...] = ()
+    measured_at: str | None = None
+    """When a probe measured it, in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +129,10 @@ class Topology:
     coordinator: Endpoint
     emulate: bool = False
     """Launch puts an emulated WAN between the sites' gateways."""
+    coordinator_site: str | None = None
+    """The site that hosts the coordinator, where one is named."""
+    security: str = "insecure"
+    """`insecure`: no TLS, and therefore only loopback addresses."""
     _by_pair: Mapping[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,39 @@
+"""What a job asks of its topology: rules over both documents, told at the job's lines."""
+
+from collections.abc import Sequence
+
+from topology.errors import ConfigError
+from topology.job import Job
+from topology.overrides import read_with_overrides
+from topology.trees import plan_reduction
+from topology.world import Topology
+
+
+def check_pair(
+    job: Job, topology: Topology, text: str, source: str, overrides: Sequence[str] = ()
+) -> None:
+    """Check that a job can run on a topology.
+
+    Args:
+        job: As `load_job` made it from the next arguments.
+        topology: That it will run on.
+        text: The job's YAML, for the places of problems.
+        source: What messages call it.
+        overrides: As given to `load_job`.
+
+    Raises:
+        ConfigError: with every problem, each at the job's line.
+    """
+    document = read_with_overrides(text, source, overrides)
+    try:
+        plan_reduction(job, topology)
+    except ConfigError as error:
+        for problem in error.problems:
+            document.add(tuple(problem.path.split(".")), problem.message)
+    batch, ranks = job.trainer.global_batch, topology.num_ranks
+    if job.entrypoint is None and batch < ranks:
+        document.add(
+            ("trainer", "global_batch"),
+            f"want at least {ranks}, a sequence for each rank of {topology.name!r}; got {batch}",
+        )
+    document.raise_problems()

@@ -1,0 +1,44 @@
+"""One hash for what a run is configured to be: sites compare it before they exchange anything."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+
+from topology.job import Job
+from topology.world import Topology
+
+
+def topology_hash(topology: Topology) -> str:
+    """Return the sha256 of the resolved topology, in hex: comments and spelling do not count."""
+    return _sha256({"topology": _canonical(topology)})
+
+
+def config_hash(job: Job, topology: Topology) -> str:
+    """Return the sha256 of job and topology together, in hex.
+
+    The path by which the job names its topology does not count, for the topology itself does.
+    """
+    described = dataclasses.replace(job, topology="")
+    return _sha256({"job": _canonical(described), "topology": _canonical(topology)})
+
+
+def _sha256(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _canonical(value: object) -> object:
+    """Return JSON values only. Floats are written by repr, the same on every machine."""
+    if dataclasses.is_dataclass(value):
+        # A field that does not take part in equality is derived from the others.
+        return {
+            field.name: _canonical(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.compare
+        }
+    if isinstance(value, tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    return value

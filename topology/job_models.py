@@ -1,0 +1,177 @@
+"""The job file as a user writes it. Defaults are those of topology.job."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from topology.fields import (
+    SIZE_SCHEMA,
+    Count,
+    KeyedError,
+    Name,
+    Number,
+    Share,
+    Size,
+    Strict,
+    Text,
+    choice,
+    default,
+    float32_size,
+    version_one,
+)
+from topology.job import CODECS, TREES, Job
+from topology.units import format_fraction, format_size
+
+_JOB = Job(name="job", topology="topology.yaml")
+_EXCHANGE, _REDUCTION, _TRAINER = _JOB.exchange, _JOB.reduction, _JOB.trainer
+_MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
+
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Momentum = Annotated[Number, Field(ge=0, lt=1)]
+Chunk = Annotated[int, float32_size(64 << 10, 4 << 20), SIZE_SCHEMA]
+"""A chunk is one frame of protos/frame.py, whose payload ends below 8 MiB: 4 MiB leaves room for
+any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
+Bucket = Annotated[int, float32_size(64 << 10, 1 << 30), SIZE_SCHEMA]
+
+
+class ExchangeModel(Strict):
+    """How gradients cross the WAN."""
+
+    codec: Annotated[str, *choice(CODECS)] = _EXCHANGE.codec
+    chunk: Chunk = default(
+        format_size(_EXCHANGE.chunk_bytes),
+        "Of float32, before the codec: 64KiB to 4MiB. Unit of checksums, scheduling and reduction.",
+    )
+    channels_per_link: Annotated[
+        int, Field(ge=1, le=32, description="TCP connections between each two gateways.")
+    ] = _EXCHANGE.channels_per_link
+    bucket: Bucket = default(
+        format_size(_EXCHANGE.bucket_bytes), "Of float32 a DDP bucket, in the shipped trainer."
+    )
+    window: Annotated[
+        Size | None,
+        Field(description="Unacknowledged bytes a peer; else from bandwidth times RTT."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _window_holds_a_chunk(self) -> Self:
+        if self.window is not None and self.window < self.chunk:
+            raise KeyedError("window", f"want at least the chunk, {format_size(self.chunk)}")
+        return self
+
+
+class ReductionModel(Strict):
+    """Which sites sum, and where."""
+
+    tree: Annotated[str, *choice(TREES)] = _REDUCTION.tree
+    hub: Annotated[Name | None, Field(description="The star's centre.")] = _REDUCTION.hub
+
+    @model_validator(mode="after")
+    def _hub_needs_a_star(self) -> Self:
+        if self.hub is not None and self.tree == "gather":
+            raise KeyedError("hub", "has no use with tree: gather")
+        return self
+
+
+class VerifyModel(Strict):
+    """What is compared between sites."""
+
+    parameters_every: Annotated[
+        int, Field(ge=0, le=1_000_000, description="Steps between comparisons; 0: never.")
+    ] = _JOB.verify_every
+
+
+class ModelModel(Strict):
+    """Shape of the byte-level GPT that ships."""
+
+    layers: Annotated[int, Field(ge=1, le=256)] = _MODEL.layers
+    heads: Annotated[int, Field(ge=1, le=256)] = _MODEL.heads
+    width: Annotated[int, Field(ge=1, le=65536, description="A multiple of heads.")] = _MODEL.width
+    context: Annotated[int, Field(ge=1, le=1 << 20, description="Bytes a sequence.")] = (
+        _MODEL.context
+    )
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.width % self.heads:
+            raise KeyedError("width", f"want a multiple of heads, {self.heads}; got {self.width}")
+        return self
+
+
+class DataModel(Strict):
+    """Which text is learnt."""
+
+    files: list[Text] = Field(
+        default_factory=list,
+        description="Globs, relative to this file; none: Python's own standard library.",
+    )
+    held_out: Share = default(
+        format_fraction(_DATA.held_out), "Share of the files that is only evaluated."
+    )
+    max_bytes: Size = default(format_size(_DATA.max_bytes), "Of text, at most.")
+
+    @model_validator(mode="after")
+    def _something_is_learnt(self) -> Self:
+        if self.held_out == 1:
+            raise KeyedError("held_out", "must be less than 100%: nothing would be learnt")
+        return self
+
+
+class OptimizerModel(Strict):
+    """AdamW with linear warm-up and cosine decay."""
+
+    learning_rate: Positive = _OPTIMIZER.learning_rate
+    min_learning_rate: NotNegative = _OPTIMIZER.min_learning_rate
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = _OPTIMIZER.warmup_steps
+    weight_decay: NotNegative = _OPTIMIZER.weight_decay
+    beta1: Momentum = _OPTIMIZER.beta1
+    beta2: Momentum = _OPTIMIZER.beta2
+    clip_norm: Positive = _OPTIMIZER.clip_norm
+
+    @model_validator(mode="after")
+    def _rate_decays(self) -> Self:
+        if self.min_learning_rate > self.learning_rate:
+            raise KeyedError(
+                "learning_rate",
+                f"want at least min_learning_rate, {self.min_learning_rate:g}; "
+                f"got {self.learning_rate:g}",
+            )
+        return self
+
+
+class TrainerModel(Strict):
+    """What the shipped trainer does; a script of your own may read it too."""
+
+    steps: Count = _TRAINER.steps
+    global_batch: Annotated[Count, Field(description="Sequences a step, over all sites.")] = (
+        _TRAINER.global_batch
+    )
+    micro_batch: Annotated[
+        Count, Field(description="Sequences that a rank takes through the model at once, at most.")
+    ] = _TRAINER.micro_batch
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = _TRAINER.seed
+    evaluate_every: Annotated[Count, Field(description="Steps; one is always made at the end.")] = (
+        _TRAINER.evaluate_every
+    )
+    evaluation_batches: Count = _TRAINER.evaluation_batches
+    model: ModelModel = Field(default_factory=ModelModel)
+    data: DataModel = Field(default_factory=DataModel)
+    optimizer: OptimizerModel = Field(default_factory=OptimizerModel)
+
+
+class JobModel(Strict):
+    """A job file: one training run."""
+
+    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    name: Name
+    topology: Annotated[Text, Field(description="The topology file, relative to this one.")]
+    entrypoint: Annotated[
+        Text | None,
+        Field(description="Your own script, relative to this file; else the trainer that ships."),
+    ] = None
+    arguments: list[Text] = Field(default_factory=list, description="For the entrypoint.")
+    exchange: ExchangeModel = Field(default_factory=ExchangeModel)
+    reduction: ReductionModel = Field(default_factory=ReductionModel)
+    verify: VerifyModel = Field(default_factory=VerifyModel)
+    trainer: TrainerModel = Field(default_factory=TrainerModel)

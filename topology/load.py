@@ -1,0 +1,111 @@
+"""YAML text to Topology and Job: every mistake at once, each at its line and column.
+
+    text -> Document, with places -> overrides -> model (types, units), references -> dataclasses
+
+Pure: whoever calls reads the file.
+"""
+
+from collections.abc import Sequence
+
+from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
+from topology.job_models import ExchangeModel, JobModel, TrainerModel
+from topology.models import TopologyModel
+from topology.overrides import read_with_overrides
+from topology.references import check_references
+from topology.resolve import resolve
+from topology.validation import validate
+from topology.world import Topology
+
+
+def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topology:
+    """Return the topology that a YAML text describes.
+
+    Args:
+        text: Of the whole file.
+        source: What messages call it: the file's name.
+        overrides: `path=value` each, as `links.0.rtt=120ms`; applied in order before the checks.
+
+    Raises:
+        ConfigError: with every problem.
+    """
+    document = read_with_overrides(text, source, overrides)
+    model = validate(document, TopologyModel)
+    check_references(document)
+    document.raise_problems()
+    assert model is not None, "a model that is not valid has problems"
+    topology = resolve(document, model)
+    document.raise_problems()
+    return topology
+
+
+def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
+    """Return the job that a YAML text describes; arguments and errors as of `load_topology`."""
+    document = read_with_overrides(text, source, overrides)
+    model = validate(document, JobModel)
+    document.raise_problems()
+    assert model is not None, "a model that is not valid has problems"
+    return Job(
+        name=model.name,
+        topology=model.topology,
+        entrypoint=model.entrypoint,
+        arguments=tuple(model.arguments),
+        exchange=_exchange(model.exchange),
+        reduction=Reduction(tree=model.reduction.tree, hub=model.reduction.hub),
+        verify_every=model.verify.parameters_every,
+        trainer=_trainer(model.trainer),
+    )
+
+
+def document_kind(text: str, source: str) -> str:
+    """Return `topology` or `job`: which of the two a YAML text is, or comes closer to.
+
+    Raises:
+        ConfigError: it is not YAML, or not a mapping, or nothing in it is of either.
+    """
+    document = read_with_overrides(text, source, ())
+    keys = set(document.mapping())
+    topology_keys, job_keys = (len(keys & own) for own in (_TOPOLOGY_KEYS, _JOB_KEYS))
+    if topology_keys == job_keys:
+        document.add((), "neither a topology (which has sites) nor a job (which has a topology)")
+        document.raise_problems()
+    return "topology" if topology_keys > job_keys else "job"
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides meant for the topology, and those meant for the job, each in order.
+
+    Their first key tells. What is a key of both (`name`) or of neither goes to the job, which
+    tells of it.
+    """
+    is_topology = [override.split("=")[0].split(".")[0] in _TOPOLOGY_KEYS for override in overrides]
+    pairs = list(zip(overrides, is_topology, strict=True))
+    return [each for each, own in pairs if own], [each for each, own in pairs if not own]
+
+
+_TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - JobModel.model_fields.keys()
+_JOB_KEYS = JobModel.model_fields.keys() - TopologyModel.model_fields.keys()
+
+
+def _exchange(written: ExchangeModel) -> Exchange:
+    return Exchange(
+        codec=written.codec,
+        chunk_bytes=written.chunk,
+        channels_per_link=written.channels_per_link,
+        bucket_bytes=written.bucket,
+        window_bytes=written.window,
+    )
+
+
+def _trainer(written: TrainerModel) -> Trainer:
+    data = written.data
+    return Trainer(
+        steps=written.steps,
+        global_batch=written.global_batch,
+        micro_batch=written.micro_batch,
+        seed=written.seed,
+        evaluate_every=written.evaluate_every,
+        evaluation_batches=written.evaluation_batches,
+        model=Model(**written.model.model_dump()),
+        data=Data(files=tuple(data.files), held_out=data.held_out, max_bytes=data.max_bytes),
+        optimizer=Optimizer(**written.optimizer.model_dump()),
+    )
