@@ -6,10 +6,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from protos.frame import MAX_PAYLOAD_BYTES
+from topology.errors import ConfigError
 from topology.job import Job
 from topology.timeouts import Timeouts
 from topology.trees import ReductionPlan, Tree, plan_reduction
 from topology.world import Topology
+
+CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
+"""What no codec makes longer than a frame may be; 1 to 4 MiB is best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,20 @@ class GatewayConfig:
     """Silence after which a peer counts as lost."""
     keepalive_time_s: float
     keepalive_timeout_s: float
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.chunk_bytes <= CHUNK_BYTES_MAX:
+            raise ConfigError(
+                f"exchange.chunk_bytes: want 4 to {CHUNK_BYTES_MAX}, got {self.chunk_bytes}"
+            )
+        if self.channels_per_link < 1:
+            raise ConfigError(
+                f"exchange.channels_per_link: want 1 or more, got {self.channels_per_link}"
+            )
+        if self.site not in self.sites:
+            raise ConfigError(f"site: {self.site!r} is not one of {', '.join(self.sites)}")
+        if not 0 <= self.node < self.nodes_per_site[self.site_index]:
+            raise ConfigError(f"node: site {self.site} has no node {self.node}")
 
     @property
     def site_index(self) -> int:

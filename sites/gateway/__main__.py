@@ -1,0 +1,12 @@
+"""`python -m sites.gateway`."""
+
+import os
+import sys
+
+# Read when grpc is imported. A server with fork support on can crash the process.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+from sites.gateway.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

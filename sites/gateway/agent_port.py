@@ -1,0 +1,138 @@
+"""The gateway's end of the pipe to its agent: JSON lines in on stdin, out on stdout."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
+
+from protos.errors import LocalProtocolError
+from sites.gateway.config import GatewayConfig
+from sites.gateway.link import Peer
+from topology.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_LINES_MAX: Final = 4096
+"""Lines that may wait for a slow agent; metrics beyond are dropped, everything else waits."""
+_WRITE_DEADLINE_S: Final = 10.0
+_LINE_BYTES_MAX: Final = 4 << 20
+_DROPPABLE = frozenset({"metric"})
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """The agent knows where the peers listen."""
+
+    peers: tuple[Peer, ...]
+
+
+class AgentWriter:
+    """Writes lines from any thread without ever blocking on the pipe itself."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_LINES_MAX)
+        self._thread = threading.Thread(target=self._run, name="agent-writer", daemon=True)
+        self._num_dropped = 0
+        self._broken = False
+
+    def start(self) -> None:
+        """Start writing."""
+        self._thread.start()
+
+    def write(self, message: Mapping[str, Any]) -> None:
+        """Queue one line; once the agent has gone, lines are lost."""
+        if self._broken:
+            return
+        line = json.dumps(message).encode() + b"\n"
+        try:
+            if message["op"] in _DROPPABLE:
+                self._lines.put_nowait(line)
+            else:
+                self._lines.put(line, timeout=_WRITE_DEADLINE_S)
+        except queue.Full:
+            self._num_dropped += 1
+            _log.warning("the agent reads too slowly: %d lines dropped", self._num_dropped)
+
+    def close(self) -> None:
+        """Write what is queued, and stop."""
+        if self._broken:
+            return
+        try:
+            self._lines.put(None, timeout=_WRITE_DEADLINE_S)
+        except queue.Full:
+            return
+        self._thread.join(_WRITE_DEADLINE_S)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._stream.write(line)
+                self._stream.flush()
+            except OSError as error:
+                _log.warning("the agent does not read any more: %s", error)
+                self._broken = True
+                return
+
+
+def read_configuration(stream: BinaryIO) -> GatewayConfig | None:
+    """Return what the first line says; None when there is none.
+
+    Raises:
+        LocalProtocolError: it is not a configuration, and why.
+    """
+    fields = next(_messages(stream), None)
+    if fields is None:
+        return None
+    if fields.pop("op") != "configure":
+        raise LocalProtocolError("stdin: the first line must be a configure")
+    try:
+        return GatewayConfig.from_json(fields)
+    except KeyError as error:
+        raise LocalProtocolError(f"stdin: configure: {error} is missing") from error
+    except (TypeError, ValueError, ConfigError) as error:
+        raise LocalProtocolError(f"stdin: configure: {error}") from error
+
+
+def read_commands(stream: BinaryIO) -> Iterator[Connect]:
+    """Yield the later lines until the agent closes stdin.
+
+    Raises:
+        LocalProtocolError: a line is not a command, and why.
+    """
+    for fields in _messages(stream):
+        if fields["op"] != "connect":
+            raise LocalProtocolError(f"stdin: unknown op {fields['op']!r}")
+        peers = fields.get("peers")
+        if not isinstance(peers, list):
+            raise LocalProtocolError("stdin: connect.peers: want a list")
+        yield Connect(tuple(_peer(index, peer) for index, peer in enumerate(peers)))
+
+
+def _peer(index: int, fields: object) -> Peer:
+    where = f"stdin: connect.peers[{index}]"
+    if not isinstance(fields, dict):
+        raise LocalProtocolError(f"{where}: want an object")
+    wanted = {"site": str, "node": int, "host": str, "port": int}
+    for name, kind in wanted.items():
+        if type(fields.get(name)) is not kind:
+            raise LocalProtocolError(
+                f"{where}.{name}: want {kind.__name__}, got {fields.get(name)!r}"
+            )
+    return Peer(fields["site"], fields["node"], fields["host"], fields["port"])
+
+
+def _messages(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+    while line := stream.readline(_LINE_BYTES_MAX):
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise LocalProtocolError(f"stdin: not a JSON line: {error}") from error
+        if not isinstance(fields, dict) or not isinstance(fields.get("op"), str):
+            raise LocalProtocolError("stdin: want a JSON object with an op")
+        yield fields

@@ -1,0 +1,450 @@
+"""Brings contributions of local ranks and frames of peers together, chunk by chunk.
+
+Each chunk's machine gets its events one after another, on whichever pool thread is free; different
+chunks run side by side, so encoding, sending, summing and decoding overlap. Own contributions are
+admitted in (round, bucket, chunk) order as the links take them, so that encoded bytes do not
+pile up; frames that come before the local ranks' own are kept, within bounds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from protos.errors import (
+    IsthmusError,
+    LayoutMismatchError,
+    LocalProtocolError,
+    PeerLostError,
+    RemoteProtocolError,
+    StaleGenerationError,
+)
+from protos.frame import HEADER_BYTES, Frame, Kind
+from sites.codecs.codec import Floats
+from sites.codecs.registry import EXACT, codec_named
+from sites.gateway.config import GatewayConfig
+from sites.gateway.failure import Failure
+from sites.gateway.grid import grid
+from sites.gateway.lateness import Arrival, lateness_s
+from sites.gateway.link import Link
+from sites.gateway.pool import Pool, Priority
+from sites.gateway.reduction import (
+    Bucket,
+    BucketReduction,
+    ChunkReduction,
+    Event,
+    Finish,
+    Own,
+    Received,
+    Send,
+    roles,
+)
+from sites.gateway.server import Sender
+
+EARLY_BYTES_MAX: Final = 512 << 20
+"""Frames of all peers that may lie here before this site's own ranks are ready for them. What is
+beyond is not acknowledged until they are, so the senders' windows hold it back."""
+_CHECK_S = 1.0
+_WINDOWS_AHEAD = 2
+"""Windows of a link for which chunks are encoded ahead."""
+
+BucketKey = tuple[int, int]
+"""Round and bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """One rank's part of a bucket, handed over."""
+
+    round: int
+    bucket: int
+    numel: int
+    """float32 elements of the whole bucket."""
+    layout: int
+    weight: float
+    exact: bool
+    values: Floats
+    """float32, shape (shard,): the rank's shard without padding; lent until it is reduced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """One rank's part of a bucket, reduced over all sites."""
+
+    round: int
+    bucket: int
+    weight: float
+    """Tokens of all sites; 0 where the rank's shard is empty, for then nothing came."""
+    inter_s: float
+    wait_s: float
+    wire_bytes: int
+
+
+@dataclass(slots=True)
+class _Shard:
+    """What is under way for one rank."""
+
+    rank: int
+    ready_s: float
+    remaining: int
+    """Chunks that are not finished."""
+    weight: float = 0.0
+    wire_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One chunk's machine and its inbox."""
+
+    index: int
+    machine: ChunkReduction
+    raw_bytes: int
+    inbox: deque[Event] = field(default_factory=deque)
+    is_scheduled: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """One bucket under way. `reduction` is None until a local rank has posted it."""
+
+    key: BucketKey
+    reduction: BucketReduction | None = None
+    first: Post | None = None
+    early: list[tuple[Sender, Frame]] = field(default_factory=list)
+    shards: dict[int, _Shard] = field(default_factory=dict)
+    chunks: dict[int, _Chunk] = field(default_factory=dict)
+    arrivals: dict[Sender, Arrival] = field(default_factory=dict)
+    num_reduced: int = 0
+
+
+class Exchange:
+    """The executor of one gateway. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        pool: Pool,
+        *,
+        on_reduced: Callable[[int, Reduced], None],
+        on_failure: Callable[[Failure], None],
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            config: this gateway's.
+            pool: does the encoding, summing and decoding; owned by the caller.
+            on_reduced: called from a pool thread with a rank and its result.
+            on_failure: called once per failure; must not block.
+        """
+        self._config = config
+        self._site = config.site_index
+        self._roles = roles(config.plan, self._site)
+        self._codec = codec_named(config.codec)
+        self._pool = pool
+        self._on_reduced = on_reduced
+        self._on_failure = on_failure
+        self._links: Mapping[Sender, Link] = {}
+        self._condition = threading.Condition()
+        self._runs: dict[BucketKey, _Run] = {}
+        self._round = -1
+        """The latest round that a local rank has posted."""
+        self._posted: dict[int, set[int]] = {}
+        """Buckets posted, of the latest rounds."""
+        self._done: set[BucketKey] = set()
+        """Finished buckets of the latest rounds."""
+        self._early_bytes = 0
+        self._waiting: list[tuple[Priority, _Run, _Chunk, Own]] = []
+        """A heap: own chunks that are not admitted yet. Priorities are unique."""
+        self._admitted_bytes = 0
+        self._last_arrival_s: dict[Sender, float] = {}
+        self._closed = False
+
+    def connect(self, links: Mapping[Sender, Link]) -> None:
+        """Take the links to all peers, opened. Before this nothing may be posted."""
+        self._links = links
+
+    def close(self) -> None:
+        """Let everybody who waits go."""
+        with self._condition:
+            self._closed = True
+            self._waiting.clear()
+            self._condition.notify_all()
+
+    @property
+    def round(self) -> int:
+        """The latest round that a local rank has posted; -1 before the first."""
+        return self._round
+
+    # ---------------------------------------------------------------- local ranks
+
+    def post(self, rank: int, post: Post) -> None:
+        """Start a rank's part of a bucket.
+
+        Raises:
+            LocalProtocolError: the rank broke the order of posts.
+            LayoutMismatchError: another rank or site has another bucket in this place.
+        """
+        key = post.round, post.bucket
+        reply: Reduced | None = None
+        with self._condition:
+            run = self._open(key, rank, post)
+            assert run.reduction is not None
+            chunks = run.reduction.bucket.grid.chunks(self._site, rank)
+            now_s = time.monotonic()
+            shard = run.shards[rank] = _Shard(rank, now_s, len(chunks))
+            base = run.reduction.bucket.grid.shard(self._site, rank)[0]
+            for index in chunks:
+                start, count = run.reduction.bucket.grid.span(index)
+                own = Own(post.values[start - base : start - base + count], post.weight)
+                entry = ((*key, index), run, self._chunk(run, index), own)
+                heapq.heappush(self._waiting, entry)
+            if not chunks:
+                reply = self._reduced(run, shard, now_s)
+            self._condition.notify_all()
+        self.pump()
+        if reply is not None:
+            self._on_reduced(rank, reply)
+
+    def pump(self) -> None:
+        """Admit own chunks to encoding, as far as the links keep up."""
+        with self._condition:
+            while self._waiting and not self._closed and self._has_room():
+                _, run, chunk, own = heapq.heappop(self._waiting)
+                self._admitted_bytes += chunk.raw_bytes
+                self._deliver(run, chunk, own)
+
+    def _has_room(self) -> bool:
+        return all(
+            link.unsent_bytes + self._admitted_bytes < _WINDOWS_AHEAD * link.window_bytes
+            for link in self._links.values()
+        )
+
+    def _open(self, key: BucketKey, rank: int, post: Post) -> _Run:
+        """Return the bucket's run, made by the first rank that posts it."""
+        name = f"rank {rank}: round {post.round} bucket {post.bucket}"
+        if post.round > self._round:
+            self._begin_round(post.round)
+        run = self._runs.get(key)
+        if key in self._done or (run is not None and rank in run.shards):
+            raise LocalProtocolError(f"{name} was posted twice")
+        if run is not None and run.first is not None:
+            _compare_posts(name, run.first, post)
+            return run
+        if post.round < self._round:
+            raise LocalProtocolError(f"{name} came after round {self._round} had begun")
+        if run is None:
+            run = self._runs[key] = _Run(key)
+        config = self._config
+        cut = grid(post.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
+        codec = EXACT if post.exact else self._codec
+        bucket = Bucket(config.generation, *key, post.layout, codec, cut)
+        run.reduction = BucketReduction(bucket, config.plan, self._roles)
+        run.first = post
+        self._posted.setdefault(post.round, set()).add(post.bucket)
+        early, run.early = run.early, []
+        for sender, frame in early:
+            self._early_bytes -= len(frame.payload)
+            try:
+                self._accept(run, sender, frame)
+            except IsthmusError as error:  # the peer's, not of the rank that posts
+                self._on_failure(Failure.of(error, self._config.sites[sender[0]]))
+        return run
+
+    def _begin_round(self, round_: int) -> None:
+        """A local rank has gone on: every bucket of the round before has been posted."""
+        for key, run in self._runs.items():
+            if run.reduction is None and key[0] < round_:
+                site = self._config.sites[run.early[0][0][0]]
+                raise LayoutMismatchError(
+                    f"site {site} has a bucket {key[1]} in round {key[0]}; site "
+                    f"{self._config.site} has not"
+                )
+        self._round = round_
+        self._posted = {r: v for r, v in self._posted.items() if r >= round_ - 1}
+        self._done = {key for key in self._done if key[0] >= round_ - 1}
+
+    # ---------------------------------------------------------------- peers
+
+    def receive(self, sender: Sender, frame: Frame) -> None:
+        """Take a peer's frame over; block while there is no room for it.
+
+        A repeated frame, or one of a bucket that is finished, changes nothing.
+
+        Raises:
+            IsthmusError: the peer may not send this.
+        """
+        now_s = time.monotonic()
+        key = frame.key.round, frame.key.bucket
+        if frame.generation != self._config.generation:
+            raise StaleGenerationError(
+                f"a frame of generation {frame.generation}; this is {self._config.generation}"
+            )
+        with self._condition:
+            while not self._closed:
+                run = self._runs.get(key)
+                if run is not None and run.reduction is not None:
+                    self._note_arrival(run, sender, frame, now_s)
+                    self._accept(run, sender, frame)
+                    return
+                if key in self._done or not self._is_ahead(key):
+                    return
+                if self._early_bytes + len(frame.payload) <= EARLY_BYTES_MAX:
+                    run = self._runs.setdefault(key, _Run(key))
+                    self._note_arrival(run, sender, frame, now_s)
+                    run.early.append((sender, frame))
+                    self._early_bytes += len(frame.payload)
+                    return
+                self._condition.wait(_CHECK_S)
+        raise PeerLostError("this gateway is stopping", self._config.site)
+
+    def _is_ahead(self, key: BucketKey) -> bool:
+        """Whether a bucket that is not known here is still to come.
+
+        Raises:
+            LayoutMismatchError: it never will.
+            RemoteProtocolError: no site can be that far ahead, for a round ends at all together.
+        """
+        round_, bucket = key
+        if round_ > self._round + 1:
+            raise RemoteProtocolError(
+                f"a frame of round {round_}, when this site is in round {self._round}"
+            )
+        if round_ >= self._round:
+            return True
+        if round_ in self._posted and bucket not in self._posted[round_]:
+            raise LayoutMismatchError(
+                f"a bucket {bucket} came in round {round_}; site {self._config.site} has had none"
+            )
+        return False
+
+    def _accept(self, run: _Run, sender: Sender, frame: Frame) -> None:
+        """Check a frame against the bucket's plan and deliver it."""
+        assert run.reduction is not None
+        run.reduction.check(sender[0], frame)
+        rank = run.reduction.bucket.grid.owner(self._site, frame.key.chunk)
+        if rank // self._config.ranks_per_node[self._site] != self._config.node:
+            raise RemoteProtocolError(
+                f"chunk {frame.key.chunk} belongs to rank {rank}, not to this node"
+            )
+        chunk = self._chunk(run, frame.key.chunk)
+        self._deliver(run, chunk, Received(sender[0], frame))
+
+    def _note_arrival(self, run: _Run, sender: Sender, frame: Frame, now_s: float) -> None:
+        previous_s = self._last_arrival_s.get(sender, 0.0)
+        self._last_arrival_s[sender] = now_s
+        link = self._links.get(sender)
+        if sender not in run.arrivals and link is not None:
+            run.arrivals[sender] = Arrival(
+                now_s,
+                previous_s,
+                HEADER_BYTES + len(frame.payload),
+                frame.key.kind is Kind.RESULT,
+                link.rtt_s,
+                link.bytes_per_s,
+            )
+
+    # ---------------------------------------------------------------- chunks
+
+    def _chunk(self, run: _Run, index: int) -> _Chunk:
+        chunk = run.chunks.get(index)
+        if chunk is None:
+            assert run.reduction is not None
+            raw_bytes = 4 * run.reduction.bucket.grid.span(index)[1]
+            chunk = _Chunk(index, run.reduction.chunk(index), raw_bytes)
+            run.chunks[index] = chunk
+        return chunk
+
+    def _deliver(self, run: _Run, chunk: _Chunk, event: Event) -> None:
+        """Put an event into a chunk's inbox; the lock is held."""
+        chunk.inbox.append(event)
+        if not chunk.is_scheduled:
+            chunk.is_scheduled = True
+            self._pool.submit((*run.key, chunk.index), lambda: self._work(run, chunk))
+
+    def _work(self, run: _Run, chunk: _Chunk) -> None:
+        """Let a chunk's machine handle its inbox; runs on one pool thread at a time."""
+        while True:
+            with self._condition:
+                if not chunk.inbox or self._closed:
+                    chunk.is_scheduled = False
+                    return
+                event = chunk.inbox.popleft()
+            origin = self._config.sites[event.sender] if isinstance(event, Received) else ""
+            try:
+                self._handle(run, chunk, event)
+            except IsthmusError as error:
+                self._on_failure(Failure.of(error, origin))
+            except Exception as error:  # noqa: BLE001 - the root of a task: reported, ends the run
+                self._on_failure(Failure.of(error, origin))
+
+    def _handle(self, run: _Run, chunk: _Chunk, event: Event) -> None:
+        wire_bytes, weight = 0, None
+        try:
+            for action in chunk.machine.handle(event):
+                if isinstance(action, Send):
+                    wire_bytes += self._send(run, chunk, action)
+                else:
+                    assert isinstance(action, Finish)
+                    weight = action.weight
+        finally:
+            if isinstance(event, Own):
+                with self._condition:
+                    self._admitted_bytes -= chunk.raw_bytes
+        if wire_bytes or weight is not None:
+            self._account(run, chunk, wire_bytes, weight)
+        if isinstance(event, Own):
+            self.pump()
+
+    def _send(self, run: _Run, chunk: _Chunk, action: Send) -> int:
+        assert run.reduction is not None
+        owner = run.reduction.bucket.grid.owner(action.site, chunk.index)
+        node = owner // self._config.ranks_per_node[action.site]
+        return self._links[action.site, node].send(action.frame, chunk.raw_bytes)
+
+    def _account(self, run: _Run, chunk: _Chunk, wire_bytes: int, weight: float | None) -> None:
+        """Add up what a chunk did for its rank; reply when it was the rank's last."""
+        assert run.reduction is not None
+        reply: Reduced | None = None
+        with self._condition:
+            rank = run.reduction.bucket.grid.owner(self._site, chunk.index)
+            shard = run.shards[rank]
+            shard.wire_bytes += wire_bytes
+            if weight is not None:
+                shard.remaining -= 1
+                shard.weight = weight
+                if shard.remaining == 0:
+                    reply = self._reduced(run, shard, time.monotonic())
+        if reply is not None:
+            self._on_reduced(rank, reply)
+
+    def _reduced(self, run: _Run, shard: _Shard, now_s: float) -> Reduced:
+        """Finish a rank's part, and the bucket with the last of this node's ranks."""
+        run.num_reduced += 1
+        if run.num_reduced == self._config.ranks_per_node[self._site]:
+            del self._runs[run.key]
+            self._done.add(run.key)
+        inter_s = now_s - shard.ready_s
+        late_s = max(
+            (lateness_s(shard.ready_s, arrival) for arrival in run.arrivals.values()), default=0.0
+        )
+        return Reduced(
+            round=run.key[0],
+            bucket=run.key[1],
+            weight=shard.weight,
+            inter_s=inter_s,
+            wait_s=min(late_s, inter_s),
+            wire_bytes=shard.wire_bytes,
+        )
+
+
+def _compare_posts(name: str, first: Post, post: Post) -> None:
+    """Check that two ranks of a site speak of the same bucket."""
+    for what in ("numel", "layout", "weight", "exact"):
+        there, here = getattr(first, what), getattr(post, what)
+        if there != here:
+            raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")

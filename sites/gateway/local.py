@@ -1,0 +1,392 @@
+"""The node's Unix socket: ranks hand over shards in shared memory and get results back."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import functools
+import json
+import logging
+import mmap
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from protos.errors import IsthmusError, LocalProtocolError
+from protos.limits import LOCAL_MESSAGE_BYTES
+from sites.codecs.codec import Floats
+from sites.gateway.config import GatewayConfig
+from sites.gateway.exchange import Post, Reduced
+from sites.gateway.failure import Failure
+from sites.gateway.grid import grid
+from sites.gateway.local_messages import (
+    Join,
+    LeaveNotice,
+    Message,
+    Passed,
+    Reduce,
+    RegionOffer,
+    parse,
+)
+
+_log = logging.getLogger(__name__)
+
+_SEND_DEADLINE_S: Final = 10
+"""A rank that does not read for so long is stuck."""
+_JOIN_S = 0.5
+_PATH_BYTES_MAX: Final = 107
+"""The kernel's limit on a Unix socket's path."""
+_FDS_MAX: Final = 4
+
+
+class Ranks(Protocol):
+    """Who hears what the ranks do. Called from their threads."""
+
+    def joined(self, ranks: list[int]) -> None:
+        """All ranks of the node are there."""
+
+    def post(self, rank: int, post: Post) -> None:
+        """A rank's part of a bucket is there."""
+
+    def passed(self, message: dict[str, Any]) -> None:
+        """Something for the agent."""
+
+    def left(self) -> None:
+        """All ranks of the node have left cleanly."""
+
+    def fail(self, failure: Failure) -> None:
+        """A rank is lost, or broke the protocol."""
+
+
+class LocalServer:
+    """Accepts the node's ranks, a thread each."""
+
+    def __init__(self, config: GatewayConfig, ranks: Ranks) -> None:
+        self._config = config
+        self._ranks = ranks
+        per_node = config.ranks_per_node[config.site_index]
+        self._expected = range(config.node * per_node, (config.node + 1) * per_node)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        self._connections: dict[int, _Connection] = {}
+        self._strangers: set[_Connection] = set()
+        self._left: set[int] = set()
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the path cannot be bound, and why.
+        """
+        path = self._config.socket_path
+        if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+            raise OSError(
+                f"{path}: a socket's path has at most {_PATH_BYTES_MAX} bytes: "
+                "use a shorter home folder"
+            )
+        Path(path).unlink(missing_ok=True)
+        try:
+            self._listener.bind(path)
+        except OSError as error:
+            raise OSError(f"{path}: {error.strerror}") from error
+        self._listener.listen(len(self._expected) + 4)
+        self._start(self._accept, "accept")
+
+    def reduced(self, rank: int, reduced: Reduced) -> None:
+        """Tell a rank that its part of a bucket is done."""
+        message = {
+            "op": "reduced",
+            "round": reduced.round,
+            "bucket": reduced.bucket,
+            "weight": reduced.weight,
+            "times": {"inter_s": reduced.inter_s, "wait_s": reduced.wait_s},
+            "wire_bytes": reduced.wire_bytes,
+        }
+        with self._lock:
+            connection = self._connections.get(rank)
+        if connection is not None:
+            connection.send(message)
+
+    def fail_all(self, failure: Failure) -> None:
+        """Tell every rank that no collective will complete any more."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.send(failure.to_rank())
+
+    def close(self) -> None:
+        """End all connections and remove the socket."""
+        with self._lock:
+            self._closed = True
+            connections = [*self._connections.values(), *self._strangers]
+        # A blocked accept or receive ends with shutdown, not with close.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        Path(self._config.socket_path).unlink(missing_ok=True)
+        # First only our direction: were something of the rank's left unread, it would see a reset
+        # in place of the last message, which says why.
+        for how in (socket.SHUT_WR, socket.SHUT_RDWR):
+            for connection in connections:
+                connection.shut(how)
+            deadline_s = time.monotonic() + _JOIN_S
+            for thread in self._threads:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    # ---------------------------------------------------------------- connections
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            connection = _Connection(accepted)
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                self._strangers.add(connection)
+            self._start(functools.partial(self._serve, connection), "rank")
+
+    def _serve(self, connection: _Connection) -> None:
+        """Handle one rank's messages until its connection ends."""
+        rank: int | None = None
+        try:
+            rank = self._admit(connection)
+            while rank is not None:
+                received = connection.receive()
+                if received is None or isinstance(received[0], LeaveNotice):
+                    self._end(rank, clean=received is not None)
+                    return
+                self._handle(rank, connection, *received)
+        except IsthmusError as error:
+            self._reject(rank, connection, error)
+        except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
+            _log.exception("a rank's thread ended")
+            self._ranks.fail(Failure.of(error, self._config.site))
+        finally:
+            with self._lock:
+                self._strangers.discard(connection)
+                if rank is not None:
+                    self._connections.pop(rank, None)
+            connection.close()
+
+    def _admit(self, connection: _Connection) -> int | None:
+        """Take a join and return the rank; None when the connection ended first.
+
+        Raises:
+            LocalProtocolError: it may not join.
+        """
+        received = connection.receive()
+        if received is None:
+            return None
+        message, fds = received
+        _close_all(fds)
+        if not isinstance(message, Join):
+            raise LocalProtocolError("the first message must be a join")
+        config = self._config
+        if message.generation != config.generation:
+            raise LocalProtocolError(
+                f"rank {message.rank} belongs to generation {message.generation}; this is "
+                f"{config.generation}"
+            )
+        if message.rank not in self._expected:
+            raise LocalProtocolError(f"rank {message.rank} is not of this node: {self._expected}")
+        with self._lock:
+            if message.rank in self._connections or message.rank in self._left:
+                raise LocalProtocolError(f"rank {message.rank} has joined before")
+            self._strangers.discard(connection)
+            self._connections[message.rank] = connection
+            complete = len(self._connections) == len(self._expected)
+        connection.send(
+            {
+                "op": "welcome",
+                "site": config.site,
+                "site_index": config.site_index,
+                "sites": list(config.sites),
+                "ranks_per_site": list(config.ranks_per_site),
+                "verify_every": config.verify_every,
+                "config_hash": config.config_hash,
+            }
+        )
+        if complete:
+            self._ranks.joined(list(self._expected))
+        return message.rank
+
+    def _handle(self, rank: int, connection: _Connection, message: Message, fds: list[int]) -> None:
+        if isinstance(message, RegionOffer):
+            connection.map(message, fds)
+            return
+        _close_all(fds)
+        if isinstance(message, Reduce):
+            self._ranks.post(rank, self._post(rank, connection, message))
+        elif isinstance(message, Passed):
+            self._ranks.passed({"rank": rank, **message.fields})
+        else:
+            raise LocalProtocolError("a rank joins once")
+
+    def _post(self, rank: int, connection: _Connection, message: Reduce) -> Post:
+        config = self._config
+        cut = grid(message.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
+        _, shard_numel = cut.shard(config.site_index, rank)
+        region = connection.regions.get(message.region)
+        if region is None:
+            raise LocalProtocolError(f"reduce.region: no region {message.region} was sent")
+        if message.offset + shard_numel > len(region):
+            raise LocalProtocolError(
+                f"reduce.offset: elements {message.offset} to {message.offset + shard_numel} of a "
+                f"region of {len(region)}"
+            )
+        return Post(
+            round=message.round,
+            bucket=message.bucket,
+            numel=message.numel,
+            layout=message.layout,
+            weight=message.weight,
+            exact=message.exact,
+            values=region[message.offset : message.offset + shard_numel],
+        )
+
+    def _end(self, rank: int, *, clean: bool) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._left.add(rank)
+            complete = len(self._left) == len(self._expected)
+        if not clean:
+            self._ranks.fail(
+                Failure(
+                    code="RANK_LOST",
+                    message=f"rank {rank} of site {self._config.site} went away without leaving",
+                    site=self._config.site,
+                    rank=rank,
+                    collateral=True,  # its own exit status says more
+                )
+            )
+        elif complete:
+            self._ranks.left()
+
+    def _reject(self, rank: int | None, connection: _Connection, error: IsthmusError) -> None:
+        """A stranger is only turned away; a rank that breaks the protocol ends the run."""
+        failure = Failure.of(error, self._config.site)
+        if rank is None:
+            _log.warning("refused a connection: %s", error)
+            connection.send(failure.to_rank())
+            return
+        self._ranks.fail(
+            Failure(
+                code=failure.code,
+                message=f"rank {rank}: {failure.message}",
+                site=self._config.site,
+                rank=rank,
+            )
+        )
+
+    def _start(self, target: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+class _Connection:
+    """One rank's socket and the memory that it shares."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.regions: dict[int, Floats] = {}
+        self._socket = accepted
+        self._send_lock = threading.Lock()
+        deadline = struct.pack("ll", _SEND_DEADLINE_S, 0)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, deadline)
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """Return the next message and its file descriptors, the caller's to close; None at the end.
+
+        Raises:
+            LocalProtocolError: it is not one.
+        """
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(
+                LOCAL_MESSAGE_BYTES, socket.CMSG_SPACE(_FDS_MAX * array.array("i").itemsize)
+            )
+        except OSError:
+            return None
+        fds = _fds(ancillary)
+        try:
+            return (parse(_whole(data, flags)), fds) if data else None
+        except LocalProtocolError:
+            _close_all(fds)
+            raise
+
+    def map(self, offer: RegionOffer, fds: list[int]) -> None:
+        """Map a region; one with the same id is forgotten.
+
+        Raises:
+            LocalProtocolError: there is not exactly one file, of the size that is named.
+        """
+        try:
+            if len(fds) != 1:
+                raise LocalProtocolError(f"region {offer.region}: {len(fds)} files, want one memfd")
+            size_bytes = os.fstat(fds[0]).st_size
+            if size_bytes < 4 * offer.numel:
+                raise LocalProtocolError(
+                    f"region {offer.region}: {size_bytes} bytes for {offer.numel} elements"
+                )
+            if offer.numel == 0:
+                self.regions[offer.region] = np.empty(0, dtype=np.float32)
+                return
+            memory = mmap.mmap(fds[0], 4 * offer.numel)
+            self.regions[offer.region] = np.frombuffer(memory, dtype=np.float32)
+        except (OSError, ValueError) as error:
+            raise LocalProtocolError(f"region {offer.region}: {error}") from error
+        finally:
+            _close_all(fds)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message; a rank that has gone, or does not read, is found out by its reader."""
+        try:
+            with self._send_lock:
+                self._socket.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
+        except OSError as error:
+            _log.warning("a message to a rank was not taken: %s", error)
+            self.shut()
+
+    def shut(self, how: int = socket.SHUT_RDWR) -> None:
+        """Make the waits at one end, or both, come to an end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(how)
+
+    def close(self) -> None:
+        """Release the socket; regions end with the last view of them."""
+        self.shut()
+        self._socket.close()
+        self.regions.clear()
+
+
+def _whole(data: bytes, flags: int) -> bytes:
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raise LocalProtocolError(f"a message of more than {LOCAL_MESSAGE_BYTES} bytes")
+    return data
+
+
+def _fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

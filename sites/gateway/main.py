@@ -1,0 +1,89 @@
+"""The gateway's process: obeys the agent's lines and ends with it.
+
+stdout carries the protocol and nothing else; the log goes to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import BinaryIO, Final
+
+from protos.errors import IsthmusError
+from sites.gateway.agent_port import AgentWriter, read_commands, read_configuration
+from sites.gateway.config import GatewayConfig
+from sites.gateway.failure import Failure, one_line
+from sites.gateway.gateway import Gateway
+from topology.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+_EXIT_DEADLINE_S: Final = 10.0
+_CHECK_S = 3600.0
+
+
+def main() -> int:
+    """Run one gateway; return its exit status: 0 after the agent's end of file, 1 after a failure.
+
+    Any mistake in what the agent says is a failure too, and named in the `failed` line.
+    """
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(threadName)s: %(message)s",
+        stream=sys.stderr,
+    )
+    agent, stdin = AgentWriter(sys.stdout.buffer), sys.stdin.buffer
+    agent.start()
+    try:
+        config = read_configuration(stdin)
+        return 0 if config is None else _run(config, stdin, agent)
+    except (IsthmusError, ConfigError) as error:
+        return _refuse(agent, Failure.of(error))
+    except OSError as error:
+        return _refuse(agent, Failure(code="LAUNCH_FAILED", message=one_line(str(error))))
+    finally:
+        agent.close()
+
+
+def _run(config: GatewayConfig, stdin: BinaryIO, agent: AgentWriter) -> int:
+    gateway = Gateway(config, agent.write)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: gateway.stop())
+    try:
+        gateway.start()
+        # A daemon: a read of stdin cannot be interrupted.
+        threading.Thread(target=_obey, args=(gateway, stdin), name="agent", daemon=True).start()
+        while not gateway.wait_ended(_CHECK_S):
+            pass
+    finally:
+        _exit_within(config.peer_lost_s + _EXIT_DEADLINE_S)
+        gateway.close()
+    return 0 if gateway.failure is None else 1
+
+
+def _refuse(agent: AgentWriter, failure: Failure) -> int:
+    _log.error("%s: %s", failure.code, failure.message)
+    agent.write(failure.to_agent())
+    return 1
+
+
+def _obey(gateway: Gateway, stdin: BinaryIO) -> None:
+    try:
+        for command in read_commands(stdin):
+            gateway.connect(command.peers)
+    except IsthmusError as error:
+        gateway.fail(Failure.of(error))
+    except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
+        _log.exception("the agent's thread ended")
+        gateway.fail(Failure.of(error))
+    gateway.stop()
+
+
+def _exit_within(seconds: float) -> None:
+    """Make sure that no stuck thread of a library keeps a gateway alive that wants to end."""
+    timer = threading.Timer(seconds, os._exit, (70,))
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,123 @@
+"""What one gateway still has to send to another, and what it waits to have acknowledged.
+
+Pure; the link puts its lock and its clock around it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from protos.frame import ChunkKey
+
+
+@dataclass(order=True, slots=True)
+class Outgoing:
+    """One frame on its way; ordered by round, bucket, chunk, kind."""
+
+    order: tuple[int, int, int, int]
+    key: ChunkKey = field(compare=False)
+    data: bytes = field(compare=False)
+    raw_bytes: int = field(compare=False)
+    """float32 bytes of the chunk."""
+    stream: int = field(default=-1, compare=False)
+    """Which stream took it."""
+    sent_s: float = field(default=0.0, compare=False)
+
+
+def outgoing(key: ChunkKey, data: bytes, raw_bytes: int) -> Outgoing:
+    """Return a frame that has not been sent."""
+    return Outgoing((key.round, key.bucket, key.chunk, int(key.kind)), key, data, raw_bytes)
+
+
+@dataclass(slots=True)
+class LinkTotals:
+    """What a link has carried: sums over the run, for protos/metrics.py."""
+
+    sent_bytes: int = 0
+    raw_bytes: int = 0
+    sent_frames: int = 0
+    busy_s: float = 0.0
+    rtt_s: float = float("inf")
+    """Smallest time from a frame's sending to its acknowledgement; infinite before the first."""
+
+
+class SendQueue:
+    """Frames in order, under a window of unacknowledged bytes."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self.unsent_bytes = 0
+        self.unacknowledged_bytes = 0
+        self._unsent: list[Outgoing] = []
+        self._unacknowledged: dict[ChunkKey, Outgoing] = {}
+        self._totals = LinkTotals()
+        self._busy_since_s = 0.0
+
+    def push(self, item: Outgoing) -> None:
+        """Take a frame; its key was never pushed before."""
+        heapq.heappush(self._unsent, item)
+        self.unsent_bytes += len(item.data)
+
+    def take(self, stream: int, now_s: float) -> Outgoing | None:
+        """Return the next frame for a stream to send, or None while the window is full.
+
+        One frame may always be on its way, however small the window.
+        """
+        if not self._unsent:
+            return None
+        size = len(self._unsent[0].data)
+        if self._unacknowledged and self.unacknowledged_bytes + size > self.window_bytes:
+            return None
+        item = heapq.heappop(self._unsent)
+        item.stream, item.sent_s = stream, now_s
+        if not self._unacknowledged:
+            self._busy_since_s = now_s
+        self._unacknowledged[item.key] = item
+        self.unsent_bytes -= size
+        self.unacknowledged_bytes += size
+        return item
+
+    def acknowledge(self, key: ChunkKey, now_s: float) -> None:
+        """Count a frame as delivered. An unknown or repeated key changes nothing."""
+        item = self._unacknowledged.pop(key, None)
+        if item is None:
+            return
+        self.unacknowledged_bytes -= len(item.data)
+        totals = self._totals
+        totals.sent_bytes += len(item.data)
+        totals.raw_bytes += item.raw_bytes
+        totals.sent_frames += 1
+        totals.rtt_s = min(totals.rtt_s, now_s - item.sent_s)
+        if not self._unacknowledged:
+            totals.busy_s += now_s - self._busy_since_s
+
+    def requeue(self, stream: int, now_s: float) -> int:
+        """A stream broke: what it has not had acknowledged is sent again. Return how many."""
+        lost = [item for item in self._unacknowledged.values() if item.stream == stream]
+        for item in lost:
+            del self._unacknowledged[item.key]
+            self.unacknowledged_bytes -= len(item.data)
+            self.push(item)
+        if lost and not self._unacknowledged:
+            self._totals.busy_s += now_s - self._busy_since_s
+        return len(lost)
+
+    def clear(self) -> None:
+        """Forget every frame: the peer has what it needs, or will never have it."""
+        self._unsent.clear()
+        self._unacknowledged.clear()
+        self.unsent_bytes = self.unacknowledged_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything pushed has been acknowledged."""
+        return not self._unsent and not self._unacknowledged
+
+    def totals(self, now_s: float) -> LinkTotals:
+        """Return a copy of the sums, up to now."""
+        totals = self._totals
+        busy_s = totals.busy_s + (now_s - self._busy_since_s if self._unacknowledged else 0.0)
+        return LinkTotals(
+            totals.sent_bytes, totals.raw_bytes, totals.sent_frames, busy_s, totals.rtt_s
+        )

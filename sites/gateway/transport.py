@@ -1,0 +1,77 @@
+"""gRPC's channel arguments, in one place: unknown ones are ignored in silence.
+
+Measured traps behind them: without keepalive a black-holed peer is noticed by deadlines only; a
+server that does not expect pings answers them with GOAWAY after 40 s; two servers share one port
+unless so_reuseport is off; channels with equal arguments share one connection unless their
+subchannel pool is local; a fixed HTTP/2 window needs its estimator switched off, and the
+guaranteed part of it is only half.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protos.limits import EXCHANGE_CHANNEL_BYTES
+from sites.gateway.config import GatewayConfig, PeerLink
+
+Options = list[tuple[str, int]]
+
+SERVICE: Final = "isthmus.exchange.v1.Exchange"
+PUSH_METHOD: Final = f"/{SERVICE}/Push"
+SESSION_KEY: Final = "isthmus-session"
+
+_HTTP2_WINDOW_MIN_BYTES = 4 << 20
+_HTTP2_WINDOW_MAX_BYTES = 256 << 20
+_CHUNKS_IN_FLIGHT = 8
+_STREAMS_MAX = 64
+
+
+def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
+    """Return how many bytes to a peer may be unacknowledged."""
+    if config.window_bytes is not None:
+        return config.window_bytes
+    return max(int(2 * link.bytes_per_s * link.rtt_s), _CHUNKS_IN_FLIGHT * config.chunk_bytes)
+
+
+def client_options(config: GatewayConfig) -> Options:
+    """Return the arguments of a channel to a peer."""
+    return [
+        *_common(config),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+
+
+def server_options(config: GatewayConfig) -> Options:
+    """Return the arguments of the gateway's server.
+
+    What peers send is bounded by their windows, so the HTTP/2 window is set beyond them: with the
+    estimator it would first have to grow, for up to a second of each new connection.
+    """
+    widest = max((window_bytes(config, link) for link in config.links), default=0)
+    http2_bytes = min(max(2 * widest, _HTTP2_WINDOW_MIN_BYTES), _HTTP2_WINDOW_MAX_BYTES)
+    return [
+        *_common(config),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.lookahead_bytes", 1 << (http2_bytes - 1).bit_length()),
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_concurrent_streams", _STREAMS_MAX),
+    ]
+
+
+def _common(config: GatewayConfig) -> Options:
+    return [
+        ("grpc.max_send_message_length", EXCHANGE_CHANNEL_BYTES),
+        ("grpc.max_receive_message_length", EXCHANGE_CHANNEL_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: codecs are ours
+        ("grpc.max_metadata_size", 8192),
+        ("grpc.keepalive_time_ms", max(1, int(config.keepalive_time_s * 1000))),
+        ("grpc.keepalive_timeout_ms", max(1, int(config.keepalive_timeout_s * 1000))),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
