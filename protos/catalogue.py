@@ -53,6 +53,12 @@ _ENTRIES = (
         ExitCode.REFUSED,
     ),
     Entry(
+        "FILE_ERROR",
+        "A file or folder could not be read or written.",
+        "Check the path named, its permissions, and the free space.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
         "INSECURE_ADDRESS",
         "Without TLS, only loopback addresses may be used.",
         "Use addresses in 127.0.0.0/8 or ::1.",

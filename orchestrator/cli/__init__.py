@@ -1,0 +1,1 @@
+"""The command line. What it promises: docs/cli.md."""

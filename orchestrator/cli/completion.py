@@ -1,0 +1,28 @@
+"""`isthmus completion`: a shell's completion script."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from orchestrator.cli.main import COMPLETE_VARIABLE, PROGRAM, cli
+from orchestrator.cli.options import json_option
+from orchestrator.cli.output import Output
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@json_option
+@click.pass_obj
+def command(output: Output, shell: str) -> int:
+    r"""Print the completion script of SHELL.
+
+    \b
+    bash: isthmus completion bash >> ~/.bashrc
+    zsh:  isthmus completion zsh >> ~/.zshrc
+    fish: isthmus completion fish > ~/.config/fish/completions/isthmus.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, "click brings these three"
+    script = kind(cli, {}, PROGRAM, COMPLETE_VARIABLE).source()
+    return output.result({"shell": shell, "script": script}, script)

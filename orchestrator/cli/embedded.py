@@ -1,0 +1,94 @@
+"""Starts the coordinator of a run on this machine, detached: it outlives the command that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.cli.failure import CommandError
+from orchestrator.home import LOG, RunFolder
+
+START_S = 60.0
+"""Imports take a second; on a machine that is busy with training, some more."""
+POLL_S = 0.02
+STOP_S = 10.0
+_LAST_BYTES = 4096
+
+
+@contextmanager
+def started_coordinator(
+    folder: RunFolder, topology_path: Path, overrides: Sequence[str], start_s: float = START_S
+) -> Iterator[str]:
+    """Start a coordinator with one agent a site; give its address once it listens.
+
+    Leaving the block in peace leaves the coordinator running; an error in the block, Ctrl-C too,
+    stops it again: nothing that nobody submitted to is left behind.
+
+    Raises:
+        CommandError: it ended, or was not listening after `start_s`; with its log's last line.
+    """
+    command = [
+        *(sys.executable, "-m", "orchestrator.coordinator", "--embedded"),
+        *("--topology", str(topology_path)),
+        *(word for override in overrides for word in ("--set", override)),
+        *("--state", str(folder.path), "--runs", str(folder.path.parent)),
+        *("--bind", "127.0.0.1:0"),
+    ]
+    with (folder.path / LOG).open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a terminal's Ctrl-C and hang-up are not for it
+        )
+    try:
+        yield _wait_until_listening(process, folder, time.monotonic() + start_s)
+    except BaseException:
+        _stop(process)
+        raise
+
+
+def _wait_until_listening(
+    process: subprocess.Popen[bytes], folder: RunFolder, deadline_s: float
+) -> str:
+    while True:
+        ended = process.poll() is not None
+        address = folder.living_coordinator()
+        if address is not None and not ended:
+            return address
+        if ended or time.monotonic() > deadline_s:
+            how = f"ended with status {process.returncode}" if ended else "does not listen"
+            log = folder.path / LOG
+            raise CommandError(
+                "COORDINATOR_LOST",
+                f"the coordinator {how}: {last_line(log)}",
+                {"run_id": folder.run_id, "log_path": str(log)},
+            )
+        time.sleep(POLL_S)
+
+
+def last_line(log: Path) -> str:
+    """Return a log's last line that is not empty, cut to a sane length."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _LAST_BYTES))
+        lines = file.read().decode(errors="replace").split("\n")
+        for line in reversed(lines):
+            if line.strip():
+                return line.strip()[:500]
+    return "its log is empty"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_S)

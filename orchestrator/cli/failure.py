@@ -1,0 +1,134 @@
+"""What a command ends with when it does not end well, whatever was raised."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from protos.catalogue import CATALOGUE
+from topology.errors import ConfigError, Problem
+
+Where = Mapping[str, Any] | list[Mapping[str, Any]] | None
+
+_FILE_ERRNOS = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""The file system's answers that an operator can mend; any other OSError is our bug."""
+
+
+class CommandError(Exception):
+    """A command cannot do what it was asked, or the run that it was about did not end well."""
+
+    def __init__(self, code: str, message: str, where: Where = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.where = where
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One error as both streams show it."""
+
+    code: str
+    """A key of protos/catalogue.py."""
+    message: str
+    where: Where = None
+    details: str = ""
+    """For people, above the message: the lines with their carets, or how the command is used."""
+    hint: str = ""
+    """More particular than the catalogue's, for people."""
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit status."""
+        return int(CATALOGUE[self.code].exit_code)
+
+
+def describe(error: Exception) -> Failure:
+    """Return what to show for `error`; what nobody foresaw becomes INTERNAL, with a file."""
+    match error:
+        case CommandError():
+            return Failure(error.code, str(error), error.where)
+        case click.UsageError():
+            return _usage(error)
+        case click.ClickException():
+            return Failure("USAGE", error.format_message())
+        case ConfigError():
+            return _config(error.problems)
+        case OSError() if error.errno in _FILE_ERRNOS:
+            path = str(error.filename or "")
+            message = f"{path}: {error.strerror}" if path else str(error.strerror)
+            return Failure("FILE_ERROR", message, {"file": path})
+    return _wire(error) or _internal(error)
+
+
+def _usage(error: click.UsageError) -> Failure:
+    if error.ctx is None:
+        return Failure("USAGE", error.format_message())
+    path = error.ctx.command_path
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return Failure("USAGE", "no command was given", {"command": path}, error.format_message())
+    return Failure(
+        "USAGE",
+        error.format_message(),
+        {"command": path},
+        error.ctx.get_usage(),
+        f"See `{path} --help`.",
+    )
+
+
+def _config(problems: list[Problem]) -> Failure:
+    count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+    first = problems[0].message
+    return Failure(
+        "INVALID_CONFIG",
+        f"{count}: {first}" if len(problems) == 1 else f"{count}, the first: {first}",
+        [
+            {
+                "file": problem.source,
+                "line": problem.line,
+                "column": problem.column,
+                "path": problem.path,
+                "message": problem.message,
+            }
+            for problem in problems
+        ],
+        "\n".join(str(problem) for problem in problems),
+    )
+
+
+def _wire(error: Exception) -> Failure | None:
+    """Return an error of the contracts, unless it says that we have a bug."""
+    # Imported here: it brings grpc, which most commands that fail early never needed.
+    from protos.errors import IsthmusError
+
+    if isinstance(error, IsthmusError) and error.code != "INTERNAL":
+        return Failure(error.code, str(error))
+    return None
+
+
+def _internal(error: Exception) -> Failure:
+    handle, path = tempfile.mkstemp(prefix="isthmus-error-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+        traceback.print_exception(error, file=file)
+    summary = " ".join(str(error).split())[:200]
+    message = f"{type(error).__name__}: {summary}; the traceback is in {path}"
+    return Failure("INTERNAL", message, {"traceback": path})

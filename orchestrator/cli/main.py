@@ -1,0 +1,131 @@
+"""Entry of `isthmus`. A command's module is imported when the command is used: --help is quick."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from orchestrator.cli.failure import describe
+from orchestrator.cli.output import CLOSED_PIPE, INTERRUPTED, Output, discard_streams
+
+PROGRAM = "isthmus"
+COMPLETE_VARIABLE = "_ISTHMUS_COMPLETE"
+
+COMMANDS = {
+    "init": "Write a commented topology.yaml and job.yaml that run as they are.",
+    "validate": "Check topology and job files; show every mistake at its line.",
+    "launch": "Start a job at all sites and follow it; Ctrl-C detaches.",
+    "status": "Show a run, or with --all the list of runs.",
+    "logs": "Print what the ranks, gateways and agents of a run wrote.",
+    "events": "Print what happened to a run, from its journal.",
+    "wait": "Wait for the end of a run; its outcome is the exit status.",
+    "cancel": "Stop a run at all sites.",
+    "coordinator": "Run a coordinator here, for agents that dial in.",
+    "agent": "Run the agent of one site here.",
+    "completion": "Print the completion script of a shell.",
+}
+"""In the order of --help. The command `x` is `command` in the module orchestrator.cli.x."""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and lines, and imports one when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of --help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        found = importlib.import_module(f"orchestrator.cli.{cmd_name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, and tell the output its name before its own arguments are read."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if isinstance(ctx.obj, Output) and name is not None:
+            ctx.obj.command = name
+        return name, found, rest
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from protos.versions import build
+
+        click.echo(f"{PROGRAM} {build()}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 ok, 1 the job failed, 2 usage or configuration, 3 preflight, 4 unreachable, "
+    "5 timed out, 6 cancelled, 7 partial, 8 refused, 70 our bug, 130 interrupted. "
+    "Every command takes --json.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def cli() -> None:
+    """Train one model in several data centers, joined by narrow links."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; return its exit status. Nothing is raised."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    output = Output.of(given)
+    try:
+        return _guarded(given, output)
+    except BrokenPipeError:
+        discard_streams()
+        return CLOSED_PIPE
+    except KeyboardInterrupt:  # a second one, while the first was being answered
+        return INTERRUPTED
+
+
+def _guarded(arguments: list[str], output: Output) -> int:
+    try:
+        return _dispatch(arguments, output)
+    except click.exceptions.Exit as done:  # --help, --version
+        return done.exit_code
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:
+        return output.interrupted()
+    except Exception as error:  # noqa: BLE001 - the root: each becomes one line and an exit status
+        return output.failed(describe(error))
+
+
+def _dispatch(arguments: list[str], output: Output) -> int:
+    instruction = os.environ.get(COMPLETE_VARIABLE)
+    if instruction:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    with cli.make_context(PROGRAM, arguments, obj=output) as context:
+        code: Any = cli.invoke(context)
+    assert isinstance(code, int), "a command returns its exit status"
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

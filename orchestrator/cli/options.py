@@ -1,0 +1,99 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli.failure import CommandError
+from topology.units import UnitError, parse_duration
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Address(click.ParamType[str]):
+    """HOST:PORT, on this machine: without TLS nothing else may be spoken to."""
+
+    name = "host:port"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the form, and that the host is loopback."""
+        text = str(value)
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            self.fail(f"want HOST:PORT, as 127.0.0.1:7443; got {text!r}", param, ctx)
+        require_loopback(host)
+        return text
+
+
+class Duration(click.ParamType[float]):
+    """A duration with its unit, as `90s` or `2h`; given to the command in seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds."""
+        try:
+            return parse_duration(value)
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+
+
+def require_loopback(host: str) -> None:
+    """Refuse a host of another machine.
+
+    Raises:
+        CommandError: INSECURE_ADDRESS.
+    """
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        loopback = bare == "localhost" or ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise CommandError(
+            "INSECURE_ADDRESS",
+            f"{host} is not a loopback address, and this version speaks without TLS",
+            {"address": host},
+        )
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --json; Output.of has read it already, so that usage errors obey it too."""
+    return click.option(
+        "--json", is_flag=True, expose_value=False, help="Print one JSON envelope on stdout."
+    )(function)
+
+
+home_option: Decorator = click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="ISTHMUS_HOME",
+    help="Where runs are kept. [$ISTHMUS_HOME, else the user's state folder]",
+)
+coordinator_option: Decorator = click.option(
+    "--coordinator",
+    type=Address(),
+    envvar="ISTHMUS_COORDINATOR",
+    help="Ask this coordinator. [$ISTHMUS_COORDINATOR, else the one that the run was launched with]",
+)
+set_option: Decorator = click.option(
+    "--set",
+    "overrides",
+    metavar="PATH=VALUE",
+    multiple=True,
+    help="Change a value of the file before it is checked, as links.0.rtt=120ms. May be repeated.",
+)
+
+
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare what every command about one run takes: RUN, --coordinator, --home, --json."""
+    for declare in (json_option, home_option, coordinator_option):
+        function = declare(function)
+    return click.argument("run_id", metavar="[RUN]", required=False, default="")(function)

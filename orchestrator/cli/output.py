@@ -1,0 +1,120 @@
+"""What goes to which stream: stdout carries the result and nothing else, all other text is stderr's."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from orchestrator.cli.failure import Failure
+from protos import envelope
+from protos.catalogue import CATALOGUE
+
+INTERRUPTED = 130
+CLOSED_PIPE = 141
+"""128 + SIGPIPE, as a shell reports a program that wrote to a closed pipe."""
+
+
+class Output:
+    """One command's streams. With --json: one envelope, or JSON Lines that end in a terminal event."""
+
+    def __init__(self, *, as_json: bool, streaming: bool) -> None:
+        self.as_json = as_json
+        self.streaming = streaming
+        self.command = "isthmus"
+        """Known once the command line was read that far."""
+        # Sites' names and logs may hold what a terminal's encoding does not; never die of it.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> Output:
+        """Return the output that `arguments` ask for, even where they are wrong otherwise."""
+        options = list(arguments)
+        if "--" in options:
+            options = options[: options.index("--")]
+        follows = not {"-f", "--follow", "--watch"}.isdisjoint(options)
+        return cls(as_json="--json" in options, streaming=follows)
+
+    def text(self, text: str) -> None:
+        """Print a part of the result for people; with --json, nothing."""
+        if not self.as_json:
+            _write(text, err=False)
+
+    def note(self, text: str) -> None:
+        """Say something beside the result, on stderr."""
+        _write(text, err=True)
+
+    def event(self, kind: str, fields: Mapping[str, Any], text: str) -> None:
+        """Print one item of something that is followed: a JSON line, or `text`."""
+        if self.as_json:
+            _write(json.dumps({"event": kind, **_finite(fields)}), err=False)
+        else:
+            _write(text, err=False)
+
+    def result(self, data: Mapping[str, Any], text: str = "", exit_code: int = 0) -> int:
+        """Print the result and return the exit status."""
+        if self.as_json:
+            self._last(envelope.success(self.command, _finite(data), exit_code))
+        elif text:
+            _write(text, err=False)
+        return exit_code
+
+    def failed(self, failure: Failure) -> int:
+        """Print an error, to people and with --json to programs; return the exit status."""
+        if self.as_json:
+            self._last(
+                envelope.failure(
+                    self.command, failure.code, failure.message, _finite(failure.where)
+                )
+            )
+        if failure.details:
+            self.note(failure.details)
+        self.note(f"{click.style('error:', fg='red', bold=True)} {failure.message}")
+        hint = failure.hint or CATALOGUE[failure.code].hint
+        self.note(f"{click.style('hint:', fg='cyan')} {hint}")
+        return failure.exit_code
+
+    def interrupted(self) -> int:
+        """End after Ctrl-C; return the exit status."""
+        return self.result({"interrupted": True}, exit_code=INTERRUPTED)
+
+    def _last(self, line: str) -> None:
+        if self.streaming:
+            line = json.dumps({"event": "terminal", **json.loads(line)})
+        _write(line, err=False)
+
+
+def discard_streams() -> None:
+    """Point stdout and stderr to nowhere, after one turned out to be a closed pipe.
+
+    Otherwise the interpreter's own flush at exit fails, and says so.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _write(text: str, *, err: bool) -> None:
+    color = False if os.environ.get("NO_COLOR") else None  # None: only on a terminal
+    click.echo(text, err=err, color=color)
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return `value` with null for numbers that JSON does not have: a loss may be NaN."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: _finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,152 @@
+"""Where the facts about a run come from: its coordinator while that lives, else the run's folder.
+
+An embedded coordinator ends with its run, so one command may begin with the first and end
+with the second.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli.views import TERMINAL
+from orchestrator.client import Client, CoordinatorUnreachableError
+from orchestrator.home import SUMMARY, RunFolder, find_run, home_folder
+from orchestrator.recorded import RecordedRun
+from protos.control.v1 import control_pb2
+
+GONE_S = 5.0
+"""The kernel takes a moment to end a process whose connection has already broken."""
+POLL_S = 0.02
+
+
+class RunReader:
+    """Reads one run. Made by `reading`, which closes it."""
+
+    def __init__(self, run_id: str, folder: RunFolder | None, client: Client | None) -> None:
+        self.run_id = run_id
+        """Empty: the coordinator's latest."""
+        self._folder = folder
+        self._client = client
+
+    def get(self) -> control_pb2.Run:
+        """Return the run as it is, or as it was when its coordinator went."""
+        if self._client is not None:
+            try:
+                return self._client.get_run(self.run_id)
+            except CoordinatorUnreachableError as error:
+                self._require_gone(error)
+        return self._recorded().run()
+
+    def watch(self, deadline_s: float | None = None) -> Iterator[control_pb2.Run]:
+        """Yield the run at each change and each second; the last one has ended.
+
+        Raises:
+            DeadlineExceededError: it has not ended when the monotonic clock shows `deadline_s`.
+        """
+        if self._client is not None:
+            try:
+                for run in self._client.watch_run(self.run_id, deadline_s):
+                    yield run
+                    if run.state in TERMINAL:
+                        return
+            except CoordinatorUnreachableError as error:
+                self._require_gone(error)
+            else:
+                self._require_gone(CoordinatorUnreachableError(self._client.address, "it hung up"))
+        yield self._recorded().run()
+
+    def logs(
+        self, *, follow: bool, site: str, rank: int, tail: int
+    ) -> Iterator[control_pb2.LogLine]:
+        """Yield log lines, each once; with `follow` until the run has ended."""
+        seen: dict[tuple[str, str], int] = {}
+        if self._client is not None:
+            try:
+                for line in self._client.read_logs(
+                    self.run_id, follow=follow, site=site, rank=rank, tail=tail
+                ):
+                    seen[line.site, line.source] = line.sequence
+                    yield line
+            except CoordinatorUnreachableError as error:
+                self._require_gone(error)
+            else:
+                return
+        for line in self._recorded().logs(site=site, rank=rank, tail=tail):
+            if line.sequence > seen.get((line.site, line.source), -1):
+                yield line
+
+    def events(self, *, follow: bool) -> Iterator[control_pb2.Event]:
+        """Yield events, each once; with `follow` until the run has ended."""
+        last = 0
+        if self._client is not None:
+            try:
+                for event in self._client.read_events(self.run_id, follow=follow):
+                    last = event.sequence
+                    yield event
+            except CoordinatorUnreachableError as error:
+                self._require_gone(error)
+            else:
+                return
+        yield from self._recorded().events(after=last)
+
+    def cancel(self) -> control_pb2.Run:
+        """Ask for the end of the run; one that has ended stays as it is."""
+        if self._client is not None:
+            try:
+                return self._client.cancel_run(self.run_id)
+            except CoordinatorUnreachableError as error:
+                self._require_gone(error)
+        return self._recorded().run()
+
+    def _recorded(self) -> RecordedRun:
+        assert self._folder is not None
+        return RecordedRun(self._folder)
+
+    def _require_gone(self, error: CoordinatorUnreachableError) -> None:
+        """Return if the coordinator that does not answer has ended; otherwise raise `error`.
+
+        A coordinator elsewhere may be alive behind a broken path, and one that is stopped in a
+        debugger is not gone: then the run's folder does not tell how the run is.
+        """
+        if self._folder is None or self._folder.remote_address is not None:
+            raise error
+        deadline_s = time.monotonic() + GONE_S
+        while self._folder.living_coordinator() is not None:
+            if time.monotonic() > deadline_s:
+                raise error
+            time.sleep(POLL_S)
+
+
+@contextmanager
+def reading(home: Path | None, coordinator: str | None, run_id: str) -> Iterator[RunReader]:
+    """Find a run, the latest if `run_id` is empty, and whoever knows about it.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+    folder = None if coordinator else find_run(home_folder(home), run_id)
+    address = coordinator
+    if folder is not None:
+        address = folder.remote_address or folder.living_coordinator()
+        run_id = folder.run_id
+    if address is None:
+        yield RunReader(run_id, folder, None)
+        return
+    with Client(address) as client:
+        yield RunReader(run_id, folder, client)
+
+
+def read_summary(run: control_pb2.Run) -> dict[str, Any] | None:
+    """Return what the coordinator wrote at the run's end, if this machine has it."""
+    if not run.folder:
+        return None
+    try:
+        summary = json.loads((Path(run.folder) / SUMMARY).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None

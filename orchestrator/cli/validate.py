@@ -1,0 +1,87 @@
+"""`isthmus validate`: every mistake of every file at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli.options import json_option, set_option
+from orchestrator.cli.output import Output
+from orchestrator.documents import load_pair, load_topology_file, read_text
+from topology.errors import ConfigError
+from topology.load import document_kind, split_overrides
+from topology.schema import SCHEMAS, schema_text
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--schema",
+    type=click.Choice(list(SCHEMAS)),
+    help="Print the JSON Schema of this kind of file instead.",
+)
+@set_option
+@json_option
+@click.pass_obj
+def command(
+    output: Output, files: tuple[Path, ...], schema: str | None, overrides: tuple[str, ...]
+) -> int:
+    """Check topology and job files, which are told apart by what is in them.
+
+    A job is checked together with the topology that it names.
+    """
+    if schema is not None:
+        if files:
+            raise click.UsageError("--schema takes no files")
+        text = schema_text(schema)
+        return output.result({"schema": json.loads(text)}, text.rstrip())
+    if not files:
+        raise click.UsageError("want at least one FILE, or --schema")
+    checked, problems = [], []
+    for path in files:
+        try:
+            checked.append(_check(path, overrides))
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    if problems:
+        raise ConfigError(problems)
+    return output.result({"files": checked}, "\n".join(_line(entry) for entry in checked))
+
+
+def _check(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what was found valid.
+
+    Raises:
+        ConfigError: the mistakes of this file, and for a job those of its topology.
+    """
+    kind = document_kind(read_text(path), str(path))
+    if kind == "job":
+        pair = load_pair(path, overrides)
+        return {
+            "file": str(path),
+            "kind": kind,
+            "name": pair.job.name,
+            "topology": str(pair.topology_path),
+        }
+    topology = load_topology_file(path, split_overrides(overrides)[0])
+    return {
+        "file": str(path),
+        "kind": kind,
+        "name": topology.name,
+        "sites": len(topology.sites),
+        "ranks": topology.num_ranks,
+        "links": len(topology.links),
+    }
+
+
+def _line(entry: dict[str, Any]) -> str:
+    if entry["kind"] == "job":
+        return f"{entry['file']}: job {entry['name']!r} is valid, with {entry['topology']}"
+    return (
+        f"{entry['file']}: topology {entry['name']!r} is valid: "
+        f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"
+    )

@@ -1,0 +1,171 @@
+"""What the contract's messages look like in --json, and in one line to people."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from protos.catalogue import CATALOGUE
+from protos.control.v1 import control_pb2
+
+TERMINAL = frozenset(
+    {
+        control_pb2.RUN_STATE_SUCCEEDED,
+        control_pb2.RUN_STATE_FAILED,
+        control_pb2.RUN_STATE_CANCELLED,
+    }
+)
+
+
+def state_name(run: control_pb2.Run) -> str:
+    """Return `ACTIVE` for RUN_STATE_ACTIVE."""
+    return _short(control_pb2.RunState, run.state, "RUN_STATE_")
+
+
+def run_view(run: control_pb2.Run) -> dict[str, Any]:
+    """Return a run as --json shows it."""
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "state": state_name(run),
+        "generation": run.generation,
+        "reason_code": run.reason_code,
+        "reason": run.reason,
+        "failure": failure_view(run.failure) if run.HasField("failure") else None,
+        "sites": [
+            {
+                "site": site.site,
+                "state": _short(control_pb2.SiteState, site.state, "SITE_STATE_"),
+                "host": site.host,
+                "step": site.step,
+                "latest": dict(site.latest),
+            }
+            for site in run.sites
+        ],
+        "links": [
+            {
+                "source": link.source,
+                "target": link.target,
+                "bytes_per_s": link.bytes_per_s,
+                "rtt_s": link.rtt_s,
+                "latest": dict(link.latest),
+            }
+            for link in run.links
+        ],
+        "folder": run.folder,
+        "created_wall_s": run.created_wall_s,
+        "ended_wall_s": run.ended_wall_s or None,
+        "active_s": run.active_s,
+        "totals": dict(run.totals),
+    }
+
+
+def failure_view(failure: control_pb2.Failure) -> dict[str, Any]:
+    """Return a failure as --json shows it; what does not apply is null."""
+    return {
+        "code": failure.code,
+        "message": failure.message,
+        "site": failure.site or None,
+        "node": failure.node if failure.node >= 0 else None,
+        "rank": failure.rank if failure.rank >= 0 else None,
+        "exit_code": failure.exit_code,
+        "log_path": failure.log_path or None,
+    }
+
+
+def outcome_view(run: control_pb2.Run, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return an ended run with its summary's figures, in one object."""
+    view = run_view(run)
+    return {**dict(run.totals), **(summary or {}), **view, "sites": _merged(view, summary)}
+
+
+def _merged(view: Mapping[str, Any], summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the run's sites, each with what the summary says of it."""
+    told = {site["site"]: site for site in (summary or {}).get("sites", [])}
+    return [{**told.get(site["site"], {}), **site} for site in view["sites"]]
+
+
+def where_of(run: control_pb2.Run) -> dict[str, Any]:
+    """Return the place of a run's failure."""
+    place: dict[str, Any] = {"run_id": run.run_id}
+    if run.HasField("failure"):
+        place.update(failure_view(run.failure))
+    if run.folder:
+        place["folder"] = run.folder
+    return place
+
+
+def reason_code(run: control_pb2.Run) -> str:
+    """Return the reason code of a run that did not succeed, one that this build's catalogue has."""
+    if run.state == control_pb2.RUN_STATE_CANCELLED:
+        return "CANCELLED"
+    # A newer coordinator may know codes that this client does not.
+    return run.reason_code if run.reason_code in CATALOGUE else "RANK_EXITED"
+
+
+def run_line(run: control_pb2.Run) -> str:
+    """Return one line of the list of runs."""
+    reason = f"  {run.reason_code}: {run.reason}" if run.reason_code else ""
+    return f"{run.run_id}  {state_name(run):<9}  {_clock(run.created_wall_s)}  {run.name}{reason}"
+
+
+def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
+    """Return a log line as --json shows it."""
+    return {
+        "site": line.site,
+        "source": line.source,
+        "sequence": line.sequence,
+        "wall_s": line.wall_s,
+        "text": line.text,
+    }
+
+
+def log_line(line: control_pb2.LogLine) -> str:
+    """Return a log line with where it comes from before it."""
+    return f"{line.site}/{line.source} | {line.text}"
+
+
+def event_view(event: control_pb2.Event) -> dict[str, Any]:
+    """Return an event as --json shows it."""
+    return {
+        "sequence": event.sequence,
+        "wall_s": event.wall_s,
+        "run_id": event.run_id,
+        "generation": event.generation,
+        "kind": event.kind,
+        "site": event.site,
+        "detail": _detail(event),
+    }
+
+
+def event_line(event: control_pb2.Event) -> str:
+    """Return an event in one line."""
+    detail = _detail(event)
+    words = (
+        "  ".join(f"{key}={value}" for key, value in detail.items())
+        if isinstance(detail, dict)
+        else str(detail)
+    )
+    parts = [_clock(event.wall_s), f"{event.kind:<18}", event.site, words]
+    return "  ".join(part for part in parts if part).rstrip()
+
+
+def _detail(event: control_pb2.Event) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return json.loads(event.detail_json or "{}")
+    except ValueError:
+        return event.detail_json
+
+
+def _clock(wall_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+
+
+def _short(kind: Any, value: int, prefix: str) -> str:  # noqa: ANN401 - a generated enum wrapper
+    """Return an enum value's name without its prefix; a number that this build does not know, as is."""
+    try:
+        return str(kind.Name(value)).removeprefix(prefix)
+    except ValueError:
+        return str(value)

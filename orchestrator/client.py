@@ -1,0 +1,226 @@
+"""The operator's side of the control contract: blocking calls to a coordinator, each with a deadline.
+
+A stream has no deadline of its own, for a run may last weeks; but when nothing comes for SILENCE_S the
+coordinator is asked whether it still answers, and that question has one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+
+from protos.control.v1 import control_pb2, control_pb2_grpc
+from protos.errors import DeadlineExceededError, IsthmusError, error_for
+from protos.limits import CONTROL_CHANNEL_BYTES
+from topology.errors import ConfigError, Problem
+
+CALL_S = 10.0
+"""A coordinator answers within milliseconds; a stopped one never does."""
+SILENCE_S = 10.0
+BUFFERED_MESSAGES = 256
+"""Of a stream, between the reading thread and whoever prints; then the coordinator has to wait."""
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),
+    ("grpc.max_send_message_length", CONTROL_CHANNEL_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.enable_retries", 0),
+    # The environment's HTTP proxy is for the web: it cannot reach this machine's loopback.
+    ("grpc.enable_http_proxy", 0),
+)
+
+Message = TypeVar("Message")
+Request = TypeVar("Request")
+
+
+class CoordinatorUnreachableError(IsthmusError):
+    """No coordinator answers at `address`."""
+
+    code = "COORDINATOR_UNREACHABLE"
+    retryable = True
+
+    def __init__(self, address: str, detail: str) -> None:
+        super().__init__(f"no coordinator answers at {address}: {detail}")
+        self.address = address
+
+
+class Client:
+    """A connection to one coordinator. A context manager: leaving it ends every call."""
+
+    def __init__(
+        self, address: str, *, call_s: float = CALL_S, silence_s: float = SILENCE_S
+    ) -> None:
+        self.address = address
+        self._call_s = call_s
+        self._silence_s = silence_s
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def submit(self, run_id: str, job: control_pb2.Document, topology: control_pb2.Document) -> str:
+        """Submit a run and return its id; the same id again answers the same run.
+
+        Raises:
+            ConfigError: the coordinator found mistakes in the documents.
+            IsthmusError: it refused, or does not answer.
+        """
+        request = control_pb2.SubmitRequest(run_id=run_id, job=job, topology=topology)
+        with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
+            return self._stub.Submit(request, timeout=self._call_s).run_id
+
+    def get_run(self, run_id: str) -> control_pb2.Run:
+        """Return a run as it is now; an empty id is the latest."""
+        with self._mapped():
+            request = control_pb2.GetRunRequest(run_id=run_id)
+            return self._stub.GetRun(request, timeout=self._call_s)
+
+    def list_runs(self) -> list[control_pb2.Run]:
+        """Return all runs that the coordinator knows, newest first."""
+        with self._mapped():
+            answer = self._stub.ListRuns(control_pb2.ListRunsRequest(), timeout=self._call_s)
+            return list(answer.runs)
+
+    def cancel_run(self, run_id: str) -> control_pb2.Run:
+        """Ask for the end of a run; a run that has ended stays as it is."""
+        with self._mapped():
+            request = control_pb2.CancelRunRequest(run_id=run_id)
+            return self._stub.CancelRun(request, timeout=self._call_s)
+
+    def watch_run(self, run_id: str, deadline_s: float | None = None) -> Iterator[control_pb2.Run]:
+        """Yield a run now, at each change and each second, until it has ended.
+
+        Raises:
+            DeadlineExceededError: it has not when the monotonic clock shows `deadline_s`.
+        """
+        request = control_pb2.GetRunRequest(run_id=run_id)
+        yield from self._stream(self._stub.WatchRun, request, run_id, deadline_s)
+
+    def read_logs(
+        self, run_id: str, *, follow: bool, site: str, rank: int, tail: int
+    ) -> Iterator[control_pb2.LogLine]:
+        """Yield log lines; with `follow` until the run has ended. `rank` -1 and `tail` 0: all."""
+        request = control_pb2.ReadLogsRequest(
+            run_id=run_id, follow=follow, site=site, rank=rank, tail=tail
+        )
+        yield from self._stream(self._stub.ReadLogs, request, run_id)
+
+    def read_events(
+        self, run_id: str, *, follow: bool, after: int = 0
+    ) -> Iterator[control_pb2.Event]:
+        """Yield events with a sequence above `after`; with `follow` until the run has ended."""
+        request = control_pb2.ReadEventsRequest(run_id=run_id, follow=follow, after=after)
+        yield from self._stream(self._stub.ReadEvents, request, run_id)
+
+    def _stream(
+        self,
+        method: grpc.UnaryStreamMultiCallable[Request, Message],
+        request: Request,
+        run_id: str,
+        deadline_s: float | None = None,
+    ) -> Iterator[Message]:
+        """Yield what a streaming call answers. After a silence, check that somebody is there."""
+        call = method(request)
+        items: queue.Queue[Message | grpc.RpcError | None] = queue.Queue(BUFFERED_MESSAGES)
+        abandoned = threading.Event()
+        reader = threading.Thread(
+            target=_pump, args=(call, items, abandoned), name="stream-reader", daemon=True
+        )
+        reader.start()
+        try:
+            while True:
+                wait_s = self._silence_s
+                if deadline_s is not None:
+                    wait_s = min(wait_s, deadline_s - time.monotonic())
+                    if wait_s <= 0:
+                        raise DeadlineExceededError(f"{run_id or 'the run'} has not ended in time")
+                try:
+                    item = items.get(timeout=wait_s)
+                except queue.Empty:
+                    if wait_s == self._silence_s:
+                        self.get_run(run_id)
+                    continue
+                if item is None:
+                    return
+                if isinstance(item, grpc.RpcError):
+                    with self._mapped():
+                        raise item
+                yield item
+        finally:
+            abandoned.set()
+            call.cancel()
+            reader.join(self._call_s)
+
+    @contextmanager
+    def _mapped(self, invalid: Callable[[str], Exception] | None = None) -> Iterator[None]:
+        """Turn a status into the error that it stands for; `invalid` makes INVALID_ARGUMENT's."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            status, detail = _status(error)
+            if status == grpc.StatusCode.UNAVAILABLE:
+                raise CoordinatorUnreachableError(self.address, "no connection") from error
+            if status == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise CoordinatorUnreachableError(
+                    self.address, f"silent for {self._call_s:g} s"
+                ) from error
+            if status == grpc.StatusCode.INVALID_ARGUMENT and invalid is not None:
+                raise invalid(detail) from error
+            raise error_for(status, detail) from error
+
+
+def _status(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    """Return a failed call's status and one line; every RpcError of a call is a Call too."""
+    assert isinstance(error, grpc.Call)
+    return error.code(), error.details() or ""
+
+
+def _told(detail: str) -> Problem:
+    return Problem("coordinator", 0, 0, detail, "")
+
+
+def _pump(
+    call: Iterable[Message],
+    items: queue.Queue[Message | grpc.RpcError | None],
+    abandoned: threading.Event,
+) -> None:
+    """Move a stream's messages, then its error or None, into `items` until it is abandoned."""
+    end: grpc.RpcError | None = None
+    try:
+        for message in call:
+            if not _put(items, message, abandoned):
+                return
+    except grpc.RpcError as error:
+        end = error
+    _put(items, end, abandoned)
+
+
+def _put(
+    items: queue.Queue[Message | grpc.RpcError | None],
+    item: Message | grpc.RpcError | None,
+    abandoned: threading.Event,
+) -> bool:
+    """Wait for room; False when nobody reads any more."""
+    while not abandoned.is_set():
+        try:
+            items.put(item, timeout=1.0)
+        except queue.Full:
+            continue
+        return True
+    return False

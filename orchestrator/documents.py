@@ -1,0 +1,110 @@
+"""YAML files from disk: read within limits, and loaded in the pairs that a run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos.limits import DOCUMENT_BYTES
+from topology.checks import check_pair
+from topology.errors import ConfigError, Problem
+from topology.job import Job
+from topology.load import load_job, load_topology, split_overrides
+from topology.overrides import read_with_overrides
+from topology.world import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A job, its topology, and the texts and overrides that they came from."""
+
+    job_path: Path
+    job_text: str
+    job_overrides: list[str]
+    job: Job
+    topology_path: Path
+    topology_text: str
+    topology_overrides: list[str]
+    topology: Topology
+
+
+def read_text(path: Path) -> str:
+    """Return a document's text.
+
+    Raises:
+        ConfigError: it cannot be read, is larger than protos.limits.DOCUMENT_BYTES, or is no UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(DOCUMENT_BYTES + 1)
+    except OSError as error:
+        raise _wrong(path, error.strerror or type(error).__name__) from error
+    if len(content) > DOCUMENT_BYTES:
+        raise _wrong(path, f"larger than {DOCUMENT_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
+        message = f"not UTF-8: byte 0x{content[error.start]:02x}"
+        raise ConfigError([Problem(str(path), line, column, message, "")]) from error
+
+
+def load_topology_file(path: Path, overrides: Sequence[str] = ()) -> Topology:
+    """Read and load a topology; ConfigError with every mistake."""
+    return load_topology(read_text(path), str(path), overrides)
+
+
+def load_pair(
+    job_path: Path, overrides: Sequence[str] = (), topology_path: Path | None = None
+) -> Pair:
+    """Read and load a job and its topology, which the job names unless `topology_path` is given.
+
+    Raises:
+        ConfigError: with the mistakes of both, and of what they are to each other.
+    """
+    topology_overrides, job_overrides = split_overrides(overrides)
+    job_text = read_text(job_path)
+    problems: list[Problem] = []
+    job: Job | None = None
+    try:
+        job = load_job(job_text, str(job_path), job_overrides)
+    except ConfigError as error:
+        problems += error.problems
+    if topology_path is None:
+        named = _named_topology(job_text, str(job_path), job_overrides)
+        if named is None:
+            raise ConfigError(problems)
+        topology_path = job_path.parent / named
+    try:
+        topology_text = read_text(topology_path)
+        topology = load_topology(topology_text, str(topology_path), topology_overrides)
+    except ConfigError as error:
+        raise ConfigError(problems + error.problems) from error
+    if job is None:
+        raise ConfigError(problems)
+    check_pair(job, topology, job_text, str(job_path), job_overrides)
+    return Pair(
+        job_path=job_path,
+        job_text=job_text,
+        job_overrides=job_overrides,
+        job=job,
+        topology_path=topology_path,
+        topology_text=topology_text,
+        topology_overrides=topology_overrides,
+        topology=topology,
+    )
+
+
+def _named_topology(job_text: str, source: str, overrides: Sequence[str]) -> str | None:
+    """Return the topology that a job names, even if the job has mistakes."""
+    try:
+        name = read_with_overrides(job_text, source, overrides).mapping().get("topology")
+    except ConfigError:
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _wrong(path: Path, message: str) -> ConfigError:
+    return ConfigError([Problem(str(path), 0, 0, message, "")])

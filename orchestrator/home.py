@@ -1,0 +1,143 @@
+"""HOME, the folders of runs in it, and where each run's coordinator is.
+
+HOME/runs/RUN/   of an embedded run: also its coordinator's state (docs/architecture.md, "Folders")
+                 of a run launched with --coordinator: the documents, and remote.json with the address
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+import psutil
+
+from protos.errors import NotFoundError
+
+ANNOUNCED = "coordinator.json"
+"""Written by a coordinator while it listens: {"address", "pid", "generation"}."""
+REMOTE = "remote.json"
+"""Written by launch --coordinator: {"address"}."""
+LOG = "coordinator.log"
+SUMMARY = "summary.json"
+TOPOLOGY = "topology.yaml"
+JOB = "job.yaml"
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def home_folder(given: Path | None) -> Path:
+    """Return `given`, else the platform's user state folder; commands read $ISTHMUS_HOME before."""
+    return given.absolute() if given else platformdirs.user_state_path("isthmus")
+
+
+def new_run_id() -> str:
+    """Return an id that sorts by time and is used nowhere else."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def is_run_id(text: str) -> bool:
+    """Whether `text` may name a run, and so a folder."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """What is kept of one run on this machine."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run, which the folder is named after."""
+        return self.path.name
+
+    @property
+    def remote_address(self) -> str | None:
+        """The coordinator that the run was given to with --coordinator, if it was."""
+        return _string(_read_object(self.path / REMOTE), "address")
+
+    def remember_remote(self, address: str) -> None:
+        """Note the coordinator that the run was given to."""
+        (self.path / REMOTE).write_text(json.dumps({"address": address}) + "\n")
+
+    def living_coordinator(self) -> str | None:
+        """Return where the folder's own coordinator listens; None once its process is gone.
+
+        A coordinator that was killed leaves its file behind, and launch may not have collected the
+        process yet: both count as gone.
+        """
+        announced = _read_object(self.path / ANNOUNCED)
+        pid = announced.get("pid")
+        if not isinstance(pid, int) or pid < 1:
+            return None
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return None
+        except psutil.NoSuchProcess:
+            return None
+        return _string(announced, "address")
+
+
+def run_folders(home: Path) -> list[RunFolder]:
+    """Return the folders of all runs, newest first."""
+    runs = home / "runs"
+    if not runs.is_dir():
+        return []
+    folders = [RunFolder(path) for path in runs.iterdir() if (path / JOB).is_file()]
+    return sorted(folders, key=_submitted, reverse=True)
+
+
+def find_run(home: Path, run_id: str) -> RunFolder:
+    """Return a run's folder; an empty id is the latest.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    if not run_id:
+        folders = run_folders(home)
+        if not folders:
+            raise NotFoundError(f"there is no run in {home / 'runs'}")
+        return folders[0]
+    folder = RunFolder(home / "runs" / run_id)
+    if not is_run_id(run_id) or not (folder.path / JOB).is_file():
+        raise NotFoundError(f"there is no run {run_id!r} in {home / 'runs'}")
+    return folder
+
+
+def claim_run_folder(home: Path, run_id: str, job_text: str) -> tuple[RunFolder, bool]:
+    """Return the folder of a run, and whether it is new: of several who ask at once, for one only.
+
+    A folder is a run's from the moment on when the job is in it.
+    """
+    folder = RunFolder(home / "runs" / run_id)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    try:
+        with (folder.path / JOB).open("x", encoding="utf-8") as file:
+            file.write(job_text)
+    except FileExistsError:
+        return folder, False
+    return folder, True
+
+
+def _submitted(folder: RunFolder) -> tuple[int, str]:
+    # The job is written once, before anything else happens; ids may be anything.
+    return (folder.path / JOB).stat().st_mtime_ns, folder.run_id
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    """Return a JSON file's object, empty if it is not there or not one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _string(fields: dict[str, object], key: str) -> str | None:
+    value = fields.get(key)
+    return value if isinstance(value, str) and value else None
