@@ -38,8 +38,8 @@ class Document:
 
     def add(self, path: Path, message: str, *, at_key: bool = False) -> None:
         """Add a problem with the value at `path`, or with its key."""
-        places = self.key_places if at_key and path in self.key_places else self.places
-        self.add_at(self._nearest(path, places), message, path)
+        place = self.key_places.get(path) if at_key else None
+        self.add_at(place or self.place(path), message, path)
 
     def add_at(self, place: Place, message: str, path: Path) -> None:
         """Add a problem at a place of its own."""
@@ -60,7 +60,9 @@ class Document:
 
     def place(self, path: Path) -> Place:
         """Return where the value at `path` stands, or the innermost that would contain it."""
-        return self._nearest(path, self.places)
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, Place(self.source, 1, 1))
 
     def get(self, *path: str | int) -> object:
         """Return the value at `path`, or None when there is none."""
@@ -89,9 +91,3 @@ class Document:
         """Return the list at `path`; empty when there is none, or something else."""
         value = self.get(*path)
         return value if isinstance(value, list) else []
-
-    def _nearest(self, path: Path, places: dict[Path, Place]) -> Place:
-        while path and path not in places:
-            path = path[:-1]
-            places = self.places if path not in places else places
-        return places.get(path, Place(self.source, 1, 1))

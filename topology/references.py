@@ -42,7 +42,8 @@ def ancestry(document: Document, index: int) -> list[int]:
 
     Ends before a name that does not exist, or that has been met.
     """
-    positions = {document.text("sites", each, "name"): each for each in _sites(document)}
+    # Of two sites of one name the first is meant; the other is told to be a duplicate.
+    positions = {document.text("sites", each, "name"): each for each in reversed(_sites(document))}
     found = [index]
     while (like := document.text("sites", found[-1], "like")) is not None:
         if positions.get(like, index) in found:
@@ -95,16 +96,16 @@ def _check_likes(document: Document) -> None:
             document.add(
                 path, f"sites are like each other in a circle: {' -> '.join([*steps, end])}"
             )
-        elif end is None:
-            _check_required(document, index, chain)
+        elif "like" not in document.mapping("sites", index):
+            _check_required(document, index)
 
 
-def _check_required(document: Document, index: int, chain: list[int]) -> None:
+def _check_required(document: Document, index: int) -> None:
+    """A site that is like no other says everything itself, and so all that are like it have it."""
+    site = document.get("sites", index)
     for key in _REQUIRED:
-        if not any(key in document.mapping("sites", each) for each in chain):
-            others = "" if len(chain) == 1 else ", nor has any site that it is like"
-            if isinstance(document.get("sites", index), dict):
-                document.add(("sites", index), f"missing key {key!r}{others}")
+        if isinstance(site, dict) and key not in site:
+            document.add(("sites", index), f"missing key {key!r}")
 
 
 def _link_ends(document: Document) -> Iterator[tuple[int, str, str]]:
@@ -223,7 +224,7 @@ def _check_failure(document: Document) -> None:
         )
     except ConfigError as error:
         for problem in error.problems:
-            document.add(("failure",), problem.message, at_key=True)
+            document.add(tuple(problem.path.split(".")), problem.message)
     except ValidationError:
         return
 

@@ -9,7 +9,9 @@ import math
 import re
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,18})")
-_DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9]{0,18})?\.?[0-9]{1,18}([eE][-+]?[0-9]{1,3})?")
+_DECIMAL = re.compile(
+    r"[-+]?((0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?|\.[0-9]{1,18})([eE][-+]?[0-9]{1,3})?"
+)
 _PADDED = re.compile(r"[-+]?0[0-9]+(\.[0-9]*)?")
 _WORDS: dict[str, bool | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),

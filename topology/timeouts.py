@@ -10,8 +10,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from topology.errors import ConfigError
+from topology.errors import ConfigError, Problem
 from topology.world import Failure
+
+SHORTEST_DETECT_S = 0.5
+"""A healthy process on a busy machine can be silent for a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +45,13 @@ class Timeouts:
         """Derive all from `failure`.
 
         Raises:
-            ConfigError: they would not be in their order.
+            ConfigError: they would not be in their order, or detect_within is too short for any.
         """
         within_s = failure.detect_within_s
+        if within_s < SHORTEST_DETECT_S:
+            raise _refused(
+                "detect_within", f"want at least {SHORTEST_DETECT_S:g} s, got {within_s:g} s"
+            )
         timeouts = cls(
             heartbeat_s=within_s / 5,
             keepalive_time_s=within_s / 3,
@@ -73,9 +80,17 @@ class Timeouts:
         ]
         for (name, value_s), (later, later_s) in itertools.pairwise(ordered):
             if value_s >= later_s:
-                raise ConfigError(f"timeouts: {name} ({value_s:g} s) >= {later} ({later_s:g} s)")
+                message = (
+                    f"the timeout of {name} ({value_s:g} s) is not below {later} ({later_s:g} s)"
+                )
+                raise _refused("detect_within", message)
         if self.start_s <= self.lease_s:
-            raise ConfigError(
-                f"failure.start_within ({self.start_s:g} s) must be longer than "
-                f"failure.detect_within ({self.lease_s:g} s)"
+            raise _refused(
+                "start_within",
+                f"start_within ({self.start_s:g} s) must be longer than "
+                f"detect_within ({self.lease_s:g} s)",
             )
+
+
+def _refused(key: str, message: str) -> ConfigError:
+    return ConfigError([Problem("topology", 0, 0, message, f"failure.{key}")])

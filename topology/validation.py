@@ -71,6 +71,7 @@ def _message(document: Document, model: type[BaseModel], path: Path, detail: Err
         key = str(path[-1])
         return f"unknown key {shown(key)}{did_you_mean(key, _keys(model, path[:-1]))}"
     if kind == "literal_error":
+        # Only the keys of a dict are literals in our models.
         words = typing.get_args(_annotation(model, path[:-1]))[0]
         known = [str(word) for word in typing.get_args(words)]
         return f"want {one_of(known)}, got {got}{did_you_mean(str(detail['input']), known)}"
@@ -91,7 +92,7 @@ def _message(document: Document, model: type[BaseModel], path: Path, detail: Err
 def _length_message(context: dict[str, object]) -> str:
     low, high = context.get("min_length"), context.get("max_length")
     bound = f"at least {low}" if low is not None else f"at most {high}"
-    return f"want {bound} items, got {context['actual_length']}"
+    return f"want {bound} of them, got {context['actual_length']}"
 
 
 def _got(document: Document, path: Path, value: object) -> str:

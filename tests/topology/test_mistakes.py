@@ -1,0 +1,467 @@
+"""Seeded mistakes in both documents: each is told at its line and column, in these words.
+
+A case is what to replace in the right document, by what, and what must be told.
+"""
+
+import pytest
+
+from tests.topology.documents import JOB, TOPOLOGY, changed, told
+from topology.errors import ConfigError
+from topology.load import load_topology
+
+TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
+    ("version: 1", "version: 2", ["1:10 want version: 1, got 2 [version]"]),
+    ("version: 1\n", "", ["1:1 missing key 'version' []"]),
+    (
+        "name: tri-coast",
+        "name: tri coast",
+        ["2:7 want a name of letters, digits, '-' and '_', at most 63; got 'tri coast' [name]"],
+    ),
+    (
+        "name: tri-coast",
+        "nam: tri-coast\nname: x",
+        ["2:1 unknown key 'nam' (did you mean 'name'?) [nam]"],
+    ),
+    ("name: tri-coast", "name: 5", ["2:7 want a text, got 5 [name]"]),
+    (
+        "bf16: 989TFLOP/s",
+        "bf61: 989TFLOP/s",
+        [
+            "4:17 want 'fp64', 'fp32', 'tf32', 'bf16', 'fp16', 'fp8' or 'int8', got 'bf61' (did you mean 'bf16'?) [accelerators.h100.peak.bf61]"
+        ],
+    ),
+    (
+        "bf16: 989TFLOP/s",
+        "bf16: 989TFLOPS",
+        [
+            "4:23 unknown unit 'TFLOPS' (did you mean 'TFLOP/s'?): want a compute rate in FLOP/s, kFLOP/s, MFLOP/s, GFLOP/s, TFLOP/s, PFLOP/s, as 989TFLOP/s [accelerators.h100.peak.bf16]"
+        ],
+    ),
+    (
+        "peak: {bf16: 989TFLOP/s}",
+        "peak: {}",
+        ["4:16 want at least 1 of them, got 0 [accelerators.h100.peak]"],
+    ),
+    ("memory: 80GiB, ", "", ["4:9 missing key 'memory' [accelerators.h100]"]),
+    (
+        "memory: 80GiB",
+        "memory: 80",
+        [
+            "4:44 want a size in B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, as 4MiB; got 80 without a unit [accelerators.h100.memory]"
+        ],
+    ),
+    (
+        "mfu: 0.42",
+        "mfu: 42",
+        ["4:56 want a share of 0 to 1, or 0% to 100%; got 42 [accelerators.h100.mfu]"],
+    ),
+    (
+        "price: 2.5USD/h",
+        "price: $2.5",
+        ["4:69 want a price in USD/h, as 2.5USD/h; got '$2.5' [accelerators.h100.price]"],
+    ),
+    ("lat: 45.6", "lat: 145.6", ["7:21 want at most 90, got 145.6 [sites.0.location.lat]"]),
+    ("nodes: 4", "nodes: no", ["8:12 want a whole number, got 'no' [sites.0.nodes]"]),
+    ("nodes: 4", "nodes: 4.0", ["8:12 want a whole number, got 4.0 [sites.0.nodes]"]),
+    ("nodes: 4", "nodes: 1e1", ["8:12 want a whole number, got 1e1 [sites.0.nodes]"]),
+    ("nodes: 4", "nodes: 0", ["8:12 want at least 1, got 0 [sites.0.nodes]"]),
+    (
+        "nodes: 4",
+        "nodes: 010",
+        ["8:12 010 has a leading zero: write the number without it, or quote it [sites.0.nodes]"],
+    ),
+    ("    nodes: 4\n", "", ["6:5 missing key 'nodes' [sites.0]"]),
+    (
+        "accelerators_per_node: 8",
+        "acelerators_per_node: 8",
+        [
+            "6:5 missing key 'accelerators_per_node' [sites.0]",
+            "9:5 unknown key 'acelerators_per_node' (did you mean 'accelerators_per_node'?) [sites.0.acelerators_per_node]",
+        ],
+    ),
+    (
+        "accelerator: h100",
+        "accelerator: h1000",
+        ["10:18 unknown accelerator 'h1000' (did you mean 'h100'?) [sites.0.accelerator]"],
+    ),
+    (
+        "cluster: 400Gbit/s",
+        "cluster: 400Gbps",
+        [
+            "11:38 unknown unit 'Gbps' (did you mean 'Gbit/s'?): want a rate in bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s, B/s, kB/s, MB/s, GB/s, TB/s, KiB/s, MiB/s, GiB/s, TiB/s, as 1Gbit/s [sites.0.fabric.cluster]"
+        ],
+    ),
+    (
+        "latency: 8us",
+        "latency: 8",
+        [
+            "11:58 want a duration in ns, us, ms, s, min, h, as 80ms; got 8 without a unit [sites.0.fabric.latency]"
+        ],
+    ),
+    (
+        "gateways_per_node: 1",
+        "gateways_per_node: 2",
+        ["12:30 this version supports 1 gateway a node, got 2 [sites.0.wan.gateways_per_node]"],
+    ),
+    (
+        "nic: 100Gbit/s",
+        "nic: 100Gbit/s, address: 10.0.0.7",
+        [
+            "12:58 '10.0.0.7' is not a loopback address: want one in 127.0.0.0/8 or ::1, as security.mode is insecure [sites.0.wan.address]"
+        ],
+    ),
+    (
+        "kind: local",
+        "kind: slurm",
+        ["13:22 'slurm' is not in this version: want 'local' [sites.0.launcher.kind]"],
+    ),
+    (
+        "kind: local",
+        "kind: loca",
+        ["13:22 want 'local', got 'loca' (did you mean 'local'?) [sites.0.launcher.kind]"],
+    ),
+    (
+        "name: ohio",
+        "name: oregon",
+        [
+            "15:12 duplicate site 'oregon' (first at line 6) [sites.2.name]",
+            "18:25 unknown site 'ohio' [links.1.between.1]",
+        ],
+    ),
+    (
+        "like: virginia",
+        "like: virginai",
+        ["15:24 unknown site 'virginai' (did you mean 'virginia'?) [sites.2.like]"],
+    ),
+    (
+        "like: virginia",
+        "like: ohio",
+        ["15:24 sites are like each other in a circle: ohio -> ohio [sites.2.like]"],
+    ),
+    (
+        "[oregon, virginia]",
+        "[oregon, virgina]",
+        ["17:24 unknown site 'virgina' (did you mean 'virginia'?) [links.0.between.1]"],
+    ),
+    (
+        "[oregon, virginia]",
+        "[oregon, oregon]",
+        ["17:24 a link from 'oregon' to itself [links.0.between.1]"],
+    ),
+    ("[oregon, virginia]", "[oregon]", ["17:15 want at least 2 of them, got 1 [links.0.between]"]),
+    ("[oregon, virginia]", "oregon", ["17:15 want a list, got 'oregon' [links.0.between]"]),
+    (
+        "[virginia, ohio]",
+        "[virginia, oregon]",
+        [
+            "16:1 no links in both directions connect 'oregon' with 'ohio' [links]",
+            "18:14 a second link from 'virginia' to 'oregon' (first at line 17) [links.1.between]",
+        ],
+    ),
+    (
+        "between: [virginia, ohio]",
+        "between: [virginia, ohio]\n    oneway: true",
+        ["16:1 no links in both directions connect 'oregon' with 'ohio' [links]"],
+    ),
+    (
+        "bandwidth: 10Gbit/s",
+        "bandwidth: 0Gbit/s",
+        ["17:46 must be more than 0, got '0Gbit/s' [links.0.bandwidth]"],
+    ),
+    (
+        "bandwidth: 10Gbit/s",
+        "bandwidth: -10Gbit/s",
+        ["17:46 must not be negative: '-10Gbit/s' [links.0.bandwidth]"],
+    ),
+    ("bandwidth: 10Gbit/s, ", "", ["17:5 missing key 'bandwidth' [links.0]"]),
+    (
+        "rtt: 62ms",
+        "rtt: 62",
+        [
+            "17:61 want a duration in ns, us, ms, s, min, h, as 80ms; got 62 without a unit [links.0.rtt]"
+        ],
+    ),
+    (
+        "rtt: 62ms",
+        "rtt_ms: 62ms",
+        ["17:56 unknown key 'rtt_ms' (did you mean 'rtt'?) [links.0.rtt_ms]"],
+    ),
+    ("rtt: 62ms", "rtt:", ["17:56 'rtt' has no value: give it one, or remove it [links.0.rtt]"]),
+    (
+        "rtt: 62ms",
+        "rtt: 6s",
+        [
+            "28:26 want more than 18s, three times the RTT from 'oregon' to 'virginia'; got 15s [failure.detect_within]"
+        ],
+    ),
+    (
+        "loss: 0.001%",
+        "loss: 2",
+        ["17:73 want a share of 0 to 1, or 0% to 100%; got 2 [links.0.loss]"],
+    ),
+    (
+        "max_flows: 64",
+        "max_flows: '64'",
+        ["22:16 want a whole number, got '64' [links.1.max_flows]"],
+    ),
+    ("share: 0.8", "share: 0", ["24:12 must be more than 0 [links.1.share]"]),
+    (
+        "from: 08:00",
+        "from: 8 am",
+        ["25:23 want a time of day as 08:00, got '8 am' [links.1.schedule.0.from]"],
+    ),
+    ("to: 18:00", "to: 08:00", ["25:34 want another time than from [links.1.schedule.0.to]"]),
+    (
+        "at: 2026-05-01T12:00:00Z",
+        "at: yesterday",
+        ["26:53 want a time as 2026-05-01T12:00:00Z, got 'yesterday' [links.1.measured.at]"],
+    ),
+    (
+        "site: oregon,",
+        "site: orgon,",
+        ["27:21 unknown site 'orgon' (did you mean 'oregon'?) [coordinator.site]"],
+    ),
+    (
+        "bind: 127.0.0.1:7443",
+        "bind: 7443",
+        ["27:35 want HOST:PORT, as 127.0.0.1:7443; got 7443 [coordinator.bind]"],
+    ),
+    (
+        "bind: 127.0.0.1:7443",
+        "bind: 0.0.0.0:7443",
+        [
+            "27:35 '0.0.0.0' is not a loopback address: want one in 127.0.0.0/8 or ::1, as security.mode is insecure [coordinator.bind]"
+        ],
+    ),
+    (
+        "min_sites: 2",
+        "min_sites: 4",
+        ["28:42 want at most 3, the number of sites; got 4 [failure.min_sites]"],
+    ),
+    (
+        "detect_within: 15s",
+        "detect_within: 15s, start_within: 10s",
+        [
+            "28:45 start_within (10 s) must be longer than detect_within (15 s) [failure.start_within]"
+        ],
+    ),
+    (
+        "detect_within: 15s",
+        "detect_within: 15",
+        [
+            "28:26 want a duration in ns, us, ms, s, min, h, as 80ms; got 15 without a unit [failure.detect_within]"
+        ],
+    ),
+    (
+        "detect_within: 15s",
+        "detect_within: 100ms",
+        ["28:26 want at least 0.5 s, got 0.1 s [failure.detect_within]"],
+    ),
+    (
+        "mode: insecure",
+        "mode: mtls",
+        [
+            "29:18 mtls is not in this version, which only connects loopback addresses: want mode: insecure [security.mode]"
+        ],
+    ),
+    (
+        "mode: insecure",
+        "mode: insecure, ca: certs/ca.pem",
+        ["29:28 has no use with mode: insecure [security.ca]"],
+    ),
+    ("emulate: true", "emulate: yes", ["30:10 want true or false, got 'yes' [emulate]"]),
+    (
+        "emulate: true",
+        "emulate: true\nname: again",
+        ["31:1 duplicate key 'name' (first at line 2) [name]"],
+    ),
+    (
+        "coordinator:",
+        "coordinater:",
+        ["27:1 unknown key 'coordinater' (did you mean 'coordinator'?) [coordinater]"],
+    ),
+    (
+        "  - {name: ohio, like: virginia, nodes: 2}",
+        "  - ohio",
+        [
+            "15:5 want a mapping, got 'ohio' [sites.2]",
+            "18:25 unknown site 'ohio' [links.1.between.1]",
+        ],
+    ),
+    (
+        "location: {lat: 39.0, lon: -77.5}",
+        "location: [39.0, -77.5]",
+        ["14:46 want a mapping, got a list [sites.1.location]"],
+    ),
+    (
+        "    distance: 500km\n    egress: 0.02USD/GB\n    max_flows: 64\n    window: 16MiB\n    share: 0.8\n    schedule: [{from: 08:00, to: 18:00, share: 0.5}]\n    measured: {bandwidth: 0.9Gbit/s, rtt: 14ms, at: 2026-05-01T12:00:00Z}\n",
+        "",
+        [
+            "18:5 nothing gives an RTT: want rtt, distance, measured.rtt, or a location of 'ohio' [links.1]"
+        ],
+    ),
+]
+
+JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
+    ("topology: topology.yaml\n", "", ["1:1 missing key 'topology' []"]),
+    (
+        "name: small",
+        "name: ../small",
+        ["2:7 want a name of letters, digits, '-' and '_', at most 63; got '../small' [name]"],
+    ),
+    (
+        "codec: bf16",
+        "codec: bf61",
+        [
+            "4:19 want 'fp32', 'bf16', 'split' or 'bf16-split', got 'bf61' (did you mean 'bf16'?) [exchange.codec]"
+        ],
+    ),
+    (
+        "codec: bf16",
+        "codec: 16",
+        ["4:19 want 'fp32', 'bf16', 'split' or 'bf16-split', got 16 [exchange.codec]"],
+    ),
+    ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 4MiB, got '32KiB' [exchange.chunk]"]),
+    ("chunk: 256KiB", "chunk: 8MiB", ["4:32 want 64KiB to 4MiB, got '8MiB' [exchange.chunk]"]),
+    (
+        "chunk: 256KiB",
+        "chunk: 100001B",
+        ["4:32 want a multiple of 4 bytes (float32), got '100001B' [exchange.chunk]"],
+    ),
+    (
+        "chunk: 256KiB",
+        "chunk: 262144",
+        [
+            "4:32 want a size in B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, as 4MiB; got 262144 without a unit [exchange.chunk]"
+        ],
+    ),
+    ("window: 8MiB", "window: 128KiB", ["4:62 want at least the chunk, 256KiB [exchange.window]"]),
+    (
+        "window: 8MiB",
+        "channels_per_link: 0",
+        ["4:73 want at least 1, got 0 [exchange.channels_per_link]"],
+    ),
+    ("tree: star", "tree: gather", ["5:32 has no use with tree: gather [reduction.hub]"]),
+    (
+        "tree: star",
+        "tree: ring",
+        ["5:19 want 'auto', 'star' or 'gather', got 'ring' [reduction.tree]"],
+    ),
+    (
+        "parameters_every: 5",
+        "parameters_every: -1",
+        ["6:28 want at least 0, got -1 [verify.parameters_every]"],
+    ),
+    ("steps: 20", "steps: 0", ["8:10 want at least 1, got 0 [trainer.steps]"]),
+    (
+        "steps: 20",
+        "steps: 20\n  step: 3",
+        ["9:3 unknown key 'step' (did you mean 'steps'?) [trainer.step]"],
+    ),
+    (
+        "global_batch: 96",
+        "global_batch: 96.5",
+        ["9:17 want a whole number, got 96.5 [trainer.global_batch]"],
+    ),
+    ("heads: 2", "heads: 3", ["10:39 want a multiple of heads, 3; got 64 [trainer.model.width]"]),
+    ('files: ["*.txt"]', 'files: "*.txt"', ["11:17 want a list, got '*.txt' [trainer.data.files]"]),
+    ('files: ["*.txt"]', 'files: [""]', ["11:18 must not be empty [trainer.data.files.0]"]),
+    (
+        "held_out: 10%",
+        "held_out: 100%",
+        ["11:38 must be less than 100%: nothing would be learnt [trainer.data.held_out]"],
+    ),
+    ("held_out: 10%", "held_out: 0", ["11:38 must be more than 0 [trainer.data.held_out]"]),
+    (
+        "learning_rate: 1e-3",
+        "learning_rate: 1e-5",
+        [
+            "12:30 want at least min_learning_rate, 0.0003; got 1e-05 [trainer.optimizer.learning_rate]"
+        ],
+    ),
+    (
+        "learning_rate: 1e-3",
+        "learning_rate: fast",
+        ["12:30 want a number, got 'fast' [trainer.optimizer.learning_rate]"],
+    ),
+    (
+        "learning_rate: 1e-3",
+        "beta1: 1",
+        ["12:22 want less than 1, got 1 [trainer.optimizer.beta1]"],
+    ),
+    ("version: 1", "version: '1'", ["1:10 want version: 1, got '1' [version]"]),
+    ("verify: {parameters_every: 5}", "verify: true", ["6:9 want a mapping, got true [verify]"]),
+    (
+        "verify: {parameters_every: 5}",
+        "entrypoint: train.py\narguments: [--lr, 0.1]",
+        ["7:19 want a text, got 0.1 [arguments.1]"],
+    ),
+    (
+        "verify: {parameters_every: 5}",
+        "verify: {parameters_every: 5, parameters: true}",
+        ["6:31 unknown key 'parameters' (did you mean 'parameters_every'?) [verify.parameters]"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), TOPOLOGY_MISTAKES)
+def test_a_mistake_in_a_topology_is_told_at_its_place(
+    old: str, new: str, expected: list[str]
+) -> None:
+    assert told("topology", changed(TOPOLOGY, old, new)) == expected
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), JOB_MISTAKES)
+def test_a_mistake_in_a_job_is_told_at_its_place(old: str, new: str, expected: list[str]) -> None:
+    assert told("job", changed(JOB, old, new)) == expected
+
+
+def test_the_documents_that_the_mistakes_are_made_in_are_right() -> None:
+    assert told("topology", TOPOLOGY) == []
+    assert told("job", JOB) == []
+
+
+def test_mistakes_of_every_kind_are_told_together_in_the_order_of_the_text() -> None:
+    text = TOPOLOGY
+    for old, new in (
+        ("name: tri-coast", "name: tri-coast\nname: again"),
+        ("memory: 80GiB", "memory: 80"),
+        ("nodes: 4", "nodes: 010"),
+        ("like: virginia", "like: virginai"),
+        ("[oregon, virginia]", "[oregon, virgina]"),
+        ("min_sites: 2", "min_sites: 4"),
+        ("detect_within: 15s", "detect_within: 15s, start_within: 10s"),
+        ("emulate: true", "emulates: true"),
+    ):
+        text = changed(text, old, new)
+    assert [line.split()[0] for line in told("topology", text)] == [
+        "3:1",
+        "5:44",
+        "9:12",
+        "16:24",
+        "18:24",
+        "29:45",
+        "29:61",
+        "31:1",
+    ]
+
+
+def test_a_problem_prints_its_line_and_a_caret() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_topology(changed(TOPOLOGY, "rtt: 62ms", "rtt_mss: 62ms"), "tri.yaml")
+    assert str(raised.value) == (
+        "tri.yaml:17:56: error: unknown key 'rtt_mss' (did you mean 'rtt'?)  [links.0.rtt_mss]\n"
+        "     17 |   - {between: [oregon, virginia], bandwidth: 10Gbit/s, rtt_mss: 62ms, "
+        "loss: 0.001%, jitter: 1ms}\n"
+        f"        | {' ' * 55}^"
+    )
+
+
+def test_a_long_line_is_shown_around_the_caret_and_controls_are_not_sent_to_the_terminal() -> None:
+    text = "a: " + "x" * 300 + "\x1b[31m"
+    with pytest.raises(ConfigError) as raised:
+        load_topology(text, "t.yaml")
+    _, excerpt, caret = str(raised.value).split("\n")
+    assert "\x1b" not in excerpt
+    assert len(excerpt) < 140
+    assert excerpt[caret.index("^")] == "\N{REPLACEMENT CHARACTER}"

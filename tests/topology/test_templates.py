@@ -1,0 +1,36 @@
+"""The files that `isthmus init` writes."""
+
+from pathlib import Path
+
+from topology.checks import check_pair
+from topology.load import document_kind, load_job, load_topology
+from topology.templates import SCHEMA_FOLDER, job_yaml, topology_yaml
+from topology.trees import plan_reduction
+
+
+def test_the_templates_load_and_fit_together() -> None:
+    world = load_topology(topology_yaml(), "topology.yaml")
+    job = load_job(job_yaml(), "job.yaml")
+    check_pair(job, world, job_yaml(), "job.yaml")
+    assert document_kind(topology_yaml(), "topology.yaml") == "topology"
+    assert document_kind(job_yaml(), "job.yaml") == "job"
+    assert [site.num_ranks for site in world.sites] == [2, 2, 2]
+    assert world.emulate
+    assert all(0.01 <= link.rtt_s <= 0.08 for link in world.links)
+    assert all(100e6 <= link.bytes_per_s * 8 <= 500e6 for link in world.links)
+    assert world.failure.detect_within_s == 15
+    assert job.topology == "topology.yaml"
+    assert not plan_reduction(job, world).is_gather
+
+
+def test_the_first_line_leads_an_editor_to_the_schema() -> None:
+    for kind, text in (("topology", topology_yaml()), ("job", job_yaml())):
+        schema = SCHEMA_FOLDER / f"{kind}.schema.json"
+        assert schema.is_file()
+        assert text.startswith(f"# yaml-language-server: $schema={schema.as_uri()}\n")
+    assert "file:///elsewhere/job.schema.json" in job_yaml(Path("/elsewhere"))
+
+
+def test_no_line_is_too_long_for_a_terminal() -> None:
+    for text in (topology_yaml(), job_yaml()):
+        assert max(len(line) for line in text.splitlines()[1:]) <= 110

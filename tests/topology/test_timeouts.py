@@ -1,0 +1,66 @@
+"""Derived timeouts: their order holds for every detect_within, and what cannot be is refused."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topology.errors import ConfigError
+from topology.timeouts import SHORTEST_DETECT_S, Timeouts
+from topology.world import Failure
+
+
+def failure(detect_within_s: float, start_within_s: float = 1e6) -> Failure:
+    return Failure(detect_within_s=detect_within_s, min_sites=1, start_within_s=start_within_s)
+
+
+@given(st.floats(SHORTEST_DETECT_S, 3600.0))
+def test_what_knows_the_cause_always_speaks_first(detect_within_s: float) -> None:
+    timeouts = Timeouts.derive(failure(detect_within_s))
+    assert (
+        3 * timeouts.heartbeat_s
+        < timeouts.keepalive_time_s + timeouts.keepalive_timeout_s
+        < timeouts.lease_s
+        < timeouts.process_group_s
+    )
+    assert timeouts.peer_lost_s == timeouts.lease_s == detect_within_s
+    assert timeouts.collect_s <= timeouts.stop_grace_s < timeouts.lease_s
+
+
+def test_the_figures_for_fifteen_seconds() -> None:
+    assert Timeouts.derive(failure(15.0, 120.0)) == Timeouts(
+        heartbeat_s=3.0,
+        keepalive_time_s=5.0,
+        keepalive_timeout_s=5.0,
+        lease_s=15.0,
+        peer_lost_s=15.0,
+        stop_grace_s=3.0,
+        collect_s=2.0,
+        process_group_s=150.0,
+        start_s=120.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_failure", "path", "message"),
+    [
+        (failure(0.1), "failure.detect_within", "want at least 0.5 s, got 0.1 s"),
+        (
+            failure(15.0, 15.0),
+            "failure.start_within",
+            "start_within (15 s) must be longer than detect_within (15 s)",
+        ),
+    ],
+)
+def test_impossible_figures_are_refused(given_failure: Failure, path: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Timeouts.derive(given_failure)
+    (problem,) = raised.value.problems
+    assert (problem.path, problem.message) == (path, message)
+
+
+def test_an_order_that_does_not_hold_is_named() -> None:
+    timeouts = dataclasses.replace(Timeouts.derive(failure(15.0)), heartbeat_s=4.0)
+    with pytest.raises(ConfigError, match=r"3 heartbeats \(12 s\) is not below keepalive \(10 s\)"):
+        timeouts.prove()
