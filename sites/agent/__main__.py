@@ -1,0 +1,176 @@
+"""`python -m sites.agent`: the command line of a site's agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import os
+import platform
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+# Before grpc is imported: the agent starts processes, and gRPC's fork handlers would run each time.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+from protos.catalogue import CATALOGUE
+from protos.control.v1.control_pb2 import Hello
+from protos.envelope import failure, success
+from protos.errors import IsthmusError
+from protos.limits import DOCUMENT_BYTES
+from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
+from sites.agent.agent import Agent, Membership
+from sites.agent.logs import OwnLines
+from sites.agent.processes import adopt_orphans
+from sites.agent.run import Place
+from sites.agent.sockets import socket_folder
+from topology.errors import ConfigError
+from topology.hashing import topology_hash
+from topology.load import load_topology
+from topology.timeouts import Timeouts
+from topology.world import Topology
+
+COMMAND = "agent"
+
+log = logging.getLogger(__name__)
+
+
+class InsecureAddressError(IsthmusError):
+    """An address that is not loopback, without TLS."""
+
+    code = "INSECURE_ADDRESS"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent; return its exit status."""
+    options = _parser().parse_args(arguments)
+    own_lines = _start_logging(options.site)
+    try:
+        status = _run(options, own_lines)
+    except ConfigError as error:
+        return _failed(options, "INVALID_CONFIG", str(error))
+    except IsthmusError as error:
+        return _failed(options, error.code, str(error))
+    except OSError as error:
+        return _failed(options, "LAUNCH_FAILED", str(error))
+    except Exception:
+        log.exception("the agent has ended by a mistake of its own")
+        return _failed(options, "INTERNAL", "the agent has ended by a mistake of its own")
+    if options.json:
+        print(success(COMMAND, {"site": options.site}, status))  # noqa: T201
+    return status
+
+
+def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
+    """Check what the operator gave, then serve."""
+    topology = load_topology(_text(options.topology), str(options.topology), options.set)
+    names = [site.name for site in topology.sites]
+    if options.site not in names:
+        raise ConfigError(f"--site: no site {options.site!r}; there are {', '.join(names)}")
+    _check_loopback(options.coordinator.rpartition(":")[0])
+    _check_loopback(options.bind or topology.site(options.site).address)
+    timeouts = Timeouts.derive(topology.failure)
+    options.state.mkdir(parents=True, exist_ok=True)
+    adopt_orphans()
+    with socket_folder() as sockets:
+        membership = Membership(
+            coordinator=options.coordinator,
+            hello=_hello(options.site, topology),
+            timeouts=timeouts,
+            join_within_s=options.join_within,
+        )
+        place = Place(
+            site=options.site,
+            state=options.state,
+            sockets=sockets,
+            bind_host=options.bind,
+            own_lines=own_lines,
+        )
+        return asyncio.run(Agent(membership, place).serve())
+
+
+def _hello(site: str, topology: Topology) -> Hello:
+    return Hello(
+        protocol_min=CONTROL_PROTOCOL_MIN,
+        protocol_max=CONTROL_PROTOCOL_MAX,
+        build=build(),
+        topology_hash=topology_hash(topology),
+        site=site,
+        incarnation=uuid.uuid4().hex,
+        host=platform.node(),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(DOCUMENT_BYTES + 1)
+        if len(content) > DOCUMENT_BYTES:
+            raise ConfigError(f"{path}: larger than {DOCUMENT_BYTES >> 20} MiB")
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error}") from error
+
+
+def _check_loopback(host: str) -> None:
+    """Refuse to speak without TLS to anything but this machine.
+
+    Raises:
+        InsecureAddressError: `host` may be elsewhere.
+    """
+    try:
+        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        raise InsecureAddressError(f"{host!r} is not a loopback address, and there is no TLS")
+
+
+def _failed(options: argparse.Namespace, code: str, message: str) -> int:
+    """Say what went wrong, for people or for programs; return the exit status."""
+    entry = CATALOGUE[code]
+    if options.json:
+        print(failure(COMMAND, code, message))  # noqa: T201
+    print(f"error: {message}\n{entry.hint}", file=sys.stderr)  # noqa: T201
+    return int(entry.exit_code)
+
+
+def _start_logging(site: str) -> OwnLines:
+    """Log to stderr, and keep the lines for shipping."""
+    own_lines = OwnLines()
+    text = f"%(asctime)s agent {site}: %(message)s"
+    logging.basicConfig(
+        level=logging.INFO, format=text, handlers=[logging.StreamHandler(), own_lines]
+    )
+    return own_lines
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="isthmus agent", description="Start, watch and end one site's processes."
+    )
+    parser.add_argument("--site", required=True, help="which site of the topology this is")
+    parser.add_argument("--coordinator", required=True, type=_host_port, metavar="HOST:PORT")
+    parser.add_argument("--topology", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--state", required=True, type=Path, metavar="DIR", help="logs go here")
+    parser.add_argument("--bind", metavar="HOST", help="gateways bind this, not the site's address")
+    parser.add_argument("--join-within", type=float, default=60.0, metavar="S")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _host_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"want HOST:PORT, got {text!r}")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""The agent's life: join, serve one run after the other, and stop the site when the session is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from protos.control.v1.control_pb2 import (
+    AgentMessage,
+    CoordinatorMessage,
+    Hello,
+    Prepare,
+    SiteEnded,
+    Start,
+    Stop,
+)
+from sites.agent.failures import SiteFailure
+from sites.agent.run import Place, SiteRun
+from sites.agent.session import Session, SessionLostError, open_channel
+from topology.timeouts import Timeouts
+
+_LEAVE_S = 2.0
+"""For the coordinator to take the last messages."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """How this agent becomes part of the deployment."""
+
+    coordinator: str
+    """host:port."""
+    hello: Hello
+    timeouts: Timeouts
+    join_within_s: float
+    """How long it keeps dialling, at its start and after it has lost an idle session."""
+
+
+class Agent:
+    """One site's agent."""
+
+    def __init__(self, membership: Membership, place: Place) -> None:
+        self._membership = membership
+        self._place = place
+        self._session: Session | None = None
+        self._run: SiteRun | None = None
+        self._executing: asyncio.Task[None] | None = None
+        self._generation = 0
+
+    async def serve(self) -> int:
+        """Work until a signal asks for the end; return that as an exit status.
+
+        0 when it was idle, 128 and the signal's number when a run was stopped for it.
+
+        Raises:
+            UnreachableError: no coordinator in time.
+            RefusedError: the coordinator will not have this agent.
+            SessionLostError: the session broke while a run was going on; the run has been ended.
+        """
+        membership = self._membership
+        async with open_channel(membership.coordinator, membership.timeouts) as channel:
+            with _signals() as signalled:
+                while not signalled.done():
+                    if await self._serve_once(channel, signalled):
+                        break
+        assert signalled.done(), "the session goes on until then"
+        signum = signalled.result()
+        return 128 + signum if self._run is not None else 0
+
+    async def _serve_once(
+        self, channel: grpc.aio.Channel, signalled: asyncio.Future[signal.Signals]
+    ) -> bool:
+        """Serve one session; True when a signal ended it, False to join again."""
+        session = await self._join(channel, signalled)
+        if session is None:
+            return True
+        self._session = session
+        serving = asyncio.create_task(session.serve(self._handle), name="session")
+        try:
+            while not signalled.done() and not serving.done():
+                waits: list[asyncio.Future[Any]] = [signalled, serving]
+                if self._executing is not None:
+                    waits.append(self._executing)
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                self._forget_ended_run()
+            if signalled.done():
+                await self._stop_for(signalled.result())
+                session.outbox.end()
+                await asyncio.wait([serving], timeout=_LEAVE_S)
+                return True
+            return await self._fence(serving)
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            await self._end_run()
+
+    async def _join(
+        self, channel: grpc.aio.Channel, signalled: asyncio.Future[signal.Signals]
+    ) -> Session | None:
+        """Open a session; None when a signal came first."""
+        membership = self._membership
+        deadline_s = time.monotonic() + membership.join_within_s
+        opening = asyncio.create_task(Session.open(channel, membership.hello, deadline_s))
+        await asyncio.wait([opening, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait([opening])
+            return None
+        session = opening.result()
+        self._generation = session.welcome.generation
+        log.info("joined, generation %d", self._generation)
+        return session
+
+    async def _fence(self, serving: asyncio.Task[None]) -> bool:
+        """The session is lost: end the run, for the others go on without this site or not at all.
+
+        Raises:
+            SessionLostError: there was a run.
+        """
+        error = serving.exception()
+        if not isinstance(error, SessionLostError):
+            assert error is not None, "a session ends with an error"
+            raise error
+        log.warning("session lost: %s", error)
+        if self._run is None:
+            return False
+        self._run.stop(self._membership.timeouts.stop_grace_s)
+        await self._end_run()
+        raise error
+
+    async def _stop_for(self, signum: signal.Signals) -> None:
+        if self._run is not None:
+            message = f"the agent of site {self._place.site} was stopped by {signum.name}"
+            self._run.fail(
+                SiteFailure(
+                    code="SITE_LOST",
+                    message=message,
+                    time_s=time.monotonic(),
+                    site=self._place.site,
+                    ended=False,
+                )
+            )
+            if self._executing is not None:
+                await asyncio.wait([self._executing])
+
+    async def _end_run(self) -> None:
+        """Wait for the end of a run that was told to end; tell it if nobody has."""
+        if self._executing is not None:
+            assert self._run is not None
+            self._run.stop(0.0)
+            executing, self._executing = self._executing, None
+            await executing
+
+    def _forget_ended_run(self) -> None:
+        """Let go of a run that has ended; what went wrong inside the agent itself is raised."""
+        if self._executing is not None and self._executing.done():
+            executing, self._executing, self._run = self._executing, None, None
+            executing.result()
+
+    def _handle(self, message: CoordinatorMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "prepare":
+                self._prepare(message.prepare)
+            case "start":
+                self._start(message.start)
+            case "stop":
+                self._stop(message.stop)
+            case other:
+                log.warning("the coordinator sent %s: ignored", other or "something newer")
+
+    def _prepare(self, prepare: Prepare) -> None:
+        assert self._session is not None
+        self._forget_ended_run()
+        if self._run is not None:
+            if not self._run.is_for(prepare.run_id, prepare.generation):
+                self._refuse(prepare, "REFUSED", f"run {self._run.run_id} is going on here")
+        elif prepare.generation < self._generation:
+            self._refuse(prepare, "STALE_GENERATION", f"generation {self._generation} has begun")
+        else:
+            self._generation = prepare.generation
+            self._run = SiteRun(prepare, self._place, self._session)
+            self._executing = asyncio.create_task(self._run.execute(), name=prepare.run_id)
+
+    def _start(self, start: Start) -> None:
+        if self._run is not None and self._run.is_for(start.run_id, start.generation):
+            self._run.start(start.endpoints)
+        else:
+            log.warning("Start for run %s, which is not prepared here: ignored", start.run_id)
+
+    def _stop(self, stop: Stop) -> None:
+        if self._run is not None and self._run.is_for(stop.run_id, stop.generation):
+            log.info("stopping run %s: %s", stop.run_id, stop.reason)
+            self._run.stop(max(0.0, stop.grace_s))
+        else:
+            # It has ended, or never came here: what Stop asks for is so already.
+            self._put_ended(SiteEnded(run_id=stop.run_id, generation=stop.generation))
+
+    def _refuse(self, prepare: Prepare, code: str, message: str) -> None:
+        failure = SiteFailure(
+            code=code, message=message, time_s=0.0, site=self._place.site, ended=False
+        )
+        self._put_ended(
+            SiteEnded(
+                run_id=prepare.run_id,
+                generation=prepare.generation,
+                failures=[failure.to_proto(0.0)],
+            )
+        )
+
+    def _put_ended(self, ended: SiteEnded) -> None:
+        assert self._session is not None
+        self._session.outbox.put(AgentMessage(ended=ended))
+
+
+@contextmanager
+def _signals() -> Iterator[asyncio.Future[signal.Signals]]:
+    """Give a future that the first SIGTERM or SIGINT completes."""
+    loop = asyncio.get_running_loop()
+    signalled: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def note(signum: signal.Signals) -> None:
+        with contextlib.suppress(asyncio.InvalidStateError):
+            signalled.set_result(signum)
+
+    watched = (signal.SIGTERM, signal.SIGINT)
+    for signum in watched:
+        loop.add_signal_handler(signum, note, signum)
+    try:
+        yield signalled
+    finally:
+        for signum in watched:
+            loop.remove_signal_handler(signum)

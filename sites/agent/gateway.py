@@ -1,0 +1,183 @@
+"""One node's gateway, from the agent's side: docs/architecture.md, "the local protocols"."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from protos.control.v1.control_pb2 import GatewayEndpoint
+from sites.agent.failures import SiteFailure, describe_end
+from sites.agent.processes import start_leashed
+from sites.gateway.config import GatewayConfig
+
+MODULE = "sites.gateway"
+"""What runs as a gateway."""
+_MALLOC = (
+    "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
+    ":glibc.malloc.top_pad=268435456"
+)
+"""Buffers of megabytes come and go: without this each is an mmap and its page faults, half the
+throughput. glibc reads it only when a process starts."""
+_EXIT_S = 2.0
+"""Between the end of a gateway's output and that of its process."""
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """A running gateway. `read` tells of what it says; the events are set as it goes along."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        process: asyncio.subprocess.Process,
+        log_path: Path,
+    ) -> None:
+        self.process = process
+        self.endpoint: GatewayEndpoint | None = None
+        self.listening = asyncio.Event()
+        self.connected = asyncio.Event()
+        self.joined = asyncio.Event()
+        self.closing = False
+        self._site = config.site
+        self._node = config.node
+        self._log_path = log_path
+        self._failed = False
+
+    @classmethod
+    async def start(cls, config: GatewayConfig, log_path: Path) -> Gateway:
+        """Start a gateway and tell it what it needs to know."""
+        env = {**os.environ, "GLIBC_TUNABLES": _MALLOC, "PYTHONUNBUFFERED": "1"}
+        with log_path.open("ab") as log_file:
+            process = await start_leashed(MODULE, [], env=env, log=log_file, talks=True)
+        gateway = cls(config, process, log_path)
+        gateway._tell({"op": "configure", **config.to_json()})
+        return gateway
+
+    def connect(self, peers: Sequence[GatewayEndpoint]) -> None:
+        """Have it dial the other sites' gateways."""
+        addresses = [
+            {"site": peer.site, "node": peer.node, "host": peer.host, "port": peer.port}
+            for peer in peers
+        ]
+        self._tell({"op": "connect", "peers": addresses})
+
+    def close(self) -> None:
+        """Have it leave. Idempotent."""
+        self.closing = True
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+    async def read(
+        self,
+        *,
+        on_metric: Callable[[Mapping[str, Any]], None],
+        on_digest: Callable[[Mapping[str, Any]], None],
+        on_failed: Callable[[SiteFailure], None],
+    ) -> None:
+        """Handle what the gateway says until it has ended.
+
+        An end that nobody asked for is a failure, and so is a status other than 0.
+        """
+        assert self.process.stdout is not None
+        while True:
+            try:
+                line = await self.process.stdout.readline()
+            except ValueError:  # longer than any line of the protocol
+                on_failed(self._report("PROTOCOL_VIOLATION", "its gateway wrote too long a line"))
+                break
+            if not line:
+                break
+            try:
+                self._handle(json.loads(line), on_metric, on_digest, on_failed)
+            except (KeyError, TypeError, ValueError) as error:
+                text = line[:200].decode(errors="replace").strip()
+                log.warning("gateway %d said %r: %r", self._node, text, error)
+                on_failed(self._report("INTERNAL", f"its gateway said {text!r}"))
+        try:
+            async with asyncio.timeout(None if self.closing else _EXIT_S):
+                exit_code = await self.process.wait()
+        except TimeoutError:
+            on_failed(self._report("GATEWAY_EXITED", "its gateway closed its output"))
+            return
+        if not self._failed and (exit_code != 0 or not self.closing):
+            on_failed(self._ended(exit_code))
+
+    def _handle(
+        self,
+        message: Mapping[str, Any],
+        on_metric: Callable[[Mapping[str, Any]], None],
+        on_digest: Callable[[Mapping[str, Any]], None],
+        on_failed: Callable[[SiteFailure], None],
+    ) -> None:
+        match message["op"]:
+            case "metric":
+                on_metric(message)
+            case "digest":
+                on_digest(message)
+            case "listening":
+                self.endpoint = GatewayEndpoint(
+                    site=self._site, node=self._node, host=message["host"], port=message["port"]
+                )
+                self.listening.set()
+            case "connected":
+                self.connected.set()
+            case "joined":
+                self.joined.set()
+            case "failed":
+                self._failed = True
+                on_failed(
+                    self._report(
+                        str(message["code"]),
+                        str(message["message"]),
+                        site=str(message.get("site") or self._site),
+                        rank=int(message.get("rank", -1)),
+                        collateral=bool(message.get("collateral", False)),
+                    )
+                )
+            case other:
+                raise ValueError(f"unknown op {other!r}")
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        """Write one line; a gateway that has ended is noticed by `read`."""
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    def _report(
+        self,
+        code: str,
+        message: str,
+        *,
+        site: str = "",
+        rank: int = -1,
+        collateral: bool = False,
+    ) -> SiteFailure:
+        return SiteFailure(
+            code=code,
+            message=message,
+            time_s=time.monotonic(),
+            site=site or self._site,
+            node=self._node,
+            rank=rank,
+            log_path=str(self._log_path),
+            collateral=collateral,
+            ended=False,
+        )
+
+    def _ended(self, exit_code: int) -> SiteFailure:
+        return SiteFailure(
+            code="GATEWAY_EXITED",
+            message=f"gateway {self._node} of site {self._site} {describe_end(exit_code)}",
+            time_s=time.monotonic(),
+            site=self._site,
+            node=self._node,
+            exit_code=exit_code,
+            log_path=str(self._log_path),
+        )

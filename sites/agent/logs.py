@@ -1,0 +1,165 @@
+"""Ships a run's log lines to the coordinator, without ever holding up the run.
+
+The files on disk are the buffer: nothing is read before what was read is shipped. A source that writes
+more than the rate allows is read with gaps, and each gap says how many lines it left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from protos.control.v1.control_pb2 import LogLine, ShipLogsRequest
+from protos.errors import IsthmusError
+from protos.limits import LOG_BATCH_BYTES
+from sites.agent.tail import Tail
+
+RATE_BYTES_PER_S = 1 << 20
+"""Of all sources of a site together."""
+TICK_S = 0.2
+_OWN_LINES = 1000
+"""Of the agent's own log, at most, between two ticks."""
+
+log = logging.getLogger(__name__)
+
+
+class OwnLines(logging.Handler):
+    """Keeps the agent's own log records for shipping; the oldest go first when there are too many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[str] = deque(maxlen=_OWN_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one record."""
+        self._lines.append(self.format(record))
+
+    def take(self) -> list[str]:
+        """Return what came in since the last call, a line each."""
+        taken, self._lines = self._lines, deque(maxlen=_OWN_LINES)
+        return [line for text in taken for line in text.splitlines()]
+
+
+class LogShipper:
+    """The log lines of one run at one site."""
+
+    def __init__(
+        self,
+        ship: Callable[[ShipLogsRequest], Awaitable[object]],
+        *,
+        run_id: str,
+        generation: int,
+        site: str,
+        own: OwnLines,
+        find: Callable[[], Iterable[tuple[str, Path]]],
+    ) -> None:
+        """Nothing happens before `run`.
+
+        Args:
+            ship: sends one request; raises IsthmusError when it did not arrive.
+            run_id: of the run.
+            generation: of the run.
+            site: this one.
+            own: the agent's own lines, source `agent`.
+            find: returns the sources' names and files as far as there are any yet; asked every tick.
+        """
+        self._ship = ship
+        self._run_id = run_id
+        self._generation = generation
+        self._site = site
+        self._own = own
+        self._find = find
+        self._tails: dict[Path, tuple[str, Tail]] = {}
+        self._sequences: dict[str, int] = {}
+        self._pending: deque[LogLine] = deque()
+        self._allowance_bytes = float(RATE_BYTES_PER_S)
+
+    async def run(self) -> None:
+        """Ship until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            refill = self._allowance_bytes + TICK_S * RATE_BYTES_PER_S
+            self._allowance_bytes = min(refill, RATE_BYTES_PER_S)
+            if not self._pending:
+                await asyncio.to_thread(self._collect)
+            await self._send()
+
+    async def finish(self, deadline_s: float, first: Iterable[str] = ()) -> None:
+        """Ship the end of every source; what does not arrive in time stays in the site's files.
+
+        Call it when `run` has ended.
+
+        Args:
+            deadline_s: on time.monotonic's clock.
+            first: sources that matter most.
+        """
+        await asyncio.to_thread(self._collect_ends, set(first))
+        while self._pending and time.monotonic() < deadline_s:
+            try:
+                async with asyncio.timeout(deadline_s - time.monotonic()):
+                    await self._send()
+            except TimeoutError:
+                break
+            if self._pending:
+                await asyncio.sleep(min(TICK_S, max(0.0, deadline_s - time.monotonic())))
+
+    def _discover(self) -> None:
+        for source, path in self._find():
+            self._tails.setdefault(path, (source, Tail(path)))
+
+    def _collect(self) -> None:
+        """Read what the allowance permits, a fair share of each source."""
+        self._discover()
+        self._add("agent", self._own.take())
+        for place, (source, tail) in enumerate(self._tails.values()):
+            share = self._allowance_bytes / (len(self._tails) - place)
+            if share >= 1:
+                lines, read_bytes = tail.read(int(share))
+                self._allowance_bytes -= read_bytes
+                self._add(source, lines)
+
+    def _collect_ends(self, first: set[str]) -> None:
+        self._discover()
+        waiting, self._pending = self._pending, deque()
+        for source, tail in sorted(self._tails.values(), key=lambda each: each[0] not in first):
+            earlier = [line for line in waiting if line.source == source]
+            waiting = deque(line for line in waiting if line.source != source)
+            self._pending.extend(earlier)
+            self._add(source, tail.finish())
+        self._pending.extend(waiting)
+        self._add("agent", self._own.take())
+
+    def _add(self, source: str, lines: Iterable[str]) -> None:
+        wall_s = time.time()
+        for text in lines:
+            sequence = self._sequences.get(source, 0)
+            self._sequences[source] = sequence + 1
+            self._pending.append(
+                LogLine(site=self._site, source=source, sequence=sequence, wall_s=wall_s, text=text)
+            )
+
+    async def _send(self) -> None:
+        """Ship what is pending; a batch that did not arrive stays first in line."""
+        while self._pending:
+            request, count = self._batch()
+            try:
+                await self._ship(request)
+            except IsthmusError as error:
+                log.debug("log lines not shipped: %s", error)
+                return
+            for _ in range(count):
+                self._pending.popleft()
+
+    def _batch(self) -> tuple[ShipLogsRequest, int]:
+        request = ShipLogsRequest(run_id=self._run_id, generation=self._generation, site=self._site)
+        room = LOG_BATCH_BYTES - request.ByteSize()
+        for count, line in enumerate(self._pending):
+            room -= line.ByteSize() + 4  # and its tag and length
+            if room < 0:
+                return request, count
+            request.lines.append(line)
+        return request, len(self._pending)

@@ -1,0 +1,227 @@
+"""One run at this site: its stages in order, and the one way in which it ends.
+
+Whatever ends a run (all ranks are done, something broke, the coordinator says stop), the same follows:
+every process is ended, the logs are shipped, then the coordinator hears SiteEnded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protos.control.v1.control_pb2 import (
+    AgentMessage,
+    Digest,
+    GatewayEndpoint,
+    Metric,
+    Prepare,
+    SiteEnded,
+    SitePrepared,
+    SiteRunning,
+)
+from sites.agent.documents import Documents, read_documents
+from sites.agent.failures import SiteError, SiteFailure, order_failures
+from sites.agent.logs import LogShipper, OwnLines
+from sites.agent.processes import kill_descendants
+from sites.agent.session import Session
+from sites.agent.site_processes import Listeners, SiteProcesses
+
+_FLUSH_S = 2.0
+"""For the last log lines."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an agent works."""
+
+    site: str
+    state: Path
+    """The agent's folder."""
+    sockets: Path
+    """Folder for Unix sockets."""
+    bind_host: str | None
+    """What gateways bind instead of the site's address."""
+    own_lines: OwnLines
+    """The agent's log."""
+
+
+class SiteRun:
+    """Owns a run's processes here. `execute` carries it out; `start`, `stop` and `fail` steer it."""
+
+    def __init__(self, prepare: Prepare, place: Place, session: Session) -> None:
+        self.run_id = prepare.run_id
+        self.generation = prepare.generation
+        self._prepare = prepare
+        self._place = place
+        self._session = session
+        self._started: asyncio.Future[Sequence[GatewayEndpoint]] = asyncio.Future()
+        self._ending = asyncio.Event()
+        self._failures: list[SiteFailure] = []
+        self._grace_s: float | None = None
+        self._documents: Documents | None = None
+        self._processes: SiteProcesses | None = None
+
+    def is_for(self, run_id: str, generation: int) -> bool:
+        """Whether a message is about this run."""
+        return (run_id, generation) == (self.run_id, self.generation)
+
+    def start(self, endpoints: Sequence[GatewayEndpoint]) -> None:
+        """Connect to these gateways, then start the ranks. A second call changes nothing."""
+        if not self._started.done():
+            self._started.set_result(endpoints)
+
+    def stop(self, grace_s: float) -> None:
+        """End the run. A second call changes nothing."""
+        if self._grace_s is None:
+            self._grace_s = grace_s
+            self._ending.set()
+
+    def fail(self, failure: SiteFailure) -> None:
+        """Note that something broke, and end the run."""
+        # What breaks while processes are being ended is a consequence of that.
+        if self._grace_s is None:
+            log.warning("%s: %s", failure.code, failure.message)
+            self._failures.append(failure)
+            self._ending.set()
+
+    async def execute(self) -> None:
+        """Carry the run through to its end and tell the coordinator. Leaves no process behind."""
+        log.info("run %s, generation %d", self.run_id, self.generation)
+        shipper = LogShipper(
+            self._session.ship,
+            run_id=self.run_id,
+            generation=self.generation,
+            site=self._place.site,
+            own=self._place.own_lines,
+            find=self._log_files,
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                shipping = tasks.create_task(shipper.run(), name="logs")
+                stages = tasks.create_task(self._stages(tasks), name="stages")
+                await self._wait_for_end(stages)
+                succeeded = stages.done() and not self._failures and self._grace_s is None
+                failures = order_failures(self._failures)
+                await self._end_processes(stages)
+                shipping.cancel()
+        finally:
+            await kill_descendants(self._processes.children if self._processes else [])
+        first = [f"rank{each.rank}" for each in failures[:1]]
+        await shipper.finish(time.monotonic() + _FLUSH_S, first)
+        self._tell_ended(succeeded, failures)
+
+    async def _stages(self, tasks: asyncio.TaskGroup) -> None:
+        """From the documents to the end of all ranks; returns early when a stage fails."""
+        try:
+            documents = await asyncio.to_thread(
+                read_documents, self._prepare, self._place.site, self._place.state
+            )
+            self._documents = documents
+            listeners = Listeners(self._on_metric, self._on_digest, self.fail)
+            processes = SiteProcesses(
+                documents, self._place.sockets, self._place.bind_host, listeners, tasks
+            )
+            self._processes = processes
+            endpoints = await processes.start_gateways()
+            self._put(prepared=SitePrepared(**self._name, endpoints=endpoints))
+            async with asyncio.timeout(2 * documents.timeouts.start_s):
+                peers = await self._started
+            await processes.connect(peers)
+            joined = tasks.create_task(self._tell_joined(processes), name="joined")
+            try:
+                await processes.run_ranks()
+            finally:
+                joined.cancel()
+            if not self._failures:
+                await processes.leave()
+        except TimeoutError:
+            self._fail_stage(SiteError("START_TIMED_OUT", "the coordinator never said Start"))
+        except SiteError as error:
+            self._fail_stage(error)
+
+    async def _wait_for_end(self, stages: asyncio.Task[None]) -> None:
+        """Return when the run is over, one way or another."""
+        ending = asyncio.ensure_future(self._ending.wait())
+        await asyncio.wait([stages, ending], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if self._failures and self._documents is not None:
+            # A cause may be told a little later than its consequences.
+            await asyncio.sleep(min(self._documents.timeouts.lease_s / 30, 0.5))
+
+    async def _end_processes(self, stages: asyncio.Task[None]) -> None:
+        grace_s = self._grace_s
+        if grace_s is None:
+            # Nothing is worth saving after a failure, and the other sites' reports wait for this one.
+            grace_s = self._documents.timeouts.stop_grace_s / 2 if self._documents else 0.0
+            self._grace_s = grace_s
+        stages.cancel()
+        await asyncio.wait([stages])  # it may be starting a process right now
+        if self._processes is not None and not await self._processes.end(grace_s):
+            log.error("a process of the run cannot be killed: see ps")
+
+    async def _tell_joined(self, processes: SiteProcesses) -> None:
+        await processes.wait_joined()
+        self._put(running=SiteRunning(**self._name))
+
+    def _tell_ended(self, succeeded: bool, failures: Sequence[SiteFailure]) -> None:
+        log.info("run %s has ended here", self.run_id)
+        now_s = time.monotonic()
+        self._put(
+            ended=SiteEnded(
+                **self._name,
+                succeeded=succeeded,
+                failures=[failure.to_proto(now_s) for failure in failures],
+            )
+        )
+
+    def _fail_stage(self, error: SiteError) -> None:
+        self.fail(
+            SiteFailure(
+                code=error.code,
+                message=str(error),
+                time_s=time.monotonic(),
+                site=self._place.site,
+                node=error.node,
+                log_path=error.log_path,
+                ended=False,
+            )
+        )
+
+    def _on_metric(self, message: Mapping[str, Any]) -> None:
+        metric = Metric(
+            kind=message["kind"],
+            rank=message.get("rank", -1),
+            step=message.get("step", -1),
+            values=message["values"],
+            labels=message.get("labels", {}),
+        )
+        self._session.outbox.put_metric(self.run_id, self.generation, metric)
+
+    def _on_digest(self, message: Mapping[str, Any]) -> None:
+        digest = Digest(
+            **self._name,
+            step=message["step"],
+            rank=message["rank"],
+            combined=message["combined"],
+            tensors=message["tensors"],
+            names=message["names"],
+        )
+        self._session.outbox.put_digest(digest)
+
+    def _log_files(self) -> Iterator[tuple[str, Path]]:
+        if self._processes is not None:
+            yield from self._processes.log_files()
+
+    @property
+    def _name(self) -> Mapping[str, Any]:
+        return {"run_id": self.run_id, "generation": self.generation}
+
+    def _put(self, **kind: Any) -> None:  # noqa: ANN401 - one field of AgentMessage
+        self._session.outbox.put(AgentMessage(**kind))

@@ -1,0 +1,62 @@
+"""A short private folder for the gateways' Unix sockets, gone after any end of the agent.
+
+A socket's path must fit into 108 bytes, which a run's own folder need not. The folder's name holds
+the agent's pid; a lock that the kernel drops with the agent says the same across pid namespaces.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SOCKET_PATH_BYTES = 108 - 1
+"""sun_path of unix(7), less its final zero."""
+_PREFIX = "isthmus-agent-"
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """Give a folder of mode 0700 for sockets; remove it, and those of dead agents.
+
+    Raises:
+        OSError: there is no temporary folder with a path that is short enough.
+    """
+    base = Path(tempfile.gettempdir())
+    _sweep(base)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        longest = len(os.fsencode(folder / "node9999.sock"))
+        if longest > SOCKET_PATH_BYTES:
+            raise OSError(f"{base}: too long for Unix sockets: set TMPDIR to a shorter folder")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(base: Path) -> None:
+    """Remove folders of agents that were killed: the pid is gone, and nobody holds the lock."""
+    for folder in base.glob(f"{_PREFIX}*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if Path("/proc", pid).exists():
+            continue
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # someone else's, or gone in between
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            if os.fstat(lock).st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
