@@ -1,0 +1,166 @@
+"""What the relay is told on its first line of stdin, and how that line is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from orchestrator.emulator.link import LinkShape
+from topology.errors import ConfigError
+from topology.world import Topology
+
+MAX_LINE_BYTES = 1 << 20
+MAX_ENDPOINTS = 4096
+
+Kind = TypeVar("Kind", bound="LinkShape | RelayEndpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayEndpoint:
+    """Where the gateway of `node` at site `target` is reached from site `source`.
+
+    In a configuration: where it listens. In what the relay answers: where to dial instead.
+    """
+
+    source: str
+    target: str
+    node: int
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 1 << 16:
+            raise ConfigError(f"port: want 1 to 65535, got {self.port}")
+        if self.node < 0:
+            raise ConfigError(f"node: want 0 or more, got {self.node}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayConfig:
+    """All that a relay does."""
+
+    links: tuple[LinkShape, ...]
+    """Directed; each at most once."""
+    endpoints: tuple[RelayEndpoint, ...]
+    seed: int = 0
+    """Of the jitter."""
+    bind_host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        pairs = [(link.source, link.target) for link in self.links]
+        for index, (source, target) in enumerate(pairs):
+            if (source, target) in pairs[:index]:
+                raise ConfigError(f"links.{index}: {source} to {target} stands there twice")
+        if len(self.endpoints) > MAX_ENDPOINTS:
+            raise ConfigError(f"endpoints: {len(self.endpoints)}, at most {MAX_ENDPOINTS}")
+        known = set(pairs)
+        for index, each in enumerate(self.endpoints):
+            for source, target in ((each.source, each.target), (each.target, each.source)):
+                if (source, target) not in known:
+                    raise ConfigError(
+                        f"endpoints.{index}: there is no link from {source} to {target}; "
+                        "connections need one each way"
+                    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_line(cls, line: bytes) -> RelayConfig:
+        """Parse the relay's first line of stdin.
+
+        Raises:
+            ConfigError: it is not a configuration; the message names the place.
+        """
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"want one line of JSON with links and endpoints: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigError("want one JSON object with links and endpoints")
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            if name not in names:
+                raise ConfigError(f"unknown key {name!r}; the keys are {', '.join(names)}")
+        return cls(
+            links=_parse_list(fields, "links", LinkShape),
+            endpoints=_parse_list(fields, "endpoints", RelayEndpoint),
+            seed=_scalar(fields.get("seed", 0), "int", "seed"),
+            bind_host=_scalar(fields.get("bind_host", "127.0.0.1"), "str", "bind_host"),
+        )
+
+
+def shapes_of(topology: Topology) -> tuple[LinkShape, ...]:
+    """Return the links of a topology as the relay emulates them: half the RTT each way."""
+    return tuple(
+        LinkShape(
+            source=link.source,
+            target=link.target,
+            bytes_per_s=link.bytes_per_s,
+            delay_s=link.rtt_s / 2,
+            jitter_s=link.jitter_s,
+        )
+        for link in topology.links
+    )
+
+
+def listening_line(endpoints: Iterable[RelayEndpoint]) -> dict[str, Any]:
+    """Return the message that says where the relay listens."""
+    return {"op": "listening", "endpoints": [dataclasses.asdict(each) for each in endpoints]}
+
+
+def parse_listening(line: bytes) -> tuple[RelayEndpoint, ...]:
+    """Return the endpoints of a `listening` line.
+
+    Raises:
+        ConfigError: it is another line.
+    """
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"not a line of the relay: {line[:200]!r}") from error
+    if not isinstance(fields, dict) or fields.get("op") != "listening":
+        raise ConfigError(f"not a `listening` line of the relay: {line[:200]!r}")
+    return _parse_list(fields, "endpoints", RelayEndpoint)
+
+
+def _parse_list(fields: dict[str, Any], name: str, kind: type[Kind]) -> tuple[Kind, ...]:
+    items = fields.get(name)
+    if not isinstance(items, list):
+        raise ConfigError(f"{name}: want a list, got {items!r:.100}")
+    return tuple(_parse(item, kind, f"{name}.{index}") for index, item in enumerate(items))
+
+
+def _parse(item: object, kind: type[Kind], where: str) -> Kind:
+    if not isinstance(item, dict):
+        raise ConfigError(f"{where}: want an object, got {item!r:.100}")
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    for name in item:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown key {name!r}; the keys are {', '.join(known)}")
+    values = {}
+    for name, field in known.items():
+        if name in item:
+            values[name] = _scalar(item[name], str(field.type), f"{where}.{name}")
+        elif field.default is dataclasses.MISSING:
+            raise ConfigError(f"{where}: {name} is missing")
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error.problems[0].message}") from error
+
+
+def _scalar(value: object, kind: str, where: str) -> Any:  # noqa: ANN401 - what `kind` names
+    """Return `value` if it is what the annotation says; a bool is not a number."""
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "int" and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    noun = {"str": "a text", "int": "a whole number", "float": "a number"}[kind]
+    raise ConfigError(f"{where}: want {noun}, got {value!r:.100}")

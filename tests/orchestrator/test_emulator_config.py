@@ -1,0 +1,106 @@
+"""What the relay accepts on its first line, and what it says about everything else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.emulator.config import (
+    RelayConfig,
+    RelayEndpoint,
+    listening_line,
+    parse_listening,
+    shapes_of,
+)
+from topology.errors import ConfigError
+from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+
+THERE = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01, "jitter_s": 0}
+BACK = {"source": "us", "target": "eu", "bytes_per_s": 2e6, "delay_s": 0.02, "jitter_s": 0.001}
+GATEWAY = {"source": "eu", "target": "us", "node": 0, "host": "127.0.0.1", "port": 9}
+
+
+def line(**changed: object) -> bytes:
+    fields: dict[str, Any] = {"links": [THERE, BACK], "seed": 3, "endpoints": [GATEWAY], **changed}
+    return json.dumps(fields).encode()
+
+
+def test_a_configuration_survives_the_line() -> None:
+    config = RelayConfig.from_line(line())
+    assert config.seed == 3
+    assert config.bind_host == "127.0.0.1"
+    assert [link.bytes_per_s for link in config.links] == [1e6, 2e6]
+    assert config.endpoints == (
+        RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=9),
+    )
+    assert RelayConfig.from_line(json.dumps(config.to_json()).encode()) == config
+
+
+def test_where_it_listens_survives_the_line() -> None:
+    endpoints = RelayConfig.from_line(line()).endpoints
+    assert parse_listening(json.dumps(listening_line(endpoints)).encode()) == endpoints
+
+
+@pytest.mark.parametrize("wrong", [b"", b"not json\n", b'{"op": "counters", "links": []}\n'])
+def test_another_line_is_not_taken_for_where_it_listens(wrong: bytes) -> None:
+    with pytest.raises(ConfigError, match="not a"):
+        parse_listening(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (b"", "want one line of JSON"),
+        (b"\xff\xfe", "want one line of JSON"),
+        (b"[" * 100_000, "want one line of JSON"),
+        (b"[]", "want one JSON object"),
+        (b"{}", "links: want a list, got None"),
+        (line(speed=1), "unknown key 'speed'; the keys are links, endpoints, seed, bind_host"),
+        (line(links={}), "links: want a list"),
+        (line(links=[7]), r"links\.0: want an object, got 7"),
+        (line(links=[{**THERE, "rate": 1}]), r"links\.0: unknown key 'rate'"),
+        (line(links=[THERE, {"source": "us"}]), r"links\.1: target is missing"),
+        (line(links=[{**THERE, "bytes_per_s": "1"}]), r"links\.0\.bytes_per_s: want a number"),
+        (line(links=[{**THERE, "delay_s": True}]), r"links\.0\.delay_s: want a number"),
+        (line(links=[THERE, {**BACK, "delay_s": -1}]), r"links\.1\.delay_s: want 0 or more"),
+        (line(links=[THERE, BACK, THERE]), r"links\.2: eu to us stands there twice"),
+        (line(links=[THERE]), r"endpoints\.0: there is no link from us to eu"),
+        (line(endpoints=[{**GATEWAY, "port": 0}]), r"endpoints\.0\.port: want 1 to 65535"),
+        (line(endpoints=[{**GATEWAY, "port": 9.5}]), r"endpoints\.0\.port: want a whole number"),
+        (line(endpoints=[{**GATEWAY, "host": None}]), r"endpoints\.0\.host: want a text"),
+        (line(endpoints=[{**GATEWAY, "node": -1}]), r"endpoints\.0\.node: want 0 or more"),
+        (line(endpoints=[GATEWAY] * 4097), "endpoints: 4097, at most 4096"),
+        (line(seed="x"), "seed: want a whole number"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(wrong: bytes, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RelayConfig.from_line(wrong)
+
+
+def test_a_topology_gives_half_its_rtt_each_way() -> None:
+    accelerator = Accelerator(name="cpu", peak_flops_per_s={}, memory_bytes=1, mfu=0.5)
+    sites = tuple(
+        Site(
+            name=name,
+            index=index,
+            nodes=1,
+            accelerators_per_node=1,
+            accelerator=accelerator,
+            address="127.0.0.1",
+        )
+        for index, name in enumerate(("eu", "us"))
+    )
+    link = Link(
+        source="eu", target="us", bytes_per_s=5e6, rtt_s=0.08, rtt_origin="rtt", jitter_s=0.001
+    )
+    topology = Topology(
+        name="pair",
+        sites=sites,
+        links=(link,),
+        failure=Failure(detect_within_s=15, min_sites=2, start_within_s=60),
+        coordinator=Endpoint(host="127.0.0.1", port=0),
+    )
+    [shape] = shapes_of(topology)
+    assert (shape.source, shape.target) == ("eu", "us")
+    assert (shape.bytes_per_s, shape.delay_s, shape.jitter_s) == (5e6, 0.04, 0.001)

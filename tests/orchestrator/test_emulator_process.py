@@ -1,0 +1,266 @@
+"""The relay as a process: its lines, its exits, its accuracy, and the `wan` fixture."""
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.emulator.child import running_relay
+from orchestrator.emulator.config import RelayConfig, RelayEndpoint
+from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.relay import MessageWriter
+from topology.errors import ConfigError
+
+COMMAND = [sys.executable, "-m", "orchestrator.emulator.relay"]
+DEADLINE_S = 60.0
+
+
+def config(port: int, rate: float = 1e9, delay_s: float = 0.0) -> RelayConfig:
+    return RelayConfig(
+        links=tuple(
+            LinkShape(source=source, target=target, bytes_per_s=rate, delay_s=delay_s)
+            for source, target in (("eu", "us"), ("us", "eu"))
+        ),
+        endpoints=(RelayEndpoint(source="eu", target="us", node=1, host="127.0.0.1", port=port),),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        stop = threading.Timer(DEADLINE_S, child.kill)
+        stop.start()
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            assert child.stderr is not None
+            child.stdin.write(json.dumps(config(9).to_json()) + "\n")
+            child.stdin.flush()
+            listening = json.loads(child.stdout.readline())
+            counters = json.loads(child.stdout.readline())
+            child.stdin.close()
+            assert child.stderr.read() == ""
+            assert child.wait(DEADLINE_S) == 0
+        finally:
+            stop.cancel()
+            child.kill()
+    assert listening["op"] == "listening"
+    [endpoint] = listening["endpoints"]
+    assert {**endpoint, "port": 0} == {
+        "source": "eu",
+        "target": "us",
+        "node": 1,
+        "host": "127.0.0.1",
+        "port": 0,
+    }
+    idle = {"bytes": 0, "queued_bytes": 0}
+    assert counters == {
+        "op": "counters",
+        "links": [
+            {"source": "eu", "target": "us", **idle},
+            {"source": "us", "target": "eu", **idle},
+        ],
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("stdin", "message"),
+    [
+        ("", "want one line of JSON"),
+        ("{}\n", "links: want a list, got None"),
+        ("x" * (1 << 21) + "\n", "longer than"),
+    ],
+)
+def test_a_wrong_line_is_answered_in_one_line(stdin: str, message: str) -> None:
+    done = subprocess.run(
+        COMMAND, input=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith("relay: configuration: ")
+    assert message in line
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_stdin_that_is_no_pipe_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}\n")
+    with (tmp_path / "config.json").open() as stdin:
+        done = subprocess.run(
+            COMMAND, stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "relay: configuration: stdin must be a pipe; the relay ends when it is closed\n"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_refusal_reaches_who_started_it() -> None:
+    made = config(9)
+    wrong = RelayConfig(links=made.links, endpoints=made.endpoints, bind_host="203.0.113.7")
+    with pytest.raises(ConfigError, match=r"bind_host: 203\.0\.113\.7"), running_relay(wrong):
+        pass
+
+
+def test_a_reader_that_has_stopped_costs_messages_and_never_waits() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        writer = MessageWriter(write_end)
+        message = {"op": "counters", "text": "x" * 5000}
+        for _ in range(100):
+            writer.offer(message)
+        os.set_blocking(read_end, False)
+        text = b""
+        for _ in range(3):
+            text += os.read(read_end, 1 << 20)
+            writer.offer(message)
+        *lines, rest = text.split(b"\n")
+        assert 10 < len(lines) < 30
+        assert all(json.loads(line) == message for line in lines)
+        assert len(rest) < 5100
+        os.close(read_end)
+        read_end = -1
+        with pytest.raises(BrokenPipeError):
+            writer.offer(message)
+    finally:
+        for end in (read_end, write_end):
+            if end >= 0:
+                os.close(end)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_round_trip_and_throughput_are_what_was_configured() -> None:
+    """Loose above, where a busy machine may be late; tight below, where only a bug gets.
+
+    Exact figures of a quiet machine: scripts/bench_relay.py.
+    """
+    rate, rtt_s, num_bytes = 6.25e6, 0.06, 4 << 20
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        made = config(server.getsockname()[1], rate, rtt_s / 2)
+        with running_relay(made) as relay:
+            dial = relay.endpoints[0]
+            with socket.create_connection((dial.host, dial.port), DEADLINE_S) as near:
+                server.settimeout(DEADLINE_S)
+                far, _ = server.accept()
+                with far:
+                    far.settimeout(DEADLINE_S)
+                    rtts_s = [round_trip_s(near, far) for _ in range(5)]
+                    began_s = time.monotonic()
+                    sender = threading.Thread(target=near.sendall, args=(bytes(num_bytes),))
+                    sender.start()
+                    receive(far, num_bytes)
+                    took_s = time.monotonic() - began_s
+                    sender.join(DEADLINE_S)
+    assert min(rtts_s) >= rtt_s - 0.002
+    assert statistics.median(rtts_s) <= rtt_s + 0.2
+    assert took_s >= num_bytes / rate + rtt_s / 2 - 0.002
+    assert took_s <= 3 * (num_bytes / rate + rtt_s)
+
+
+def round_trip_s(near: socket.socket, far: socket.socket) -> float:
+    began_s = time.monotonic()
+    near.sendall(b"x")
+    receive(far, 1)
+    far.sendall(b"y")
+    receive(near, 1)
+    return time.monotonic() - began_s
+
+
+def receive(end: socket.socket, num_bytes: int) -> None:
+    while num_bytes:
+        num_read = len(end.recv(min(num_bytes, 1 << 20)))
+        assert num_read, "the connection ended early"
+        num_bytes -= num_read
+
+
+USER_TEST = """
+import pathlib
+import socket
+
+import pytest
+
+from orchestrator.emulator.config import RelayEndpoint
+from orchestrator.emulator.link import LinkShape
+
+
+@pytest.mark.parametrize("name", ["passes", "fails"])
+def test_user(wan, name):
+    links = [
+        LinkShape(source="eu", target="us", bytes_per_s=1e8, delay_s=0.01),
+        LinkShape(source="us", target="eu", bytes_per_s=1e8, delay_s=0.01),
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        [dial] = wan(
+            links, [RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=port)]
+        )
+        with open("ports", "a") as ports:
+            print(dial.port, file=ports)
+        with socket.create_connection((dial.host, dial.port), 30) as near:
+            far, _ = server.accept()
+            with far:
+                far.settimeout(30)
+                near.sendall(b"hello")
+                assert far.recv(5) == b"hello"
+    assert name == "passes"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_fixture_ends_its_relay_even_when_the_test_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_user.py").write_text(USER_TEST)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "orchestrator.emulator.pytest_plugin", "."],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    ports = [int(port) for port in (tmp_path / "ports").read_text().split()]
+    assert len(ports) == 2
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), DEADLINE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_plugin_loads_nothing_of_ours_before_it_is_used() -> None:
+    script = (
+        "import sys, orchestrator.emulator.pytest_plugin\n"
+        "print([name for name in sys.modules if name.startswith(('orch', 'topo', 'protos'))])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    assert done.stdout.strip() == str(
+        ["orchestrator", "orchestrator.emulator", "orchestrator.emulator.pytest_plugin"]
+    )

@@ -1,0 +1,278 @@
+"""The relay with real sockets, in this process: bytes, ends, bounds and fairness."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+
+from orchestrator.emulator.config import RelayConfig, RelayEndpoint
+from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.server import Relay
+from topology.errors import ConfigError
+
+Result = TypeVar("Result")
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+DEADLINE_S = 30.0
+ABORT = struct.pack("ii", 1, 0)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await test
+
+    asyncio.run(bounded())
+
+
+def config(port: int, rate: float = 1e9, delay_s: float = 0.0) -> RelayConfig:
+    return RelayConfig(
+        links=tuple(
+            LinkShape(source=source, target=target, bytes_per_s=rate, delay_s=delay_s)
+            for source, target in (("eu", "us"), ("us", "eu"))
+        ),
+        endpoints=(RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=port),),
+    )
+
+
+class World:
+    """A gateway that hands over its connections, behind a relay."""
+
+    def __init__(self, relay: Relay, accepted: asyncio.Queue[Pair]) -> None:
+        self.relay = relay
+        self._accepted = accepted
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> tuple[Pair, Pair]:
+        """Return a connection's two ends: the dialler's, the gateway's."""
+        endpoint = self.relay.endpoints[0]
+        near = await asyncio.open_connection(endpoint.host, endpoint.port)
+        far = await self._accepted.get()
+        self._writers += [near[1], far[1]]
+        return near, far
+
+    def counters(self) -> dict[tuple[str, str], tuple[int, int]]:
+        return {
+            (link["source"], link["target"]): (link["bytes"], link["queued_bytes"])
+            for link in self.relay.counters()["links"]
+        }
+
+    async def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        for writer in self._writers:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def world(rate: float = 1e9, delay_s: float = 0.0) -> AsyncIterator[World]:
+    accepted: asyncio.Queue[Pair] = asyncio.Queue()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.put_nowait((reader, writer))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with Relay(config(server.sockets[0].getsockname()[1], rate, delay_s)) as relay:
+        made = World(relay, accepted)
+        try:
+            yield made
+        finally:
+            await made.close()
+            server.close()
+            await server.wait_closed()
+
+
+async def seconds(waited: Awaitable[Result]) -> tuple[float, Result]:
+    began_s = asyncio.get_running_loop().time()
+    result = await waited
+    return asyncio.get_running_loop().time() - began_s, result
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Look again each millisecond; `run` has the deadline."""
+    while not holds():  # noqa: ASYNC110 - the relay has no event for what only tests ask
+        await asyncio.sleep(0.001)
+
+
+def test_bytes_arrive_both_ways_and_are_counted() -> None:
+    async def test() -> None:
+        async with world() as wan:
+            near, far = await wan.connect()
+            message = bytes(range(256)) * 4096
+            near[1].write(message)
+            assert await far[0].readexactly(len(message)) == message
+            far[1].write(b"thanks")
+            assert await near[0].readexactly(6) == b"thanks"
+            assert wan.counters() == {("eu", "us"): (1 << 20, 0), ("us", "eu"): (6, 0)}
+
+    run(test())
+
+
+def test_each_way_takes_its_delay() -> None:
+    async def test() -> None:
+        async with world(delay_s=0.05) as wan:
+            near, far = await wan.connect()
+            near[1].write(b"x")
+            there_s, _ = await seconds(far[0].readexactly(1))
+            far[1].write(b"y")
+            back_s, _ = await seconds(near[0].readexactly(1))
+            assert there_s >= 0.049
+            assert back_s >= 0.049
+
+    run(test())
+
+
+def test_a_half_close_crosses_and_the_other_direction_lives_on() -> None:
+    async def test() -> None:
+        async with world(delay_s=0.02) as wan:
+            near, far = await wan.connect()
+            near[1].write(b"question")
+            near[1].write_eof()
+            took_s, question = await seconds(far[0].read())
+            assert question == b"question"
+            assert took_s >= 0.019
+            far[1].write(b"answer")
+            far[1].write_eof()
+            assert await near[0].read() == b"answer"
+
+    run(test())
+
+
+@pytest.mark.parametrize("from_gateway", [False, True])
+def test_a_reset_crosses_after_the_delay(from_gateway: bool) -> None:
+    async def test() -> None:
+        async with world(delay_s=0.02) as wan:
+            ends = await wan.connect()
+            if from_gateway:
+                ends = ends[::-1]
+            broken, other = ends
+            broken[1].write(b"x")
+            assert await other[0].readexactly(1) == b"x"
+            raw = broken[1].get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+            broken[1].transport.abort()
+
+            async def read() -> None:
+                with pytest.raises(ConnectionResetError):
+                    await other[0].read()
+
+            took_s, _ = await seconds(read())
+            assert took_s >= 0.019
+
+    run(test())
+
+
+def test_both_ends_broken_at_once_leave_nothing_behind() -> None:
+    async def test() -> None:
+        async with world(delay_s=0.02) as wan:
+            for end in await wan.connect():
+                raw = end[1].get_extra_info("socket")
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+                end[1].transport.abort()
+            await until(lambda: wan.relay.num_connections == 0)
+
+    run(test())
+
+
+def test_a_refused_gateway_resets_the_dialler() -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = unused.getsockname()[1]
+        async with Relay(config(port)) as relay:
+            endpoint = relay.endpoints[0]
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+            writer.close()
+            assert relay.num_connections == 0
+
+    run(test())
+
+
+@pytest.mark.slow
+def test_a_receiver_that_does_not_read_stops_its_own_sender_only() -> None:
+    """The relay holds at most its queue, and what was in flight when the receiver stopped."""
+
+    async def test() -> None:
+        rate, delay_s = 50e6, 0.01
+        async with world(rate, delay_s) as wan:
+            (_, stuck), (stuck_reader, stuck_writer) = await wan.connect()
+            stuck_writer.transport.pause_reading()  # type: ignore[attr-defined]
+            stuck.write(bytes(32 << 20))
+            near, far = await wan.connect()
+            near[1].write(bytes(16 << 20))
+            await far[0].readexactly(16 << 20)
+            _, held_bytes = wan.counters()["eu", "us"]
+            assert 0 < held_bytes <= rate * (delay_s + 0.025) + 3 * (64 << 10)
+            stuck_writer.transport.resume_reading()  # type: ignore[attr-defined]
+            await stuck_reader.readexactly(32 << 20)
+
+    run(test())
+
+
+@pytest.mark.slow
+def test_connections_of_a_link_share_it_fairly() -> None:
+    """Four senders that never stop get a quarter each, within 15 %, and the rate together."""
+
+    async def test() -> None:
+        rate = 12.5e6
+        received = [0, 0, 0, 0]
+
+        async def pump(index: int, near: Pair, far: Pair) -> None:
+            async def send() -> None:
+                while True:
+                    near[1].write(bytes(128 << 10))
+                    await near[1].drain()
+
+            sending = asyncio.create_task(send())
+            try:
+                while True:
+                    received[index] += len(await far[0].read(1 << 20))
+            finally:
+                sending.cancel()
+
+        async with world(rate, 0.01) as wan:
+            pairs = [await wan.connect() for _ in received]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.5), asyncio.TaskGroup() as tasks:
+                    for index, (near, far) in enumerate(pairs):
+                        tasks.create_task(pump(index, near, far))
+        assert sum(received) <= rate * 1.6
+        for share in received:
+            assert share == pytest.approx(sum(received) / 4, rel=0.15)
+
+    run(test())
+
+
+def test_leaving_resets_what_is_open() -> None:
+    async def test() -> None:
+        async with world(delay_s=10.0) as wan:
+            near, _ = await wan.connect()
+            near[1].write(b"never arrives")
+            await until(lambda: wan.counters()["eu", "us"][1] > 0)
+            await wan.relay.__aexit__(None, None, None)
+            with pytest.raises(ConnectionResetError):
+                await near[0].read()
+            assert wan.counters()["eu", "us"] == (0, 0)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("bind_host", "message"),
+    [
+        ("203.0.113.7", "bind_host: 203.0.113.7: "),
+        ("no such host", "host 'no such host' has no address"),
+    ],
+)
+def test_a_host_that_cannot_be_bound_is_named(bind_host: str, message: str) -> None:
+    async def test() -> None:
+        with pytest.raises(ConfigError, match=message):
+            await Relay(replace(config(9), bind_host=bind_host)).__aenter__()
+
+    run(test())
