@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from protos.errors import PeerLostError
+from protos.errors import RankLostError
 
 _Flat = Callable[..., dist.Work]
 _reduce_scatter: _Flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -59,7 +59,7 @@ def wait(pending: dist.Work | torch.cuda.Event | None) -> None:
     """Wait for a collective or an event: on CUDA the current stream does, otherwise this thread.
 
     Raises:
-        PeerLostError: it failed, or the group's timeout passed.
+        RankLostError: it failed, or the group's timeout passed.
     """
     if pending is None:
         return
@@ -67,4 +67,4 @@ def wait(pending: dist.Work | torch.cuda.Event | None) -> None:
         pending.wait()
     except RuntimeError as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
-        raise PeerLostError(f"a collective inside the site failed: {cause[0]}") from error
+        raise RankLostError(f"a collective inside the site failed: {cause[0]}") from error

@@ -12,6 +12,7 @@ that are still open, and is raised by every later call.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -26,6 +27,7 @@ from protos.errors import (
     DeadlineExceededError,
     IsthmusError,
     LocalProtocolError,
+    NoTokensError,
     RemoteProtocolError,
 )
 from sites.worker.link import Link, Reduce, Reduced
@@ -315,11 +317,13 @@ class Exchange:
                 return
             if bucket.reduced is None:
                 raise DeadlineExceededError(_late(current, self._deadline_s))
-            if bucket.reduced.weight <= 0.0:
-                raise LocalProtocolError("count_tokens: no rank of any site has tokens")
+            weight = bucket.reduced.weight
+            if weight == 0.0:
+                raise NoTokensError("count_tokens: no rank of any site has tokens")
             self._transfer.deliver(bucket.slot, bucket.values, partial(self._complete, bucket))
             with self._changed:
-                current.weight = bucket.reduced.weight
+                if not math.isnan(weight):
+                    current.weight = weight
                 current.num_finished += 1
                 current.end_s = self._now_s()
                 self._changed.notify_all()

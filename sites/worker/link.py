@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protos.errors import IsthmusError, LocalProtocolError, PeerLostError
+from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, RankLostError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Reduced:
     round: int
     bucket: int
     weight: float
-    """Tokens of all sites."""
+    """Tokens of all sites; NaN where no element of the bucket is this rank's."""
     wait_s: float
     """How long the other sites' contributions were later than ours."""
     wire_bytes: int
@@ -85,11 +85,12 @@ class Link(Protocol):
 
 def error_for(code: str, message: str, site: str = "") -> IsthmusError:
     """Return the exception of a code of protos/catalogue.py, for an error named by another process."""
-    if code == PeerLostError.code:
-        return PeerLostError(message, site)
-    for kind in IsthmusError.__subclasses__():
-        if kind.code == code and kind is not LocalProtocolError:  # It is not this process's bug.
-            return kind(message)
+    for kind in (PeerLostError, RankLostError):
+        if kind.code == code:
+            return kind(message, site)
+    for other in IsthmusError.__subclasses__():
+        if other.code == code and other is not LocalProtocolError:  # It is not this process's bug.
+            return other(message)
     error = IsthmusError(message)
     error.code = code
     return error

@@ -34,7 +34,5 @@ def ensure_process_group(device: torch.device, timeout_s: float) -> bool:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
     else:
-        dist.init_process_group(
-            backend, timeout=timeout, store=HashStore(), rank=0, world_size=1
-        )
+        dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     return True

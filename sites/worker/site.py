@@ -130,6 +130,7 @@ class Site:
         self._steps = StepLog(link, sends=self.rank == 0)
         self._exchange: Exchange | None = None
         self._has_left = False
+        self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
 
     def synchronize(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
@@ -215,6 +216,8 @@ class Site:
 
     def _leave_at_exit(self) -> None:
         """Leave, unless an exception ends the process: to the others that is a crash."""
+        if os.getpid() != self._pid:
+            return  # A fork, a data loader's worker say, ends; the rank goes on.
         if getattr(sys, "last_value", None) is None:
             self.leave()
         else:

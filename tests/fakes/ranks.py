@@ -1,0 +1,104 @@
+"""Ranks as real processes, forked from a server that has imported torch once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+RANKS_S = 90.0
+"""By then every rank of a test has ended, even on a busy machine."""
+
+TOPOLOGY = """
+version: 1
+name: fake
+accelerators:
+  core: {{peak: {{fp32: 50GFLOP/s}}, memory: 2GiB, mfu: 0.3}}
+sites:
+{sites}
+links:
+{links}
+failure: {{detect_within: 6s, min_sites: 1, start_within: 60s}}
+security: {{mode: insecure}}
+"""
+JOB = "version: 1\nname: fake\ntopology: topology.yaml\n"
+
+Program = Callable[[Path, str], None]
+"""Runs in a rank: gets a folder for results, and this rank's name in it (`site0-rank1`)."""
+
+
+def run_ranks(
+    folder: Path, sockets: Sequence[Path], ranks_per_site: Sequence[int], program: Program
+) -> dict[str, int | None]:
+    """Run `program` in every rank of every site; return exit codes by the ranks' names."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["tests.fakes.ranks", "sites.worker.site"])
+    processes = {}
+    for site, ranks in enumerate(ranks_per_site):
+        for rank in range(ranks):
+            name = f"site{site}-rank{rank}"
+            environ = environment(folder, site, rank, ranks_per_site, sockets[site])
+            processes[name] = context.Process(
+                target=_rank, args=(program, folder, name, environ), daemon=True
+            )
+    deadline_s = time.monotonic() + RANKS_S
+    try:
+        for process in processes.values():
+            process.start()
+        for process in processes.values():
+            process.join(max(0.0, deadline_s - time.monotonic()))
+        return {name: process.exitcode for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            if process.pid is not None:
+                process.kill()
+                process.join(10)
+                process.close()
+
+
+def environment(
+    folder: Path, site: int, rank: int, ranks_per_site: Sequence[int], path: Path
+) -> dict[str, str]:
+    """Return what a launcher would set."""
+    job, topology = folder / "job.yaml", folder / "topology.yaml"
+    job.write_text(JOB)
+    sites = "\n".join(
+        f"  - {{name: site{index}, nodes: 1, accelerators_per_node: {ranks}, accelerator: core}}"
+        for index, ranks in enumerate(ranks_per_site)
+    )
+    links = "\n".join(
+        f"  - {{between: [site{index - 1}, site{index}], bandwidth: 1Gbit/s, rtt: 1ms}}"
+        for index in range(1, len(ranks_per_site))
+    )
+    topology.write_text(TOPOLOGY.format(sites=sites, links=links or "  []"))
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks_per_site[site]),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TEST_STORE": str(folder / f"store{site}"),
+        "ISTHMUS_RUN": "run",
+        "ISTHMUS_GENERATION": "1",
+        "ISTHMUS_SITE": f"site{site}",
+        "ISTHMUS_GATEWAY": str(path),
+        "ISTHMUS_JOB": str(job),
+        "ISTHMUS_TOPOLOGY": str(topology),
+        "ISTHMUS_OVERRIDES": "{}",
+        "ISTHMUS_RUN_FOLDER": str(folder),
+    }
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Return what each rank saved as `<name>.pt`."""
+    return {path.stem: torch.load(path, weights_only=True) for path in sorted(folder.glob("*.pt"))}
+
+
+def _rank(program: Program, folder: Path, name: str, environ: dict[str, str]) -> None:
+    os.environ.update(environ)
+    torch.set_num_threads(1)
+    program(folder, name)

@@ -1,0 +1,185 @@
+"""Ranks of two sites as real processes on Gloo, around gateways that are fake but share real memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from protos import metrics
+from tests.fakes.gateways import FakeGateways
+from tests.fakes.ranks import Program, results, run_ranks
+from tests.sites import worker_programs as programs
+
+SITES = (1, 3)
+NAMES = ["site0-rank0", "site1-rank0", "site1-rank1", "site1-rank2"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+
+def run(
+    folder: Path,
+    program: Program,
+    *,
+    verify_every: int = 1,
+    swap_from_round: int | None = None,
+    fail_at: tuple[int, int, dict[str, str] | None] | None = None,
+) -> tuple[dict[str, Any], FakeGateways]:
+    """Run a program in all ranks of both sites; each must end well."""
+    with FakeGateways(
+        folder, SITES, verify_every=verify_every, swap_from_round=swap_from_round, fail_at=fail_at
+    ) as gateways:
+        paths = [gateways.path(site) for site in range(len(SITES))]
+        codes = run_ranks(folder, paths, SITES, program)
+    assert codes == dict.fromkeys(NAMES, 0)
+    assert gateways.problems == []
+    return results(folder), gateways
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    """A tensor's bytes: equality that NaN does not escape."""
+    found: list[int] = tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
+    return found
+
+
+def expected_grads(net: nn.Module, step: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """One process over the batches of all ranks: the average weighted by tokens."""
+    total = [torch.zeros_like(each) for each in net.parameters()]
+    weight = 0.0
+    micro_batches = (0, 1) if step >= programs.FIRST_ACCUMULATED_STEP else (0,)
+    for rank in range(sum(SITES)):
+        tokens = programs.tokens_of(step, rank)
+        weight += tokens
+        net.zero_grad()
+        for micro in micro_batches:
+            loss = programs.loss_of(net, step, rank, micro, dtype) / len(micro_batches)
+            loss.backward()
+        for sum_, each in zip(total, net.parameters(), strict=True):
+            assert each.grad is not None
+            sum_ += tokens * each.grad
+    return [each / weight for each in total]
+
+
+def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
+    # Rounds 0 and 1 made the models equal; DDP rebuilds one bucket into several after round 2.
+    saved, gateways = run(tmp_path, programs.train, swap_from_round=3)
+    net = programs.build(seed=0)
+    initial = net.state_dict()
+    for name in NAMES:
+        found = saved[name]["initial"]
+        assert {key: bits(value) for key, value in found.items()} == {
+            key: bits(value) for key, value in initial.items()
+        }, "the first site's state, bit for bit"
+        assert {key: bits(value) for key, value in saved[name]["final"].items()} == {
+            key: bits(value) for key, value in saved[NAMES[0]]["final"].items()
+        }, "bit-identical after training"
+    assert [saved[name]["place"] for name in NAMES] == [
+        [0, 1, 0, 4],
+        [0, 3, 1, 4],
+        [1, 3, 2, 4],
+        [2, 3, 3, 4],
+    ]
+    for step in range(programs.NUM_STEPS):
+        wanted = expected_grads(net, step, torch.float32)
+        found = saved[NAMES[0]]["grads"][step]
+        # Sums of four float32 numbers in another order.
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            for each, grad in zip(net.parameters(), found, strict=True):
+                each.sub_(programs.LEARNING_RATE * grad)
+    _check_reports(gateways)
+
+
+def _check_reports(gateways: FakeGateways) -> None:
+    assert sorted(gateways.left) == [("site0", 0), ("site1", 0), ("site1", 1), ("site1", 2)]
+    steps = [each for each in gateways.metrics if each[2]["kind"] == metrics.STEP]
+    expected = [
+        (f"site{site}", 0, step) for site in (0, 1) for step in range(1, programs.NUM_STEPS + 1)
+    ]
+    assert sorted((*each[:2], each[2]["step"]) for each in steps) == expected
+    for _, _, message in steps:
+        values = message["values"]
+        parts = [metrics.COMPUTE_S, metrics.INTRA_S, metrics.EXPOSED_INTER_S, metrics.WAIT_S]
+        assert values[metrics.STEP_S] == sum(values[part] for part in parts)
+        tokens = [programs.tokens_of(message["step"] - 1, rank) for rank in range(4)]
+        assert values[metrics.TOKENS] == sum(tokens)
+        assert values[metrics.SITE_TOKENS] in (tokens[0], sum(tokens[1:]))
+        assert values["loss"] == message["step"] - 1
+        assert values["norm"] == 2.0
+    assert len(gateways.metrics) - len(steps) == 4, "an evaluation from each rank"
+    by_step: dict[int, set[int]] = {}
+    for _, _, digest in gateways.digests:
+        by_step.setdefault(digest["step"], set()).add(digest["combined"])
+    assert sorted(by_step) == list(range(programs.NUM_STEPS + 1))
+    assert all(len(each) == 1 for each in by_step.values()), "all ranks agree on every step"
+    assert gateways.digests[0][2]["names"][0] == "layers.0.weight"
+
+
+def test_bfloat16_gradients_cross_as_float32(tmp_path: Path) -> None:
+    saved, _ = run(tmp_path, programs.train_bfloat16, verify_every=2)
+    net = programs.build(seed=0, dtype=torch.bfloat16)
+    wanted = expected_grads(net, 0, torch.bfloat16)
+    # The reference rounds each sum to bf16, whose precision is 2^-8.
+    torch.testing.assert_close(saved[NAMES[0]]["grads"][0], wanted, rtol=3e-2, atol=3e-2)
+    for name in NAMES[1:]:
+        assert _same(saved[name]["final"], saved[NAMES[0]]["final"])
+
+
+def _same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return {key: bits(value) for key, value in one.items()} == {
+        key: bits(value) for key, value in other.items()
+    }
+
+
+def test_equal_models_are_only_compared(tmp_path: Path) -> None:
+    saved, gateways = run(tmp_path, programs.train_equal)
+    assert len(gateways.reduced) == 1, "one round of hashes"
+    assert all(_same(saved[name]["final"], programs.build(seed=7).state_dict()) for name in NAMES)
+
+
+def test_different_models_are_named(tmp_path: Path) -> None:
+    saved, _ = run(tmp_path, programs.train_other_model)
+    assert {saved[name]["code"] for name in NAMES} == {"LAYOUT_MISMATCH"}
+
+
+def test_forgotten_tokens_are_named(tmp_path: Path) -> None:
+    saved, _ = run(tmp_path, programs.forget_tokens)
+    assert all("count_tokens was called" in saved[name]["text"] for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ({"code": "PEER_LOST", "message": "site eu is away", "site": "eu"}, "PeerLostError"),
+        ({"code": "CORRUPT_DATA", "message": "chunk 3", "site": "eu"}, "CorruptDataError"),
+        (None, "IsthmusError"),
+    ],
+    ids=["peer lost", "corrupt", "gateway died"],
+)
+def test_what_the_gateway_says_ends_backward(
+    tmp_path: Path, message: dict[str, str] | None, kind: str
+) -> None:
+    # Round 2 is the second step's: the seeds are equal, so round 0 was all that came before.
+    saved, _ = run(tmp_path, programs.backward_until_error, fail_at=(2, 1, message))
+    for name in NAMES:
+        assert saved[name]["type"] == kind
+        assert saved[name]["text"] == (
+            message["message"] if message else "the gateway ended: see its log"
+        )
+
+
+def test_a_dead_rank_ends_all_others(tmp_path: Path) -> None:
+    with FakeGateways(tmp_path, SITES) as gateways:
+        paths = [gateways.path(site) for site in range(len(SITES))]
+        codes = run_ranks(tmp_path, paths, SITES, programs.die_in_second_step)
+    assert codes == {**dict.fromkeys(NAMES, 0), NAMES[-1]: 9}
+    saved = results(tmp_path)
+    assert saved[NAMES[0]]["text"] == "rank 2 of site1 ended"
+    # Those beside it may hear it from Gloo first, in DDP's own collectives.
+    heard = [saved[name]["text"] for name in NAMES[1:-1]]
+    assert all("rank 2 of site1 ended" in each or "Connection" in each for each in heard), heard
+    assert gateways.left == []

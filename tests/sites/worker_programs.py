@@ -1,0 +1,202 @@
+"""What the ranks of the worker tests run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sites
+from protos.errors import IsthmusError
+from sites.worker.site import Site
+
+NUM_STEPS = 4
+FIRST_ACCUMULATED_STEP = 2
+BATCH = 4
+WIDTH = 24
+LEARNING_RATE = 0.1
+
+
+class Net(nn.Module):
+    """Odd sizes, so that shards are padded; buffers of several dtypes; several buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(WIDTH, 37), nn.Tanh(), nn.Linear(37, 41), nn.Tanh(), nn.Linear(41, 3)
+        )
+        self.register_buffer("count", torch.randint(1 << 40, (3,)))
+        self.register_buffer("flag", torch.rand(5) > 0.5)
+        self.register_buffer("halves", torch.randn(7).to(torch.bfloat16))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs)
+
+
+def build(seed: int, dtype: torch.dtype = torch.float32) -> Net:
+    """Return the net that a site starts with, before it hears of the others."""
+    torch.manual_seed(seed)
+    net = Net()
+    # Bits that arithmetic would not keep: a NaN with a payload, an infinity, a negative zero.
+    odd = torch.tensor([0x7FA12345, -0x800000, -0x80000000, seed], dtype=torch.int64)
+    net.register_buffer("odd", odd.to(torch.int32).view(torch.float32))
+    return net.to(dtype) if dtype != torch.float32 else net
+
+
+def batch(step: int, global_rank: int, micro_batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and targets that only these numbers determine."""
+    generator = torch.Generator().manual_seed(1000 * step + 10 * global_rank + micro_batch)
+    inputs = torch.randn(BATCH, WIDTH, generator=generator)
+    return inputs, torch.randn(BATCH, 3, generator=generator)
+
+
+def tokens_of(step: int, global_rank: int) -> int:
+    """Return how many tokens a rank counts: different ones, and once none at all."""
+    return 0 if (step, global_rank) == (1, 1) else 1 + 3 * global_rank + step
+
+
+def loss_of(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    step: int,
+    rank: int,
+    micro: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return a micro-batch's mean loss."""
+    inputs, targets = batch(step, rank, micro)
+    return nn.functional.mse_loss(model(inputs.to(dtype)), targets.to(dtype))
+
+
+def train(folder: Path, name: str) -> None:
+    """Four steps: unequal tokens, from the third on two micro-batches a step."""
+    _train(folder, name, torch.float32)
+
+
+def train_bfloat16(folder: Path, name: str) -> None:
+    """The same with a bf16 model."""
+    _train(folder, name, torch.bfloat16)
+
+
+def _train(folder: Path, name: str, dtype: torch.dtype) -> None:
+    site = _join()
+    net = build(seed=site.index, dtype=dtype)
+    model = DistributedDataParallel(net, bucket_cap_mb=0.004)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    site.synchronize(model, optimizer)
+    initial = {key: value.clone() for key, value in net.state_dict().items()}
+    grads = []
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        site.count_tokens(tokens_of(step, site.global_rank))
+        if step >= FIRST_ACCUMULATED_STEP:
+            with model.no_sync():
+                (loss_of(model, step, site.global_rank, 1, dtype) / 2).backward()
+            (loss_of(model, step, site.global_rank, 0, dtype) / 2).backward()
+        else:
+            loss_of(model, step, site.global_rank, 0, dtype).backward()
+        grads.append([each.grad.clone() for each in net.parameters() if each.grad is not None])
+        optimizer.step()
+        site.log(loss=step, norm=torch.tensor(2.0))
+    site.record("evaluation", NUM_STEPS, {"held_out_loss": 1.5}, {"by": name})
+    site.leave()
+    site.leave()
+    torch.save(
+        {
+            "initial": initial,
+            "grads": grads,
+            "final": net.state_dict(),
+            "place": [site.rank, site.world_size, site.global_rank, site.global_world_size],
+        },
+        folder / f"{name}.pt",
+    )
+
+
+def train_equal(folder: Path, name: str) -> None:
+    """Start with the same model everywhere; no step."""
+    site = _join()
+    net = build(seed=7)
+    site.synchronize(*_wrapped(net))
+    site.leave()
+    torch.save({"final": net.state_dict()}, folder / f"{name}.pt")
+
+
+def train_other_model(folder: Path, name: str) -> None:
+    """The second site has one layer more."""
+    site = _join()
+    net = nn.Sequential(nn.Linear(3, 3), *([nn.Linear(3, 3)] if site.index else []))
+    _note_error(folder, name, lambda: site.synchronize(*_wrapped(net)))
+
+
+def backward_until_error(folder: Path, name: str) -> None:
+    """Train until something raises; note what."""
+    site = _join()
+    model, optimizer = _wrapped(build(seed=0))
+    site.synchronize(model, optimizer)
+
+    def steps() -> None:
+        for step in range(100):
+            loss_of(model, step, site.global_rank, 0, torch.float32).backward()
+            optimizer.step()
+
+    _note_error(folder, name, steps)
+
+
+def die_in_second_step(folder: Path, name: str) -> None:
+    """The last rank ends without a word; the others note what they hear."""
+    site = _join()
+    model, optimizer = _wrapped(build(seed=0))
+    site.synchronize(model, optimizer)
+
+    def steps() -> None:
+        for step in range(100):
+            if step == 1 and site.global_rank == site.global_world_size - 1:
+                os._exit(9)
+            loss_of(model, step, site.global_rank, 0, torch.float32).backward()
+            optimizer.step()
+
+    _note_error(folder, name, steps)
+
+
+def forget_tokens(folder: Path, name: str) -> None:
+    """Count tokens for the first step only."""
+    site = _join()
+    model, optimizer = _wrapped(build(seed=0))
+    site.synchronize(model, optimizer)
+
+    def steps() -> None:
+        site.count_tokens(5)
+        for step in range(2):
+            loss_of(model, step, site.global_rank, 0, torch.float32).backward()
+            optimizer.step()
+
+    _note_error(folder, name, steps)
+
+
+def _join() -> Site:
+    """Join; torch.distributed is initialised before, from a file, which needs no port."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{os.environ['TEST_STORE']}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    return sites.join()
+
+
+def _wrapped(net: nn.Module) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    model = DistributedDataParallel(net, bucket_cap_mb=0.004)
+    return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def _note_error(folder: Path, name: str, attempt: Callable[[], None]) -> None:
+    try:
+        attempt()
+    except (IsthmusError, RuntimeError) as error:
+        code = getattr(error, "code", "")
+        noted = {"type": type(error).__name__, "code": code, "text": str(error)}
+        torch.save(noted, folder / f"{name}.pt")
