@@ -50,8 +50,8 @@ class PeerLostError(IsthmusError):
         self.site = site
 
 
-class RankLostError(PeerLostError):
-    """A rank went away without leaving. `site` names where."""
+class RankLostError(IsthmusError):
+    """A rank went away without leaving."""
 
     code = "RANK_LOST"
 

@@ -5,6 +5,7 @@ import sys
 
 # Read when grpc is imported. A server with fork support on can crash the process.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from sites.gateway.main import main
 

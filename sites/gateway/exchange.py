@@ -9,6 +9,7 @@ pile up; frames that come before the local ranks' own are kept, within bounds.
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 import time
 from collections import deque
@@ -79,7 +80,7 @@ class Reduced:
     round: int
     bucket: int
     weight: float
-    """Tokens of all sites; 0 where the rank's shard is empty, for then nothing came."""
+    """Tokens of all sites; not a number where no chunk belongs to this node, for nothing came."""
     inter_s: float
     wait_s: float
     wire_bytes: int
@@ -93,7 +94,6 @@ class _Shard:
     ready_s: float
     remaining: int
     """Chunks that are not finished."""
-    weight: float = 0.0
     wire_bytes: int = 0
 
 
@@ -119,6 +119,10 @@ class _Run:
     shards: dict[int, _Shard] = field(default_factory=dict)
     chunks: dict[int, _Chunk] = field(default_factory=dict)
     arrivals: dict[Sender, Arrival] = field(default_factory=dict)
+    weight: float | None = None
+    """Tokens of all sites, from the first chunk that is finished."""
+    empty: list[_Shard] = field(default_factory=list)
+    """Shards without a chunk, whose ranks still want to know the weight."""
     num_reduced: int = 0
 
 
@@ -190,7 +194,7 @@ class Exchange:
             LayoutMismatchError: another rank or site has another bucket in this place.
         """
         key = post.round, post.bucket
-        reply: Reduced | None = None
+        replies: list[tuple[int, Reduced]] = []
         with self._condition:
             run = self._open(key, rank, post)
             assert run.reduction is not None
@@ -204,11 +208,11 @@ class Exchange:
                 entry = ((*key, index), run, self._chunk(run, index), own)
                 heapq.heappush(self._waiting, entry)
             if not chunks:
-                reply = self._reduced(run, shard, now_s)
+                run.empty.append(shard)
+                replies = self._answer_empty(run, now_s)
             self._condition.notify_all()
         self.pump()
-        if reply is not None:
-            self._on_reduced(rank, reply)
+        self._reply(replies)
 
     def pump(self) -> None:
         """Admit own chunks to encoding, as far as the links keep up."""
@@ -409,20 +413,35 @@ class Exchange:
     def _account(self, run: _Run, chunk: _Chunk, wire_bytes: int, weight: float | None) -> None:
         """Add up what a chunk did for its rank; reply when it was the rank's last."""
         assert run.reduction is not None
-        reply: Reduced | None = None
+        replies: list[tuple[int, Reduced]] = []
         with self._condition:
             rank = run.reduction.bucket.grid.owner(self._site, chunk.index)
             shard = run.shards[rank]
             shard.wire_bytes += wire_bytes
             if weight is not None:
+                now_s = time.monotonic()
+                run.weight = weight
                 shard.remaining -= 1
-                shard.weight = weight
                 if shard.remaining == 0:
-                    reply = self._reduced(run, shard, time.monotonic())
-        if reply is not None:
-            self._on_reduced(rank, reply)
+                    replies = [self._reduced(run, shard, now_s)]
+                replies += self._answer_empty(run, now_s)
+        self._reply(replies)
 
-    def _reduced(self, run: _Run, shard: _Shard, now_s: float) -> Reduced:
+    def _answer_empty(self, run: _Run, now_s: float) -> list[tuple[int, Reduced]]:
+        """Finish the ranks without a chunk once the weight is known, or never will be here."""
+        assert run.reduction is not None
+        config = self._config
+        first_rank = config.node * config.ranks_per_node[self._site]
+        if run.weight is None and run.reduction.bucket.grid.chunks(self._site, first_rank):
+            return []
+        shards, run.empty = run.empty, []
+        return [self._reduced(run, shard, now_s) for shard in shards]
+
+    def _reply(self, replies: list[tuple[int, Reduced]]) -> None:
+        for rank, reduced in replies:
+            self._on_reduced(rank, reduced)
+
+    def _reduced(self, run: _Run, shard: _Shard, now_s: float) -> tuple[int, Reduced]:
         """Finish a rank's part, and the bucket with the last of this node's ranks."""
         run.num_reduced += 1
         if run.num_reduced == self._config.ranks_per_node[self._site]:
@@ -432,10 +451,10 @@ class Exchange:
         late_s = max(
             (lateness_s(shard.ready_s, arrival) for arrival in run.arrivals.values()), default=0.0
         )
-        return Reduced(
+        return shard.rank, Reduced(
             round=run.key[0],
             bucket=run.key[1],
-            weight=shard.weight,
+            weight=math.nan if run.weight is None else run.weight,
             inter_s=inter_s,
             wait_s=min(late_s, inter_s),
             wire_bytes=shard.wire_bytes,

@@ -122,7 +122,7 @@ class Link:
         while not self._session:
             try:
                 with self._channel() as channel:
-                    self._hello(channel)
+                    self._hello(channel, self._config.peer_lost_s / 3)
             except grpc.RpcError as error:
                 self._raise_if_refused(error)
                 self._raise_if_lost(error)
@@ -167,14 +167,17 @@ class Link:
 
     def leave(self, failure: Failure | None, timeout_s: float) -> None:
         """Tell the peer that this gateway ends; whether it hears it or not."""
-        if not self._session or self._left:
+        if self._left:
             return
-        request = LeaveRequest(session=self._session, rank=-1)
+        request = LeaveRequest(rank=-1)
         if failure is not None:
             request.code, request.message = failure.code, failure.message
             request.site, request.rank = failure.site or self._config.site, failure.rank
         try:
             with self._channel() as channel:
+                if not self._session:  # it ends before it was ever connected
+                    self._hello(channel, timeout_s)
+                request.session = self._session
                 ExchangeStub(channel).Leave(request, timeout=timeout_s)
         except grpc.RpcError as error:
             _log.info("%s did not hear that this gateway ends: %s", self.peer, _details(error))
@@ -283,7 +286,7 @@ class Link:
         try:
             while not self._closed.wait(min(interval_s, self._patience_s)) and not self._is_over:
                 try:
-                    self._hello(channel)
+                    self._hello(channel, min(self._config.peer_lost_s / 3, self._patience_s))
                 except grpc.RpcError as error:
                     if self._is_over:
                         return
@@ -296,7 +299,7 @@ class Link:
         finally:
             channel.close()
 
-    def _hello(self, channel: grpc.Channel) -> None:
+    def _hello(self, channel: grpc.Channel, timeout_s: float) -> None:
         config = self._config
         request = HelloRequest(
             protocol_min=EXCHANGE_PROTOCOL_MIN,
@@ -308,7 +311,6 @@ class Link:
             site=config.site,
             node=config.node,
         )
-        timeout_s = min(config.peer_lost_s / 3, self._patience_s)
         response = ExchangeStub(channel).Hello(request, timeout=timeout_s)
         self._session = response.session
         self._heard_s = time.monotonic()

@@ -280,9 +280,9 @@ class LocalServer:
     def _reject(self, rank: int | None, connection: _Connection, error: IsthmusError) -> None:
         """A stranger is only turned away; a rank that breaks the protocol ends the run."""
         failure = Failure.of(error, self._config.site)
+        connection.send(failure.to_rank())
         if rank is None:
             _log.warning("refused a connection: %s", error)
-            connection.send(failure.to_rank())
             return
         self._ranks.fail(
             Failure(

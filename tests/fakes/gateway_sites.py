@@ -1,0 +1,151 @@
+"""Gateways of several sites in one process: real gRPC on loopback, real shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.gateway import Gateway
+from sites.gateway.link import Peer
+from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
+from topology.trees import ReductionPlan
+
+SITES = ("ash", "birch", "cedar", "dogwood")
+
+
+def gateway_config(
+    folder: Path, plan: ReductionPlan, site: int, node: int = 0, **changes: object
+) -> GatewayConfig:
+    """Return the configuration of one gateway on fast links."""
+    sites = SITES[: plan.num_sites]
+    fields: dict[str, Any] = {
+        "run_id": "run-1",
+        "generation": 1,
+        "config_hash": "a" * 64,
+        "site": sites[site],
+        "node": node,
+        "sites": sites,
+        "nodes_per_site": (1,) * plan.num_sites,
+        "ranks_per_node": (1,) * plan.num_sites,
+        "plan": plan,
+        "codec": "fp32",
+        "chunk_bytes": 4096,
+        "channels_per_link": 2,
+        "window_bytes": None,
+        "verify_every": 10,
+        "bind_host": "127.0.0.1",
+        "socket_path": str(folder / f"g{site}-{node}.sock"),
+        "links": tuple(
+            PeerLink(site=sites[other], bytes_per_s=1e9, rtt_s=0.001)
+            for other in plan.neighbours(site)
+        ),
+        "peer_lost_s": 10.0,
+        "keepalive_time_s": 3.0,
+        "keepalive_timeout_s": 3.0,
+    }
+    return GatewayConfig(**{**fields, **changes})
+
+
+class Member:
+    """One gateway, and what it told its agent."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.messages: list[Mapping[str, Any]] = []
+        self.changed = threading.Condition()
+        self.gateway = Gateway(config, self._write)
+        self.gateway.start()
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        with self.changed:
+            self.messages.append(message)
+            self.changed.notify_all()
+
+    def wait(self, op: str, **wanted: object) -> Mapping[str, Any]:
+        """Return the first message of that kind, waiting for it."""
+
+        def found() -> Mapping[str, Any] | None:
+            for message in self.messages:
+                if message["op"] == op and wanted.items() <= message.items():
+                    return message
+            return None
+
+        with self.changed:
+            assert self.changed.wait_for(found, DEADLINE_S), (op, wanted, self.messages)
+            message = found()
+        assert message is not None
+        return message
+
+    def end(self) -> Mapping[str, Any] | None:
+        """Wait for the failure and close, as the process does; return the failure."""
+        assert self.gateway.wait_ended(DEADLINE_S)
+        self.gateway.close()
+        return next((each for each in self.messages if each["op"] == "failed"), None)
+
+    @property
+    def peer(self) -> Peer:
+        """Where it listens."""
+        port = int(self.wait("listening")["port"])
+        return Peer(self.config.site, self.config.node, "127.0.0.1", port)
+
+
+Dial = Callable[[Member, Peer], Peer]
+"""Where a member is told that a peer listens: a proxy's address, or the peer's own."""
+
+
+@contextmanager
+def gateways(configs: list[GatewayConfig], dial: Dial | None = None) -> Iterator[list[Member]]:
+    """Start gateways and let them dial each other; close all at the end."""
+    with ExitStack() as stack:
+        members = []
+        for config in configs:
+            member = Member(config)
+            stack.callback(member.gateway.close)
+            members.append(member)
+        for member in members:
+            peers = [each.peer for each in members if each.config.site != member.config.site]
+            if dial is not None:
+                peers = [dial(member, peer) for peer in peers]
+            member.gateway.connect(tuple(peers))
+        yield members
+
+
+def reduce_once(
+    ranks: list[list[GatewayRank]], round_: int, numel: int, weights: list[float], seed: int
+) -> tuple[Floats, list[dict[str, Any]]]:
+    """Reduce one bucket over the ranks of each site, check that all sites agree; return it."""
+    parts = []
+    for site, members in enumerate(ranks):
+        generator = np.random.default_rng((seed, site))
+        part = generator.standard_normal(numel).astype(np.float32) * np.float32(weights[site])
+        parts.append(part)
+        shard = -(-numel // len(members))
+        for index, rank in enumerate(members):
+            region = rank.regions.get(0)
+            if region is None or len(region) < shard:
+                region = rank.share(0, max(1, shard))
+            own = part[index * shard : (index + 1) * shard]
+            region[: len(own)] = own
+            rank.reduce(round_, 0, numel, weights[site])
+    replies, results = [], []
+    for members in ranks:
+        shard, pieces = -(-numel // len(members)), []
+        for index, rank in enumerate(members):
+            reply = rank.receive()
+            assert reply["op"] == "reduced", reply
+            assert (reply["round"], reply["bucket"]) == (round_, 0)
+            replies.append(reply)
+            count = max(0, min(shard, numel - index * shard))
+            pieces.append(rank.regions[0][:count].copy())
+        results.append(np.concatenate(pieces))
+    for result in results:
+        assert result.tobytes() == results[0].tobytes()
+    expected = np.sum(parts, axis=0, dtype=np.float64) / sum(weights)
+    np.testing.assert_allclose(results[0], expected, rtol=0, atol=0.02)  # bf16, added up
+    return results[0], replies

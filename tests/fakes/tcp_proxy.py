@@ -1,0 +1,118 @@
+"""A TCP proxy on loopback that misbehaves: cuts, swallows or damages what passes."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from typing import Self
+
+_READ_BYTES = 1 << 16
+_JOIN_S = 10.0
+
+
+class TcpProxy:
+    """Forwards connections to a local port, one thread for all."""
+
+    def __init__(
+        self, target_port: int, *, cut_after_bytes: int | None = None, damage: bytes | None = None
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            target_port: on 127.0.0.1.
+            cut_after_bytes: each connection is reset after so many bytes to the target.
+            damage: wherever these bytes pass to the target, the first bit of them is flipped.
+        """
+        self.num_cuts = 0
+        self._target_port = target_port
+        self._cut_after_bytes = cut_after_bytes
+        self._damage = damage
+        self._swallowing = False
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._wake, self._waker = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._partner: dict[socket.socket, socket.socket] = {}
+        self._is_client: dict[socket.socket, bool] = {}
+        self._passed_bytes: dict[socket.socket, int] = {}
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waker.close()
+        self._thread.join(_JOIN_S)
+        assert not self._thread.is_alive()
+
+    def swallow(self) -> None:
+        """From now on everything is read and nothing passed on: silence without an error."""
+        self._swallowing = True
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                source = key.fileobj
+                assert isinstance(source, socket.socket)
+                if source is self._wake:
+                    self._end()
+                    return
+                if source is self._listener:
+                    self._accept()
+                elif source in self._partner:
+                    self._forward(source)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        try:
+            target = socket.create_connection(("127.0.0.1", self._target_port), timeout=_JOIN_S)
+        except OSError:
+            client.close()
+            return
+        for one, other in ((client, target), (target, client)):
+            self._partner[one] = other
+            self._is_client[one] = one is client
+            self._passed_bytes[one] = 0
+            one.settimeout(_JOIN_S)
+            self._selector.register(one, selectors.EVENT_READ)
+
+    def _forward(self, source: socket.socket) -> None:
+        target = self._partner[source]
+        try:
+            data = source.recv(_READ_BYTES)
+            if not data:
+                self._drop(source)
+                return
+            if self._swallowing:
+                return
+            if self._is_client[source] and self._damage is not None:
+                data = data.replace(self._damage, bytes([self._damage[0] ^ 1]) + self._damage[1:])
+            target.sendall(data)
+        except OSError:
+            self._drop(source)
+            return
+        self._passed_bytes[source] += len(data)
+        limit = self._cut_after_bytes
+        if limit is not None and self._is_client[source] and self._passed_bytes[source] > limit:
+            self.num_cuts += 1
+            self._drop(source)
+
+    def _drop(self, source: socket.socket) -> None:
+        """Close both ends at once, with whatever is in their buffers."""
+        for end in (source, self._partner[source]):
+            self._selector.unregister(end)
+            del self._partner[end], self._is_client[end], self._passed_bytes[end]
+            end.close()
+
+    def _end(self) -> None:
+        for source in list(self._partner):
+            with contextlib.suppress(KeyError):
+                self._drop(source)
+        self._selector.close()
+        self._listener.close()
+        self._wake.close()
