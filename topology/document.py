@@ -12,6 +12,10 @@ LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """What PyYAML counts as one."""
 
 
+_SAID_CHARACTERS = 400
+"""Of a message or a path: names are quoted back, and may be as long as the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a value or key stands. Line 0: in no text, as an override."""
@@ -44,9 +48,9 @@ class Document:
     def add_at(self, place: Place, message: str, path: Path) -> None:
         """Add a problem at a place of its own."""
         excerpt = self._lines[place.line - 1] if 0 < place.line <= len(self._lines) else ""
-        dotted = ".".join(str(part) for part in path)
+        dotted = _cut(".".join(str(part) for part in path))
         self.problems.append(
-            Problem(place.source, place.line, place.column, message, dotted, excerpt)
+            Problem(place.source, place.line, place.column, _cut(message), dotted, excerpt)
         )
 
     def raise_problems(self) -> None:
@@ -91,3 +95,7 @@ class Document:
         """Return the list at `path`; empty when there is none, or something else."""
         value = self.get(*path)
         return value if isinstance(value, list) else []
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]}…"

@@ -191,7 +191,7 @@ _PLAINER = {
         "a second ':' in this place: indent the line like its neighbours, or quote the value"
     ),
     "but found another document": "a second document (---): want only one",
-    "could not find expected ':'": "no ':' after a key, before this line",
+    "could not find expected ':'": "no ':' after a key, on this line or before it",
     "found unexpected end of stream": "the text ends within quotes",
     "second occurrence": "the same anchor (&) is defined twice",
 }

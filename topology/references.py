@@ -120,7 +120,7 @@ def _link_ends(document: Document) -> Iterator[tuple[int, str, str]]:
 
 def _check_links(document: Document) -> None:
     names = site_names(document)
-    sound = len(set(names)) == len(_sites(document))
+    sound = 0 < len(set(names)) == len(_sites(document))
     pairs: dict[tuple[str, str], int] = {}
     for index, source, target in _link_ends(document):
         for end, name in enumerate((source, target)):

@@ -465,3 +465,11 @@ def test_a_long_line_is_shown_around_the_caret_and_controls_are_not_sent_to_the_
     assert "\x1b" not in excerpt
     assert len(excerpt) < 140
     assert excerpt[caret.index("^")] == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_name_as_long_as_the_file_is_not_told_in_full() -> None:
+    text = changed(TOPOLOGY, "emulate: true", "x" * 900 + ": true")
+    with pytest.raises(ConfigError) as raised:
+        load_topology(changed(text, "like: virginia", "like: " + "y" * 5000), "t.yaml")
+    assert len(raised.value.problems) == 2
+    assert len(str(raised.value)) < 2500

@@ -87,7 +87,7 @@ REFUSED = [
     ("a: *x\n", "1:4 found undefined alias 'x'"),
     ("a: &x 1\nb: &x 2\n", "2:4 the same anchor (&) is defined twice"),
     ("a: 1\n---\na: 2\n", "2:1 a second document (---): want only one"),
-    ("a: 1\nb\nc: 2\n", "3:1 no ':' after a key, before this line"),
+    ("a: 1\nb\nc: 2\n", "3:1 no ':' after a key, on this line or before it"),
     ("a: @b\n", "1:4 found character '@' that cannot start any token"),
     ("a: \x07\n", "1:4 the character U+0007 may not stand in YAML"),
     ("a: 1\nb: \ud800\n", "2:4 the character U+D800 may not stand in YAML"),
