@@ -65,7 +65,7 @@ class ReductionModel(Strict):
     """Which sites sum, and where."""
 
     tree: Annotated[str, *choice(TREES)] = _REDUCTION.tree
-    hub: Annotated[Name | None, Field(description="The star's centre.")] = _REDUCTION.hub
+    hub: Annotated[str | None, Field(description="The star's centre.")] = _REDUCTION.hub
 
     @model_validator(mode="after")
     def _hub_needs_a_star(self) -> Self:

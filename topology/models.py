@@ -1,4 +1,7 @@
-"""The topology file as a user writes it. topology/resolve.py makes topology.world from it."""
+"""The topology file as a user writes it. topology/resolve.py makes topology.world from it.
+
+What refers to a name is any text here: topology/references.py tells whether such a thing exists.
+"""
 
 import ipaddress
 import re
@@ -151,7 +154,7 @@ class SiteModel(Strict):
 
     name: Name
     like: Annotated[
-        Name | None,
+        str | None,
         Field(
             description="Another site, whose nodes, accelerators, fabric, wan (but its address) and "
             "launcher this one has unless it says otherwise. Never its location."
@@ -162,7 +165,7 @@ class SiteModel(Strict):
     accelerators_per_node: Annotated[
         int | None, Field(ge=1, le=MAX_RANKS_PER_NODE, description="One rank each.")
     ] = None
-    accelerator: Annotated[Name | None, Field(description="A name under accelerators.")] = None
+    accelerator: Annotated[str | None, Field(description="A name under accelerators.")] = None
     fabric: FabricModel | None = None
     wan: WanModel | None = None
     launcher: LauncherModel | None = None
@@ -195,7 +198,7 @@ class MeasuredModel(Strict):
 class LinkModel(Strict):
     """The WAN between two sites: full duplex, or one direction with `oneway: true`."""
 
-    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
+    between: Annotated[list[str], Field(min_length=2, max_length=2)]
     oneway: Annotated[bool, Field(description="From the first site to the second only.")] = False
     bandwidth: Annotated[Rate | None, Field(description="Of each direction.")] = None
     rtt: Annotated[Duration | None, Field(description="There and back.")] = None
@@ -217,7 +220,7 @@ class LinkModel(Strict):
 class CoordinatorModel(Strict):
     """Where the control plane runs."""
 
-    site: Annotated[Name | None, Field(description="The site that hosts it.")] = None
+    site: Annotated[str | None, Field(description="The site that hosts it.")] = None
     bind: Bind = default(f"{LOOPBACK}:0", "Where it listens; port 0 lets the system choose.")
 
 
