@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import IOBase
 from typing import Any, BinaryIO, Final
 
 from protos.errors import LocalProtocolError
@@ -80,7 +81,7 @@ class AgentWriter:
                 return
 
 
-def read_configuration(stream: BinaryIO) -> GatewayConfig | None:
+def read_configuration(stream: IOBase) -> GatewayConfig | None:
     """Return what the first line says; None when there is none.
 
     Raises:
@@ -99,7 +100,7 @@ def read_configuration(stream: BinaryIO) -> GatewayConfig | None:
         raise LocalProtocolError(f"stdin: configure: {error}") from error
 
 
-def read_commands(stream: BinaryIO) -> Iterator[Connect]:
+def read_commands(stream: IOBase) -> Iterator[Connect]:
     """Yield the later lines until the agent closes stdin.
 
     Raises:
@@ -127,7 +128,7 @@ def _peer(index: int, fields: object) -> Peer:
     return Peer(fields["site"], fields["node"], fields["host"], fields["port"])
 
 
-def _messages(stream: BinaryIO) -> Iterator[dict[str, Any]]:
+def _messages(stream: IOBase) -> Iterator[dict[str, Any]]:
     while line := stream.readline(_LINE_BYTES_MAX):
         try:
             fields = json.loads(line)

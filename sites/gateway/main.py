@@ -5,12 +5,13 @@ stdout carries the protocol and nothing else; the log goes to stderr.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
 import sys
 import threading
-from typing import BinaryIO, Final
+from typing import Final
 
 from protos.errors import IsthmusError
 from sites.gateway.agent_port import AgentWriter, read_commands, read_configuration
@@ -35,7 +36,9 @@ def main() -> int:
         format="%(asctime)s %(levelname)s %(threadName)s: %(message)s",
         stream=sys.stderr,
     )
-    agent, stdin = AgentWriter(sys.stdout.buffer), sys.stdin.buffer
+    # Unbuffered: at exit a thread still waits in a read, and would hold a buffer's lock.
+    stdin = io.FileIO(sys.stdin.fileno(), closefd=False)
+    agent = AgentWriter(sys.stdout.buffer)
     agent.start()
     try:
         config = read_configuration(stdin)
@@ -48,7 +51,7 @@ def main() -> int:
         agent.close()
 
 
-def _run(config: GatewayConfig, stdin: BinaryIO, agent: AgentWriter) -> int:
+def _run(config: GatewayConfig, stdin: io.FileIO, agent: AgentWriter) -> int:
     gateway = Gateway(config, agent.write)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())
@@ -70,7 +73,7 @@ def _refuse(agent: AgentWriter, failure: Failure) -> int:
     return 1
 
 
-def _obey(gateway: Gateway, stdin: BinaryIO) -> None:
+def _obey(gateway: Gateway, stdin: io.FileIO) -> None:
     try:
         for command in read_commands(stdin):
             gateway.connect(command.peers)

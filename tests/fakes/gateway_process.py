@@ -1,0 +1,90 @@
+"""`python -m sites.gateway` as an agent sees it: lines in, lines out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from sites.gateway.config import GatewayConfig
+from tests.fakes.gateway_rank import DEADLINE_S
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class GatewayProcess:
+    """One process; killed at the end if it has not ended."""
+
+    def __init__(self, log: Path) -> None:
+        self.lines: list[Mapping[str, Any]] = []
+        self._changed = threading.Condition()
+        self._log = log.open("wb")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sites.gateway"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self._log.close()
+
+    def say(self, line: bytes) -> None:
+        """Write one line as it is."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+
+    def configure(self, config: GatewayConfig) -> None:
+        """Write the first line."""
+        self.say(json.dumps({"op": "configure", **config.to_json()}).encode())
+
+    def connect(self, *peers: tuple[str, GatewayProcess]) -> None:
+        """Say where the first gateways of other sites listen."""
+        endpoints = [
+            {"site": site, "node": 0, "host": "127.0.0.1", "port": peer.wait("listening")["port"]}
+            for site, peer in peers
+        ]
+        self.say(json.dumps({"op": "connect", "peers": endpoints}).encode())
+
+    def wait(self, op: str) -> Mapping[str, Any]:
+        """Return the first line of that kind, waiting for it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._find(op) is not None, DEADLINE_S), op
+            found = self._find(op)
+        assert found is not None
+        return found
+
+    def end(self) -> int:
+        """Close stdin and return the exit status."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(DEADLINE_S)
+
+    def _find(self, op: str) -> Mapping[str, Any] | None:
+        return next((line for line in self.lines if line["op"] == op), None)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(json.loads(line))
+                self._changed.notify_all()

@@ -1,0 +1,138 @@
+"""Gateways as processes of their own: the agent's pipe, clean ends, and sudden ones."""
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.gateway_process import GatewayProcess
+from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
+from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
+from topology.trees import ReductionPlan
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.timeout(120)]
+
+PLAN = ReductionPlan(2, (), "")
+
+
+def start_pair(
+    stack: ExitStack, folder: Path, **changes: object
+) -> tuple[list[GatewayProcess], list[list[GatewayRank]]]:
+    """Start two gateways, connect them, and join a rank to each."""
+    processes = [
+        stack.enter_context(GatewayProcess(folder / f"gateway{site}.log")) for site in range(2)
+    ]
+    configs = [gateway_config(folder, PLAN, site, **changes) for site in range(2)]
+    for process, config in zip(processes, configs, strict=True):
+        process.configure(config)
+    processes[0].connect((SITES[1], processes[1]))
+    processes[1].connect((SITES[0], processes[0]))
+    ranks = [stack.enter_context(GatewayRank(config.socket_path, 0)) for config in configs]
+    for process, rank in zip(processes, ranks, strict=True):
+        assert rank.receive()["op"] == "welcome"
+        process.wait("connected")
+        assert process.wait("joined")["ranks"] == [0]
+    return processes, [[rank] for rank in ranks]
+
+
+def test_a_run_from_configure_to_end_of_file(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        processes, ranks = start_pair(stack, tmp_path, codec="split", chunk_bytes=1 << 18)
+        for round_ in range(3):
+            reduce_once(ranks, round_, 1 << 20, [2.0, 1.0], seed=round_)
+        digest = {"step": 2, "combined": 5, "tensors": [1, 2], "names": ["a", "b"]}
+        ranks[0][0].send(op="digest", **digest)
+        for each in ranks:
+            each[0].leave()
+        assert digest.items() <= processes[0].wait("digest").items()
+        for process, site in zip(processes, SITES, strict=False):
+            assert process.end() == 0
+            totals = [line for line in process.lines if line["op"] == "metric"][-1]
+            assert totals["labels"]["source"] == site
+            raw_bytes = 3 * 4 << 20
+            assert totals["values"]["raw_bytes"] == raw_bytes
+            assert 0 < totals["values"]["sent_bytes"] < raw_bytes
+            assert not any(line["op"] == "failed" for line in process.lines)
+    assert not list(tmp_path.glob("*.sock"))
+
+
+def test_a_killed_gateway_is_named_by_its_peer(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        processes, ranks = start_pair(stack, tmp_path, peer_lost_s=1.5, keepalive_time_s=0.5)
+        reduce_once(ranks, 0, 1000, [2.0, 1.0], seed=0)
+        processes[1].process.kill()
+        failed = processes[0].wait("failed")
+        assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
+        assert processes[0].process.wait(DEADLINE_S) == 1
+        assert ranks[0][0].receive()["op"] == "failed"
+        assert ranks[1][0].receive() == {}
+
+
+def test_a_frozen_gateway_is_named_by_its_peer(tmp_path: Path) -> None:
+    """SIGSTOP: its kernel still accepts connections, and nothing answers."""
+    with ExitStack() as stack:
+        processes, ranks = start_pair(stack, tmp_path, peer_lost_s=1.5, keepalive_time_s=0.5)
+        reduce_once(ranks, 0, 1000, [2.0, 1.0], seed=0)
+        processes[1].process.send_signal(signal.SIGSTOP)
+        ranks[0][0].reduce(1, 0, 1000, 1.0)
+        failed = processes[0].wait("failed")
+        assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
+        assert processes[0].process.wait(DEADLINE_S) == 1
+
+
+def test_sigterm_is_a_stop(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        processes, _ = start_pair(stack, tmp_path)
+        processes[0].process.terminate()
+        assert processes[0].process.wait(DEADLINE_S) == 0
+        failed = processes[1].wait("failed")
+        assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[0])
+        assert failed["collateral"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"nonsense", "stdin: not a JSON line"),
+        (b"[1]", "stdin: want a JSON object with an op"),
+        (b'{"op": "connect"}', "the first line must be a configure"),
+        (b'{"op": "configure", "site": "ash"}', "stdin: configure: 'plan' is missing"),
+    ],
+)
+def test_a_bad_first_line_is_named(line: bytes, message: str, tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "gateway.log") as process:
+        process.say(line)
+        assert message in process.wait("failed")["message"]
+        assert process.process.wait(DEADLINE_S) == 1
+    assert "Traceback" not in (tmp_path / "gateway.log").read_text()
+
+
+def test_bad_later_lines_and_addresses_are_named(tmp_path: Path) -> None:
+    config = gateway_config(tmp_path, PLAN, 0)
+    cases = [
+        (config, b'{"op": "connect", "peers": [{"site": "birch"}]}', "peers[0].node: want int"),
+        (config, b'{"op": "connect", "peers": []}', "no address of site birch node 0"),
+        (config, b'{"op": "what"}', "unknown op 'what'"),
+        (gateway_config(tmp_path, PLAN, 0, socket_path="/" + "x" * 200), b"{}", "at most 107"),
+        (gateway_config(tmp_path, PLAN, 0, bind_host="192.0.2.1"), b"{}", "cannot listen on"),
+    ]
+    for index, (given, line, message) in enumerate(cases):
+        with GatewayProcess(tmp_path / f"{index}.log") as process:
+            process.configure(given)
+            process.say(line)
+            assert message in process.wait("failed")["message"]
+            assert process.process.wait(DEADLINE_S) == 1
+
+
+def test_end_of_file_before_anything(tmp_path: Path) -> None:
+    with GatewayProcess(tmp_path / "gateway.log") as process:
+        assert process.end() == 0
+
+
+def test_torch_is_never_imported() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, sites.gateway.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
