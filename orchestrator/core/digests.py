@@ -1,0 +1,137 @@
+"""Compares the parameter hashes of all ranks of all sites, step by step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+WINDOW_STEPS = 32
+"""Steps that may be open, waiting for some rank's hashes; then the oldest is closed as it is."""
+
+Replica = tuple[str, int]
+"""Site, and rank inside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first step after which the replicas' parameters were not equal."""
+
+    step: int
+    tensor: str
+    """The first that differs, in the order of the model; empty if the hashes do not tell."""
+    sites: tuple[str, ...]
+    """The odd ones out if a majority agrees on something else, otherwise all that take part."""
+    is_majority: bool
+    """Whether `sites` are the odd ones out."""
+    replicas: tuple[Replica, ...]
+    """The ranks at `sites` that differ."""
+
+    def __str__(self) -> str:
+        what = f"tensor {self.tensor!r}" if self.tensor else "the parameters"
+        ranks = ", ".join(f"site {site} rank {rank}" for site, rank in self.replicas[:8])
+        more = f" and {len(self.replicas) - 8} more" if len(self.replicas) > 8 else ""
+        if self.is_majority:
+            return f"after step {self.step}, {what} of {ranks}{more} differs from all others"
+        return f"after step {self.step}, {what} differs between {ranks}{more}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hashes:
+    combined: int
+    tensors: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Step:
+    groups: dict[_Hashes, list[Replica]] = field(default_factory=dict)
+    """Equal replicas share one entry, so memory does not grow with the ranks."""
+    seen: set[Replica] = field(default_factory=set)
+
+
+class DigestComparison:
+    """Pure: hashes in, at most one difference out."""
+
+    def __init__(self, ranks_per_site: Mapping[str, int]) -> None:
+        self._num_replicas = sum(ranks_per_site.values())
+        self._ranks_per_site = dict(ranks_per_site)
+        self._open: dict[int, _Step] = {}
+        self._closed: deque[int] = deque(maxlen=WINDOW_STEPS)
+        self.verified_steps = 0
+        """Steps whose hashes came from every rank and were equal."""
+
+    def report(
+        self,
+        site: str,
+        rank: int,
+        step: int,
+        combined: int,
+        tensors: tuple[int, ...],
+        names: tuple[str, ...],
+    ) -> Difference | None:
+        """Take one rank's hashes after a step; repeated ones change nothing.
+
+        Returns:
+            The difference, once it is certain who differs: all have reported, a majority of all
+            agrees, or there are only two.
+        """
+        if not 0 <= rank < self._ranks_per_site.get(site, 0) or step in self._closed:
+            return None
+        entry = self._open.setdefault(step, _Step())
+        if (site, rank) in entry.seen:
+            return None
+        entry.seen.add((site, rank))
+        entry.groups.setdefault(_Hashes(combined, tensors, names), []).append((site, rank))
+        complete = len(entry.seen) == self._num_replicas
+        if len(entry.groups) > 1 and (complete or self._majority(entry) is not None):
+            return _difference(step, entry, self._majority(entry))
+        if complete:
+            self.verified_steps += 1
+            self._closed.append(step)
+            del self._open[step]
+        return self._evict()
+
+    def flush(self) -> Difference | None:
+        """Return the earliest difference among steps that some rank has not reported."""
+        for step, entry in sorted(self._open.items()):
+            if len(entry.groups) > 1:
+                return _difference(step, entry, self._majority(entry))
+        return None
+
+    def _evict(self) -> Difference | None:
+        """Close the oldest step if more are open than the window holds."""
+        if len(self._open) <= WINDOW_STEPS:
+            return None
+        step = min(self._open)
+        entry = self._open.pop(step)
+        self._closed.append(step)
+        return _difference(step, entry, self._majority(entry)) if len(entry.groups) > 1 else None
+
+    def _majority(self, entry: _Step) -> _Hashes | None:
+        """Return what more than half of at least three replicas have, if they do."""
+        largest = max(entry.groups, key=lambda hashes: len(entry.groups[hashes]))
+        is_majority = 2 * len(entry.groups[largest]) > self._num_replicas >= 3
+        return largest if is_majority else None
+
+
+def _difference(step: int, entry: _Step, majority: _Hashes | None) -> Difference:
+    named = [hashes for hashes in entry.groups if hashes != majority]
+    replicas = tuple(sorted(replica for hashes in named for replica in entry.groups[hashes]))
+    return Difference(
+        step=step,
+        tensor=_first_differing(list(entry.groups)),
+        sites=tuple(sorted({site for site, _ in replicas})),
+        is_majority=majority is not None,
+        replicas=replicas,
+    )
+
+
+def _first_differing(groups: list[_Hashes]) -> str:
+    """Return the first tensor whose hash or name is not the same in all groups."""
+    columns = zip(*(zip(each.names, each.tensors, strict=False) for each in groups), strict=False)
+    for column in columns:
+        if len(set(column)) > 1:
+            name, _ = column[0]
+            return name
+    return ""

@@ -1,0 +1,172 @@
+"""What happens to a run, and what the coordinator does about it. Frozen facts, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.core.failures import Failure
+from orchestrator.core.states import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the gateway of a site's node is reached."""
+
+    site: str
+    node: int
+    host: str
+    port: int
+
+
+# ---------------------------------------------------------------- in
+
+
+@dataclass(frozen=True, slots=True)
+class SiteJoined:
+    """An agent of the site holds a lease."""
+
+    site: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteLost:
+    """The site's agent went away or was silent for too long."""
+
+    site: str
+    message: str
+    silent_s: float = 0.0
+    """How long before now it was last heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class SitePrepared:
+    """The site's gateways listen."""
+
+    site: str
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOpened:
+    """The emulated WAN is up."""
+
+    endpoints: Mapping[str, tuple[Endpoint, ...]]
+    """By dialling site: where it reaches the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayEnded:
+    """The emulated WAN could not be started, or ended by itself."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRunning:
+    """All ranks of the site have joined their gateways."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class SiteEnded:
+    """No process of the run is left at the site."""
+
+    site: str
+    succeeded: bool
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DigestReported:
+    """One rank's hashes of all parameters after a step."""
+
+    site: str
+    rank: int
+    step: int
+    combined: int
+    tensors: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """Somebody wants the run to end."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+Event = (
+    SiteJoined
+    | SiteLost
+    | SitePrepared
+    | RelayOpened
+    | RelayEnded
+    | SiteRunning
+    | SiteEnded
+    | DigestReported
+    | CancelRequested
+    | Ticked
+)
+
+# ---------------------------------------------------------------- out
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrepare:
+    """Tell the site's agent to start its gateways."""
+
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRelay:
+    """Start the emulated WAN between these gateways; RelayOpened or RelayEnded answers."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendStart:
+    """Tell the site's agent to connect to these gateways and to start its ranks."""
+
+    site: str
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendStop:
+    """Tell the site's agent to end the run's processes."""
+
+    site: str
+    reason: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """Write a line into the journal; orchestrator/core/view.py makes the run's view of them."""
+
+    kind: str
+    site: str = ""
+    detail: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRun:
+    """The run has ended. Sent once, as the last action."""
+
+    state: RunState
+    reason_code: str
+    reason: str
+    failure: Failure | None
+
+
+Action = SendPrepare | OpenRelay | SendStart | SendStop | RecordEvent | FinishRun

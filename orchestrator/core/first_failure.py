@@ -1,0 +1,64 @@
+"""Which of many reported failures was the first real one.
+
+When a rank dies at one site, its gateway loses it, the other sites' gateways lose that gateway, their
+ranks fail, and torchrun terminates what is left: a dozen reports of one event. Sites date what
+they report by its age, so that clocks need not agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from orchestrator.core.failures import Failure
+
+TIE_S = 0.1
+"""Between two sites an age is only as exact as a message's journey: closer ones count as equal."""
+
+_CONSEQUENCES = frozenset({"PEER_LOST", "STALE_GENERATION"})
+"""What a healthy site sees of another's failure."""
+
+_PRIORITY = {
+    code: priority
+    for priority, codes in enumerate(
+        (
+            # These name a cause, and what else was seen at that moment followed from it.
+            ("PARAMETERS_DIFFER", "LAYOUT_MISMATCH", "CORRUPT_DATA", "CONFIG_MISMATCH"),
+            ("RANK_EXITED", "RANK_KILLED", "LAUNCH_FAILED"),
+            ("GATEWAY_EXITED",),
+            ("SITE_LOST",),
+            ("PROTOCOL_VIOLATION", "INTERNAL"),
+        )
+    )
+    for code in codes
+}
+
+
+def first_failure(failures: Sequence[Failure]) -> Failure:
+    """Return the failure that explains the others.
+
+    The earliest that nobody calls collateral; a lost peer only where nothing better explains it. Of
+    those that different sites report within TIE_S the code decides, then the time.
+
+    Args:
+        failures: at least one.
+    """
+    real = [each for each in failures if not each.collateral]
+    causes = [each for each in real if each.code not in _CONSEQUENCES]
+    candidates = causes or real or list(failures)
+    earliest = min(candidates, key=lambda each: each.at_s)
+    tied = _tied_with(earliest, candidates)
+    return min(tied, key=lambda each: (_priority(each), each.at_s, each.site, each.rank))
+
+
+def _tied_with(earliest: Failure, candidates: Iterable[Failure]) -> list[Failure]:
+    """Return what may have been as early: within a site ages share a clock and are exact."""
+    return [
+        each
+        for each in candidates
+        if each.at_s == earliest.at_s
+        or (each.reported_by != earliest.reported_by and each.at_s - earliest.at_s <= TIE_S)
+    ]
+
+
+def _priority(failure: Failure) -> int:
+    return _PRIORITY.get(failure.code, len(_PRIORITY))

@@ -1,0 +1,160 @@
+"""A run's measurements as they come in: the latest of each site and link, and sums over the run.
+
+Memory is bounded, however long the run: a curve of losses keeps every second point once it is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from protos import metrics
+
+MAX_LOSSES = 4096
+"""Points of the curve; a plot shows fewer."""
+OPEN_STEPS = 256
+"""Steps for which some site's loss may be missing."""
+_PARTS = (metrics.COMPUTE_S, metrics.INTRA_S, metrics.EXPOSED_INTER_S, metrics.WAIT_S)
+_SUMMED = (metrics.SENT_BYTES, metrics.RAW_BYTES, metrics.SENT_FRAMES)
+
+
+@dataclass(slots=True)
+class SiteMetrics:
+    """What one site has measured."""
+
+    num_steps: int = 0
+    step: int = 0
+    """The last one."""
+    latest: dict[str, float] = field(default_factory=dict)
+    tokens: float = 0.0
+    """Of this site, over the run."""
+    parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+    """Sums over the run."""
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    weighted: float = 0.0
+    tokens: float = 0.0
+    sites: set[str] = field(default_factory=set)
+
+
+class RunMetrics:
+    """Pure: metrics in, figures out."""
+
+    def __init__(self, sites: tuple[str, ...]) -> None:
+        self.sites = {site: SiteMetrics() for site in sites}
+        self.losses: list[tuple[int, float]] = []
+        """Step, and the mean loss of its global batch; in the order in which they were complete."""
+        self.held_out_loss: float | None = None
+        self.unigram_entropy: float | None = None
+        self.last_step = 0
+        self._open: dict[int, _OpenStep] = {}
+        self._loss_stride = 1
+        self._by_gateway: dict[tuple[str, str], dict[str, Mapping[str, float]]] = {}
+        self._evaluated_step = -1
+
+    def add(
+        self,
+        site: str,
+        kind: str,
+        step: int,
+        values: Mapping[str, float],
+        labels: Mapping[str, str],
+    ) -> None:
+        """Take one metric; of a kind that nobody here knows nothing is made."""
+        if kind == metrics.STEP:
+            self._add_step(site, step, values)
+        elif kind == metrics.EVALUATION and step >= self._evaluated_step:
+            self._evaluated_step = step
+            self.held_out_loss = values.get(metrics.HELD_OUT_LOSS, self.held_out_loss)
+            self.unigram_entropy = values.get(metrics.UNIGRAM_ENTROPY, self.unigram_entropy)
+        elif kind == metrics.LINK and labels.get("source") == site:
+            pair = (site, labels.get("target", ""))
+            self._by_gateway.setdefault(pair, {})[labels.get("node", "")] = values
+
+    @property
+    def links(self) -> dict[tuple[str, str], dict[str, float]]:
+        """The last totals of each directed link, of all gateways that share it together."""
+        return {pair: _together(list(each.values())) for pair, each in self._by_gateway.items()}
+
+    def totals(self) -> dict[str, float]:
+        """Return figures of the whole run, by the names of protos/metrics.py."""
+        links = self.links.values()
+        totals = {
+            metrics.STEP: float(self.last_step),
+            metrics.TOKENS: sum(site.tokens for site in self.sites.values()),
+            metrics.WIRE_BYTES: sum(link.get(metrics.SENT_BYTES, 0.0) for link in links),
+            metrics.RAW_BYTES: sum(link.get(metrics.RAW_BYTES, 0.0) for link in links),
+        }
+        if self.losses:
+            totals[metrics.LOSS] = self.losses[-1][1]
+        if self.held_out_loss is not None:
+            totals[metrics.HELD_OUT_LOSS] = self.held_out_loss
+        if self.unigram_entropy is not None:
+            totals[metrics.UNIGRAM_ENTROPY] = self.unigram_entropy
+        return totals
+
+    def progress(self) -> dict[str, Any]:
+        """Return what people see of the metrics, as JSON values."""
+        return {
+            "totals": self.totals(),
+            "sites": {
+                name: {"step": site.step, "latest": site.latest}
+                for name, site in self.sites.items()
+            },
+            "links": [
+                {"source": source, "target": target, "latest": latest}
+                for (source, target), latest in self.links.items()
+            ],
+        }
+
+    def _add_step(self, name: str, step: int, values: Mapping[str, float]) -> None:
+        site = self.sites[name]
+        site.num_steps += 1
+        site.step = step
+        site.latest = dict(values)
+        site.tokens += values.get(metrics.SITE_TOKENS, 0.0)
+        for part in _PARTS:
+            site.parts_s[part] += values.get(part, 0.0)
+        self.last_step = max(self.last_step, step)
+        if metrics.LOSS in values:
+            self._add_loss(name, step, values)
+
+    def _add_loss(self, site: str, step: int, values: Mapping[str, float]) -> None:
+        """Average the sites' losses, weighted by their tokens, once all have sent the step's."""
+        entry = self._open.setdefault(step, _OpenStep())
+        tokens = values.get(metrics.SITE_TOKENS, 0.0)
+        entry.weighted += values[metrics.LOSS] * tokens
+        entry.tokens += tokens
+        entry.sites.add(site)
+        if len(entry.sites) == len(self.sites):
+            del self._open[step]
+            if entry.tokens > 0:
+                self._keep_loss(step, entry.weighted / entry.tokens)
+        elif len(self._open) > OPEN_STEPS:
+            del self._open[min(self._open)]
+
+    def _keep_loss(self, step: int, loss: float) -> None:
+        """Append to the curve; between kept points the last one moves with the run."""
+        if len(self.losses) > 1 and self.losses[-1][0] - self.losses[-2][0] < self._loss_stride:
+            self.losses.pop()
+        self.losses.append((step, loss))
+        if len(self.losses) > MAX_LOSSES:
+            self.losses = self.losses[::2]
+            self._loss_stride *= 2
+
+
+def _together(gateways: list[Mapping[str, float]]) -> dict[str, float]:
+    """Return the totals of a link that several gateways of one site send over."""
+    link: dict[str, float] = {
+        name: sum(each.get(name, 0.0) for each in gateways) for name in _SUMMED
+    }
+    link[metrics.BUSY_S] = max(each.get(metrics.BUSY_S, 0.0) for each in gateways)
+    if link[metrics.BUSY_S] > 0:
+        link[metrics.THROUGHPUT_BYTES_PER_S] = link[metrics.SENT_BYTES] / link[metrics.BUSY_S]
+    rtts_s = [each[metrics.RTT_S] for each in gateways if metrics.RTT_S in each]
+    if rtts_s:
+        link[metrics.RTT_S] = min(rtts_s)
+    return link

@@ -1,0 +1,358 @@
+"""The life of one run: all sites start together or none does, and every end has one first cause.
+
+FORMING   Prepare to all once every site has an agent; Start to all once all are prepared
+ACTIVE    all sites are running
+STOPPING  a failure (after a moment in which the other sites may report theirs) or a cancellation:
+          Stop went to every site that was told to prepare
+SUCCEEDED every site ended by itself, well · FAILED · CANCELLED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from orchestrator.core import events
+from orchestrator.core.digests import Difference, DigestComparison
+from orchestrator.core.events import Action, Endpoint, RecordEvent
+from orchestrator.core.failures import Failure
+from orchestrator.core.first_failure import first_failure
+from orchestrator.core.states import RunState, SiteState
+from topology.timeouts import Timeouts
+from topology.world import Topology
+
+_RISE = (
+    SiteState.ABSENT,
+    SiteState.JOINED,
+    SiteState.PREPARED,
+    SiteState.STARTING,
+    SiteState.RUNNING,
+)
+_WHAT_IS_MISSING = {
+    SiteState.ABSENT: "no agent has joined",
+    SiteState.JOINED: "its gateways do not listen yet",
+    SiteState.PREPARED: "it waits for the WAN",
+    SiteState.STARTING: "its ranks have not all joined",
+}
+_GONE = frozenset({SiteState.ENDED, SiteState.LOST})
+
+
+@dataclass(slots=True)
+class _Site:
+    name: str
+    state: SiteState = SiteState.ABSENT
+    endpoints: tuple[Endpoint, ...] = ()
+    is_told_to_prepare: bool = False
+    is_told_to_start: bool = False
+    is_told_to_stop: bool = False
+    is_successful: bool = False
+
+    @property
+    def may_have_processes(self) -> bool:
+        """Whether something of the run may be alive there, and its agent may still say so."""
+        return self.is_told_to_prepare and self.state not in _GONE
+
+
+class RunMachine:
+    """Pure: events in, actions out. Messages of other generations never come here."""
+
+    def __init__(self, topology: Topology, now_s: float) -> None:
+        self.state = RunState.FORMING
+        self._topology = topology
+        self._timeouts = Timeouts.derive(topology.failure)
+        self._sites = {site.name: _Site(site.name) for site in topology.sites}
+        self._digests = DigestComparison({site.name: site.num_ranks for site in topology.sites})
+        self._start_deadline_s = now_s + self._timeouts.start_s
+        self._is_relay_asked = False
+        self._failures: list[Failure] = []
+        self._collect_deadline_s = float("inf")
+        self._cancelled_because = ""
+        self._stopped_s: float | None = None
+        self._active_s: float | None = None
+
+    @property
+    def verified_steps(self) -> int:
+        """Steps after which the parameters of all ranks of all sites were seen to be equal."""
+        return self._digests.verified_steps
+
+    def active_for_s(self, now_s: float) -> float:
+        """Return for how long the run has been active, or was until it was stopped."""
+        if self._active_s is None:
+            return 0.0
+        return (now_s if self._stopped_s is None else self._stopped_s) - self._active_s
+
+    def handle(self, event: events.Event, now_s: float) -> list[Action]:
+        """Apply one event. Late, repeated and impossible ones change nothing.
+
+        Args:
+            event: what happened.
+            now_s: the coordinator's monotonic clock; never less than in the call before.
+        """
+        if self.state.is_terminal:
+            return []
+        actions = self._apply(event, now_s)
+        actions += self._form()
+        actions += self._stop_if_due(now_s)
+        actions += self._finish_if_over(now_s)
+        return actions
+
+    # ------------------------------------------------------------ facts
+
+    def _apply(self, event: events.Event, now_s: float) -> list[Action]:
+        """Take the event into the facts; nothing is decided here."""
+        match event:
+            case events.SiteJoined():
+                return self._joined(event)
+            case events.SiteLost():
+                return self._lost(event, now_s)
+            case events.SitePrepared():
+                return self._prepared(event)
+            case events.SiteRunning():
+                return self._running(event, now_s)
+            case events.SiteEnded():
+                return self._ended(event, now_s)
+            case events.DigestReported():
+                return self._compared(event, now_s)
+            case events.RelayOpened():
+                return self._start(event.endpoints)
+            case events.RelayEnded():
+                message = f"the WAN emulator ended: {event.message}"
+                return self._fail(Failure(code="INTERNAL", message=message, at_s=now_s), now_s)
+            case events.CancelRequested():
+                return self._cancel(event)
+            case events.Ticked():
+                return []
+
+    def _joined(self, event: events.SiteJoined) -> list[Action]:
+        site = self._sites[event.site]
+        recorded = RecordEvent("site.joined", site.name, {"host": event.host})
+        if site.state is SiteState.ABSENT:
+            site.state = SiteState.JOINED
+            return [recorded]
+        if site.state is SiteState.LOST:
+            # It is back, but the run goes on without it: whatever is left there has to go.
+            return [recorded, self._stop(site, "the site was lost")]
+        return []
+
+    def _lost(self, event: events.SiteLost, now_s: float) -> list[Action]:
+        site = self._sites[event.site]
+        if site.state is SiteState.ABSENT or site.state is SiteState.LOST:
+            return []
+        detail = {"message": event.message}
+        if not site.may_have_processes:
+            site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
+            return [RecordEvent("site.left", site.name, detail)]
+        site.state = SiteState.LOST
+        failure = Failure(
+            code="SITE_LOST", message=event.message, site=site.name, at_s=now_s - event.silent_s
+        )
+        return [RecordEvent("site.lost", site.name, detail), *self._fail(failure, now_s)]
+
+    def _prepared(self, event: events.SitePrepared) -> list[Action]:
+        site = self._sites[event.site]
+        if site.state is not SiteState.JOINED or not site.is_told_to_prepare:
+            return []
+        site.state = SiteState.PREPARED
+        site.endpoints = event.endpoints
+        listed = [f"{each.host}:{each.port}" for each in event.endpoints]
+        return [RecordEvent("site.prepared", site.name, {"gateways": listed})]
+
+    def _running(self, event: events.SiteRunning, now_s: float) -> list[Action]:
+        site = self._sites[event.site]
+        if site.state is not SiteState.STARTING:
+            return []
+        site.state = SiteState.RUNNING
+        return [RecordEvent("site.running", site.name), *self._activate(now_s)]
+
+    def _activate(self, now_s: float) -> list[Action]:
+        """Call the run active once all sites are up; a short job may have ended at some already."""
+        if self.state is not RunState.FORMING or not all(
+            site.state is SiteState.RUNNING or site.is_successful for site in self._all()
+        ):
+            return []
+        self.state = RunState.ACTIVE
+        self._active_s = now_s
+        return [RecordEvent("run.active")]
+
+    def _ended(self, event: events.SiteEnded, now_s: float) -> list[Action]:
+        site = self._sites[event.site]
+        if not site.is_told_to_prepare or site.state is SiteState.ENDED:
+            return []
+        was_lost = site.state is SiteState.LOST
+        site.state = SiteState.ENDED
+        site.is_successful = event.succeeded and not event.failures and not was_lost
+        actions: list[Action] = [
+            RecordEvent("site.ended", site.name, {"succeeded": site.is_successful})
+        ]
+        for failure in event.failures:
+            actions += self._fail(failure, now_s)
+        if not event.failures and not was_lost and not site.is_told_to_stop:
+            actions += self._fail_if_unexplained(site, now_s)
+        return actions + self._activate(now_s)
+
+    def _fail_if_unexplained(self, site: _Site, now_s: float) -> list[Action]:
+        """A site that was not stopped ends well after it was started, or says why not."""
+        if site.is_successful and site.is_told_to_start:
+            return []
+        site.is_successful = False
+        message = "its agent ended the site's processes without being asked to"
+        return self._fail(
+            Failure(code="SITE_LOST", message=message, site=site.name, at_s=now_s), now_s
+        )
+
+    def _compared(self, event: events.DigestReported, now_s: float) -> list[Action]:
+        if self._is_ending():
+            return []
+        difference = self._digests.report(
+            event.site, event.rank, event.step, event.combined, event.tensors, event.names
+        )
+        return [] if difference is None else self._fail(_differ(difference, now_s), now_s)
+
+    def _fail(self, failure: Failure, now_s: float) -> list[Action]:
+        """Note a failure. What happens after the sites were told to stop is their stopping."""
+        if self._stopped_s is not None and failure.at_s > self._stopped_s:
+            failure = replace(failure, collateral=True)
+        if not self._failures:
+            self._collect_deadline_s = now_s + self._timeouts.collect_s
+        self._failures.append(failure)
+        return [RecordEvent("failure.reported", failure.site, failure.to_json())]
+
+    def _cancel(self, event: events.CancelRequested) -> list[Action]:
+        if self._cancelled_because or self._failures:
+            return []
+        self._cancelled_because = event.message
+        return [RecordEvent("run.cancel_requested", detail={"message": event.message})]
+
+    # ------------------------------------------------------------ decisions
+
+    def _form(self) -> list[Action]:
+        """Take all sites one stage further, once all have reached the one before."""
+        if self._is_ending() or self._is_relay_asked:
+            return []
+        states = {site.state for site in self._all()}
+        if states == {SiteState.JOINED} and not any(s.is_told_to_prepare for s in self._all()):
+            for site in self._all():
+                site.is_told_to_prepare = True
+            prepare = [events.SendPrepare(site.name) for site in self._all()]
+            return [RecordEvent("run.preparing"), *prepare]
+        if states != {SiteState.PREPARED}:
+            return []
+        listening = tuple(endpoint for site in self._all() for endpoint in site.endpoints)
+        if self._topology.emulate:
+            self._is_relay_asked = True
+            return [events.OpenRelay(listening)]
+        return self._start({site.name: self._dialled(site.name, listening) for site in self._all()})
+
+    def _dialled(self, source: str, listening: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
+        """Return the gateways that a site may dial: those it has a link to."""
+        return tuple(each for each in listening if self._topology.link(source, each.site))
+
+    def _start(self, book: Mapping[str, tuple[Endpoint, ...]]) -> list[Action]:
+        """Start all sites, each with its own address book."""
+        if self._is_ending() or any(site.state is not SiteState.PREPARED for site in self._all()):
+            return []
+        actions: list[Action] = []
+        for site in self._all():
+            site.state = SiteState.STARTING
+            site.is_told_to_start = True
+            actions.append(RecordEvent("site.starting", site.name))
+            actions.append(events.SendStart(site.name, book.get(site.name, ())))
+        return actions
+
+    def _stop_if_due(self, now_s: float) -> list[Action]:
+        """Stop all sites: for a cancellation, a failure that was waited for, or a late start."""
+        if self._stopped_s is not None:
+            return []
+        actions: list[Action] = []
+        if not self._is_ending() and self.state is RunState.FORMING:
+            if now_s < self._start_deadline_s:
+                return []
+            actions += self._fail(self._start_timed_out(now_s), now_s)
+            self._collect_deadline_s = now_s
+        if not self._cancelled_because and now_s < self._collect_deadline_s:
+            return []
+        reason = self._cancelled_because or first_failure(self._failures).reason
+        self._stopped_s = now_s
+        self.state = RunState.STOPPING
+        actions.append(RecordEvent("run.stopping", detail={"reason": reason}))
+        actions += [self._stop(site, reason) for site in self._all() if site.may_have_processes]
+        return actions
+
+    def _stop(self, site: _Site, reason: str) -> Action:
+        site.is_told_to_stop = True
+        return events.SendStop(site.name, reason, self._timeouts.stop_grace_s)
+
+    def _start_timed_out(self, now_s: float) -> Failure:
+        """Name the sites that are furthest behind: the others wait for them."""
+        rising = [site.state for site in self._all() if site.state in _RISE]
+        behind = min(rising, key=_RISE.index)
+        names = [site.name for site in self._all() if site.state is behind]
+        sites = "site" if len(names) == 1 else "sites"
+        message = (
+            f"not up within {self._timeouts.start_s:g} s: {sites} {', '.join(names)}: "
+            f"{behind.lower()}, {_WHAT_IS_MISSING[behind]}"
+        )
+        site = names[0] if len(names) == 1 else ""
+        return Failure(code="START_TIMED_OUT", message=message, site=site, at_s=now_s)
+
+    def _finish_if_over(self, now_s: float) -> list[Action]:
+        """End the run once nothing of it is left, or a site has had long enough to say so."""
+        actions: list[Action] = []
+        if self._have_all_succeeded() and not self._is_ending():
+            difference = self._digests.flush()
+            if difference is None:
+                return self._finish(RunState.SUCCEEDED, "", "", None, now_s)
+            actions += self._fail(_differ(difference, now_s), now_s)
+        if not self._is_ending():
+            return actions
+        remaining = [site for site in self._all() if site.may_have_processes]
+        if remaining and (self._stopped_s is None or now_s < self._stopped_s + self._confirm_s):
+            return actions
+        actions += [RecordEvent("site.unconfirmed", site.name) for site in remaining]
+        if self._cancelled_because:
+            reason = self._cancelled_because
+            return actions + self._finish(RunState.CANCELLED, "CANCELLED", reason, None, now_s)
+        first = first_failure(self._failures)
+        return actions + self._finish(RunState.FAILED, first.code, first.reason, first, now_s)
+
+    @property
+    def _confirm_s(self) -> float:
+        """After Stop, for a site to say that nothing is left; its agent's lease ends by then."""
+        return self._timeouts.stop_grace_s + self._timeouts.lease_s
+
+    def _finish(
+        self, state: RunState, code: str, reason: str, failure: Failure | None, now_s: float
+    ) -> list[Action]:
+        detail = {
+            "state": state.value,
+            "reason_code": code,
+            "reason": reason,
+            "failure": failure.to_json() if failure else None,
+            "active_s": self.active_for_s(now_s),
+        }
+        self._stopped_s = self._stopped_s if self._stopped_s is not None else now_s
+        self.state = state
+        recorded = RecordEvent("run.ended", detail=detail)
+        return [recorded, events.FinishRun(state, code, reason, failure)]
+
+    def _is_ending(self) -> bool:
+        return bool(self._failures or self._cancelled_because)
+
+    def _have_all_succeeded(self) -> bool:
+        return all(site.is_successful for site in self._all())
+
+    def _all(self) -> Iterable[_Site]:
+        return self._sites.values()
+
+
+def _differ(difference: Difference, now_s: float) -> Failure:
+    """Return the failure that a difference is; it names a place only where there is one."""
+    is_one_site = difference.is_majority and len(difference.sites) == 1
+    is_one_rank = is_one_site and len(difference.replicas) == 1
+    return Failure(
+        code="PARAMETERS_DIFFER",
+        message=str(difference),
+        site=difference.sites[0] if is_one_site else "",
+        rank=difference.replicas[0][1] if is_one_rank else -1,
+        at_s=now_s,
+    )

@@ -1,0 +1,113 @@
+"""What people see of a run, folded from its events: the same live, from the journal, and after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.core.failures import Failure
+from orchestrator.core.states import RunState, SiteState
+
+_SITE_STATES = {
+    "site.joined": SiteState.JOINED,
+    "site.left": SiteState.ABSENT,
+    "site.prepared": SiteState.PREPARED,
+    "site.starting": SiteState.STARTING,
+    "site.running": SiteState.RUNNING,
+    "site.ended": SiteState.ENDED,
+    "site.lost": SiteState.LOST,
+}
+_KEPT = frozenset({SiteState.ENDED, SiteState.LOST})
+"""An agent that comes or goes afterwards does not change what became of its site in this run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEvent:
+    """One line of the journal."""
+
+    sequence: int
+    wall_s: float
+    run_id: str
+    """Empty: of no run."""
+    generation: int
+    kind: str
+    site: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class SiteView:
+    """One site of a run."""
+
+    state: SiteState = SiteState.ABSENT
+    host: str = ""
+
+
+@dataclass(slots=True)
+class RunView:
+    """A run's state. Metrics are not part of it: orchestrator/core/metrics.py."""
+
+    run_id: str
+    name: str = ""
+    generation: int = 0
+    folder: str = ""
+    state: RunState = RunState.FORMING
+    reason_code: str = ""
+    reason: str = ""
+    failure: Failure | None = None
+    sites: dict[str, SiteView] = field(default_factory=dict)
+    links: tuple[Mapping[str, Any], ...] = ()
+    """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
+    created_wall_s: float = 0.0
+    ended_wall_s: float = 0.0
+
+    def apply(self, event: RecordedEvent) -> None:
+        """Take the next event of this run."""
+        detail = event.detail
+        match event.kind:
+            case "run.submitted":
+                self.name, self.folder = detail["name"], detail["folder"]
+                self.generation, self.created_wall_s = event.generation, event.wall_s
+                self.sites = {name: SiteView() for name in detail["sites"]}
+                self.links = tuple(detail["links"])
+            case "run.active":
+                self.state = RunState.ACTIVE
+            case "run.stopping":
+                self.state = RunState.STOPPING
+            case "run.ended":
+                self.state = RunState(detail["state"])
+                self.reason_code, self.reason = detail["reason_code"], detail["reason"]
+                failure = detail["failure"]
+                self.failure = Failure.from_json(failure) if failure else None
+                self.ended_wall_s = event.wall_s
+        self._apply_to_site(event)
+
+    def _apply_to_site(self, event: RecordedEvent) -> None:
+        site = self.sites.get(event.site)
+        state = _SITE_STATES.get(event.kind)
+        if site is None or state is None:
+            return
+        if event.kind == "site.joined":
+            site.host = event.detail["host"]
+        is_settled = site.state in _KEPT and event.kind in {"site.joined", "site.left"}
+        if not is_settled:
+            site.state = state
+
+
+def coordinator_lost(view: RunView) -> dict[str, Any]:
+    """Return the detail of `run.ended` for a run whose coordinator went before it."""
+    return {
+        "state": RunState.FAILED.value,
+        "reason_code": "COORDINATOR_LOST",
+        "reason": f"the coordinator ended while the run was {view.state.lower()}",
+        "failure": None,
+    }
+
+
+def fold(run_id: str, events: list[RecordedEvent]) -> RunView:
+    """Return the view after all of a run's events."""
+    view = RunView(run_id)
+    for event in events:
+        view.apply(event)
+    return view
