@@ -129,9 +129,8 @@ def _difference(step: int, entry: _Step, majority: _Hashes | None) -> Difference
 
 def _first_differing(groups: list[_Hashes]) -> str:
     """Return the first tensor whose hash or name is not the same in all groups."""
-    columns = zip(*(zip(each.names, each.tensors, strict=False) for each in groups), strict=False)
-    for column in columns:
-        if len(set(column)) > 1:
-            name, _ = column[0]
-            return name
+    listed = [list(zip(each.names, each.tensors, strict=False)) for each in groups]
+    for place, tensor in enumerate(listed[0]):
+        if any(each[place : place + 1] != [tensor] for each in listed[1:]):
+            return tensor[0]
     return ""

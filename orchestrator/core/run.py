@@ -1,10 +1,10 @@
 """The life of one run: all sites start together or none does, and every end has one first cause.
 
-FORMING   Prepare to all once every site has an agent; Start to all once all are prepared
-ACTIVE    all sites are running
-STOPPING  a failure (after a moment in which the other sites may report theirs) or a cancellation:
-          Stop went to every site that was told to prepare
-SUCCEEDED every site ended by itself, well · FAILED · CANCELLED
+- FORMING: Prepare to all once every site has an agent; Start to all once all are prepared.
+- ACTIVE: all sites are running.
+- STOPPING: a failure (after a moment in which the other sites may report theirs) or a cancellation;
+  Stop went to every site that was told to prepare.
+- SUCCEEDED: every site ended by itself, well. FAILED. CANCELLED.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _time_split(measured: RunMetrics) -> dict[str, float | None]:
     }
 
 
-def _link(configured: Mapping[str, Any], measured: RunMetrics) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def _link(configured: Mapping[str, Any], measured: RunMetrics) -> dict[str, Any]:
     pair = (configured["source"], configured["target"])
     latest = measured.links.get(pair, {})
     return {
