@@ -191,7 +191,7 @@ class Site:
 
         Names that isthmus shows: `loss`, `grad_norm`, `learning_rate`; any other is kept as well.
         """
-        self._steps.add({name: float(value) for name, value in values.items()})
+        self._steps.add(_floats(values))
 
     def record(
         self,
@@ -201,8 +201,7 @@ class Site:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         """Send a metric of any kind (protos/metrics.py has ours), from whichever rank calls."""
-        floats = {name: float(value) for name, value in values.items()}
-        self._link.send_metric(kind, step, floats, labels or {})
+        self._link.send_metric(kind, step, _floats(values), labels or {})
 
     def leave(self) -> None:
         """Say that this rank is done, and release everything. Idempotent; an orderly exit calls it."""
@@ -263,6 +262,14 @@ def _join_alone() -> Site:
         device=device,
         owns_group=owns_group,
     )
+
+
+def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:
+    """Return plain numbers; a loss may still hold its graph."""
+    return {
+        name: float(value.detach() if isinstance(value, torch.Tensor) else value)
+        for name, value in values.items()
+    }
 
 
 def _check_size(welcome: Welcome) -> None:

@@ -57,7 +57,7 @@ def expected_grads(net: nn.Module, step: int, dtype: torch.dtype) -> list[torch.
         net.zero_grad()
         for micro in micro_batches:
             loss = programs.loss_of(net, step, rank, micro, dtype) / len(micro_batches)
-            loss.backward()
+            torch.autograd.backward(loss)
         for sum_, each in zip(total, net.parameters(), strict=True):
             assert each.grad is not None
             sum_ += tokens * each.grad

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import backward
 from torch.nn.parallel import DistributedDataParallel
 
 import sites
@@ -35,7 +36,8 @@ class Net(nn.Module):
         self.register_buffer("halves", torch.randn(7).to(torch.bfloat16))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.layers(inputs)
+        outputs: torch.Tensor = self.layers(inputs)
+        return outputs
 
 
 def build(seed: int, dtype: torch.dtype = torch.float32) -> Net:
@@ -95,10 +97,10 @@ def _train(folder: Path, name: str, dtype: torch.dtype) -> None:
         site.count_tokens(tokens_of(step, site.global_rank))
         if step >= FIRST_ACCUMULATED_STEP:
             with model.no_sync():
-                (loss_of(model, step, site.global_rank, 1, dtype) / 2).backward()
-            (loss_of(model, step, site.global_rank, 0, dtype) / 2).backward()
+                backward(loss_of(model, step, site.global_rank, 1, dtype) / 2)
+            backward(loss_of(model, step, site.global_rank, 0, dtype) / 2)
         else:
-            loss_of(model, step, site.global_rank, 0, dtype).backward()
+            backward(loss_of(model, step, site.global_rank, 0, dtype))
         grads.append([each.grad.clone() for each in net.parameters() if each.grad is not None])
         optimizer.step()
         site.log(loss=step, norm=torch.tensor(2.0))
@@ -140,7 +142,7 @@ def backward_until_error(folder: Path, name: str) -> None:
 
     def steps() -> None:
         for step in range(100):
-            loss_of(model, step, site.global_rank, 0, torch.float32).backward()
+            backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 
     _note_error(folder, name, steps)
@@ -156,7 +158,7 @@ def die_in_second_step(folder: Path, name: str) -> None:
         for step in range(100):
             if step == 1 and site.global_rank == site.global_world_size - 1:
                 os._exit(9)
-            loss_of(model, step, site.global_rank, 0, torch.float32).backward()
+            backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 
     _note_error(folder, name, steps)
@@ -171,7 +173,7 @@ def forget_tokens(folder: Path, name: str) -> None:
     def steps() -> None:
         site.count_tokens(5)
         for step in range(2):
-            loss_of(model, step, site.global_rank, 0, torch.float32).backward()
+            backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 
     _note_error(folder, name, steps)

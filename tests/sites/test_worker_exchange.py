@@ -1,0 +1,251 @@
+"""The pipeline of a single rank, in this process: order, deadlines, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolError, NoTokensError
+from sites.worker.alone_link import AloneLink
+from sites.worker.collectives import Collectives
+from sites.worker.environment import lone_topology
+from sites.worker.exchange import Exchange
+from sites.worker.host_transfer import HostTransfer
+from sites.worker.link import Link, Reduce, Reduced, Welcome
+from sites.worker.process_group import ensure_process_group
+from sites.worker.site import Site
+from topology.job import Job
+
+LONG_S = 30.0
+
+
+class DeafLink(AloneLink):
+    """Never answers."""
+
+    def reduce(self, request: Reduce) -> None:
+        del request
+
+
+class ScriptedLink(AloneLink):
+    """Answers what a test tells it to."""
+
+    def __init__(self, answer: Callable[[Reduce], Reduced]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def reduce(self, request: Reduce) -> None:
+        self._on_reduced(self._answer(request))
+
+
+class BrokenLink(AloneLink):
+    """Fails when it is used."""
+
+    def reduce(self, request: Reduce) -> None:
+        raise ZeroDivisionError(f"round {request.round}")
+
+
+class RecordingLink(AloneLink):
+    """Keeps the metrics and digests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics: list[tuple[str, int, Mapping[str, float]]] = []
+        self.steps_hashed: list[int] = []
+        self.has_left = False
+
+    def send_metric(
+        self, kind: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
+    ) -> None:
+        del labels
+        self.metrics.append((kind, step, values))
+
+    def send_digest(
+        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
+    ) -> None:
+        del combined, tensors, names
+        self.steps_hashed.append(step)
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    """This process as the only rank."""
+    ensure_process_group(torch.device("cpu"), LONG_S)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Exchange]]:
+    """Start exchanges that are closed after the test."""
+    started = []
+
+    def start(link: Link, deadline_s: float = LONG_S) -> Exchange:
+        transfer = HostTransfer(Collectives(LONG_S))
+        exchange = Exchange(link, transfer, rank=0, world_size=1, deadline_s=deadline_s)
+        exchange.start()
+        started.append(exchange)
+        return exchange
+
+    yield start
+    for each in started:
+        each.close()
+
+
+Start = Callable[..., Exchange]
+
+
+def test_a_lone_rank_gets_its_own_values_back(start: Start) -> None:
+    exchange = start(AloneLink())
+    for numels in [(5, 7), (5, 7), (12, 1, 3)]:
+        values = [torch.arange(float(numel)) for numel in numels]
+        wanted = [each.clone() for each in values]
+        exchange.begin(2.0)
+        futures = [exchange.submit(each, layout=0) for each in values]
+        finished = exchange.wait()
+        for future, each, found in zip(futures, wanted, values, strict=True):
+            assert torch.equal(future.wait(), each)
+            assert torch.equal(found, each), "in place"
+        assert (finished.site_weight, finished.weight) == (2.0, 2.0)
+        assert finished.raw_bytes == 4 * sum(numels)
+        assert finished.times.end_s >= finished.times.last_submit_s
+
+
+def test_no_tokens_mean_no_gradient_even_of_nan(start: Start) -> None:
+    exchange = start(AloneLink())
+    exchange.begin(0.0)
+    future = exchange.submit(torch.full((3,), float("nan")), layout=0)
+    with pytest.raises(NoTokensError):
+        exchange.wait()
+    with pytest.raises(NoTokensError):
+        future.wait()
+
+
+def test_a_link_that_never_answers_meets_the_deadline(start: Start) -> None:
+    exchange = start(DeafLink(), deadline_s=0.05)
+    exchange.begin(1.0)
+    future = exchange.submit(torch.ones(3), layout=0)
+    with pytest.raises(DeadlineExceededError, match="round 0: 0 of 1 buckets"):
+        exchange.wait()
+    assert future.done(), "nothing that waits for it hangs"
+    with pytest.raises(DeadlineExceededError):
+        exchange.begin(1.0)
+
+
+def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
+    exchange = start(BrokenLink())
+    exchange.begin(1.0)
+    exchange.submit(torch.ones(3), layout=0)
+    with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
+        exchange.wait()
+    exchange.fail(IsthmusError("later"))
+    with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
+        exchange.check()
+
+
+@pytest.mark.parametrize(("round_", "bucket"), [(1, 0), (0, 1), (0, -1)])
+def test_an_answer_that_was_not_asked_for_is_refused(
+    start: Start, round_: int, bucket: int
+) -> None:
+    def answer(_: Reduce) -> Reduced:
+        return Reduced(round=round_, bucket=bucket, weight=1.0, wait_s=0.0, wire_bytes=0)
+
+    exchange = start(ScriptedLink(answer))
+    exchange.begin(1.0)
+    exchange.submit(torch.ones(3), layout=0)
+    with pytest.raises(IsthmusError, match="not asked for"):
+        exchange.wait()
+
+
+def test_a_round_begins_after_the_last_one(start: Start) -> None:
+    exchange = start(DeafLink())
+    exchange.begin(1.0)
+    exchange.submit(torch.ones(3), layout=0)
+    with pytest.raises(LocalProtocolError, match="before the previous one was complete"):
+        exchange.begin(1.0)
+
+
+def _site(link: RecordingLink) -> Site:
+    """A real site of one rank whose link records."""
+    welcome = Welcome(
+        site="only",
+        site_index=0,
+        sites=("only",),
+        ranks_per_site=(1,),
+        verify_every=2,
+        config_hash="",
+    )
+    return Site(
+        link=link,
+        welcome=welcome,
+        job=Job(name="test", topology=""),
+        topology=lone_topology(1),
+        run_folder=Path(),
+        device=torch.device("cpu"),
+        owns_group=False,
+    )
+
+
+def test_steps_are_counted_and_logged() -> None:
+    link = RecordingLink()
+    site = _site(link)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="no completed optimizer step"):
+        site.log(loss=1.0)
+    site.synchronize(model, optimizer)
+    for step in range(3):
+        torch.autograd.backward(model(torch.ones(2, 3)).sum())
+        optimizer.step()
+        if step == 0:
+            site.log(loss=torch.tensor(4.0))
+            site.log(late=5)
+    with pytest.raises(RuntimeError, match="already"):
+        site.synchronize(model, optimizer)
+    site.leave()
+    steps = [(kind, step) for kind, step, _ in link.metrics]
+    assert steps == [("step", 1), ("step", 1), ("step", 2), ("step", 3)]
+    assert link.metrics[0][2]["loss"] == 4.0
+    assert link.metrics[1][2] == {"late": 5.0}
+    assert link.metrics[3][2]["step_s"] > 0.0
+    assert link.steps_hashed == [0, 2]
+    assert link.has_left
+
+
+def test_what_is_not_ddp_is_refused() -> None:
+    site = _site(RecordingLink())
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="got Linear: wrap the model first"):
+        site.synchronize(net, optimizer)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
+        site.synchronize(nn.parallel.DistributedDataParallel(net), "sgd")  # type: ignore[arg-type]
+    site.leave()
+
+
+def test_without_synchronisation_no_round_is_made() -> None:
+    """Accumulated micro-batches cross once."""
+    link = RecordingLink()
+    site = _site(link)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    with model.no_sync():
+        site.count_tokens(10)
+        torch.autograd.backward(model(torch.ones(2, 3)).sum())
+    site.count_tokens(7)
+    torch.autograd.backward(model(torch.ones(2, 3)).sum())
+    optimizer.step()
+    site.leave()
+    assert link.metrics[0][2]["tokens"] == 17.0
+    assert link.metrics[0][2]["raw_bytes"] == 12.0
+    (weight,) = model.parameters()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[4.0, 4.0, 4.0]], "both micro-batches, averaged over one rank"

@@ -1,0 +1,134 @@
+"""Joining and leaving: with nobody, with a gateway, and what an orderly end is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sites.worker.environment import Environment, NotLaunchedError
+from tests.fakes.gateways import FakeGateways
+from tests.fakes.ranks import environment
+from topology.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "tests" / "sites" / "scripts" / "two_lines.py"
+SCRIPT_S = 90.0
+TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "TEST_STORE"}
+
+multiprocess = [pytest.mark.slow, pytest.mark.multiprocess]
+
+
+def run_script(
+    *command: str, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run python with these arguments, and only this of isthmus in the environment."""
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("ISTHMUS")}
+    env = {**inherited, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command],
+        env={**env, **(environ or {})},
+        capture_output=True,
+        text=True,
+        timeout=SCRIPT_S,
+        check=False,
+    )
+
+
+def test_outside_a_run_the_error_says_what_to_do() -> None:
+    with pytest.raises(NotLaunchedError, match=r"isthmus launch.*alone=True"):
+        Environment.read({"PATH": "/bin"})
+
+
+def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
+    whole = environment(tmp_path, 0, 0, [1], tmp_path / "gateway")
+    assert Environment.read(whole).site == "site0"
+    assert Environment.read(whole).topology.failure.detect_within_s == 6.0
+    lacking = {name: text for name, text in whole.items() if name != "ISTHMUS_JOB"}
+    for wrong, said in [
+        (lacking, "ISTHMUS_JOB not set"),
+        ({**whole, "ISTHMUS_GENERATION": "new"}, "ISTHMUS_GENERATION: want a whole number"),
+        ({**whole, "ISTHMUS_OVERRIDES": "[]"}, "ISTHMUS_OVERRIDES: want a JSON object"),
+        ({**whole, "ISTHMUS_OVERRIDES": "{"}, "ISTHMUS_OVERRIDES: want a JSON object"),
+        ({**whole, "ISTHMUS_JOB": str(tmp_path / "no.yaml")}, "no.yaml: cannot be read"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            Environment.read(wrong)
+
+
+def test_overrides_are_applied(tmp_path: Path) -> None:
+    whole = environment(tmp_path, 0, 0, [1], tmp_path / "gateway")
+    overrides = '{"topology": ["failure.detect_within=9s"], "job": ["name=other"]}'
+    found = Environment.read({**whole, "ISTHMUS_OVERRIDES": overrides})
+    assert (found.topology.failure.detect_within_s, found.job.name) == (9.0, "other")
+
+
+@pytest.mark.slow
+def test_importing_sites_does_not_import_torch() -> None:
+    code = "import sys, sites; sys.exit('torch' in sys.modules)"
+    assert run_script("-c", code).returncode == 0
+
+
+class TestAlone:
+    pytestmark = multiprocess
+
+    def test_python_runs_the_same_script(self) -> None:
+        ended = run_script(str(SCRIPT))
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.startswith("alone 0 1 ")
+        assert ended.stderr == ""
+
+    def test_torchrun_runs_the_same_script(self) -> None:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        ended = run_script(*torchrun, str(SCRIPT), "5")
+        assert ended.returncode == 0, ended.stderr
+        said = sorted(ended.stdout.splitlines())
+        assert [line.split()[:3] for line in said] == [["alone", "0", "2"], ["alone", "1", "2"]]
+        assert said[0].split(maxsplit=3)[3] == said[1].split(maxsplit=3)[3], "equal parameters"
+
+    def test_without_alone_it_ends_in_one_clear_line(self) -> None:
+        ended = run_script("-c", "import sites; sites.join()")
+        assert ended.returncode == 1
+        assert "this process was not started by isthmus" in ended.stderr.splitlines()[-1]
+
+
+class TestLeaving:
+    pytestmark = multiprocess
+
+    @pytest.mark.parametrize(("ending", "code"), [("return", 0), ("raise", 1)])
+    def test_a_crash_is_no_leave(self, tmp_path: Path, ending: str, code: int) -> None:
+        with FakeGateways(tmp_path, [1]) as gateways:
+            launched = environment(tmp_path, 0, 0, [1], gateways.path(0))
+            alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
+            ended = run_script(str(SCRIPT), "2", ending, environ=alone)
+        assert ended.returncode == code, ended.stderr
+        assert ended.stdout.startswith("site0 0 1 ")
+        assert gateways.left == ([("site0", 0)] if code == 0 else [])
+        assert [message["step"] for _, _, message in gateways.metrics] == [1, 2]
+        assert gateways.problems == []
+
+    def test_a_refused_join_says_why(self, tmp_path: Path) -> None:
+        with FakeGateways(tmp_path, [1]) as gateways:
+            launched = environment(tmp_path, 0, 0, [1], gateways.path(0))
+            alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
+            ended = run_script(str(SCRIPT), environ={**alone, "ISTHMUS_GENERATION": "2"})
+        assert ended.returncode == 1
+        assert ended.stderr.splitlines()[-1].endswith("protos.errors.StaleGenerationError: old")
+
+    def test_no_gateway_is_named(self, tmp_path: Path) -> None:
+        launched = environment(tmp_path, 0, 0, [1], tmp_path / "nobody")
+        alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
+        ended = run_script(str(SCRIPT), environ=alone)
+        assert ended.returncode == 1
+        assert f"no gateway listens at {tmp_path / 'nobody'}" in ended.stderr.splitlines()[-1]
+
+    def test_a_site_of_another_size_is_refused(self, tmp_path: Path) -> None:
+        with FakeGateways(tmp_path, [2]) as gateways:
+            launched = environment(tmp_path, 0, 0, [2], gateways.path(0))
+            alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
+            ended = run_script(str(SCRIPT), environ=alone)
+        assert ended.returncode == 1
+        assert "has 2 ranks by the topology" in ended.stderr.splitlines()[-1]
