@@ -111,7 +111,8 @@ class Agent:
         membership = self._membership
         deadline_s = time.monotonic() + membership.join_within_s
         opening = asyncio.create_task(Session.open(channel, membership.hello, deadline_s))
-        await asyncio.wait([opening, signalled], return_when=asyncio.FIRST_COMPLETED)
+        waits: list[asyncio.Future[Any]] = [opening, signalled]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             opening.cancel()
             await asyncio.wait([opening])

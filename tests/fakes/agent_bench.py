@@ -1,0 +1,160 @@
+"""An agent in a process of its own, its orders, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos.control.v1 import control_pb2 as control
+from tests.fakes.agent_coordinator import AgentCoordinator
+from topology.hashing import config_hash
+from topology.load import load_job, load_topology
+
+MARK = "ISTHMUS_TEST_MARK"
+SCRIPT = Path(__file__).with_name("agent_rank.py")
+_LOOK_S = 0.05
+_END_S = 30.0
+
+
+def topology_yaml(nodes: int = 1, ranks: int = 2, detect_within: str = "6s") -> str:
+    """Return one site `a` of that shape, linked to `b`."""
+    return f"""
+version: 1
+name: test
+accelerators:
+  core: {{peak: {{fp32: 50GFLOP/s}}, memory: 2GiB, mfu: 0.3}}
+sites:
+  - {{name: a, nodes: {nodes}, accelerators_per_node: {ranks}, accelerator: core}}
+  - {{name: b, nodes: 1, accelerators_per_node: 1, accelerator: core}}
+links:
+  - {{between: [a, b], bandwidth: 1Gbit/s, rtt: 1ms}}
+failure: {{detect_within: {detect_within}, min_sites: 2, start_within: 60s}}
+security: {{mode: insecure}}
+"""
+
+
+def job_yaml(*arguments: str, entrypoint: str = str(SCRIPT)) -> str:
+    """Return a job that runs tests/fakes/agent_rank.py."""
+    listed = ", ".join(f'"{argument}"' for argument in arguments)
+    return (
+        f"version: 1\nname: test\ntopology: topology.yaml\nentrypoint: {entrypoint}\n"
+        f"arguments: [{listed}]\n"
+    )
+
+
+def prepare(topology: str, job: str, run_id: str = "r1", generation: int = 1) -> control.Prepare:
+    """Return the coordinator's order."""
+    return control.Prepare(
+        run_id=run_id,
+        generation=generation,
+        topology=control.Document(source="topology.yaml", text=topology),
+        job=control.Document(source="job.yaml", text=job),
+        config_hash=config_hash(
+            load_job(job, "job.yaml", ()), load_topology(topology, "topology.yaml", ())
+        ),
+    )
+
+
+@dataclass
+class AgentBench:
+    """A running agent of site `a`."""
+
+    process: asyncio.subprocess.Process
+    mark: str
+    folder: Path
+
+    def processes(self, *words: str) -> list[int]:
+        """Return living processes that carry this bench's mark and have `words` in their command."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    environ = (entry / "environ").read_bytes()
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue
+                marked = f"{MARK}={self.mark}".encode() in environ.split(b"\0")
+                if marked and command and all(word in command for word in words):
+                    found.append(int(entry.name))
+        return sorted(found)
+
+    def below(self, *words: str) -> list[int]:
+        """Return the marked processes but the agent itself."""
+        return [pid for pid in self.processes(*words) if pid != self.process.pid]
+
+    async def wait_gone(self, within_s: float = _END_S) -> None:
+        """Wait until nothing that the agent started lives."""
+        deadline_s = time.monotonic() + within_s
+        while left := self.below():
+            assert time.monotonic() < deadline_s, f"left after {within_s} s: {left}"
+            await asyncio.sleep(_LOOK_S)  # strangers' processes cannot be waited for otherwise
+
+    async def wait_ended(self, within_s: float = _END_S) -> int:
+        """Return the agent's exit status."""
+        async with asyncio.timeout(within_s):
+            return await self.process.wait()
+
+    def log(self) -> str:
+        """Return what the agent wrote to stderr."""
+        return (self.folder / "agent.log").read_text()
+
+    def kill(self, *words: str) -> None:
+        """SIGKILL the only process with these words."""
+        (pid,) = self.below(*words)
+        os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill whatever is left."""
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@asynccontextmanager
+async def agent_bench(
+    coordinator: AgentCoordinator | str,
+    folder: Path,
+    topology: str,
+    *arguments: str,
+    fault: str | None = None,
+) -> AsyncIterator[AgentBench]:
+    """Start an agent; afterwards none of its processes lives.
+
+    Args:
+        coordinator: it, or its address.
+        folder: for files.
+        topology: the agent's own copy.
+        arguments: more of them.
+        fault: what the fake gateway does wrong; None: the real gateway runs.
+    """
+    address = coordinator if isinstance(coordinator, str) else coordinator.address
+    (folder / "agent-topology.yaml").write_text(topology)
+    mark = uuid.uuid4().hex
+    module = "sites.agent" if fault is None else "tests.fakes.agent_with_fake_gateway"
+    with (folder / "agent.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", module, "--site", "a", "--coordinator", address),
+            *("--topology", str(folder / "agent-topology.yaml")),
+            *("--state", str(folder / "state"), *arguments),
+            env={**os.environ, MARK: mark, "FAKE_GATEWAY": fault or ""},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+    bench = AgentBench(process, mark, folder)
+    try:
+        yield bench
+    finally:
+        bench.close()
+        await process.wait()
+        await bench.wait_gone()

@@ -1,0 +1,79 @@
+"""A user's script without torch: joins the node's gateway, does what its arguments say, and ends.
+
+Arguments: ACTION [RANK]. Without a rank all do it; the other ranks wait until they are killed.
+Actions: done, exit, raise, kill, wait, ignore (SIGTERM), talk (a long log), lost (another site).
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+
+RANK = int(os.environ["RANK"])
+
+
+def join() -> socket.socket:
+    """Join the gateway and wait until all ranks have."""
+    gateway = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gateway.connect(os.environ["ISTHMUS_GATEWAY"])
+    say(
+        gateway,
+        op="join",
+        rank=RANK,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        pid=os.getpid(),
+        generation=int(os.environ["ISTHMUS_GENERATION"]),
+    )
+    gateway.recv(1 << 16)
+    return gateway
+
+
+def say(gateway: socket.socket, **message: object) -> None:
+    """Send the gateway one message."""
+    gateway.send(json.dumps(message).encode())
+
+
+def act(action: str, gateway: socket.socket) -> None:
+    """Do as ordered."""
+    match action:
+        case "done":
+            say(gateway, op="metric", kind="step", step=1, values={"loss": 2.5}, labels={})
+            say(gateway, op="digest", step=1, combined=7, tensors=[7], names=["w"])
+            print(f"rank {RANK} done in {os.environ['ISTHMUS_SITE']}", flush=True)
+            say(gateway, op="leave")
+        case "exit":
+            print("exiting with 17", file=sys.stderr, flush=True)
+            sys.exit(17)
+        case "raise":
+            raise ValueError("a mistake in the script")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "ignore":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            wait()
+        case "talk":
+            for line in range(400_000):
+                print(f"line {line}", flush=False)
+            print("x" * 20_000)
+            sys.stdout.flush()
+            raise RuntimeError("the last words")
+        case "lost":
+            from protos.errors import PeerLostError
+
+            raise PeerLostError("site b does not answer", "b")
+        case _:
+            wait()
+
+
+def wait() -> None:
+    """Wait for the end."""
+    print(f"rank {RANK} waits", flush=True)
+    threading.Event().wait(600)
+
+
+if __name__ == "__main__":
+    connection = join()
+    chosen = len(sys.argv) < 3 or int(sys.argv[2]) == RANK
+    act(sys.argv[1] if chosen else "wait", connection)

@@ -1,0 +1,10 @@
+"""The agent, with tests.fakes.agent_gateway in place of the gateway."""
+
+import sys
+
+import sites.agent.gateway
+from sites.agent.__main__ import main
+
+if __name__ == "__main__":
+    sites.agent.gateway.MODULE = "tests.fakes.agent_gateway"
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""The agent with real torchruns: what it starts, what it reports, and what it leaves behind: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from protos.control.v1 import control_pb2 as control
+from tests.fakes.agent_bench import AgentBench, agent_bench, job_yaml, prepare, topology_yaml
+from tests.fakes.agent_coordinator import AgentCoordinator, agent_coordinator
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+DETECT_WITHIN_S = 6.0
+Scene = tuple[AgentCoordinator, AgentBench]
+
+
+@asynccontextmanager
+async def scene(
+    folder: Path,
+    *action: str,
+    nodes: int = 1,
+    ranks: int = 2,
+    fault: str = "none",
+    **fields: object,
+) -> AsyncIterator[Scene]:
+    """Give an agent whose ranks have been started, and its coordinator."""
+    topology = topology_yaml(nodes, ranks)
+    async with (
+        agent_coordinator(**fields) as coordinator,
+        agent_bench(coordinator, folder, topology, fault=fault) as bench,
+    ):
+        await coordinator.wait_message("hello")
+        coordinator.say(prepare=prepare(topology, job_yaml(*action)))
+        prepared = (await coordinator.wait_message("prepared")).prepared
+        assert [each.node for each in prepared.endpoints] == list(range(nodes))
+        coordinator.say(start=control.Start(run_id="r1", generation=1))
+        yield coordinator, bench
+
+
+async def ended(coordinator: AgentCoordinator, bench: AgentBench) -> control.SiteEnded:
+    """Return how the run ended; by then no process of it is left."""
+    message = (await coordinator.wait_message("ended")).ended
+    assert bench.below() == [], bench.log()
+    return message
+
+
+def play(story: Callable[[], Awaitable[None]]) -> None:
+    """Run an asynchronous test."""
+    asyncio.run(asyncio.wait_for(story(), 120))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1)])
+def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ranks: int) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "done", nodes=nodes, ranks=ranks) as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            assert end.succeeded, end
+            assert not end.failures
+            assert coordinator.all("running")
+            metrics = [each.metrics for each in coordinator.all("metrics")]
+            assert sum(len(batch.metrics) for batch in metrics) == 2
+            assert {each.digest.rank for each in coordinator.all("digest")} == {0, 1}
+            # Everything about the run came before its end.
+            assert coordinator.messages[-1].HasField("ended")
+            assert "rank 1 done in a" in coordinator.text("rank1")
+            assert "r1" in coordinator.text("agent")
+            coordinator.messages.clear()
+            topology = topology_yaml(nodes, ranks)
+            coordinator.say(prepare=prepare(topology, job_yaml("done"), "r2", generation=2))
+            await coordinator.wait_message("prepared")
+            coordinator.say(start=control.Start(run_id="r2", generation=2))
+            assert (await ended(coordinator, bench)).succeeded
+            bench.process.send_signal(signal.SIGTERM)
+            assert await bench.wait_ended() == 0, bench.log()
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "exit_code", "said"),
+    [
+        ("exit", "RANK_EXITED", 17, "exiting with 17"),
+        ("raise", "RANK_EXITED", 1, "ValueError: a mistake in the script"),
+        ("kill", "RANK_KILLED", -9, ""),
+    ],
+)
+def test_the_rank_that_failed_is_named(
+    tmp_path: Path, action: str, code: str, exit_code: int, said: str
+) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, action, "1") as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            assert not end.succeeded
+            first = end.failures[0]
+            assert (first.code, first.rank, first.exit_code) == (code, 1, exit_code), end
+            assert (first.site, first.node, first.collateral) == ("a", 0, False)
+            assert all(each.collateral for each in end.failures[1:]), end
+            assert 0 <= first.age_s < DETECT_WITHIN_S, end
+            assert said in await asyncio.to_thread(Path(first.log_path).read_text)
+            assert said in coordinator.text("rank1"), "the traceback comes before the end"
+            if action == "raise":
+                assert said in first.message
+
+    play(story)
+
+
+def test_the_first_of_two_nodes_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "exit", "1", nodes=2, ranks=1) as (coordinator, bench):
+            first = (await ended(coordinator, bench)).failures[0]
+            assert (first.code, first.node, first.rank, first.exit_code) == (
+                *("RANK_EXITED", 1, 1, 17),
+            )
+
+    play(story)
+
+
+def test_a_rank_that_lost_the_exchange_is_collateral(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "lost", "0") as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            assert all(each.collateral for each in end.failures), end
+            assert any(each.rank == 0 and each.exit_code == 75 for each in end.failures), end
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("-m tests.fakes.agent_gateway", "GATEWAY_EXITED"),
+        ("-m sites.launcher.node", "RANK_KILLED"),
+    ],
+)
+def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code: str) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "wait") as (coordinator, bench):
+            await coordinator.wait_message("running")
+            bench.kill(words)
+            killed_s = time.monotonic()
+            first = (await ended(coordinator, bench)).failures[0]
+            assert (first.code, first.exit_code, first.rank) == (code, -9, -1), first
+            assert not first.collateral
+            assert time.monotonic() - killed_s < DETECT_WITHIN_S
+
+    play(story)
+
+
+def test_a_real_gateway_is_started_and_killed(tmp_path: Path) -> None:
+    async def story() -> None:
+        topology = topology_yaml()
+        async with (
+            agent_coordinator() as coordinator,
+            agent_bench(coordinator, tmp_path, topology) as bench,
+        ):
+            await coordinator.wait_message("hello")
+            coordinator.say(prepare=prepare(topology, job_yaml("wait")))
+            endpoint = (await coordinator.wait_message("prepared")).prepared.endpoints[0]
+            assert (endpoint.site, endpoint.host) == ("a", "127.0.0.1")
+            assert endpoint.port > 0
+            bench.kill("-m sites.gateway")
+            end = await ended(coordinator, bench)
+            assert end.failures[0].code == "GATEWAY_EXITED"
+            assert end.failures[0].exit_code == -9
+
+    play(story)
+
+
+@pytest.mark.parametrize("action", ["wait", "ignore"])
+def test_stop_ends_everything_within_the_grace(tmp_path: Path, action: str) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, action) as (coordinator, bench):
+            await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
+            stopped_s = time.monotonic()
+            coordinator.say(stop=control.Stop(run_id="r1", generation=1, reason="x", grace_s=1.0))
+            end = await ended(coordinator, bench)
+            assert not end.succeeded
+            assert not end.failures
+            assert time.monotonic() - stopped_s < 5.0
+
+    play(story)
+
+
+def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "ignore") as (coordinator, bench):
+            await coordinator.wait_for("ranks", lambda: "rank 1 waits" in coordinator.text("rank1"))
+            assert len(bench.below("sites.launcher.rank")) == 2
+            os.kill(bench.process.pid, signal.SIGKILL)
+            await bench.wait_gone(5.0)
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["silent", "hangs up"])
+def test_without_a_coordinator_the_site_stops_itself(tmp_path: Path, how: str) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "wait", lease_s=2.0) as (coordinator, bench):
+            await coordinator.wait_message("running")
+            if how == "silent":
+                coordinator.silent = True
+            else:
+                coordinator.hang_up()
+            lost_s = time.monotonic()
+            assert await bench.wait_ended() == 4, bench.log()
+            assert time.monotonic() - lost_s < 2.0 + DETECT_WITHIN_S
+            assert bench.below() == []
+
+    play(story)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_the_run_and_says_so(
+    tmp_path: Path, signum: signal.Signals, status: int
+) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "wait") as (coordinator, bench):
+            await coordinator.wait_message("running")
+            bench.process.send_signal(signum)
+            first = (await coordinator.wait_message("ended")).ended.failures[0]
+            assert first.code == "SITE_LOST"
+            assert signum.name in first.message
+            assert await bench.wait_ended() == status, bench.log()
+            assert bench.below() == []
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [("fail", "PEER_LOST"), ("garbage", "INTERNAL"), ("exit", "GATEWAY_EXITED")]
+)
+def test_what_a_gateway_says_is_passed_on(tmp_path: Path, fault: str, code: str) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "wait", fault=fault) as (coordinator, bench):
+            first = (await ended(coordinator, bench)).failures[0]
+            assert first.code == code, first
+            assert not first.collateral
+            assert first.site == ("c" if fault == "fail" else "a")
+            assert first.exit_code == (3 if fault == "exit" else 0)
+
+    play(story)
+
+
+def test_a_flood_of_metrics_and_logs_holds_up_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "talk", "0", fault="flood") as (coordinator, bench):
+            end = await ended(coordinator, bench)
+            assert end.failures[0].rank == 0
+            text = coordinator.text("rank0")
+            assert "lines dropped" in text
+            assert "bytes cut]" in text
+            assert "RuntimeError: the last words" in text
+            assert coordinator.largest_batch_bytes <= 32 << 10
+            assert all(each.ByteSize() <= 64 << 10 for each in coordinator.messages)
+            assert coordinator.num_heartbeats > 2
+
+    play(story)
