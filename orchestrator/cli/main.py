@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, shell_complete
 
 from orchestrator.cli.failure import describe
 from orchestrator.cli.output import CLOSED_PIPE, INTERRUPTED, Output, discard_streams
@@ -60,6 +61,15 @@ class LazyGroup(click.Group):
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the commands without importing them: somebody waits with a finger on the key."""
+        commands = [
+            CompletionItem(name, help=line)
+            for name, line in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -118,8 +128,6 @@ def _guarded(arguments: list[str], output: Output) -> int:
 def _dispatch(arguments: list[str], output: Output) -> int:
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
-        from click.shell_completion import shell_complete
-
         return shell_complete(cli, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
     with cli.make_context(PROGRAM, arguments, obj=output) as context:
         code: Any = cli.invoke(context)

@@ -20,7 +20,9 @@ class Address(click.ParamType[str]):
 
     name = "host:port"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         """Check the form, and that the host is loopback."""
         text = str(value)
         host, colon, port = text.rpartition(":")

@@ -31,8 +31,22 @@ class ScriptedCoordinator(control_pb2_grpc.CoordinatorServicer):
     """Streams end so after their last item."""
     holds_streams: bool = False
     """Streams stay open and silent after their last item, until their caller leaves."""
+    before_end: Callable[[], None] | None = None
+    """Called when a stream has sent its last item."""
     submitted: list[control_pb2.SubmitRequest] = field(default_factory=list)
     asked: list[object] = field(default_factory=list)
+
+    def Session(
+        self,
+        request_iterator: Iterator[control_pb2.AgentMessage],
+        context: grpc.ServicerContext,
+    ) -> Iterator[control_pb2.CoordinatorMessage]:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "for operators only")
+
+    def ShipLogs(
+        self, request: control_pb2.ShipLogsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ShipLogsResponse:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "for operators only")
 
     def Submit(
         self, request: control_pb2.SubmitRequest, context: grpc.ServicerContext
@@ -40,7 +54,9 @@ class ScriptedCoordinator(control_pb2_grpc.CoordinatorServicer):
         self._refuse(context)
         self.submitted.append(request)
         if not any(run.run_id == request.run_id for run in self.runs):
-            self.runs.insert(0, control_pb2.Run(run_id=request.run_id, state="RUN_STATE_FORMING"))
+            self.runs.insert(
+                0, control_pb2.Run(run_id=request.run_id, state=control_pb2.RUN_STATE_FORMING)
+            )
         return control_pb2.SubmitResponse(run_id=request.run_id)
 
     def GetRun(
@@ -102,6 +118,8 @@ class ScriptedCoordinator(control_pb2_grpc.CoordinatorServicer):
             context.abort(*self.refuses_with)
 
     def _end(self, context: grpc.ServicerContext) -> None:
+        if self.before_end is not None:
+            self.before_end()
         if self.holds_streams:
             left = _left(context)
             assert left(60.0), "the caller stayed for a minute"

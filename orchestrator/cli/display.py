@@ -1,0 +1,75 @@
+"""Shows a run to people: live on a terminal, a plain line now and then elsewhere; its summary at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.output import Output
+from orchestrator.cli.reader import read_summary
+from orchestrator.cli.views import outcome_view, reason_code, state_name, where_of
+from orchestrator.view.live import LiveTable, plain_line
+from orchestrator.view.summary import RunSummary
+from protos.catalogue import CATALOGUE
+from protos.control.v1 import control_pb2
+
+PLAIN_EVERY_S = 5.0
+"""Between two plain lines of a run whose state stays the same."""
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
+    """Give a function that shows a run as it is now, on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield PlainProgress()
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda run: live.update(LiveTable(run), refresh=True)
+
+
+class PlainProgress:
+    """A line at each change of state, and otherwise one at most each PLAIN_EVERY_S."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._state = ""
+        self._line = ""
+        self._next_s = 0.0
+
+    def __call__(self, run: control_pb2.Run) -> None:
+        """Print a line about the run if one is due."""
+        now_s, state, line = self._now_s(), state_name(run), plain_line(run)
+        if state == self._state and (line == self._line or now_s < self._next_s):
+            return
+        self._state, self._line, self._next_s = state, line, now_s + PLAIN_EVERY_S
+        click.echo(line, err=True)
+
+
+def print_run(run: control_pb2.Run) -> None:
+    """Print the table of a run on stdout."""
+    Console().print(LiveTable(run))
+
+
+def finish(output: Output, run: control_pb2.Run) -> int:
+    """Print how an ended run ended; return 0 if it succeeded.
+
+    Raises:
+        CommandError: it did not; with the run's reason code.
+    """
+    summary = read_summary(run)
+    if not output.as_json:
+        if summary is None:
+            print_run(run)
+        else:
+            Console().print(RunSummary(summary))
+    if run.state == control_pb2.RUN_STATE_SUCCEEDED:
+        return output.result(outcome_view(run, summary))
+    code = reason_code(run)
+    raise CommandError(code, run.reason or CATALOGUE[code].message, where_of(run))

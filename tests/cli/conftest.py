@@ -1,0 +1,71 @@
+"""How tests run the command line: in this process, with its streams kept apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.main import main
+from topology.templates import job_yaml, topology_yaml
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one command line left on its streams."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The one JSON object on stdout."""
+        (line,) = self.out.splitlines()
+        value: dict[str, Any] = json.loads(line)
+        return value
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The JSON Lines on stdout."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Isthmus = Callable[..., Result]
+
+
+@pytest.fixture
+def isthmus(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path
+) -> Isthmus:
+    """Run one command line with a HOME of its own."""
+    monkeypatch.setenv("ISTHMUS_HOME", str(home))
+    monkeypatch.delenv("ISTHMUS_COORDINATOR", raising=False)
+
+    def run(*arguments: str | Path) -> Result:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Result(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The command line's HOME."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with the files of `isthmus init`."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "topology.yaml").write_text(topology_yaml())
+    (folder / "job.yaml").write_text(job_yaml())
+    return folder

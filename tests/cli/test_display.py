@@ -1,0 +1,66 @@
+"""What people see while a run goes on, and in which words everything is told."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from orchestrator.cli.display import PLAIN_EVERY_S, PlainProgress
+from orchestrator.cli.output import Output
+from orchestrator.cli.views import event_line, event_view, run_line, run_view
+from protos.control.v1 import control_pb2
+from tests.cli.runs import a_failed_run, a_run
+
+
+def test_plain_progress_is_a_line_a_change_of_state_and_else_now_and_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now_s = 100.0
+    show = PlainProgress(lambda: now_s)
+    for second in range(int(2 * PLAIN_EVERY_S) + 1):
+        now_s = 100.0 + second
+        run = a_run("ACTIVE")
+        run.active_s = float(second)
+        show(run)
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    show(a_run("SUCCEEDED"))
+    show(a_run("SUCCEEDED"))
+    out, err = capsys.readouterr()
+    assert len(err.splitlines()) == 1
+    assert not out
+
+
+def test_numbers_that_json_does_not_have_are_null(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output.of(["--json"])
+    output.result({"loss": math.nan, "losses": [[1, math.inf]], "kept": 1.5})
+    out = capsys.readouterr().out
+    assert '"data": {"loss": null, "losses": [[1, null]], "kept": 1.5}' in out
+
+
+def test_a_state_from_the_future_is_shown_as_its_number() -> None:
+    run = control_pb2.Run.FromString(b"\x18\x2a")  # field 3, state, 42
+    assert run_view(run)["state"] == "42"
+
+
+def test_a_failure_without_rank_or_site_says_null() -> None:
+    run = a_failed_run("SITE_LOST")
+    run.failure.rank = run.failure.node = -1
+    run.failure.log_path = ""
+    failure = run_view(run)["failure"]
+    assert failure["rank"] is failure["node"] is failure["log_path"] is None
+    assert run_view(a_run("ACTIVE"))["failure"] is None
+
+
+def test_the_line_of_a_run_says_why_it_ended() -> None:
+    assert "RANK_KILLED: rank 1 of b ended" in run_line(a_failed_run("RANK_KILLED"))
+    assert run_line(a_run("ACTIVE")).endswith("test")
+
+
+@pytest.mark.parametrize(
+    ("detail", "shown"), [('{"host": "here"}', "host=here"), ("", ""), ("not json", "not json")]
+)
+def test_events(detail: str, shown: str) -> None:
+    event = control_pb2.Event(sequence=2, kind="site.joined", site="a", detail_json=detail)
+    assert event_line(event).endswith(f"site.joined         a  {shown}".rstrip())
+    assert event_view(event)["kind"] == "site.joined"
