@@ -22,6 +22,9 @@ from protos.errors import (
 from protos.limits import LOCAL_MESSAGE_BYTES
 from sites.worker.link import Reduce, Reduced, Welcome, error_for
 
+_LAST_WORDS_S = 2.0
+"""For reading why the gateway has closed; what it said is in the socket already."""
+
 
 class GatewayLink:
     """One rank's connection to its gateway. A `Link`."""
@@ -37,6 +40,8 @@ class GatewayLink:
         self._sending = threading.Lock()
         self._closed = False
         self._listening = False
+        self._cause: IsthmusError = error_for("GATEWAY_EXITED", "the gateway ended: see its log")
+        self._ended = threading.Event()
         try:
             self._socket.connect(str(path))
         except OSError as error:
@@ -67,7 +72,7 @@ class GatewayLink:
             ) from error
         self._socket.settimeout(None)
         if message is None:
-            raise error_for("GATEWAY_EXITED", "the gateway closed the connection: see its log")
+            raise self._cause
         if message.get("op") == "failed":
             raise _failure(message)
         return _welcome(message)
@@ -149,7 +154,7 @@ class GatewayLink:
                 f"the gateway took no message for {self._send_timeout_s:g} s"
             ) from error
         except OSError as error:
-            raise error_for("GATEWAY_EXITED", "the gateway ended: see its log") from error
+            raise self._why_ended() from error
 
     def _receive(self) -> dict[str, Any] | None:
         """Return the next message; None when the gateway has closed."""
@@ -167,6 +172,18 @@ class GatewayLink:
             raise RemoteProtocolError("the gateway sent a message that is too long or no object")
         return message
 
+    def _why_ended(self) -> IsthmusError:
+        """Return what the gateway said before it closed, which may not have been read yet."""
+        if self._listening:
+            self._ended.wait(_LAST_WORDS_S)
+            return self._cause
+        self._socket.settimeout(_LAST_WORDS_S)
+        with contextlib.suppress(TimeoutError):
+            while (message := self._receive()) is not None:
+                if message.get("op") == "failed":
+                    return _failure(message)
+        return self._cause
+
     def _listen(
         self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
     ) -> None:
@@ -175,16 +192,15 @@ class GatewayLink:
                 if message.get("op") == "reduced":
                     on_reduced(_reduced(message))
                 elif message.get("op") == "failed":
-                    on_failed(_failure(message))
-                    return
+                    raise _failure(message)
                 else:
                     raise RemoteProtocolError(f"the gateway sent op {message.get('op')!r}")
-            if not self._closed:
-                on_failed(error_for("GATEWAY_EXITED", "the gateway ended: see its log"))
         except IsthmusError as error:
-            on_failed(error)
-        finally:
-            self._socket.close()
+            self._cause = error
+        self._ended.set()
+        if not self._closed:
+            on_failed(self._cause)
+        self._socket.close()
 
 
 def _failure(message: dict[str, Any]) -> IsthmusError:

@@ -141,7 +141,7 @@ def backward_until_error(folder: Path, name: str) -> None:
     site.synchronize(model, optimizer)
 
     def steps() -> None:
-        for step in range(100):
+        for step in range(1_000_000):
             backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 

@@ -1,0 +1,100 @@
+"""Ranks of two sites with the gateways that ship: the whole way of a gradient, on loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from sites.gateway.config import gateway_config
+from sites.worker.environment import Environment
+from tests.fakes.gateway_process import GatewayProcess
+from tests.fakes.ranks import environment, results, run_ranks
+from tests.sites import worker_programs as programs
+from tests.sites.test_worker_ranks import NAMES, SITES, bits, expected_grads
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+
+@contextmanager
+def gateways(folder: Path, codec: str) -> Iterator[tuple[list[GatewayProcess], list[Path]]]:
+    """Start a gateway for each site and connect them."""
+    paths = [folder / f"gateway{site}" for site in range(len(SITES))]
+    environ = environment(folder, 0, 0, SITES, paths[0])
+    overrides = f'{{"job": ["exchange.codec={codec}"]}}'
+    documents = Environment.read({**environ, "ISTHMUS_OVERRIDES": overrides})
+    names = [site.name for site in documents.topology.sites]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(GatewayProcess(folder / f"{name}.log")) for name in names]
+        for name, path, process in zip(names, paths, processes, strict=True):
+            config = gateway_config(
+                documents.job,
+                documents.topology,
+                run_id="run",
+                generation=1,
+                config_hash="hash",
+                site=name,
+                node=0,
+                bind_host="127.0.0.1",
+                socket_path=str(path),
+            )
+            # Small chunks, so that a bucket has several, which end within ranks' shards.
+            process.configure(dataclasses.replace(config, chunk_bytes=1024, verify_every=1))
+        for process in processes:
+            peers = zip(names, processes, strict=True)
+            process.connect(*[(name, peer) for name, peer in peers if peer is not process])
+        for process in processes:
+            process.wait("connected")
+        yield processes, paths
+
+
+def test_two_sites_train_as_one_process(tmp_path: Path) -> None:
+    with gateways(tmp_path, "split") as (processes, paths):
+        codes = run_ranks(tmp_path, paths, SITES, programs.train)
+        ended = [process.end() for process in processes]
+        lines = [line for process in processes for line in process.lines]
+    assert codes == dict.fromkeys(NAMES, 0)
+    assert ended == [0, 0]
+    saved = results(tmp_path)
+    net = programs.build(seed=0)
+    for name in NAMES:
+        for key, value in net.state_dict().items():
+            assert bits(saved[name]["initial"][key]) == bits(value), (name, key)
+            assert bits(saved[name]["final"][key]) == bits(saved[NAMES[0]]["final"][key])
+    for step in range(programs.NUM_STEPS):
+        found = saved[NAMES[0]]["grads"][step]
+        # Sums of four float32 numbers in another order; the codec is lossless.
+        torch.testing.assert_close(
+            found, expected_grads(net, step, torch.float32), rtol=1e-5, atol=1e-6
+        )
+        with torch.no_grad():
+            for each, grad in zip(net.parameters(), found, strict=True):
+                each.sub_(programs.LEARNING_RATE * grad)
+    last = [line for line in lines if line["op"] == "digest" and line["step"] == programs.NUM_STEPS]
+    assert len({line["combined"] for line in last}) == 1
+    assert len(last) == len(NAMES)
+    steps = [line for line in lines if line["op"] == "metric" and line["kind"] == "step"]
+    assert len(steps) == len(SITES) * programs.NUM_STEPS
+    assert all(line["values"]["wire_bytes"] > 0 for line in steps)
+
+
+def test_a_lost_gateway_ends_every_rank(tmp_path: Path) -> None:
+    with gateways(tmp_path, "bf16") as (processes, paths):
+
+        def kill() -> None:
+            processes[1].wait("digest")  # of step 0: the sites are equal, and train
+            processes[1].process.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        codes = run_ranks(tmp_path, paths, SITES, programs.backward_until_error)
+        killer.join()
+    assert codes == dict.fromkeys(NAMES, 0)
+    saved = results(tmp_path)
+    assert saved[NAMES[0]]["code"] in ("PEER_LOST", "RANK_LOST"), saved[NAMES[0]]
+    assert {saved[name]["code"] for name in NAMES[1:]} == {"GATEWAY_EXITED"}
