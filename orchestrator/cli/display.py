@@ -13,7 +13,7 @@ from rich.live import Live
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_summary
-from orchestrator.cli.views import outcome_view, reason_code, state_name, where_of
+from orchestrator.cli.views import failure_view, outcome_view, reason_code, state_name, where_of
 from orchestrator.view.live import LiveTable, plain_line
 from orchestrator.view.summary import RunSummary
 from protos.catalogue import CATALOGUE
@@ -68,7 +68,8 @@ def finish(output: Output, run: control_pb2.Run) -> int:
         if summary is None:
             print_run(run)
         else:
-            Console().print(RunSummary(summary))
+            failure = failure_view(run.failure) if run.HasField("failure") else None
+            Console().print(RunSummary({**summary, "failure": failure}))
     if run.state == control_pb2.RUN_STATE_SUCCEEDED:
         return output.result(outcome_view(run, summary))
     code = reason_code(run)

@@ -77,14 +77,22 @@ def failure_view(failure: control_pb2.Failure) -> dict[str, Any]:
 
 def outcome_view(run: control_pb2.Run, summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return an ended run with its summary's figures, in one object."""
-    view = run_view(run)
-    return {**dict(run.totals), **(summary or {}), **view, "sites": _merged(view, summary)}
+    view, figures = run_view(run), summary or {}
+    return {
+        **view["totals"],
+        **figures,
+        **view,
+        "sites": _joined(view["sites"], figures.get("sites", []), "site"),
+        "links": _joined(view["links"], figures.get("links", []), "source", "target"),
+    }
 
 
-def _merged(view: Mapping[str, Any], summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the run's sites, each with what the summary says of it."""
-    told = {site["site"]: site for site in (summary or {}).get("sites", [])}
-    return [{**told.get(site["site"], {}), **site} for site in view["sites"]]
+def _joined(
+    views: list[dict[str, Any]], figures: list[dict[str, Any]], *keys: str
+) -> list[dict[str, Any]]:
+    """Return each view with the figures that have the same keys."""
+    found = {tuple(each[key] for key in keys): each for each in figures}
+    return [{**found.get(tuple(view[key] for key in keys), {}), **view} for view in views]
 
 
 def where_of(run: control_pb2.Run) -> dict[str, Any]:

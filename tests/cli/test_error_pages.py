@@ -16,7 +16,7 @@ SECTIONS = {
     for match in re.finditer(
         r'^### <a id="(?P<anchor>[a-z-]+)"></a>(?P<code>[A-Z_]+)\nExit (?P<exit>\d+)\. (?P<text>.+)',
         PAGE,
-        re.M,
+        re.MULTILINE,
     )
 }
 
@@ -45,5 +45,5 @@ def test_each_code_is_used_by_the_code(code: str) -> None:
 
 def test_the_exit_statuses_are_those_of_the_command_lines_page() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
-    listed = {int(found) for found in re.findall(r"^\| (\d+) \|", page, re.M)}
+    listed = {int(found) for found in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
     assert listed == {int(code) for code in ExitCode}

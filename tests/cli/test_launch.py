@@ -1,0 +1,173 @@
+"""launch: what is submitted, what it says first, how it ends, and what a repetition does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from orchestrator.home import run_folders
+from protos.control.v1 import control_pb2
+from tests.cli.conftest import Isthmus
+from tests.cli.runs import a_folder, a_run, announce
+from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
+from topology.load import load_job, load_topology
+
+
+@pytest.fixture
+def scripted() -> ScriptedCoordinator:
+    return ScriptedCoordinator(watched=[a_run("ACTIVE", ""), a_run("SUCCEEDED", "")])
+
+
+@pytest.fixture
+def address(scripted: ScriptedCoordinator) -> Iterator[str]:
+    with serving(scripted) as found:
+        yield found
+
+
+def test_the_run_id_is_the_first_line_and_the_end_is_told(
+    isthmus: Isthmus, files: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    done = isthmus("launch", files / "job.yaml", "--coordinator", address)
+    assert done.code == 0
+    (request,) = scripted.submitted
+    assert done.out.splitlines()[0] == request.run_id
+    assert "SUCCEEDED" in done.out
+    assert "ACTIVE" in done.err
+
+
+def test_what_is_submitted_can_be_loaded_anywhere(
+    isthmus: Isthmus, files: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    job = files / "job.yaml"
+    job.write_text(job.read_text().replace("# entrypoint", "entrypoint"))
+    overrides = ("--set", "links.0.rtt=120ms", "--set", 'trainer.data.files=["*.txt"]')
+
+    done = isthmus(
+        *("launch", job, "--coordinator", address, "--no-emulate", "--detach", *overrides)
+    )
+
+    assert done.code == 0
+    (request,) = scripted.submitted
+    loaded = load_job(request.job.text, request.job.source, request.job.overrides)
+    assert loaded.entrypoint == str(files / "train.py")
+    assert loaded.trainer.data.files == (str(files / "*.txt"),)
+    topology = load_topology(
+        request.topology.text, request.topology.source, request.topology.overrides
+    )
+    assert topology.links[0].rtt_s == pytest.approx(0.12)
+    assert not topology.emulate
+    assert request.job.source == str(job)
+
+
+def test_detached_it_says_how_to_follow(isthmus: Isthmus, files: Path, address: str) -> None:
+    arguments = ("launch", files / "job.yaml", "--coordinator", address, "--detach")
+    plain = isthmus(*arguments)
+    assert plain.code == 0
+    (run_id,) = plain.out.splitlines()
+    assert f"isthmus status {run_id}" in plain.err
+    data = isthmus(*arguments, "--json").envelope["data"]
+    assert data["detached"] is True
+    assert Path(data["folder"]).name == data["run_id"]
+
+
+def test_a_run_given_to_a_coordinator_is_found_there_again(
+    isthmus: Isthmus, files: Path, home: Path, address: str
+) -> None:
+    isthmus("launch", files / "job.yaml", "--coordinator", address, "--detach")
+    (folder,) = run_folders(home)
+    assert folder.remote_address == address
+    assert (folder.path / "job.yaml").read_text() == (files / "job.yaml").read_text()
+    assert (folder.path / "topology.yaml").read_text() == (files / "topology.yaml").read_text()
+    status = isthmus("status", "--json")
+    assert status.envelope["data"]["run_id"] == folder.run_id
+
+
+def test_what_was_refused_leaves_no_run(
+    isthmus: Isthmus, files: Path, home: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    scripted.refuses_with = (grpc.StatusCode.ALREADY_EXISTS, "another run is going on")
+    assert isthmus("launch", files / "job.yaml", "--coordinator", address).code == 8
+    assert run_folders(home) == []
+    scripted.refuses_with = None
+    arguments = ("launch", files / "job.yaml", "--coordinator", address, "--run-id", "again")
+    assert isthmus(*arguments).code == 0
+
+
+def test_the_same_run_id_is_the_same_run(
+    isthmus: Isthmus, files: Path, home: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    arguments = ("launch", files / "job.yaml", "--run-id", "mine", "--json")
+    first = isthmus(*arguments, "--coordinator", address)
+    again = isthmus(*arguments)  # it knows by now which coordinator has it
+    assert first.envelope["data"]["run_id"] == again.envelope["data"]["run_id"] == "mine"
+    assert len(scripted.runs) == len(run_folders(home)) == 1
+
+
+def test_the_run_id_of_a_run_that_has_ended_is_refused(
+    isthmus: Isthmus, files: Path, home: Path
+) -> None:
+    a_folder(home, "over")
+    done = isthmus("launch", files / "job.yaml", "--run-id", "over", "--json")
+    assert done.code == 8
+    assert done.envelope["error"]["code"] == "REFUSED"
+    assert "--run-id" in done.envelope["error"]["message"]
+
+
+def test_a_living_embedded_run_is_joined_not_started_twice(
+    isthmus: Isthmus, files: Path, home: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    announce(a_folder(home, "mine"), address)
+    done = isthmus("launch", files / "job.yaml", "--run-id", "mine", "--json")
+    assert done.code == 0
+    assert [request.run_id for request in scripted.submitted] == ["mine"]
+
+
+def test_ctrl_c_detaches(
+    isthmus: Isthmus,
+    files: Path,
+    scripted: ScriptedCoordinator,
+    address: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(run: control_pb2.Run) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.cli.display.plain_line", interrupt)
+    arguments = ("launch", files / "job.yaml", "--coordinator", address)
+    plain = isthmus(*arguments)
+    assert plain.code == 130
+    (run_id,) = plain.out.splitlines()
+    assert f"isthmus status {run_id}" in plain.err
+    assert f"isthmus cancel {run_id}" in plain.err
+    told = isthmus(*arguments, "--json")
+    assert told.envelope["exit_code"] == told.code == 130
+    assert told.envelope["data"]["detached"] is True
+    assert len(scripted.submitted) == 2
+
+
+def test_following_has_a_timeout_after_which_the_run_goes_on(
+    isthmus: Isthmus, files: Path, scripted: ScriptedCoordinator, address: str
+) -> None:
+    scripted.watched = [a_run("ACTIVE", "")]
+    scripted.holds_streams = True
+    arguments = ("launch", files / "job.yaml", "--coordinator", address)
+    done = isthmus(*arguments, "--timeout", "200ms", "--json")
+    assert done.code == 5
+    assert done.envelope["error"]["code"] == "TIMED_OUT"
+
+
+def test_the_summary_is_shown_and_stands_in_the_envelope(
+    isthmus: Isthmus, files: Path, scripted: ScriptedCoordinator, address: str, tmp_path: Path
+) -> None:
+    summary = {"run_id": "r", "state": "SUCCEEDED", "steps": 7, "losses": [[1, 5.5], [7, 2.5]]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    scripted.watched = [a_run("SUCCEEDED", "", folder=str(tmp_path))]
+    arguments = ("launch", files / "job.yaml", "--coordinator", address)
+    assert "after 7 steps" in isthmus(*arguments).out
+    data = isthmus(*arguments, "--json").envelope["data"]
+    assert data["losses"] == [[1, 5.5], [7, 2.5]]
+    assert data["state"] == "SUCCEEDED"
