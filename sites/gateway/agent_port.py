@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final
 
 from protos.errors import LocalProtocolError
 from sites.gateway.config import GatewayConfig
-from sites.gateway.link import Peer
+from sites.gateway.greeting import Peer
 from topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)

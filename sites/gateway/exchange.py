@@ -12,9 +12,7 @@ import heapq
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from protos.errors import (
@@ -26,8 +24,15 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import HEADER_BYTES, Frame, Kind
-from sites.codecs.codec import Floats
 from sites.codecs.registry import EXACT, codec_named
+from sites.gateway.bucket_run import (
+    BucketRun,
+    Chunk,
+    Post,
+    Reduced,
+    Shard,
+    compare_posts,
+)
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.grid import grid
@@ -37,7 +42,6 @@ from sites.gateway.pool import Pool, Priority
 from sites.gateway.reduction import (
     Bucket,
     BucketReduction,
-    ChunkReduction,
     Event,
     Finish,
     Own,
@@ -45,6 +49,7 @@ from sites.gateway.reduction import (
     Send,
     roles,
 )
+from sites.gateway.rounds import BucketKey, Rounds
 from sites.gateway.server import Sender
 
 EARLY_BYTES_MAX: Final = 512 << 20
@@ -53,77 +58,6 @@ beyond is not acknowledged until they are, so the senders' windows hold it back.
 _CHECK_S = 1.0
 _WINDOWS_AHEAD = 2
 """Windows of a link for which chunks are encoded ahead."""
-
-BucketKey = tuple[int, int]
-"""Round and bucket."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
-    """One rank's part of a bucket, handed over."""
-
-    round: int
-    bucket: int
-    numel: int
-    """float32 elements of the whole bucket."""
-    layout: int
-    weight: float
-    exact: bool
-    values: Floats
-    """float32, shape (shard,): the rank's shard without padding; lent until it is reduced."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduced:
-    """One rank's part of a bucket, reduced over all sites."""
-
-    round: int
-    bucket: int
-    weight: float
-    """Tokens of all sites; not a number where no chunk belongs to this node, for nothing came."""
-    inter_s: float
-    wait_s: float
-    wire_bytes: int
-
-
-@dataclass(slots=True)
-class _Shard:
-    """What is under way for one rank."""
-
-    rank: int
-    ready_s: float
-    remaining: int
-    """Chunks that are not finished."""
-    wire_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """One chunk's machine and its inbox."""
-
-    index: int
-    machine: ChunkReduction
-    raw_bytes: int
-    inbox: deque[Event] = field(default_factory=deque)
-    is_scheduled: bool = False
-
-
-@dataclass(slots=True)
-class _Run:
-    """One bucket under way. `reduction` is None until a local rank has posted it."""
-
-    key: BucketKey
-    reduction: BucketReduction | None = None
-    first: Post | None = None
-    early: list[tuple[Sender, Frame]] = field(default_factory=list)
-    shards: dict[int, _Shard] = field(default_factory=dict)
-    chunks: dict[int, _Chunk] = field(default_factory=dict)
-    arrivals: dict[Sender, Arrival] = field(default_factory=dict)
-    weight: float | None = None
-    """Tokens of all sites, from the first chunk that is finished."""
-    empty: list[_Shard] = field(default_factory=list)
-    """Shards without a chunk, whose ranks still want to know the weight."""
-    num_reduced: int = 0
 
 
 class Exchange:
@@ -154,15 +88,10 @@ class Exchange:
         self._on_failure = on_failure
         self._links: Mapping[Sender, Link] = {}
         self._condition = threading.Condition()
-        self._runs: dict[BucketKey, _Run] = {}
-        self._round = -1
-        """The latest round that a local rank has posted."""
-        self._posted: dict[int, set[int]] = {}
-        """Buckets posted, of the latest rounds."""
-        self._done: set[BucketKey] = set()
-        """Finished buckets of the latest rounds."""
+        self._runs: dict[BucketKey, BucketRun] = {}
+        self._rounds = Rounds()
         self._early_bytes = 0
-        self._waiting: list[tuple[Priority, _Run, _Chunk, Own]] = []
+        self._waiting: list[tuple[Priority, BucketRun, Chunk, Own]] = []
         """A heap: own chunks that are not admitted yet. Priorities are unique."""
         self._admitted_bytes = 0
         self._last_arrival_s: dict[Sender, float] = {}
@@ -182,7 +111,7 @@ class Exchange:
     @property
     def round(self) -> int:
         """The latest round that a local rank has posted; -1 before the first."""
-        return self._round
+        return self._rounds.current
 
     # ---------------------------------------------------------------- local ranks
 
@@ -200,7 +129,7 @@ class Exchange:
             assert run.reduction is not None
             chunks = run.reduction.bucket.grid.chunks(self._site, rank)
             now_s = time.monotonic()
-            shard = run.shards[rank] = _Shard(rank, now_s, len(chunks))
+            shard = run.shards[rank] = Shard(rank, now_s, len(chunks))
             base = run.reduction.bucket.grid.shard(self._site, rank)[0]
             for index in chunks:
                 start, count = run.reduction.bucket.grid.span(index)
@@ -216,6 +145,8 @@ class Exchange:
 
     def pump(self) -> None:
         """Admit own chunks to encoding, as far as the links keep up."""
+        if not self._waiting:  # without the lock: who adds to it calls this afterwards
+            return
         with self._condition:
             while self._waiting and not self._closed and self._has_room():
                 _, run, chunk, own = heapq.heappop(self._waiting)
@@ -228,28 +159,28 @@ class Exchange:
             for link in self._links.values()
         )
 
-    def _open(self, key: BucketKey, rank: int, post: Post) -> _Run:
+    def _open(self, key: BucketKey, rank: int, post: Post) -> BucketRun:
         """Return the bucket's run, made by the first rank that posts it."""
         name = f"rank {rank}: round {post.round} bucket {post.bucket}"
-        if post.round > self._round:
+        if post.round > self._rounds.current:
             self._begin_round(post.round)
         run = self._runs.get(key)
-        if key in self._done or (run is not None and rank in run.shards):
+        if self._rounds.is_done(key) or (run is not None and rank in run.shards):
             raise LocalProtocolError(f"{name} was posted twice")
         if run is not None and run.first is not None:
-            _compare_posts(name, run.first, post)
+            compare_posts(name, run.first, post)
             return run
-        if post.round < self._round:
-            raise LocalProtocolError(f"{name} came after round {self._round} had begun")
+        if post.round < self._rounds.current:
+            raise LocalProtocolError(f"{name} came after round {self._rounds.current} had begun")
         if run is None:
-            run = self._runs[key] = _Run(key)
+            run = self._runs[key] = BucketRun(key)
         config = self._config
         cut = grid(post.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
         codec = EXACT if post.exact else self._codec
         bucket = Bucket(config.generation, *key, post.layout, codec, cut)
         run.reduction = BucketReduction(bucket, config.plan, self._roles)
         run.first = post
-        self._posted.setdefault(post.round, set()).add(post.bucket)
+        self._rounds.note_posted(key)
         early, run.early = run.early, []
         for sender, frame in early:
             self._early_bytes -= len(frame.payload)
@@ -268,9 +199,7 @@ class Exchange:
                     f"site {site} has a bucket {key[1]} in round {key[0]}; site "
                     f"{self._config.site} has not"
                 )
-        self._round = round_
-        self._posted = {r: v for r, v in self._posted.items() if r >= round_ - 1}
-        self._done = {key for key in self._done if key[0] >= round_ - 1}
+        self._rounds.begin(round_)
 
     # ---------------------------------------------------------------- peers
 
@@ -295,10 +224,10 @@ class Exchange:
                     self._note_arrival(run, sender, frame, now_s)
                     self._accept(run, sender, frame)
                     return
-                if key in self._done or not self._is_ahead(key):
+                if not self._rounds.is_ahead(key):
                     return
                 if self._early_bytes + len(frame.payload) <= EARLY_BYTES_MAX:
-                    run = self._runs.setdefault(key, _Run(key))
+                    run = self._runs.setdefault(key, BucketRun(key))
                     self._note_arrival(run, sender, frame, now_s)
                     run.early.append((sender, frame))
                     self._early_bytes += len(frame.payload)
@@ -306,27 +235,7 @@ class Exchange:
                 self._condition.wait(_CHECK_S)
         raise PeerLostError("this gateway is stopping", self._config.site)
 
-    def _is_ahead(self, key: BucketKey) -> bool:
-        """Whether a bucket that is not known here is still to come.
-
-        Raises:
-            LayoutMismatchError: it never will.
-            RemoteProtocolError: no site can be that far ahead, for a round ends at all together.
-        """
-        round_, bucket = key
-        if round_ > self._round + 1:
-            raise RemoteProtocolError(
-                f"a frame of round {round_}, when this site is in round {self._round}"
-            )
-        if round_ >= self._round:
-            return True
-        if round_ in self._posted and bucket not in self._posted[round_]:
-            raise LayoutMismatchError(
-                f"a bucket {bucket} came in round {round_}; site {self._config.site} has had none"
-            )
-        return False
-
-    def _accept(self, run: _Run, sender: Sender, frame: Frame) -> None:
+    def _accept(self, run: BucketRun, sender: Sender, frame: Frame) -> None:
         """Check a frame against the bucket's plan and deliver it."""
         assert run.reduction is not None
         run.reduction.check(sender[0], frame)
@@ -338,7 +247,7 @@ class Exchange:
         chunk = self._chunk(run, frame.key.chunk)
         self._deliver(run, chunk, Received(sender[0], frame))
 
-    def _note_arrival(self, run: _Run, sender: Sender, frame: Frame, now_s: float) -> None:
+    def _note_arrival(self, run: BucketRun, sender: Sender, frame: Frame, now_s: float) -> None:
         previous_s = self._last_arrival_s.get(sender, 0.0)
         self._last_arrival_s[sender] = now_s
         link = self._links.get(sender)
@@ -354,23 +263,23 @@ class Exchange:
 
     # ---------------------------------------------------------------- chunks
 
-    def _chunk(self, run: _Run, index: int) -> _Chunk:
+    def _chunk(self, run: BucketRun, index: int) -> Chunk:
         chunk = run.chunks.get(index)
         if chunk is None:
             assert run.reduction is not None
             raw_bytes = 4 * run.reduction.bucket.grid.span(index)[1]
-            chunk = _Chunk(index, run.reduction.chunk(index), raw_bytes)
+            chunk = Chunk(index, run.reduction.chunk(index), raw_bytes)
             run.chunks[index] = chunk
         return chunk
 
-    def _deliver(self, run: _Run, chunk: _Chunk, event: Event) -> None:
+    def _deliver(self, run: BucketRun, chunk: Chunk, event: Event) -> None:
         """Put an event into a chunk's inbox; the lock is held."""
         chunk.inbox.append(event)
         if not chunk.is_scheduled:
             chunk.is_scheduled = True
             self._pool.submit((*run.key, chunk.index), lambda: self._work(run, chunk))
 
-    def _work(self, run: _Run, chunk: _Chunk) -> None:
+    def _work(self, run: BucketRun, chunk: Chunk) -> None:
         """Let a chunk's machine handle its inbox; runs on one pool thread at a time."""
         while True:
             with self._condition:
@@ -386,7 +295,7 @@ class Exchange:
             except Exception as error:  # noqa: BLE001 - the root of a task: reported, ends the run
                 self._on_failure(Failure.of(error, origin))
 
-    def _handle(self, run: _Run, chunk: _Chunk, event: Event) -> None:
+    def _handle(self, run: BucketRun, chunk: Chunk, event: Event) -> None:
         wire_bytes, weight = 0, None
         try:
             for action in chunk.machine.handle(event):
@@ -404,13 +313,13 @@ class Exchange:
         if isinstance(event, Own):
             self.pump()
 
-    def _send(self, run: _Run, chunk: _Chunk, action: Send) -> int:
+    def _send(self, run: BucketRun, chunk: Chunk, action: Send) -> int:
         assert run.reduction is not None
         owner = run.reduction.bucket.grid.owner(action.site, chunk.index)
         node = owner // self._config.ranks_per_node[action.site]
         return self._links[action.site, node].send(action.frame, chunk.raw_bytes)
 
-    def _account(self, run: _Run, chunk: _Chunk, wire_bytes: int, weight: float | None) -> None:
+    def _account(self, run: BucketRun, chunk: Chunk, wire_bytes: int, weight: float | None) -> None:
         """Add up what a chunk did for its rank; reply when it was the rank's last."""
         assert run.reduction is not None
         replies: list[tuple[int, Reduced]] = []
@@ -427,7 +336,7 @@ class Exchange:
                 replies += self._answer_empty(run, now_s)
         self._reply(replies)
 
-    def _answer_empty(self, run: _Run, now_s: float) -> list[tuple[int, Reduced]]:
+    def _answer_empty(self, run: BucketRun, now_s: float) -> list[tuple[int, Reduced]]:
         """Finish the ranks without a chunk once the weight is known, or never will be here."""
         assert run.reduction is not None
         config = self._config
@@ -441,12 +350,12 @@ class Exchange:
         for rank, reduced in replies:
             self._on_reduced(rank, reduced)
 
-    def _reduced(self, run: _Run, shard: _Shard, now_s: float) -> tuple[int, Reduced]:
+    def _reduced(self, run: BucketRun, shard: Shard, now_s: float) -> tuple[int, Reduced]:
         """Finish a rank's part, and the bucket with the last of this node's ranks."""
         run.num_reduced += 1
         if run.num_reduced == self._config.ranks_per_node[self._site]:
             del self._runs[run.key]
-            self._done.add(run.key)
+            self._rounds.note_done(run.key)
         inter_s = now_s - shard.ready_s
         late_s = max(
             (lateness_s(shard.ready_s, arrival) for arrival in run.arrivals.values()), default=0.0
@@ -459,11 +368,3 @@ class Exchange:
             wait_s=min(late_s, inter_s),
             wire_bytes=shard.wire_bytes,
         )
-
-
-def _compare_posts(name: str, first: Post, post: Post) -> None:
-    """Check that two ranks of a site speak of the same bucket."""
-    for what in ("numel", "layout", "weight", "exact"):
-        there, here = getattr(first, what), getattr(post, what)
-        if there != here:
-            raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")

@@ -22,10 +22,12 @@ from protos.metrics import (
     SENT_FRAMES,
     THROUGHPUT_BYTES_PER_S,
 )
+from sites.gateway.bucket_run import Post
 from sites.gateway.config import GatewayConfig
-from sites.gateway.exchange import Exchange, Post
+from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
-from sites.gateway.link import Link, Peer
+from sites.gateway.greeting import Peer
+from sites.gateway.link import Link
 from sites.gateway.local import LocalServer
 from sites.gateway.pool import Pool
 from sites.gateway.server import ExchangeServer, Sender

@@ -15,23 +15,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import grpc
 
-from protos.errors import (
-    ConfigMismatchError,
-    IsthmusError,
-    PeerLostError,
-    RemoteProtocolError,
-    StaleGenerationError,
-)
-from protos.exchange.v1.exchange_pb2 import HelloRequest, LeaveRequest
+from protos.errors import IsthmusError, PeerLostError, StaleGenerationError
+from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.frame import Frame, pack, unpack_ack
-from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.failure import Failure
+from sites.gateway.greeting import Peer, details, refusal_of, say_hello
 from sites.gateway.send_queue import LinkTotals, SendQueue, outgoing
 from sites.gateway.transport import PUSH_METHOD, SESSION_KEY, client_options, window_bytes
 
@@ -42,25 +35,6 @@ _BACKOFF_MAX_S = 1.0
 _CHECK_S = 1.0
 """How often a wait looks around, in case that a notification was missed."""
 _PATIENCE_MIN_S = 0.05
-_REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
-    grpc.StatusCode.FAILED_PRECONDITION: ConfigMismatchError,
-    grpc.StatusCode.ABORTED: StaleGenerationError,
-    grpc.StatusCode.INVALID_ARGUMENT: RemoteProtocolError,
-}
-"""What makes trying again pointless."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Where one gateway of another site can be dialled."""
-
-    site: str
-    node: int
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"site {self.site} (gateway {self.node} at {self.host}:{self.port})"
 
 
 class Link:
@@ -82,7 +56,7 @@ class Link:
             link: the configured figures of the link to the peer's site.
             peer: whom to dial.
             on_failure: called once, from a thread of the link, when the peer is lost.
-            on_progress: called after frames were sent or acknowledged; must not block.
+            on_progress: called when a frame has left the queue; must not block.
         """
         self.peer = peer
         self.rtt_s = link.rtt_s
@@ -154,6 +128,7 @@ class Link:
             self._left = True
             self._queue.clear()
             self._condition.notify_all()
+        self._on_progress()
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until everything is acknowledged; return whether it was by then (monotonic)."""
@@ -180,7 +155,7 @@ class Link:
                 request.session = self._session
                 ExchangeStub(channel).Leave(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            _log.info("%s did not hear that this gateway ends: %s", self.peer, _details(error))
+            _log.info("%s did not hear that this gateway ends: %s", self.peer, details(error))
 
     def totals(self) -> LinkTotals:
         """Return what the link has carried so far."""
@@ -236,7 +211,7 @@ class Link:
         except grpc.RpcError as error:
             self._raise_if_refused(error)
             if not self._is_over:
-                _log.warning("stream %d to %s broke: %s", index, self.peer, _details(error))
+                _log.warning("stream %d to %s broke: %s", index, self.peer, details(error))
         finally:
             broken.set()
             call.cancel()
@@ -271,8 +246,8 @@ class Link:
         with self._condition:
             self._heard_s = now_s
             self._queue.acknowledge(key, now_s)
-            self._condition.notify_all()
-        self._on_progress()
+            if self._queue.unsent_bytes or self._queue.is_empty:
+                self._condition.notify_all()
 
     # ---------------------------------------------------------------- is the peer there?
 
@@ -300,31 +275,19 @@ class Link:
             channel.close()
 
     def _hello(self, channel: grpc.Channel, timeout_s: float) -> None:
-        config = self._config
-        request = HelloRequest(
-            protocol_min=EXCHANGE_PROTOCOL_MIN,
-            protocol_max=EXCHANGE_PROTOCOL_MAX,
-            build=build(),
-            config_hash=config.config_hash,
-            run_id=config.run_id,
-            generation=config.generation,
-            site=config.site,
-            node=config.node,
-        )
-        response = ExchangeStub(channel).Hello(request, timeout=timeout_s)
-        self._session = response.session
+        self._session = say_hello(channel, self._config, timeout_s)
         self._heard_s = time.monotonic()
 
     def _raise_if_refused(self, error: grpc.RpcError) -> None:
-        kind = _REFUSALS.get(error.code())
-        if kind is not None and not self._is_over:
-            raise kind(f"{self.peer} refused: {_details(error)}") from error
+        refusal = refusal_of(error, self.peer)
+        if refusal is not None and not self._is_over:
+            raise refusal from error
 
     def _raise_if_lost(self, error: grpc.RpcError) -> None:
         silent_s = time.monotonic() - self._heard_s
         if silent_s >= self._config.peer_lost_s:
             raise PeerLostError(
-                f"{self.peer} has not answered for {silent_s:.1f} s: {_details(error)}",
+                f"{self.peer} has not answered for {silent_s:.1f} s: {details(error)}",
                 self.peer.site,
             ) from error
 
@@ -358,7 +321,3 @@ class Link:
         )
         self._threads.append(thread)
         thread.start()
-
-
-def _details(error: grpc.RpcError) -> str:
-    return error.details() or error.code().name

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
-import json
 import logging
-import mmap
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import numpy as np
-
 from protos.errors import IsthmusError, LocalProtocolError
-from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.codecs.codec import Floats
+from sites.gateway.bucket_run import Post, Reduced
 from sites.gateway.config import GatewayConfig
-from sites.gateway.exchange import Post, Reduced
 from sites.gateway.failure import Failure
 from sites.gateway.grid import grid
 from sites.gateway.local_messages import (
@@ -33,17 +25,14 @@ from sites.gateway.local_messages import (
     Passed,
     Reduce,
     RegionOffer,
-    parse,
 )
+from sites.gateway.rank_connection import RankConnection, close_all
 
 _log = logging.getLogger(__name__)
 
-_SEND_DEADLINE_S: Final = 10
-"""A rank that does not read for so long is stuck."""
 _JOIN_S = 0.5
 _PATH_BYTES_MAX: Final = 107
 """The kernel's limit on a Unix socket's path."""
-_FDS_MAX: Final = 4
 
 
 class Ranks(Protocol):
@@ -75,8 +64,8 @@ class LocalServer:
         self._expected = range(config.node * per_node, (config.node + 1) * per_node)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
-        self._connections: dict[int, _Connection] = {}
-        self._strangers: set[_Connection] = set()
+        self._connections: dict[int, RankConnection] = {}
+        self._strangers: set[RankConnection] = set()
         self._left: set[int] = set()
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -151,7 +140,7 @@ class LocalServer:
                 accepted, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            connection = _Connection(accepted)
+            connection = RankConnection(accepted)
             with self._lock:
                 if self._closed:
                     connection.close()
@@ -159,7 +148,7 @@ class LocalServer:
                 self._strangers.add(connection)
             self._start(functools.partial(self._serve, connection), "rank")
 
-    def _serve(self, connection: _Connection) -> None:
+    def _serve(self, connection: RankConnection) -> None:
         """Handle one rank's messages until its connection ends."""
         rank: int | None = None
         try:
@@ -182,7 +171,7 @@ class LocalServer:
                     self._connections.pop(rank, None)
             connection.close()
 
-    def _admit(self, connection: _Connection) -> int | None:
+    def _admit(self, connection: RankConnection) -> int | None:
         """Take a join and return the rank; None when the connection ended first.
 
         Raises:
@@ -192,7 +181,7 @@ class LocalServer:
         if received is None:
             return None
         message, fds = received
-        _close_all(fds)
+        close_all(fds)
         if not isinstance(message, Join):
             raise LocalProtocolError("the first message must be a join")
         config = self._config
@@ -224,11 +213,13 @@ class LocalServer:
             self._ranks.joined(list(self._expected))
         return message.rank
 
-    def _handle(self, rank: int, connection: _Connection, message: Message, fds: list[int]) -> None:
+    def _handle(
+        self, rank: int, connection: RankConnection, message: Message, fds: list[int]
+    ) -> None:
         if isinstance(message, RegionOffer):
             connection.map(message, fds)
             return
-        _close_all(fds)
+        close_all(fds)
         if isinstance(message, Reduce):
             self._ranks.post(rank, self._post(rank, connection, message))
         elif isinstance(message, Passed):
@@ -236,7 +227,7 @@ class LocalServer:
         else:
             raise LocalProtocolError("a rank joins once")
 
-    def _post(self, rank: int, connection: _Connection, message: Reduce) -> Post:
+    def _post(self, rank: int, connection: RankConnection, message: Reduce) -> Post:
         config = self._config
         cut = grid(message.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
         _, shard_numel = cut.shard(config.site_index, rank)
@@ -277,7 +268,7 @@ class LocalServer:
         elif complete:
             self._ranks.left()
 
-    def _reject(self, rank: int | None, connection: _Connection, error: IsthmusError) -> None:
+    def _reject(self, rank: int | None, connection: RankConnection, error: IsthmusError) -> None:
         """A stranger is only turned away; a rank that breaks the protocol ends the run."""
         failure = Failure.of(error, self._config.site)
         connection.send(failure.to_rank())
@@ -297,96 +288,3 @@ class LocalServer:
         thread = threading.Thread(target=target, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-class _Connection:
-    """One rank's socket and the memory that it shares."""
-
-    def __init__(self, accepted: socket.socket) -> None:
-        self.regions: dict[int, Floats] = {}
-        self._socket = accepted
-        self._send_lock = threading.Lock()
-        deadline = struct.pack("ll", _SEND_DEADLINE_S, 0)
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, deadline)
-
-    def receive(self) -> tuple[Message, list[int]] | None:
-        """Return the next message and its file descriptors, the caller's to close; None at the end.
-
-        Raises:
-            LocalProtocolError: it is not one.
-        """
-        try:
-            data, ancillary, flags, _ = self._socket.recvmsg(
-                LOCAL_MESSAGE_BYTES, socket.CMSG_SPACE(_FDS_MAX * array.array("i").itemsize)
-            )
-        except OSError:
-            return None
-        fds = _fds(ancillary)
-        try:
-            return (parse(_whole(data, flags)), fds) if data else None
-        except LocalProtocolError:
-            _close_all(fds)
-            raise
-
-    def map(self, offer: RegionOffer, fds: list[int]) -> None:
-        """Map a region; one with the same id is forgotten.
-
-        Raises:
-            LocalProtocolError: there is not exactly one file, of the size that is named.
-        """
-        try:
-            if len(fds) != 1:
-                raise LocalProtocolError(f"region {offer.region}: {len(fds)} files, want one memfd")
-            size_bytes = os.fstat(fds[0]).st_size
-            if size_bytes < 4 * offer.numel:
-                raise LocalProtocolError(
-                    f"region {offer.region}: {size_bytes} bytes for {offer.numel} elements"
-                )
-            if offer.numel == 0:
-                self.regions[offer.region] = np.empty(0, dtype=np.float32)
-                return
-            memory = mmap.mmap(fds[0], 4 * offer.numel)
-            self.regions[offer.region] = np.frombuffer(memory, dtype=np.float32)
-        except (OSError, ValueError) as error:
-            raise LocalProtocolError(f"region {offer.region}: {error}") from error
-        finally:
-            _close_all(fds)
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message; a rank that has gone, or does not read, is found out by its reader."""
-        try:
-            with self._send_lock:
-                self._socket.send(json.dumps(message).encode(), socket.MSG_NOSIGNAL)
-        except OSError as error:
-            _log.warning("a message to a rank was not taken: %s", error)
-            self.shut()
-
-    def shut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Make the waits at one end, or both, come to an end."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(how)
-
-    def close(self) -> None:
-        """Release the socket; regions end with the last view of them."""
-        self.shut()
-        self._socket.close()
-        self.regions.clear()
-
-
-def _whole(data: bytes, flags: int) -> bytes:
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise LocalProtocolError(f"a message of more than {LOCAL_MESSAGE_BYTES} bytes")
-    return data
-
-
-def _fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return list(fds)
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
-from sites.gateway.link import Peer
+from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
 from topology.trees import ReductionPlan
 

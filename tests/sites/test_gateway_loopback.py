@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from protos.frame import ChunkKey, Frame, Kind, pack
+from sites.gateway import exchange
 from sites.gateway.failure import Failure
-from sites.gateway.link import Peer
+from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways, reduce_once
 from tests.fakes.tcp_proxy import TcpProxy
@@ -251,6 +252,50 @@ def test_different_models_are_found_out(tmp_path: Path) -> None:
             assert failed is not None
             codes.add(failed["code"])
         assert codes == {"LAYOUT_MISMATCH"}
+
+
+def test_a_bucket_that_one_site_does_not_have(tmp_path: Path) -> None:
+    """Site ash has two buckets in round 0, site birch one: they would wait for ever."""
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member)[0] for member in members]
+        for rank in ranks:
+            for bucket in range(2):
+                rank.share(bucket, 10)
+            rank.reduce(0, 0, 10, 1.0)
+        for rank in ranks:
+            assert rank.receive()["op"] == "reduced"
+        ranks[0].reduce(0, 1, 10, 1.0)
+        ranks[1].reduce(1, 0, 10, 1.0)
+        for member in members:
+            failed = member.end()
+            assert failed is not None
+            assert failed["code"] == "LAYOUT_MISMATCH"
+
+
+def test_frames_far_ahead_are_held_back_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One site is ready long before the other: what waits there is bounded."""
+    monkeypatch.setattr(exchange, "EARLY_BYTES_MAX", 100_000)
+    configs = [gateway_config(tmp_path, GATHER_2, site, window_bytes=50_000) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member)[0] for member in members]
+        numel = 1 << 17
+        for rank in ranks:
+            rank.share(0, numel)[:] = 1
+        ranks[0].reduce(0, 0, numel, 1.0)
+        link = members[0].gateway._links[1, 0]
+        deadline_s = time.monotonic() + DEADLINE_S
+        while link.totals().sent_bytes < 90_000:
+            assert time.monotonic() < deadline_s
+        assert members[1].gateway._exchange._early_bytes <= 100_000
+        ranks[1].reduce(0, 0, numel, 1.0)
+        for rank in ranks:
+            assert rank.receive()["op"] == "reduced"
+        assert ranks[0].regions[0].tobytes() == ranks[1].regions[0].tobytes()
+        for rank in ranks:
+            rank.leave()
 
 
 def test_no_tokens_anywhere(tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""The pure parts of the gateway: send queue, rounds, lateness, configuration."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.errors import LayoutMismatchError, RemoteProtocolError
+from protos.frame import ChunkKey, Kind
+from sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
+from sites.gateway.lateness import Arrival, lateness_s
+from sites.gateway.rounds import Rounds
+from sites.gateway.send_queue import SendQueue, outgoing
+from tests.fakes.gateway_sites import gateway_config
+from topology.errors import ConfigError
+from topology.trees import ReductionPlan, Tree, star
+
+
+def key(chunk: int, bucket: int = 0) -> ChunkKey:
+    return ChunkKey(0, bucket, chunk, 0, Kind.CONTRIBUTION)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_everything_is_delivered_once_in_order_whatever_breaks(seed: int) -> None:
+    """Streams take, lose and acknowledge at random; the window is kept, and nothing is forgotten."""
+    chance = random.Random(seed)
+    queue = SendQueue(window_bytes=300)
+    keys = [key(chunk, bucket) for bucket in range(3) for chunk in range(10)]
+    for each in chance.sample(keys, len(keys)):
+        queue.push(outgoing(each, bytes(chance.randrange(1, 150)), 600))
+    on_the_way: dict[int, list[ChunkKey]] = {0: [], 1: []}
+    acknowledged: set[ChunkKey] = set()
+    for tick in range(10_000):
+        if queue.is_empty:
+            break
+        stream = chance.randrange(2)
+        move = chance.random()
+        if move < 0.5:
+            item = queue.take(stream, float(tick))
+            if item is not None:
+                assert item.key not in acknowledged
+                on_the_way[stream].append(item.key)
+        elif move < 0.9 and on_the_way[stream]:
+            done = on_the_way[stream].pop(0)
+            acknowledged.add(done)
+            queue.acknowledge(done, float(tick))
+            queue.acknowledge(done, float(tick))
+        elif move > 0.97:
+            assert queue.requeue(stream, float(tick)) == len(on_the_way[stream])
+            on_the_way[stream].clear()
+        assert queue.unacknowledged_bytes <= 300
+    assert acknowledged == set(keys), f"{seed=}"
+    totals = queue.totals(10_000.0)
+    assert (totals.sent_frames, totals.raw_bytes) == (30, 18_000)
+    assert queue.unsent_bytes == queue.unacknowledged_bytes == 0
+
+
+def test_frames_leave_in_order_and_one_larger_than_the_window_alone() -> None:
+    queue = SendQueue(window_bytes=100)
+    for chunk in (3, 1, 2):
+        queue.push(outgoing(key(chunk), bytes(1000), 1000))
+    first = queue.take(0, 1.0)
+    assert first is not None
+    assert first.key == key(1)
+    assert queue.take(1, 1.0) is None
+    queue.acknowledge(key(1), 1.5)
+    assert queue.totals(9.0).busy_s == 0.5
+    assert queue.totals(9.0).rtt_s == 0.5
+    queue.clear()
+    assert queue.is_empty
+
+
+def test_rounds() -> None:
+    rounds = Rounds()
+    assert rounds.is_ahead((0, 5))
+    with pytest.raises(RemoteProtocolError, match="round 1, when this site is in round -1"):
+        rounds.is_ahead((1, 0))
+    rounds.begin(0)
+    rounds.note_posted((0, 0))
+    assert rounds.is_ahead((0, 1))
+    assert rounds.is_ahead((1, 0))
+    rounds.note_done((0, 0))
+    assert not rounds.is_ahead((0, 0))
+    rounds.begin(1)
+    assert not rounds.is_ahead((0, 0))
+    with pytest.raises(LayoutMismatchError, match="round 0 bucket 1, which this site has never"):
+        rounds.is_ahead((0, 1))
+    rounds.begin(2)
+    rounds.begin(3)
+    assert not rounds.is_ahead((0, 1)), "too long ago to know"
+
+
+@pytest.mark.parametrize(
+    ("at_s", "previous_s", "is_result", "late_s"),
+    [
+        (10.0, 0.0, False, 0.0),  # before this site was ready
+        (10.15, 0.0, False, 0.0),  # half a round trip and the transmission
+        (10.65, 0.0, False, 0.5),
+        (10.65, 10.55, False, 0.0),  # the link was busy with earlier frames
+        (10.65, 0.0, True, 0.35),  # a result takes a whole round trip and both transmissions
+    ],
+)
+def test_lateness(at_s: float, previous_s: float, is_result: bool, late_s: float) -> None:
+    arrival = Arrival(at_s, previous_s, 1000, is_result, rtt_s=0.1, bytes_per_s=10_000.0)
+    assert lateness_s(10.0, arrival) == pytest.approx(late_s)
+
+
+def test_configuration_survives_json(tmp_path: Path) -> None:
+    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 0.5))
+    config = gateway_config(tmp_path, ReductionPlan(3, trees, "why"), 2)
+    assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chunk_bytes": 3}, "exchange.chunk_bytes: want 4 to"),
+        ({"chunk_bytes": CHUNK_BYTES_MAX + 1}, "exchange.chunk_bytes: want 4 to"),
+        ({"channels_per_link": 0}, "exchange.channels_per_link: want 1 or more, got 0"),
+        ({"site": "elm"}, "site: 'elm' is not one of ash, birch"),
+        ({"node": 1}, "node: site ash has no node 1"),
+    ],
+)
+def test_configuration_that_cannot_be(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = gateway_config(tmp_path, ReductionPlan(2, (), ""), 0)
+    with pytest.raises(ConfigError, match=message):
+        replace(config, **changes)
