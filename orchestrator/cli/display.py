@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import click
 from rich.console import Console
@@ -30,8 +32,22 @@ def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainProgress()
         return
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    with _tidy_end(), Live(console=console, auto_refresh=False, transient=True) as live:
         yield lambda run: live.update(LiveTable(run), refresh=True)
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Let SIGTERM unwind the stack: a live table has hidden the terminal's cursor."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class PlainProgress:
