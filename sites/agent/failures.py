@@ -109,9 +109,8 @@ def order_failures(failures: Sequence[SiteFailure]) -> list[SiteFailure]:
     near = [
         failure
         for failure in rest
-        if failure.collateral == rest[0].collateral
-        and failure.time_s - rest[0].time_s < SIMULTANEOUS_S
+        if not failure.collateral and failure.time_s - rest[0].time_s < SIMULTANEOUS_S
     ]
-    first = min(near, key=lambda failure: (failure.kind, failure.time_s))
+    first = min(near, key=lambda failure: (failure.kind, failure.time_s), default=rest[0])
     rest.remove(first)
     return [first, *(dataclasses.replace(failure, collateral=True) for failure in rest)]

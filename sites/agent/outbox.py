@@ -18,6 +18,8 @@ BULK_BYTES = 4 << 20
 """Of metrics and digests that may wait."""
 _OVERHEAD_BYTES = 8
 """A field's tag and length inside a batch."""
+_HEADER_BYTES = 256
+"""The rest of a batch: run and generation."""
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class Outbox:
         if not self._has_room(size):
             return
         last = self._waiting[-1] if self._waiting else None
-        if last is None or not _takes(last.message, run_id, generation, size):
+        if last is None or not _takes(last, run_id, generation, size):
             batch = MetricBatch(run_id=run_id, generation=generation)
             last = _Waiting(AgentMessage(metrics=batch))
             self._waiting.append(last)
@@ -108,11 +110,12 @@ class Outbox:
         return False
 
 
-def _takes(message: AgentMessage, run_id: str, generation: int, size: int) -> bool:
-    """Whether a queued message is a batch of the same run with room for `size` bytes more."""
-    batch = message.metrics
+def _takes(waiting: _Waiting, run_id: str, generation: int, size: int) -> bool:
+    """Whether what waits is a batch of the same run with room for `size` bytes more."""
+    batch = waiting.message.metrics
     return (
-        message.HasField("metrics")
+        waiting.message.HasField("metrics")
         and (batch.run_id, batch.generation) == (run_id, generation)
-        and message.ByteSize() + size + _OVERHEAD_BYTES <= CONTROL_MESSAGE_BYTES
+        # Counted, for asking the message each time would make a long batch quadratic.
+        and waiting.bulk_bytes + size + _HEADER_BYTES <= CONTROL_MESSAGE_BYTES
     )

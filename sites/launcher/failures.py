@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 COLLATERAL_EXIT_CODE = 75
@@ -47,9 +48,13 @@ class RankFailure:
         """Sorts the one that failed first, and not because of another, to the front.
 
         Deaths that are seen in one look have no order of their own: a signal comes out of nowhere,
-        a bare exit status is deliberate, an exception may be an answer to either.
+        a bare exit status is deliberate, an exception may be an answer to either. SIGTERM to a victim
+        comes last, from torchrun.
         """
-        kind = 0 if self.exit_code < 0 else 2 if self.message else 1
+        if self.collateral:
+            kind = int(self.exit_code == -SIGTERM)
+        else:
+            kind = 0 if self.exit_code < 0 else 2 if self.message else 1
         return self.collateral, kind, self.time_s
 
 

@@ -39,7 +39,7 @@ class Gateway:
         self.listener.listen(self.num_ranks)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
-        self.selector.register(sys.stdin.buffer.raw, selectors.EVENT_READ)  # type: ignore[attr-defined]
+        self.selector.register(0, selectors.EVENT_READ)
 
     def serve(self) -> int:
         """Return the exit status."""
@@ -66,7 +66,7 @@ class Gateway:
     def hear(self, rank: socket.socket) -> None:
         """Handle one message of a rank, or its end."""
         data = rank.recv(LOCAL_MESSAGE_BYTES)
-        message = json.loads(data) if data else {"op": "gone"}
+        message: dict[str, Any] = json.loads(data) if data else {"op": "gone"}
         match message.pop("op"):
             case "join":
                 self.ranks[rank] = message["rank"]

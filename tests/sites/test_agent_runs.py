@@ -54,7 +54,7 @@ async def ended(coordinator: AgentCoordinator, bench: AgentBench) -> control.Sit
 
 def play(story: Callable[[], Awaitable[None]]) -> None:
     """Run an asynchronous test."""
-    asyncio.run(asyncio.wait_for(story(), 120))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(story(), 120))
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1)])

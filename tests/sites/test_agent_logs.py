@@ -1,0 +1,163 @@
+"""Reading files that grow, and shipping their lines: bounded, in order, never twice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from protos.control.v1.control_pb2 import ShipLogsRequest
+from protos.errors import PeerLostError
+from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
+from sites.agent.logs import LogShipper, OwnLines
+from sites.agent.tail import KEEP_BYTES, LAG_BYTES, Tail
+
+PLENTY = 1 << 20
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file."""
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_lines_come_when_they_are_complete(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = Tail(path)
+    assert tail.read(PLENTY) == ([], 0)
+    append(path, b"one\ntw")
+    assert tail.read(PLENTY) == (["one"], 6)
+    append(path, b"o\r\n\nlast")
+    assert tail.read(PLENTY)[0] == ["two", ""]
+    assert tail.finish() == ["last"]
+    assert tail.finish() == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_sizes_of_reads_do_not_matter(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    texts = ["é" * rng.randrange(40) for _ in range(100)]
+    path = tmp_path / "log"
+    append(path, "\n".join(texts).encode())
+    tail, lines = Tail(path), []
+    for _ in range(200):
+        lines += tail.read(rng.randrange(1, 60))[0]
+    assert lines + tail.finish() == texts, f"{seed=}"
+
+
+def test_a_long_line_is_cut_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    append(path, b"x" * (LOG_LINE_BYTES + 5) + b"\nnext\n")
+    tail = Tail(path)
+    lines: list[str] = []
+    for _ in range(20):
+        lines += tail.read(1000)[0]
+    assert lines == ["x" * LOG_LINE_BYTES + "… [5 bytes cut]", "next"]
+
+
+def test_a_reader_that_is_behind_leaves_lines_out_and_counts_them(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    num_lines = (LAG_BYTES + KEEP_BYTES) // 10
+    append(path, b"".join(b"%09d\n" % number for number in range(num_lines)))
+    first, *rest = Tail(path).read(2 * KEEP_BYTES)[0]
+    assert first == f"… {num_lines - len(rest)} lines dropped"
+    assert [int(line) for line in rest] == list(range(num_lines - len(rest), num_lines))
+
+
+def test_bytes_that_are_no_text_are_shown(tmp_path: Path) -> None:
+    append(tmp_path / "log", b"a\xff\n")
+    assert Tail(tmp_path / "log").read(PLENTY)[0] == ["a\ufffd"]
+
+
+class Receiver:
+    """Takes batches, when it feels like it."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.refusals = refusals
+        self.requests: list[ShipLogsRequest] = []
+        self.arrived = asyncio.Event()
+
+    async def ship(self, request: ShipLogsRequest) -> None:
+        """Take one."""
+        if self.refusals:
+            self.refusals -= 1
+            raise PeerLostError("not now")
+        self.requests.append(request)
+        self.arrived.set()
+
+    def texts(self, source: str) -> list[str]:
+        """Return a source's lines; each sequence number came once and in order."""
+        lines = [
+            line for request in self.requests for line in request.lines if line.source == source
+        ]
+        assert [line.sequence for line in lines] == list(range(len(lines)))
+        return [line.text for line in lines]
+
+
+def shipper(receiver: Receiver, files: dict[Path, str], own: OwnLines | None = None) -> LogShipper:
+    """Return a shipper of these files."""
+    return LogShipper(
+        receiver.ship,
+        run_id="r1",
+        generation=1,
+        site="a",
+        own=own or OwnLines(),
+        find=lambda: [(source, path) for path, source in files.items()],
+    )
+
+
+def test_both_streams_of_a_rank_are_one_source_in_batches(tmp_path: Path) -> None:
+    receiver = Receiver(refusals=2)
+    out, err = tmp_path / "out", tmp_path / "err"
+    append(out, b"x" * 1000 + b"\n" + b"x" * 1000)
+    append(out, (b"\n" + b"y" * 2000) * 50)
+    append(err, b"Traceback\n")
+    asyncio.run(shipper(receiver, {out: "rank0", err: "rank0"}).finish(time.monotonic() + 20))
+    assert len(receiver.texts("rank0")) == 53
+    assert len(receiver.requests) > 2
+    assert all(request.ByteSize() <= LOG_BATCH_BYTES for request in receiver.requests)
+
+
+def test_what_matters_most_is_shipped_first(tmp_path: Path) -> None:
+    receiver = Receiver()
+    files = {tmp_path / f"{rank}": f"rank{rank}" for rank in range(4)}
+    for path in files:
+        append(path, b"line\n")
+    own = OwnLines()
+    own.emit(logging.makeLogRecord({"msg": "mine\nsecond"}))
+    asyncio.run(shipper(receiver, files, own).finish(time.monotonic() + 20, ["rank2"]))
+    assert receiver.requests[0].lines[0].source == "rank2"
+    assert receiver.texts("agent") == ["mine", "second"]
+
+
+def test_a_coordinator_that_takes_nothing_is_given_up_on_time(tmp_path: Path) -> None:
+    append(tmp_path / "log", b"line\n")
+    receiver = Receiver(refusals=10**9)
+    began_s = time.monotonic()
+    asyncio.run(shipper(receiver, {tmp_path / "log": "rank0"}).finish(time.monotonic() + 0.05))
+    assert time.monotonic() - began_s < 10
+
+
+@pytest.mark.slow
+def test_lines_are_shipped_while_the_run_goes_on(tmp_path: Path) -> None:
+    receiver = Receiver(refusals=1)
+    path = tmp_path / "log"
+
+    async def story() -> None:
+        logs = shipper(receiver, {path: "rank0"})
+        running = asyncio.create_task(logs.run())
+        async with asyncio.timeout(30):
+            for number in range(3):
+                append(path, b"line %d\n" % number)
+                while len(receiver.texts("rank0")) <= number:
+                    receiver.arrived.clear()
+                    await receiver.arrived.wait()
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
+    assert receiver.texts("rank0") == ["line 0", "line 1", "line 2"]

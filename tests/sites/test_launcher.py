@@ -1,0 +1,211 @@
+"""A node's launcher: which rank failed first, and what failures.json says of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sites.agent.torchrun import reserved_port
+from sites.launcher.failures import (
+    COLLATERAL_EXIT_CODE,
+    MESSAGE_CHARS,
+    RankFailure,
+    describe_failure,
+    one_line,
+    read_failures,
+    write_error_file,
+    write_failures,
+)
+
+WAIT_S = 90.0
+
+SCRIPT = """
+import os, pathlib, signal, sys, threading, time
+rank, action = int(os.environ["RANK"]), sys.argv[1]
+here = pathlib.Path(sys.argv[2])
+print("argv", sys.argv[0], *sys.argv[1:2], __name__, flush=True)
+(here / f"up{rank}").touch()
+deadline_s = time.monotonic() + 60
+while len(list(here.glob("up*"))) < int(os.environ["WORLD_SIZE"]):  # all are there
+    assert time.monotonic() < deadline_s
+    time.sleep(0.01)
+import beside
+if rank != 1:
+    threading.Event().wait(60)
+if action == "exit":
+    sys.exit(17)
+if action == "text":
+    sys.exit("a reason")
+if action == "raise":
+    raise ValueError("two\\nlines")
+if action == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if action == "term":
+    os.kill(os.getpid(), signal.SIGTERM)
+if action == "lost":
+    from protos.errors import PeerLostError
+    try:
+        raise PeerLostError("site b is gone", "b")
+    except PeerLostError as error:
+        raise RuntimeError("the step failed") from error
+if action == "future":
+    raise RuntimeError("Got an error in a callback: PeerLostError: site b is gone")
+if action == "misuse":
+    from protos.errors import LocalProtocolError
+    raise LocalProtocolError("leave was called before join")
+"""
+
+
+def failure(rank: int, exit_code: int, time_s: float, **fields: object) -> RankFailure:
+    """Return one with the fields that matter."""
+    defaults = {"code": "", "message": "", "collateral": False, "log_path": ""}
+    return RankFailure(
+        rank=rank,
+        local_rank=rank,
+        pid=1,
+        exit_code=exit_code,
+        time_s=time_s,
+        **{**defaults, **fields},  # type: ignore[arg-type]
+    )
+
+
+def run_node(folder: Path, *command: str) -> tuple[int, list[RankFailure], str]:
+    """Run two ranks; return the launcher's status, failures.json and rank 1's stderr."""
+    with reserved_port("127.0.0.1") as port:
+        ended = subprocess.run(
+            [
+                *(sys.executable, "-m", "sites.launcher.node", "--nodes", "1", "--node", "0"),
+                *("--ranks", "2", "--endpoint", f"127.0.0.1:{port}", "--name", "r-1"),
+                *("--folder", str(folder), "--start-within", "60", "--grace", "2", "--", *command),
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+    logs = "\n".join(path.read_text() for path in folder.glob("ranks/r-1_*/attempt_0/1/std*.log"))
+    return ended.returncode, read_failures(folder / "failures.json"), f"{logs}\n{ended.stderr}"
+
+
+def write_script(folder: Path) -> Path:
+    """Write SCRIPT and a module beside it."""
+    (folder / "user").mkdir()
+    (folder / "user" / "beside.py").write_text("")
+    script = folder / "user" / "script.py"
+    script.write_text(SCRIPT)
+    return script
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("action", "exit_code", "collateral", "message"),
+    [
+        ("exit", 17, False, ""),
+        ("text", 1, False, ""),
+        ("raise", 1, False, "ValueError: two lines"),
+        ("kill", -9, False, ""),
+        ("term", -15, False, ""),
+        ("lost", COLLATERAL_EXIT_CODE, True, "RuntimeError: the step failed"),
+        ("future", COLLATERAL_EXIT_CODE, True, "RuntimeError: Got an error in a callback"),
+        ("misuse", 1, False, "LocalProtocolError: leave was called before join"),
+    ],
+)
+def test_the_rank_that_failed_is_first(
+    tmp_path: Path, action: str, exit_code: int, collateral: bool, message: str
+) -> None:
+    script = write_script(tmp_path)
+    status, failures, log = run_node(tmp_path, str(script), action, str(tmp_path))
+    assert status == 1, log
+    first = failures[0]
+    assert (first.rank, first.exit_code, first.collateral) == (1, exit_code, collateral), log
+    assert first.message.startswith(message) if message else not first.message
+    assert [each.collateral for each in failures[1:]] == [True], failures
+    assert f"argv {script} {action} __main__" in log
+    if action in {"lost", "future"}:
+        assert first.code == "PEER_LOST"
+    if action == "text":
+        assert "a reason" in log
+    if action == "raise":
+        assert f'File "{script}"' in log, "the traceback is in the rank's own log"
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_a_module_ends_well(tmp_path: Path) -> None:
+    status, failures, log = run_node(tmp_path, "-m", "platform")
+    assert (status, failures) == (0, []), log
+    assert "Linux" in log
+
+
+def test_failures_survive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "failures.json"
+    assert read_failures(path) == []
+    victim = failure(0, 1, 5.0, message="RuntimeError: closed", collateral=True)
+    cause = failure(1, -9, 6.0)
+    write_failures(path, [victim, cause])
+    assert read_failures(path) == [cause, victim]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '[{"rank": 1}]', "{"])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "failures.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"failures\.json: not a list of failures"):
+        read_failures(path)
+
+
+def test_signals_come_before_exits_before_exceptions() -> None:
+    killed, exited, raised = (
+        failure(2, -9, 3.0),
+        failure(1, 17, 2.0),
+        failure(0, 1, 1.0, message="x"),
+    )
+    assert sorted([raised, exited, killed], key=lambda each: each.order) == [killed, exited, raised]
+
+
+def test_torchelastic_reads_our_error_file(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    path = tmp_path / "error.json"
+    details = {"message": "ValueError: x", "code": "", "time_s": 3.5, "wall_s": 12.9}
+    write_error_file(str(path), details, "Traceback ...")
+    theirs = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(path))
+    assert theirs.timestamp == 12
+    assert "ValueError: x" in str(theirs.message)
+    ours = describe_failure(tmp_path, rank=3, local_rank=1, pid=1, exit_code=1, time_s=9.0)
+    assert (ours.message, ours.time_s, ours.rank) == ("ValueError: x", 3.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, ""),
+        ("", ""),
+        ('{"message": {"message": "KeyError: 1", "extraInfo": {}}}', "KeyError: 1"),
+        ('{"message": "plain"}', "plain"),
+        ("{}", ""),
+    ],
+)
+def test_whatever_a_rank_left_is_understood(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "error.json").write_text(content)
+    told = describe_failure(tmp_path, rank=0, local_rank=0, pid=1, exit_code=1, time_s=9.0)
+    assert (told.message, told.time_s, told.collateral) == (message, 9.0, False)
+
+
+def test_messages_are_one_bounded_line() -> None:
+    assert one_line("a\n  b\tc") == "a b c"
+    assert len(one_line("x" * 10_000)) == MESSAGE_CHARS
+
+
+def test_the_record_is_json_for_people(tmp_path: Path) -> None:
+    write_failures(tmp_path / "failures.json", [failure(0, 3, 1.0)])
+    assert json.loads((tmp_path / "failures.json").read_text())[0]["exit_code"] == 3
