@@ -1,0 +1,125 @@
+"""The shipped logs of a run: RUN/logs/SITE/SOURCE.log, one line a line, in the order of their sequence."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protos.control.v1 import control_pb2
+from protos.errors import RemoteProtocolError
+from protos.limits import LOG_LINE_BYTES
+
+FOLDER = "logs"
+CHUNK_BYTES = 256 << 10
+"""Read at once; many lines fit."""
+_SOURCE = re.compile(r"[a-z][a-z_]{0,31}[0-9]{0,9}")
+"""`rank0`, `gateway0`, `agent`: it becomes a file's name."""
+
+
+class LogWriter:
+    """Appends what agents ship. A line that comes twice is written once."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / FOLDER
+        self._next: dict[tuple[str, str], int] = {}
+        """The sequence that each source is expected to go on with."""
+
+    def append(self, site: str, lines: Iterable[control_pb2.LogLine]) -> None:
+        """Write the lines that are new.
+
+        Args:
+            site: where they come from; one of the run's sites.
+            lines: in the order of their sequence, those of several sources mixed.
+
+        Raises:
+            RemoteProtocolError: a line is another site's, or its source no name.
+            OSError: the disk refuses.
+        """
+        texts: dict[str, list[str]] = {}
+        sequences = dict(self._next)
+        for line in lines:
+            if line.site != site or not _SOURCE.fullmatch(line.source):
+                raise RemoteProtocolError(f"site {site}: a log line of {line.site}/{line.source!r}")
+            if line.sequence >= sequences.get((site, line.source), 0):
+                sequences[site, line.source] = line.sequence + 1
+                texts.setdefault(line.source, []).append(_one_line(line.text))
+        (self._folder / site).mkdir(parents=True, exist_ok=True)
+        for source, written in texts.items():
+            path = self._folder / site / f"{source}.log"
+            with path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write("".join(written))
+        self._next = sequences
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    offset: int = 0
+    num_lines: int = 0
+
+
+class LogReader:
+    """Reads the lines of a run, from where the call before stopped."""
+
+    def __init__(self, run_folder: Path, *, site: str, rank: int) -> None:
+        """Nothing is read yet.
+
+        Args:
+            run_folder: the run's.
+            site: only this one's lines; empty: all.
+            rank: only this rank's lines; -1: every source.
+        """
+        self._folder = run_folder / FOLDER
+        self._site = site
+        self._file_name = f"rank{rank}.log" if rank >= 0 else "*.log"
+        self._files: dict[Path, _File] = {}
+
+    def skip_to_tail(self, num_lines: int) -> None:
+        """Go to the last lines, this many a source."""
+        for file in self._discover():
+            ends = deque([(0, 0)], maxlen=num_lines + 1)
+            for line in _complete_lines(file):
+                ends.append((ends[-1][0] + len(line), ends[-1][1] + 1))
+            file.offset, file.num_lines = ends[0]
+
+    def read(self) -> Iterator[control_pb2.LogLine]:
+        """Yield the complete lines that have been written since; each source's in order."""
+        for file in self._discover():
+            for line in _complete_lines(file):
+                yield control_pb2.LogLine(
+                    site=file.path.parent.name,
+                    source=file.path.stem,
+                    sequence=file.num_lines,
+                    text=line.decode(errors="replace").rstrip("\n"),
+                )
+                file.offset += len(line)
+                file.num_lines += 1
+
+    def _discover(self) -> list[_File]:
+        for path in sorted(self._folder.glob(f"*/{self._file_name}")):
+            if not self._site or path.parent.name == self._site:
+                self._files.setdefault(path, _File(path))
+        return list(self._files.values())
+
+
+def _complete_lines(file: _File) -> Iterator[bytes]:
+    """Yield a file's lines from its offset on, up to the last line break there is now."""
+    with file.path.open("rb") as opened:
+        opened.seek(file.offset)
+        rest = b""
+        while chunk := opened.read(CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+
+
+def _one_line(text: str) -> str:
+    """Return a line that fits, with its line break."""
+    encoded = text.replace("\n", " ").encode(errors="replace")
+    if len(encoded) > LOG_LINE_BYTES:
+        kept = encoded[:LOG_LINE_BYTES].decode(errors="ignore")
+        return f"{kept} [cut: {len(encoded)} bytes]\n"
+    return text.replace("\n", " ") + "\n"

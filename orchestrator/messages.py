@@ -1,0 +1,124 @@
+"""Between the contract's messages and the core's facts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orchestrator.core.events import Endpoint
+from orchestrator.core.failures import Failure
+from orchestrator.core.view import RecordedEvent, RunView
+from protos.catalogue import CATALOGUE
+from protos.control.v1 import control_pb2
+
+MAX_TEXT = 2000
+"""Characters of a site's message that are kept."""
+
+
+def run_message(view: RunView, progress: Mapping[str, Any]) -> control_pb2.Run:
+    """Return a run as operators see it.
+
+    Args:
+        view: the fold of its events.
+        progress: its metrics, as RunMetrics.progress made them, and `active_s`.
+    """
+    measured = progress.get("sites", {})
+    links = {(each["source"], each["target"]): each for each in progress.get("links", [])}
+    sites = [
+        control_pb2.SiteStatus(
+            site=name,
+            state=control_pb2.SiteState.Value(f"SITE_STATE_{site.state}"),
+            host=site.host,
+            step=measured.get(name, {}).get("step", 0),
+            latest=measured.get(name, {}).get("latest", {}),
+        )
+        for name, site in view.sites.items()
+    ]
+    return control_pb2.Run(
+        run_id=view.run_id,
+        name=view.name,
+        state=control_pb2.RunState.Value(f"RUN_STATE_{view.state}"),
+        generation=view.generation,
+        reason_code=view.reason_code,
+        reason=view.reason,
+        failure=failure_message(view.failure) if view.failure else None,
+        sites=sites,
+        links=[
+            control_pb2.LinkStatus(
+                **link, latest=links.get((link["source"], link["target"]), {}).get("latest", {})
+            )
+            for link in view.links
+        ],
+        folder=view.folder,
+        created_wall_s=view.created_wall_s,
+        ended_wall_s=view.ended_wall_s,
+        totals=progress.get("totals", {}),
+        active_s=progress.get("active_s", 0.0),
+    )
+
+
+def event_message(event: RecordedEvent) -> control_pb2.Event:
+    """Return an event as operators see it."""
+    return control_pb2.Event(
+        sequence=event.sequence,
+        wall_s=event.wall_s,
+        run_id=event.run_id,
+        generation=event.generation,
+        kind=event.kind,
+        site=event.site,
+        detail_json=json.dumps(event.detail),
+    )
+
+
+def failure_message(failure: Failure) -> control_pb2.Failure:
+    """Return a failure as operators see it."""
+    return control_pb2.Failure(
+        code=failure.code,
+        message=failure.message,
+        site=failure.site,
+        node=failure.node,
+        rank=failure.rank,
+        exit_code=failure.exit_code,
+        log_path=failure.log_path,
+        collateral=failure.collateral,
+    )
+
+
+def failure_from(
+    message: control_pb2.Failure, reporter: str, sites: Iterable[str], now_s: float
+) -> Failure:
+    """Return what a site reports, dated by the coordinator's clock.
+
+    A code that this build does not know becomes INTERNAL, and a site that is none of the run's the
+    reporter: neither is worth losing the report.
+    """
+    known = message.code in CATALOGUE
+    text = " ".join(message.message.split())[:MAX_TEXT]
+    return Failure(
+        code=message.code if known else "INTERNAL",
+        message=text if known else f"{message.code[:64]}: {text}",
+        at_s=now_s - max(0.0, message.age_s),
+        site=message.site if message.site in sites else reporter,
+        node=message.node,
+        rank=message.rank,
+        exit_code=message.exit_code,
+        log_path=message.log_path,
+        reported_by=reporter,
+        collateral=message.collateral,
+    )
+
+
+def endpoints_from(
+    messages: Iterable[control_pb2.GatewayEndpoint], site: str
+) -> tuple[Endpoint, ...]:
+    """Return a site's gateways."""
+    return tuple(Endpoint(site, each.node, each.host, each.port) for each in messages)
+
+
+def endpoint_messages(endpoints: Iterable[Endpoint]) -> list[control_pb2.GatewayEndpoint]:
+    """Return an address book."""
+    return [
+        control_pb2.GatewayEndpoint(site=each.site, node=each.node, host=each.host, port=each.port)
+        for each in endpoints
+    ]

@@ -1,0 +1,85 @@
+"""What the coordinator writes into a run's folder, beside the logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.home import JOB, SUMMARY, TOPOLOGY
+
+METRICS = "metrics.jsonl"
+
+log = logging.getLogger(__name__)
+
+
+class RunFiles:
+    """One run's documents, metrics and summary."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._can_measure = True
+
+    def write_documents(self, topology: str, job: str) -> None:
+        """Keep both documents as they were submitted; the client may have written them already.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in ((TOPOLOGY, topology), (JOB, job)):
+            path = self.folder / name
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                write_atomically(path, text)
+
+    def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append one JSON object a line. A disk that refuses does not end the run: it is told once."""
+        if not self._can_measure:
+            return
+        try:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                file.write("".join(f"{strict_json(record)}\n" for record in records))
+        except OSError as error:
+            self._can_measure = False
+            log.error("%s: %s; metrics are not kept any more", self.folder / METRICS, error)  # noqa: TRY400 - the reason is in the line
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write what the run came to; like metrics, it is not worth failing for."""
+        try:
+            write_atomically(self.folder / SUMMARY, strict_json(summary, indent=1) + "\n")
+        except OSError as error:
+            log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - the reason is in the line
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all, also after a power cut."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def strict_json(value: object, indent: int | None = None) -> str:
+    """Return JSON that every parser reads: a loss that is not finite becomes null."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
