@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _METRICS_EVERY_S: Final = 0.5
 _FAREWELL_S: Final = 2.0
 """For telling peers that this gateway ends."""
+_LAST_WORDS_S: Final = 0.25
+"""For what ranks said just before the agent saw them end."""
 _THREADS_MAX = 4
 
 Write = Callable[[Mapping[str, Any]], None]
@@ -63,7 +65,7 @@ class Gateway:
         self._links: dict[Sender, Link] = {}
         self._lock = threading.Lock()
         self._failure: Failure | None = None
-        self._finished = False
+        self._finished = threading.Event()
         """All local ranks have left: what happens to peers now is no failure of this site."""
         self._ended = threading.Event()
         self._connecting: threading.Thread | None = None
@@ -119,7 +121,7 @@ class Gateway:
         farewell = self._failure
         if farewell is not None:
             self._write(farewell.to_agent())
-        elif not self._finished:
+        elif not self._finished.wait(_LAST_WORDS_S):
             farewell = Failure(
                 code="PEER_LOST", message=f"site {self._config.site} was stopped", collateral=True
             )
@@ -165,12 +167,12 @@ class Gateway:
 
     def left(self) -> None:
         """All local ranks have left."""
-        self._finished = True
+        self._finished.set()
 
     def fail(self, failure: Failure) -> None:
         """Keep the first failure, and end."""
         with self._lock:
-            if self._failure is not None or self._finished or self._ended.is_set():
+            if self._failure is not None or self._finished.is_set() or self._ended.is_set():
                 _log.info("after the end: %s: %s", failure.code, failure.message)
                 return
             self._failure = failure

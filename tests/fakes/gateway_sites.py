@@ -61,6 +61,13 @@ class Member:
         self.changed = threading.Condition()
         self.gateway = Gateway(config, self._write)
         self.gateway.start()
+        self._main = threading.Thread(target=self._run, name=f"main-{config.site}", daemon=True)
+        self._main.start()
+
+    def _run(self) -> None:
+        """Do what the process's main thread does."""
+        assert self.gateway.wait_ended(10 * DEADLINE_S)
+        self.gateway.close()
 
     def _write(self, message: Mapping[str, Any]) -> None:
         with self.changed:
@@ -83,9 +90,9 @@ class Member:
         return message
 
     def end(self) -> Mapping[str, Any] | None:
-        """Wait for the failure and close, as the process does; return the failure."""
-        assert self.gateway.wait_ended(DEADLINE_S)
-        self.gateway.close()
+        """Wait until the gateway has ended; return the failure, if there was one."""
+        self._main.join(DEADLINE_S)
+        assert not self._main.is_alive(), "it goes on"
         return next((each for each in self.messages if each["op"] == "failed"), None)
 
     @property
@@ -106,7 +113,8 @@ def gateways(configs: list[GatewayConfig], dial: Dial | None = None) -> Iterator
         members = []
         for config in configs:
             member = Member(config)
-            stack.callback(member.gateway.close)
+            stack.callback(member.end)
+            stack.callback(member.gateway.stop)
             members.append(member)
         for member in members:
             peers = [each.peer for each in members if each.config.site != member.config.site]
