@@ -4,6 +4,7 @@ Usage: python scripts/bench_codecs.py [--chunk-mib 1] [--seconds 0.5]
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 
@@ -19,7 +20,8 @@ def gradient_like(numel: int) -> Floats:
     """Return normal values whose scale varies as it does between layers."""
     generator = np.random.default_rng(7)
     scales = np.repeat(np.exp(generator.normal(-8.0, 1.0, -(-numel // 4096))), 4096)[:numel]
-    return (generator.standard_normal(numel) * scales).astype(np.float32)
+    values: Floats = (generator.standard_normal(numel) * scales).astype(np.float32)
+    return values
 
 
 def best_s(work: Callable[[], object], seconds: float) -> float:
@@ -44,11 +46,9 @@ def main() -> None:
     for name, codec in BY_NAME.items():
         payload = codec.encode(values)
         error = np.linalg.norm(codec.decode(payload, len(values)) - values)
-        encode_s = best_s(lambda codec=codec: codec.encode(values), arguments.seconds)
-        decode_s = best_s(
-            lambda codec=codec, payload=payload: codec.decode(payload, len(values), out),
-            arguments.seconds,
-        )
+        encode_s = best_s(functools.partial(codec.encode, values), arguments.seconds)
+        decode = functools.partial(codec.decode, payload, len(values), out)
+        decode_s = best_s(decode, arguments.seconds)
         table.add_row(
             name,
             f"{values.nbytes / len(payload):.2f}",

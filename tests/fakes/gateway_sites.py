@@ -20,7 +20,7 @@ SITES = ("ash", "birch", "cedar", "dogwood")
 
 
 def gateway_config(
-    folder: Path, plan: ReductionPlan, site: int, node: int = 0, **changes: object
+    folder: Path, plan: ReductionPlan, site: int, node: int = 0, **changes: Any
 ) -> GatewayConfig:
     """Return the configuration of one gateway on fast links."""
     sites = SITES[: plan.num_sites]

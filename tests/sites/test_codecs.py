@@ -31,7 +31,7 @@ SPECIAL = np.array(
 
 
 def bits(values: Floats) -> list[int]:
-    return values.view(np.uint32).tolist()
+    return [int(pattern) for pattern in values.view(np.uint32)]
 
 
 def gradient(seed: int, numel: int) -> Floats:

@@ -3,6 +3,7 @@
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ PLAN = ReductionPlan(2, (), "")
 
 
 def start_pair(
-    stack: ExitStack, folder: Path, **changes: object
+    stack: ExitStack, folder: Path, **changes: Any
 ) -> tuple[list[GatewayProcess], list[list[GatewayRank]]]:
     """Start two gateways, connect them, and join a rank to each."""
     processes = [
