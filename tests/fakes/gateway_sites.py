@@ -20,7 +20,11 @@ SITES = ("ash", "birch", "cedar", "dogwood")
 
 
 def gateway_config(
-    folder: Path, plan: ReductionPlan, site: int, node: int = 0, **changes: Any
+    folder: Path,
+    plan: ReductionPlan,
+    site: int,
+    node: int = 0,
+    **changes: Any,  # noqa: ANN401 - any field
 ) -> GatewayConfig:
     """Return the configuration of one gateway on fast links."""
     sites = SITES[: plan.num_sites]

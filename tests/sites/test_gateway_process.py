@@ -18,7 +18,9 @@ PLAN = ReductionPlan(2, (), "")
 
 
 def start_pair(
-    stack: ExitStack, folder: Path, **changes: Any
+    stack: ExitStack,
+    folder: Path,
+    **changes: Any,  # noqa: ANN401 - any field
 ) -> tuple[list[GatewayProcess], list[list[GatewayRank]]]:
     """Start two gateways, connect them, and join a rank to each."""
     processes = [
