@@ -31,11 +31,8 @@ for _ in range(steps):
     optimizer.step()
     site.log(loss=loss, grad_norm=norm)
 
-print(
-    site.name,
-    site.global_rank,
-    site.global_world_size,
-    [round(float(p.detach().sum()), 6) for p in model.parameters()],
-)
+sums = [round(float(each.detach().sum()), 6) for each in model.parameters()]
+# One write: ranks share the terminal.
+sys.stdout.write(f"{site.name} {site.global_rank} {site.global_world_size} {sums}\n")
 if ending == "raise":
     raise ValueError("the user's own mistake")
