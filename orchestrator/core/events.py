@@ -41,6 +41,15 @@ class SiteLost:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentEnded:
+    """An agent that the coordinator itself had started ended without ever having joined."""
+
+    site: str
+    message: str
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
 class SitePrepared:
     """The site's gateways listen."""
 
@@ -106,6 +115,7 @@ class Ticked:
 Event = (
     SiteJoined
     | SiteLost
+    | AgentEnded
     | SitePrepared
     | RelayOpened
     | RelayEnded

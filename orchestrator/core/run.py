@@ -105,6 +105,8 @@ class RunMachine:
                 return self._joined(event)
             case events.SiteLost():
                 return self._lost(event, now_s)
+            case events.AgentEnded():
+                return self._agent_ended(event, now_s)
             case events.SitePrepared():
                 return self._prepared(event)
             case events.SiteRunning():
@@ -147,6 +149,18 @@ class RunMachine:
             code="SITE_LOST", message=event.message, site=site.name, at_s=now_s - event.silent_s
         )
         return [RecordEvent("site.lost", site.name, detail), *self._fail(failure, now_s)]
+
+    def _agent_ended(self, event: events.AgentEnded, now_s: float) -> list[Action]:
+        if self._sites[event.site].state is not SiteState.ABSENT or self._is_ending():
+            return []  # its session told, or will tell
+        failure = Failure(
+            code="LAUNCH_FAILED",
+            message=event.message,
+            site=event.site,
+            log_path=event.log_path,
+            at_s=now_s,
+        )
+        return self._fail(failure, now_s)
 
     def _prepared(self, event: events.SitePrepared) -> list[Action]:
         site = self._sites[event.site]

@@ -1,0 +1,250 @@
+"""The latest run of a coordinator: carries out what the core decides, and keeps what people see."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core import events
+from orchestrator.core.metrics import RunMetrics
+from orchestrator.core.run import RunMachine
+from orchestrator.core.summary import summarise
+from orchestrator.core.view import RunView
+from orchestrator.journal import Journal
+from orchestrator.log_files import LogWriter
+from orchestrator.messages import endpoint_messages, run_message
+from orchestrator.run_files import RunFiles
+from orchestrator.wan import RelayError, Wan
+from protos.control.v1 import control_pb2
+from topology.errors import ConfigError
+from topology.hashing import config_hash
+from topology.job import Job
+from topology.timeouts import Timeouts
+from topology.world import Topology
+
+PROGRESS_S = 1.0
+"""Between two writings of the latest metrics into the journal."""
+MAX_LABEL = 200
+"""Characters of a metric's kind and labels."""
+
+SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A checked request for a run."""
+
+    run_id: str
+    job: Job
+    topology: Topology
+    job_document: control_pb2.Document
+    topology_document: control_pb2.Document
+
+
+class ActiveRun:
+    """Owns a run's machine, its files and, where the WAN is emulated, its relay."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        *,
+        generation: int,
+        folder: Path,
+        journal: Journal,
+        send: SendTo,
+    ) -> None:
+        """Write the run into its folder and the journal; nothing is started before `handle`.
+
+        Raises:
+            OSError: the folder cannot be written.
+            JournalError: the journal cannot be written.
+        """
+        self.run_id = submission.run_id
+        self.generation = generation
+        self.changed = asyncio.Event()
+        """Set at each change of state and replaced by a new one: wait on the one that you see."""
+        self._submission = submission
+        self._journal = journal
+        self._send = send
+        self._files = RunFiles(folder)
+        self.logs = LogWriter(folder)
+        self._wan: Wan | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._saved_s = 0.0
+        topology = submission.topology
+        self._timeouts = Timeouts.derive(topology.failure)
+        self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
+        self.view = RunView(self.run_id)
+        self._machine = RunMachine(topology, time.monotonic())
+        self._files.write_documents(submission.topology_document.text, submission.job_document.text)
+        self._record("run.submitted", detail=_submitted(submission, folder))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is in a state in which it stays."""
+        return self.view.state.is_terminal
+
+    def message(self) -> control_pb2.Run:
+        """Return the run as operators see it now."""
+        return run_message(self.view, self._progress())
+
+    def handle(self, event: events.Event) -> None:
+        """Let the core decide on an event, and do what it says."""
+        for action in self._machine.handle(event, time.monotonic()):
+            self._do(action)
+
+    def add_metrics(self, site: str, batch: control_pb2.MetricBatch) -> None:
+        """Take measurements of a site."""
+        records = []
+        for metric in batch.metrics:
+            values, labels = dict(metric.values), _short(dict(metric.labels))
+            self._metrics.add(site, metric.kind, metric.step, values, labels)
+            records.append(
+                {
+                    "run": self.run_id,
+                    "generation": self.generation,
+                    "site": site,
+                    "kind": metric.kind[:MAX_LABEL],
+                    "rank": metric.rank,
+                    "step": metric.step,
+                    "values": values,
+                    "labels": labels,
+                    "wall_s": time.time(),
+                }
+            )
+        self._files.append_metrics(records)
+
+    def tick(self) -> None:
+        """Let time pass. Call it many times a second until the run has ended."""
+        self.handle(events.Ticked())
+        now_s = time.monotonic()
+        if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
+            self._saved_s = now_s
+            self._journal.save_progress(self.run_id, self._progress())
+
+    async def close(self) -> None:
+        """Return when the relay has ended, if there was one. The end of the run ends it too."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close-run")
+        await asyncio.wait([self._closing])
+
+    async def _close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+        if self._wan is not None:
+            await self._wan.close()
+
+    # ------------------------------------------------------------ actions
+
+    def _do(self, action: events.Action) -> None:
+        match action:
+            case events.RecordEvent():
+                self._record(action.kind, action.site, dict(action.detail))
+            case events.SendPrepare():
+                self._send(action.site, self._prepare())
+            case events.OpenRelay():
+                self._opening = asyncio.create_task(self._open_wan(action), name="open-wan")
+            case events.SendStart():
+                start = control_pb2.Start(
+                    run_id=self.run_id,
+                    generation=self.generation,
+                    endpoints=endpoint_messages(action.endpoints),
+                )
+                self._send(action.site, control_pb2.CoordinatorMessage(start=start))
+            case events.SendStop():
+                stop = control_pb2.Stop(
+                    run_id=self.run_id,
+                    generation=self.generation,
+                    reason=action.reason,
+                    grace_s=action.grace_s,
+                )
+                self._send(action.site, control_pb2.CoordinatorMessage(stop=stop))
+            case events.FinishRun():
+                self._finish()
+
+    def _record(self, kind: str, site: str = "", detail: dict[str, Any] | None = None) -> None:
+        """Write an event, then show it: nobody sees what a crash could take back."""
+        event = self._journal.append(
+            kind,
+            wall_s=time.time(),
+            generation=self.generation,
+            run_id=self.run_id,
+            site=site,
+            detail=detail or {},
+        )
+        self.view.apply(event)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _prepare(self) -> control_pb2.CoordinatorMessage:
+        submission = self._submission
+        prepare = control_pb2.Prepare(
+            run_id=self.run_id,
+            generation=self.generation,
+            topology=submission.topology_document,
+            job=submission.job_document,
+            config_hash=config_hash(submission.job, submission.topology),
+        )
+        return control_pb2.CoordinatorMessage(prepare=prepare)
+
+    async def _open_wan(self, action: events.OpenRelay) -> None:
+        """Start the relay and tell the core where it listens, or that it does not."""
+        deadline_s = asyncio.get_running_loop().time() + self._timeouts.start_s
+        try:
+            wan, books = await Wan.open(self._submission.topology, action.endpoints, deadline_s)
+        except (RelayError, ConfigError, OSError) as error:
+            self.handle(events.RelayEnded(str(error)))
+            return
+        self._wan = wan
+        wan.watch(lambda message: self.handle(events.RelayEnded(message)))
+        self.handle(events.RelayOpened(books))
+
+    def _finish(self) -> None:
+        """Keep what the run came to. No watcher runs before this is done."""
+        progress = self._progress()
+        self._journal.save_progress(self.run_id, progress)
+        summary = summarise(
+            self.view,
+            self._metrics,
+            active_s=progress["active_s"],
+            verified_steps=self._machine.verified_steps,
+        )
+        self._files.write_summary(summary)
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close-run")
+
+    def _progress(self) -> dict[str, Any]:
+        progress = self._metrics.progress()
+        progress["totals"]["verified_steps"] = float(self._machine.verified_steps)
+        return {**progress, "active_s": self._machine.active_for_s(time.monotonic())}
+
+
+def _submitted(submission: Submission, folder: Path) -> dict[str, Any]:
+    """Return what the journal keeps of a submission: enough to show the run without its documents."""
+    topology = submission.topology
+    return {
+        "name": submission.job.name,
+        "folder": str(folder),
+        "sites": [site.name for site in topology.sites],
+        "links": [
+            {
+                "source": link.source,
+                "target": link.target,
+                "bytes_per_s": link.bytes_per_s,
+                "rtt_s": link.rtt_s,
+            }
+            for link in topology.links
+        ],
+        "job_overrides": list(submission.job_document.overrides),
+        "topology_overrides": list(submission.topology_document.overrides),
+    }
+
+
+def _short(labels: dict[str, str]) -> dict[str, str]:
+    return {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in labels.items()}

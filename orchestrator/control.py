@@ -1,0 +1,349 @@
+"""All that a coordinator knows and does, without the wire: sessions, leases, the journal, the latest run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.active_run import ActiveRun, Submission
+from orchestrator.core import events
+from orchestrator.core.leases import Leases
+from orchestrator.core.view import RecordedEvent
+from orchestrator.home import is_run_id
+from orchestrator.journal import Journal
+from orchestrator.messages import endpoints_from, failure_from, run_message
+from orchestrator.sessions import Session, Sessions
+from protos.control.v1 import control_pb2
+from protos.errors import (
+    ConfigMismatchError,
+    NotFoundError,
+    RemoteProtocolError,
+    StaleGenerationError,
+    StateConflictError,
+)
+from protos.versions import build
+from topology.checks import check_pair
+from topology.errors import ConfigError
+from topology.hashing import topology_hash
+from topology.load import load_job, load_topology
+from topology.timeouts import Timeouts
+from topology.world import Topology
+
+TICK_S = 0.05
+LISTED_RUNS = 200
+"""The newest: their views fit into one message."""
+
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """Used from one event loop. `run` has to be running for leases and deadlines to count."""
+
+    def __init__(self, topology: Topology, journal: Journal, runs: Path) -> None:
+        """Raise the generation; runs that an earlier coordinator left unfinished end as lost.
+
+        Args:
+            topology: of this coordinator and of every run that is submitted.
+            journal: stays the caller's, who closes it after the last call.
+            runs: the folder of run folders.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        self.timeouts = Timeouts.derive(topology.failure)
+        self.generation = journal.raise_generation()
+        self.latest: ActiveRun | None = None
+        self.submitted = asyncio.Event()
+        """Set with the first run."""
+        self._topology_hash = topology_hash(topology)
+        self._sites = tuple(site.name for site in topology.sites)
+        self._sessions = Sessions(self._sites, self._topology_hash)
+        self._leases = Leases(self.timeouts.lease_s)
+        self._ended_agents: dict[str, events.AgentEnded] = {}
+        self._journal = journal
+        self._runs = runs
+        for run_id in journal.end_abandoned(time.time()):
+            log.warning("run %s was lost with the coordinator before this one", run_id)
+        self._record("coordinator.started", {"topology_hash": self._topology_hash})
+
+    async def run(self) -> None:
+        """Let time pass. Never returns.
+
+        Raises:
+            JournalError: what happens can no longer be written down.
+        """
+        while True:
+            self._expire_leases()
+            if self.latest is not None:
+                self.latest.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def close(self) -> None:
+        """End all sessions and the relay."""
+        self._sessions.close()
+        if self.latest is not None:
+            await self.latest.close()
+
+    # ------------------------------------------------------------ agents
+
+    def join(self, hello: control_pb2.Hello) -> Session:
+        """Admit an agent; its Welcome is the first message of the session.
+
+        Raises:
+            ConfigMismatchError: it does not fit this coordinator.
+            StaleGenerationError: the site has another agent.
+        """
+        session, replaced = self._sessions.admit(hello)
+        if replaced is not None:
+            self._lost(session.site, f"site {session.site}: its agent's session broke")
+        self._leases.hear(session.site, time.monotonic())
+        welcome = control_pb2.Welcome(
+            protocol=session.protocol,
+            build=build(),
+            generation=self.generation,
+            lease_s=self.timeouts.lease_s,
+            heartbeat_s=self.timeouts.heartbeat_s,
+        )
+        session.send(control_pb2.CoordinatorMessage(welcome=welcome))
+        self._ended_agents.pop(session.site, None)
+        log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
+        self._tell(events.SiteJoined(session.site, session.host))
+        return session
+
+    def leave(self, session: Session, why: str) -> None:
+        """A session is over. If it was replaced or has expired, that is known already."""
+        if self._sessions.remove(session):
+            self._leases.drop(session.site)
+            self._lost(session.site, f"site {session.site}: {why}")
+
+    def agent_ended(self, site: str, message: str, log_path: str) -> None:
+        """An agent that this process started has ended, which may be before it ever joined."""
+        if self._sessions.get(site) is None:
+            ended = events.AgentEnded(site, message, log_path)
+            self._ended_agents[site] = ended
+            self._tell(ended)
+
+    def receive(self, session: Session, message: control_pb2.AgentMessage) -> None:
+        """Take a message of an agent.
+
+        Raises:
+            StaleGenerationError: it is about a run or generation that has ended.
+            RemoteProtocolError: an agent may not say that.
+        """
+        self._leases.hear(session.site, time.monotonic())
+        kind = message.WhichOneof("kind")
+        match kind:
+            case "heartbeat":
+                ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
+                session.send(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
+            case "prepared" | "running" | "ended" | "metrics" | "digest":
+                self._receive_of_run(session, kind, message)
+            case _:
+                raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
+
+    def _receive_of_run(
+        self, session: Session, kind: str, message: control_pb2.AgentMessage
+    ) -> None:
+        site, content = session.site, getattr(message, kind)
+        try:
+            run = self.fenced(content.run_id, content.generation)
+        except StaleGenerationError:
+            if kind == "ended":  # the news that nothing is left is never too late
+                return
+            raise
+        match kind:
+            case "prepared":
+                endpoints = endpoints_from(message.prepared.endpoints, site)
+                run.handle(events.SitePrepared(site, endpoints))
+            case "running":
+                run.handle(events.SiteRunning(site))
+            case "ended":
+                now_s = time.monotonic()
+                failures = tuple(
+                    failure_from(each, site, self._sites, now_s) for each in message.ended.failures
+                )
+                run.handle(events.SiteEnded(site, message.ended.succeeded, failures))
+            case "metrics":
+                run.add_metrics(site, message.metrics)
+            case "digest":
+                run.handle(_digest(site, message.digest))
+
+    def fenced(self, run_id: str, generation: int) -> ActiveRun:
+        """Return the latest run, if a message is about it.
+
+        Raises:
+            StaleGenerationError: it is not.
+        """
+        run = self.latest
+        if run is None or (run_id, generation) != (run.run_id, run.generation):
+            current = f"{run.run_id!r}, generation {run.generation}" if run else "none"
+            raise StaleGenerationError(
+                f"run {run_id!r}, generation {generation} has ended here; the current run is {current}"
+            )
+        return run
+
+    # ------------------------------------------------------------ operators
+
+    def submit(self, request: control_pb2.SubmitRequest) -> str:
+        """Start a run, or return the one of that name.
+
+        Raises:
+            ConfigError: the documents have mistakes.
+            ConfigMismatchError: the topology is not this coordinator's.
+            StateConflictError: another run is going on.
+            RemoteProtocolError: the name is none.
+        """
+        run_id = request.run_id
+        if not is_run_id(run_id):
+            raise RemoteProtocolError(
+                f"run id {run_id[:80]!r}: want letters, digits, '.', '_' and '-', at most 64"
+            )
+        if run_id in self._journal.run_ids():
+            return run_id
+        if self.latest is not None and not self.latest.has_ended:
+            raise StateConflictError(
+                f"run {self.latest.run_id} is going on: wait for its end or cancel it"
+            )
+        submission = self._check(request)
+        folder = self._runs / run_id
+        generation = self._journal.raise_generation()
+        try:
+            run = ActiveRun(
+                submission,
+                generation=generation,
+                folder=folder,
+                journal=self._journal,
+                send=self._send,
+            )
+        except OSError as error:
+            raise StateConflictError(f"{folder}: {error.strerror}") from error
+        self.generation, self.latest = generation, run
+        self.submitted.set()
+        log.info("run %s submitted, generation %d", run_id, generation)
+        for site, host in self._sessions.hosts().items():
+            run.handle(events.SiteJoined(site, host))
+        for ended in self._ended_agents.values():
+            run.handle(ended)
+        return run_id
+
+    def cancel(self, run_id: str, why: str) -> control_pb2.Run:
+        """End a run; one that has ended stays as it is.
+
+        Raises:
+            NotFoundError: there is no such run.
+        """
+        run_id = self.find(run_id)
+        if self.latest is not None and self.latest.run_id == run_id:
+            self.latest.handle(events.CancelRequested(why))
+        return self.message(run_id)
+
+    def find(self, run_id: str) -> str:
+        """Return a run's id, of the latest if it is empty.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        run_ids = self._journal.run_ids()
+        if not run_id and run_ids:
+            return run_ids[0]
+        if run_id not in run_ids:
+            raise NotFoundError(f"there is no run {run_id!r}" if run_id else "there is no run yet")
+        return run_id
+
+    def message(self, run_id: str) -> control_pb2.Run:
+        """Return a run, which `find` has found, as it is now."""
+        if self.latest is not None and self.latest.run_id == run_id:
+            return self.latest.message()
+        return run_message(self._journal.view(run_id), self._journal.progress(run_id))
+
+    def messages(self) -> list[control_pb2.Run]:
+        """Return the newest runs, newest first."""
+        return [self.message(run_id) for run_id in self._journal.run_ids()[:LISTED_RUNS]]
+
+    def folder(self, run_id: str) -> Path:
+        """Return a run's folder, of a run that `find` has found."""
+        if self.latest is not None and self.latest.run_id == run_id:
+            return Path(self.latest.view.folder)
+        return Path(self._journal.view(run_id).folder)
+
+    def change_of(self, run_id: str) -> asyncio.Event | None:
+        """Return what the run's next change of state sets; None if the run has ended."""
+        latest = self.latest
+        is_going_on = latest is not None and latest.run_id == run_id and not latest.has_ended
+        return latest.changed if latest is not None and is_going_on else None
+
+    def events_of(self, run_id: str, after: int) -> list[RecordedEvent]:
+        """Return a run's recorded events with a sequence above `after`."""
+        return self._journal.events(run_id, after)
+
+    # ------------------------------------------------------------ inside
+
+    def _check(self, request: control_pb2.SubmitRequest) -> Submission:
+        """Parse both documents; every mistake of both is told at once."""
+        job_text, topology_text = request.job, request.topology
+        problems = []
+        topology = job = None
+        try:
+            topology = load_topology(
+                topology_text.text, topology_text.source, topology_text.overrides
+            )
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            job = load_job(job_text.text, job_text.source, job_text.overrides)
+        except ConfigError as error:
+            problems += error.problems
+        if topology is None or job is None:
+            raise ConfigError(problems)
+        check_pair(job, topology, job_text.text, job_text.source, job_text.overrides)
+        if topology_hash(topology) != self._topology_hash:
+            raise ConfigMismatchError(
+                f"{topology_text.source}: not the topology that this coordinator was started with"
+            )
+        return Submission(
+            run_id=request.run_id,
+            job=job,
+            topology=topology,
+            job_document=job_text,
+            topology_document=topology_text,
+        )
+
+    def _expire_leases(self) -> None:
+        for site, silent_s in self._leases.expired(time.monotonic()).items():
+            session = self._sessions.get(site)
+            assert session is not None, "a lease is dropped with its session"
+            self._leases.drop(site)
+            self._sessions.remove(session)
+            message = f"site {site}: its agent was silent for {silent_s:.1f} s"
+            session.close(StaleGenerationError(f"{message}: its lease has ended"))
+            self._lost(site, message, silent_s)
+
+    def _lost(self, site: str, message: str, silent_s: float = 0.0) -> None:
+        log.info("%s", message)
+        self._tell(events.SiteLost(site, message, silent_s))
+
+    def _tell(self, event: events.Event) -> None:
+        if self.latest is not None:
+            self.latest.handle(event)
+
+    def _send(self, site: str, message: control_pb2.CoordinatorMessage) -> None:
+        session = self._sessions.get(site)
+        if session is not None:  # its loss has been told, or will be
+            session.send(message)
+
+    def _record(self, kind: str, detail: dict[str, Any]) -> None:
+        self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)
+
+
+def _digest(site: str, digest: control_pb2.Digest) -> events.DigestReported:
+    return events.DigestReported(
+        site=site,
+        rank=digest.rank,
+        step=digest.step,
+        combined=digest.combined,
+        tensors=tuple(digest.tensors),
+        names=tuple(digest.names),
+    )

@@ -1,0 +1,273 @@
+"""`python -m orchestrator.coordinator`: the coordinator's process, from its arguments to its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+# Before grpc is imported: processes are started here, and gRPC's fork handlers would run each time.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+from orchestrator.control import Control
+from orchestrator.documents import load_topology_file
+from orchestrator.home import ANNOUNCED, LOG
+from orchestrator.journal import Journal
+from orchestrator.local_agents import LocalAgents
+from orchestrator.run_files import write_atomically
+from orchestrator.server import CoordinatorService, listen, make_server
+from protos.catalogue import CATALOGUE
+from protos.envelope import failure, success
+from protos.errors import IsthmusError
+from topology.errors import ConfigError
+from topology.models import is_loopback
+from topology.timeouts import Timeouts
+from topology.world import Endpoint, Topology
+
+COMMAND = "coordinator"
+DRAIN_S = 5.0
+"""For watchers to be told the end of an embedded run, before the process ends by itself."""
+CLOSE_S = 1.0
+"""For calls that are going on when the server stops."""
+
+log = logging.getLogger(__name__)
+
+
+class InsecureAddressError(IsthmusError):
+    """An address that others can reach, without TLS."""
+
+    code = "INSECURE_ADDRESS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the process was started with, checked."""
+
+    topology: Topology
+    topology_path: Path
+    overrides: tuple[str, ...]
+    state: Path
+    runs: Path
+    bind: Endpoint
+    is_embedded: bool
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the coordinator; return its exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s coordinator: %(message)s")
+    try:
+        status = asyncio.run(_serve(_settings(options)))
+    except ConfigError as error:
+        return _failed(options, "INVALID_CONFIG", str(error))
+    except IsthmusError as error:
+        return _failed(options, error.code, str(error))
+    except OSError as error:
+        return _failed(options, "REFUSED", f"{error.filename or 'state'}: {error.strerror}")
+    except Exception as error:
+        log.exception("the coordinator has ended by a mistake of its own")
+        return _failed(options, "INTERNAL", f"{type(error).__name__}: {error}")
+    if options.json:
+        print(success(COMMAND, {"state": str(options.state)}, status))  # noqa: T201
+    return status
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Check what the operator gave.
+
+    Raises:
+        ConfigError: the topology has mistakes.
+        InsecureAddressError: others could reach the address.
+    """
+    topology = load_topology_file(options.topology, options.set)
+    bind = options.bind or topology.coordinator
+    if not is_loopback(bind.host):
+        raise InsecureAddressError(
+            f"{bind.host} is not a loopback address, and there is no TLS in this version"
+        )
+    return Settings(
+        topology=topology,
+        topology_path=options.topology.absolute(),
+        overrides=tuple(options.set),
+        state=options.state.absolute(),
+        runs=(options.runs or options.state / "runs").absolute(),
+        bind=bind,
+        is_embedded=options.embedded,
+    )
+
+
+async def _serve(settings: Settings) -> int:
+    """Serve until a signal, or for an embedded coordinator until its run has ended."""
+    timeouts = Timeouts.derive(settings.topology.failure)
+    with contextlib.closing(Journal(settings.state)) as journal, _signals() as signalled:
+        control = Control(settings.topology, journal, settings.runs)
+        service = CoordinatorService(control)
+        server = make_server(service, timeouts)
+        port = listen(server, settings.bind.host, settings.bind.port)
+        address = _address(settings.bind.host, port)
+        await server.start()
+        ticking = asyncio.create_task(control.run(), name="control")
+        try:
+            with _announced(settings.state, address, control.generation):
+                log.info("listening on %s, generation %d", address, control.generation)
+                async with _agents(settings, address, control):
+                    await _until_over(settings, control, service, ticking, signalled)
+        finally:
+            await control.close()
+            ticking.cancel()
+            await server.stop(CLOSE_S)
+    return 128 + signalled.result() if signalled.done() else 0
+
+
+async def _until_over(
+    settings: Settings,
+    control: Control,
+    service: CoordinatorService,
+    ticking: asyncio.Task[None],
+    signalled: asyncio.Future[int],
+) -> None:
+    """Return when the process has nothing left to do; watchers have been told by then."""
+    if settings.is_embedded:
+        over = asyncio.create_task(_run_once(control), name="run-once")
+    else:
+        over = asyncio.create_task(asyncio.Event().wait(), name="for-ever")
+    try:
+        await asyncio.wait([over, ticking, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if ticking.done():
+            await ticking  # raises: what happens can no longer be written down
+        if signalled.done():
+            log.info("asked to end by signal %d", signalled.result())
+            await _cancel_run(control, signalled.result())
+        await service.wait_for_streams(DRAIN_S)
+    finally:
+        over.cancel()
+
+
+async def _run_once(control: Control) -> None:
+    """Return when the first run has ended, or none was submitted in time."""
+    try:
+        async with asyncio.timeout(control.timeouts.start_s):
+            await control.submitted.wait()
+    except TimeoutError:
+        log.info("no run was submitted within %g s", control.timeouts.start_s)
+        return
+    assert control.latest is not None
+    await _wait_for_end(control)
+
+
+async def _cancel_run(control: Control, signum: int) -> None:
+    """End the run that is going on, if any; the core bounds how long that takes."""
+    if control.latest is not None:
+        name = signal.Signals(signum).name
+        control.cancel(control.latest.run_id, f"the coordinator was asked to end ({name})")
+        await _wait_for_end(control)
+
+
+async def _wait_for_end(control: Control) -> None:
+    while control.latest is not None and not control.latest.has_ended:
+        await control.latest.changed.wait()
+
+
+@asynccontextmanager
+async def _agents(settings: Settings, address: str, control: Control) -> AsyncIterator[None]:
+    """Run the agents of an embedded coordinator. Leaving the block ends them."""
+    agents = LocalAgents()
+    log_path = str(settings.state / LOG)
+
+    def on_end(site: str, how: str) -> None:
+        control.agent_ended(site, f"the agent of site {site} ended with {how}", log_path)
+
+    try:
+        if settings.is_embedded:
+            await agents.start(
+                [site.name for site in settings.topology.sites],
+                address=address,
+                topology=settings.topology_path,
+                overrides=settings.overrides,
+                state=settings.state,
+                on_end=on_end,
+            )
+        yield
+    finally:
+        await agents.stop()
+
+
+@contextmanager
+def _announced(state: Path, address: str, generation: int) -> Iterator[None]:
+    """Say in the state folder where this coordinator listens, for as long as it does."""
+    path = state / ANNOUNCED
+    announced = {"address": address, "pid": os.getpid(), "generation": generation}
+    write_atomically(path, json.dumps(announced) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _signals() -> Iterator[asyncio.Future[int]]:
+    """Give what the first SIGTERM or SIGINT resolves; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[int] = loop.create_future()
+
+    def on_signal(signum: int) -> None:
+        if first.done():
+            os._exit(128 + signum)
+        first.set_result(signum)
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for each in signals:
+        loop.add_signal_handler(each, on_signal, int(each))
+    try:
+        yield first
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _failed(options: argparse.Namespace, code: str, message: str) -> int:
+    """Say what went wrong, to people and with --json to programs; return the exit status."""
+    if options.json:
+        print(failure(COMMAND, code, message))  # noqa: T201
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201
+    return int(CATALOGUE[code].exit_code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="isthmus coordinator", description="Start runs at all sites together, and end them."
+    )
+    parser.add_argument("--topology", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--state", required=True, type=Path, metavar="DIR", help="the journal's")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="of run folders [STATE/runs]")
+    parser.add_argument("--bind", type=_endpoint, metavar="HOST:PORT", help="port 0: any")
+    parser.add_argument(
+        "--embedded", action="store_true", help="also run all agents, for one run, then end"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _endpoint(text: str) -> Endpoint:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"want HOST:PORT, got {text!r}")
+    return Endpoint(host=host.strip("[]"), port=int(port))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The agents of an embedded run: one a site, children of the coordinator, gone when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+TERMINATE_S = 5.0
+"""For an agent to end its site; its processes die with it after that."""
+
+OnEnd = Callable[[str, str], None]
+"""Site, and how its agent ended."""
+
+
+class LocalAgents:
+    """Owns the agents' processes from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def start(
+        self,
+        sites: Sequence[str],
+        *,
+        address: str,
+        topology: Path,
+        overrides: Sequence[str],
+        state: Path,
+        on_end: OnEnd,
+    ) -> None:
+        """Start an agent for each site. What they write goes to this process's stderr.
+
+        Call it from the main thread: the leash follows the thread that starts a process.
+
+        Args:
+            sites: their names.
+            address: where the coordinator listens.
+            topology: the file that it was given.
+            overrides: its --set.
+            state: its folder; the agents' lie below.
+            on_end: called when one ends before `stop`.
+
+        Raises:
+            OSError: the system cannot start a process.
+        """
+        for site in sites:
+            self._processes[site] = process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+                *(sys.executable, "-m", "sites.agent", "--site", site, "--coordinator", address),
+                *("--topology", str(topology)),
+                *(word for override in overrides for word in ("--set", override)),
+                *("--state", str(state / "sites" / site)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+            )
+            watch = _watch(site, process, on_end)
+            self._watching.append(asyncio.create_task(watch, name=f"agent-{site}"))
+
+    async def stop(self) -> None:
+        """End all agents and return when they are gone. A second call changes nothing."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        running = [each for each in self._processes.values() if each.returncode is None]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        try:
+            async with asyncio.timeout(TERMINATE_S):
+                for process in running:
+                    await process.wait()
+        except TimeoutError:
+            for process in running:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+
+
+async def _watch(site: str, process: asyncio.subprocess.Process, on_end: OnEnd) -> None:
+    status = await process.wait()
+    on_end(site, f"status {status}" if status >= 0 else f"signal {-status}")
