@@ -18,7 +18,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -32,61 +31,11 @@ from protos.errors import (
 )
 from sites.worker.link import Link, Reduce, Reduced
 from sites.worker.region import FLOAT_BYTES, create_region
-from sites.worker.step_times import Crossing, RoundTimes
-from sites.worker.transfer import Pending, Slot, Transfer, padded_shape
+from sites.worker.rounds import Bucket, Round
+from sites.worker.transfer import Slot, Transfer, padded_shape
 
 MAX_BUCKETS = 4096
 """Of one round. DDP's default of 25 MiB a bucket reaches 100 GB."""
-
-
-@dataclass(slots=True)
-class Bucket:
-    """One bucket on its way."""
-
-    index: int
-    slot: Slot
-    values: torch.Tensor
-    layout: int
-    exact: bool
-    pending: Pending
-    future: torch.futures.Future[torch.Tensor]
-    start_s: float = 0.0
-    reduced_s: float = 0.0
-    reduced: Reduced | None = None
-    done: bool = False
-
-
-@dataclass(slots=True)
-class Round:
-    """One synchronisation of all sites: a sequence of buckets with one weight."""
-
-    number: int
-    total: torch.Tensor
-    pending: Pending
-    site_weight: float = 0.0
-    """Tokens of this site."""
-    weight: float = 0.0
-    """Tokens of all sites."""
-    buckets: list[Bucket] = field(default_factory=list)
-    num_finished: int = 0
-    last_submit_s: float = 0.0
-    end_s: float = 0.0
-    raw_bytes: int = 0
-
-    @property
-    def wire_bytes(self) -> int:
-        """What the gateway sent for this rank's shards."""
-        return sum(each.reduced.wire_bytes for each in self.buckets if each.reduced)
-
-    @property
-    def times(self) -> RoundTimes:
-        """When what happened."""
-        crossings = tuple(
-            Crossing(each.start_s, each.reduced_s, each.reduced.wait_s)
-            for each in self.buckets
-            if each.reduced
-        )
-        return RoundTimes(self.last_submit_s, self.end_s, crossings)
 
 
 class Exchange:
@@ -153,9 +102,8 @@ class Exchange:
             raise LocalProtocolError("a backward pass began before the previous one was complete")
         total, pending = self._transfer.launch_sum(tokens)
         with self._changed:
-            self._round = Round(self._num_rounds, total, pending)
+            self._round = Round(self._num_rounds, tokens, total, pending)
             self._num_rounds += 1
-        self._tokens = tokens
 
     def submit(
         self, values: torch.Tensor, layout: int, *, exact: bool = False
@@ -180,7 +128,7 @@ class Exchange:
         index = len(current.buckets)
         slot = self._slot(index, values.numel())
         with torch.no_grad():
-            _scale(values, self._tokens, slot.padded)
+            _scale(values, current.tokens, slot.padded)
         pending = self._transfer.launch(slot)
         future = self._transfer.make_future()
         bucket = Bucket(index, slot, values, layout, exact, pending, future)

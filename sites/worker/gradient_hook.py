@@ -4,8 +4,9 @@ import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.exchange import Exchange, Round
+from sites.worker.exchange import Exchange
 from sites.worker.layout import layout_of
+from sites.worker.rounds import Round
 from sites.worker.tokens import TokenCount
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from protos import metrics
-from sites.worker.exchange import Round
 from sites.worker.link import Link
+from sites.worker.rounds import Round
 from sites.worker.step_times import attribute
 
 

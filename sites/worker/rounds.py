@@ -1,0 +1,63 @@
+"""What the exchange knows of a round, and of each bucket on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from sites.worker.link import Reduced
+from sites.worker.step_times import Crossing, RoundTimes
+from sites.worker.transfer import Pending, Slot
+
+
+@dataclass(slots=True)
+class Bucket:
+    """One bucket on its way."""
+
+    index: int
+    slot: Slot
+    values: torch.Tensor
+    layout: int
+    exact: bool
+    pending: Pending
+    future: torch.futures.Future[torch.Tensor]
+    start_s: float = 0.0
+    reduced_s: float = 0.0
+    reduced: Reduced | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Round:
+    """One synchronisation of all sites: a sequence of buckets with one weight."""
+
+    number: int
+    tokens: float
+    """Of this rank."""
+    total: torch.Tensor
+    pending: Pending
+    site_weight: float = 0.0
+    """Tokens of this site."""
+    weight: float = 0.0
+    """Tokens of all sites."""
+    buckets: list[Bucket] = field(default_factory=list)
+    num_finished: int = 0
+    last_submit_s: float = 0.0
+    end_s: float = 0.0
+    raw_bytes: int = 0
+
+    @property
+    def wire_bytes(self) -> int:
+        """What the gateway sent for this rank's shards."""
+        return sum(each.reduced.wire_bytes for each in self.buckets if each.reduced)
+
+    @property
+    def times(self) -> RoundTimes:
+        """When what happened."""
+        crossings = tuple(
+            Crossing(each.start_s, each.reduced_s, each.reduced.wait_s)
+            for each in self.buckets
+            if each.reduced
+        )
+        return RoundTimes(self.last_submit_s, self.end_s, crossings)
