@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.failure import CommandError
+from topology.models import is_loopback
 from topology.units import UnitError, parse_duration
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -53,12 +53,7 @@ def require_loopback(host: str) -> None:
     Raises:
         CommandError: INSECURE_ADDRESS.
     """
-    bare = host.removeprefix("[").removesuffix("]")
-    try:
-        loopback = bare == "localhost" or ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
+    if not is_loopback(host.strip("[]")):
         raise CommandError(
             "INSECURE_ADDRESS",
             f"{host} is not a loopback address, and this version speaks without TLS",

@@ -78,6 +78,8 @@ class Output:
         if failure.details:
             self.note(failure.details)
         self.note(f"{click.style('error:', fg='red', bold=True)} {failure.message}")
+        if isinstance(failure.where, Mapping) and failure.where.get("log_path"):
+            self.note(f"log: {failure.where['log_path']}")
         hint = failure.hint or CATALOGUE[failure.code].hint
         self.note(f"{click.style('hint:', fg='cyan')} {hint}")
         return failure.exit_code

@@ -125,7 +125,7 @@ def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
         "site": line.site,
         "source": line.source,
         "sequence": line.sequence,
-        "wall_s": line.wall_s,
+        "wall_s": line.wall_s or None,
         "text": line.text,
     }
 
@@ -149,13 +149,13 @@ def event_view(event: control_pb2.Event) -> dict[str, Any]:
 
 
 def event_line(event: control_pb2.Event) -> str:
-    """Return an event in one line."""
+    """Return an event in one line: of its details those that fit there, and say something."""
     detail = _detail(event)
-    words = (
-        "  ".join(f"{key}={value}" for key, value in detail.items())
-        if isinstance(detail, dict)
-        else str(detail)
-    )
+    if isinstance(detail, dict):
+        said = {key: value for key, value in detail.items() if isinstance(value, str | int | float)}
+        words = "  ".join(f"{key}={value}" for key, value in said.items() if value not in ("", -1))
+    else:
+        words = str(detail)
     parts = [_clock(event.wall_s), f"{event.kind:<18}", event.site, words]
     return "  ".join(part for part in parts if part).rstrip()
 
