@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Before grpc is imported: processes are started here, and gRPC's fork handlers would run each time.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
@@ -136,12 +137,11 @@ async def _until_over(
     signalled: asyncio.Future[int],
 ) -> None:
     """Return when the process has nothing left to do; watchers have been told by then."""
+    reasons: list[asyncio.Future[Any]] = [ticking, signalled]
     if settings.is_embedded:
-        over = asyncio.create_task(_run_once(control), name="run-once")
-    else:
-        over = asyncio.create_task(asyncio.Event().wait(), name="for-ever")
+        reasons.append(asyncio.create_task(_run_once(control), name="run-once"))
     try:
-        await asyncio.wait([over, ticking, signalled], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
         if ticking.done():
             await ticking  # raises: what happens can no longer be written down
         if signalled.done():
@@ -149,7 +149,8 @@ async def _until_over(
             await _cancel_run(control, signalled.result())
         await service.wait_for_streams(DRAIN_S)
     finally:
-        over.cancel()
+        for each in reasons[2:]:
+            each.cancel()
 
 
 async def _run_once(control: Control) -> None:
@@ -165,11 +166,14 @@ async def _run_once(control: Control) -> None:
 
 
 async def _cancel_run(control: Control, signum: int) -> None:
-    """End the run that is going on, if any; the core bounds how long that takes."""
+    """End the run that is going on, if any; the core gives sites as long as this to confirm it."""
     if control.latest is not None:
         name = signal.Signals(signum).name
         control.cancel(control.latest.run_id, f"the coordinator was asked to end ({name})")
-        await _wait_for_end(control)
+        timeouts = control.timeouts
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeouts.stop_grace_s + timeouts.lease_s + CLOSE_S):
+                await _wait_for_end(control)
 
 
 async def _wait_for_end(control: Control) -> None:

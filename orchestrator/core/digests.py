@@ -28,12 +28,12 @@ class Difference:
     """The ranks at `sites` that differ."""
 
     def __str__(self) -> str:
-        what = f"tensor {self.tensor!r}" if self.tensor else "the parameters"
+        what = f"tensor {self.tensor!r} differs" if self.tensor else "the parameters differ"
         ranks = ", ".join(f"site {site} rank {rank}" for site, rank in self.replicas[:8])
         more = f" and {len(self.replicas) - 8} more" if len(self.replicas) > 8 else ""
         if self.is_majority:
-            return f"after step {self.step}, {what} of {ranks}{more} differs from all others"
-        return f"after step {self.step}, {what} differs between {ranks}{more}"
+            return f"after step {self.step}, {what} at {ranks}{more} from all others"
+        return f"after step {self.step}, {what} between {ranks}{more}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""Small topologies and jobs, as documents and as the objects that they describe."""
+
+from __future__ import annotations
+
+from topology.load import load_topology
+from topology.world import Topology
+
+NAMES = "abcdefgh"
+
+
+def topology_text(
+    num_sites: int = 2,
+    *,
+    ranks: int = 1,
+    emulate: bool = False,
+    detect_within: str = "5s",
+    start_within: str = "30s",
+) -> str:
+    """Return a full mesh of sites named a, b, c, ..."""
+    names = NAMES[:num_sites]
+    sites = [
+        f"  - {{name: {name}, nodes: 1, accelerators_per_node: {ranks}, accelerator: core}}"
+        for name in names
+    ]
+    links = [
+        f"  - {{between: [{one}, {other}], bandwidth: 100Mbit/s, rtt: 10ms}}"
+        for place, one in enumerate(names)
+        for other in names[place + 1 :]
+    ]
+    return "\n".join(
+        [
+            "version: 1",
+            "name: small",
+            "accelerators:",
+            "  core: {peak: {fp32: 50GFLOP/s}, memory: 2GiB, mfu: 0.3}",
+            "sites:",
+            *sites,
+            "links:",
+            *links,
+            f"failure: {{detect_within: {detect_within}, min_sites: {num_sites}, "
+            f"start_within: {start_within}}}",
+            "security: {mode: insecure}",
+            f"emulate: {'true' if emulate else 'false'}",
+            "",
+        ]
+    )
+
+
+def topology(num_sites: int = 2, *, ranks: int = 1, emulate: bool = False) -> Topology:
+    """Return what `topology_text` describes."""
+    text = topology_text(num_sites, ranks=ranks, emulate=emulate)
+    return load_topology(text, "topology.yaml")
+
+
+JOB = "version: 1\nname: small\ntopology: topology.yaml\nverify: {parameters_every: 1}\n"

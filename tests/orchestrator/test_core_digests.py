@@ -1,0 +1,108 @@
+import random
+
+import pytest
+
+from orchestrator.core.digests import WINDOW_STEPS, Difference, DigestComparison
+
+NAMES = ("embedding", "1.weight", "2.weight")
+
+
+def report(
+    digests: DigestComparison, site: str, rank: int, step: int, second: int = 2, third: int = 3
+) -> Difference | None:
+    tensors = (1, second, third)
+    return digests.report(site, rank, step, hash(tensors), tensors, NAMES)
+
+
+def test_equal_hashes_verify_a_step() -> None:
+    digests = DigestComparison({"a": 2, "b": 1})
+    for step in (10, 20):
+        for site, rank in (("a", 0), ("a", 1), ("b", 0)):
+            assert report(digests, site, rank, step) is None
+    assert digests.verified_steps == 2
+    assert digests.flush() is None
+
+
+def test_a_majority_names_the_odd_one_out() -> None:
+    digests = DigestComparison({"a": 2, "b": 1})
+    assert report(digests, "b", 0, 10, third=99) is None
+    assert report(digests, "a", 0, 10) is None
+    found = report(digests, "a", 1, 10)
+    assert found is not None
+    assert (found.step, found.tensor, found.sites) == (10, "2.weight", ("b",))
+    assert found.replicas == (("b", 0),)
+    assert "'2.weight' differs at site b rank 0 from all others" in str(found)
+
+
+def test_of_two_nobody_can_say_which_is_wrong() -> None:
+    digests = DigestComparison({"a": 1, "b": 1})
+    assert report(digests, "a", 0, 10) is None
+    found = report(digests, "b", 0, 10, second=7)
+    assert found is not None
+    assert (found.tensor, found.sites, found.is_majority) == ("1.weight", ("a", "b"), False)
+
+
+def test_without_a_majority_all_are_named() -> None:
+    digests = DigestComparison({"a": 2, "b": 2})
+    for rank in (0, 1):
+        assert report(digests, "a", rank, 10) is None
+    assert report(digests, "b", 0, 10, second=8) is None
+    found = report(digests, "b", 1, 10, second=8)
+    assert found is not None
+    assert found.sites == ("a", "b")
+
+
+def test_hashes_that_do_not_tell_tensors_still_differ() -> None:
+    digests = DigestComparison({"a": 1, "b": 1})
+    assert digests.report("a", 0, 1, 5, (), ()) is None
+    found = digests.report("b", 0, 1, 6, (), ())
+    assert found is not None
+    assert found.tensor == ""
+    assert "the parameters differ between" in str(found)
+
+
+def test_repeated_late_and_impossible_reports_change_nothing() -> None:
+    digests = DigestComparison({"a": 1, "b": 1})
+    assert report(digests, "a", 0, 1) is None
+    assert report(digests, "a", 0, 1, second=9) is None
+    assert report(digests, "c", 0, 1, second=9) is None
+    assert report(digests, "b", 1, 1, second=9) is None
+    assert report(digests, "b", 0, 1) is None
+    assert report(digests, "b", 0, 1, second=9) is None
+    assert digests.verified_steps == 1
+
+
+def test_open_steps_are_bounded_and_a_difference_is_not_forgotten() -> None:
+    digests = DigestComparison({"a": 1, "b": 1, "c": 1})
+    assert report(digests, "a", 0, 0) is None
+    assert report(digests, "b", 0, 0, second=9) is None
+    found = [report(digests, "a", 0, step) for step in range(1, WINDOW_STEPS + 1)]
+    assert found[:-1] == [None] * (WINDOW_STEPS - 1)
+    assert found[-1] is not None
+    assert found[-1].step == 0
+
+
+def test_flush_tells_of_a_difference_that_some_rank_never_reported_on() -> None:
+    digests = DigestComparison({"a": 1, "b": 1, "c": 1})
+    report(digests, "a", 0, 5)
+    report(digests, "b", 0, 5, third=9)
+    found = digests.flush()
+    assert found is not None
+    assert (found.step, found.sites) == (5, ("a", "b"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_every_order_the_one_flipped_rank_is_found(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = [(site, rank) for site in "abc" for rank in range(2)]
+    odd, bad_step = draw.choice(ranks), draw.randrange(5)
+    reports = [(step, *each) for step in range(5) for each in ranks]
+    draw.shuffle(reports)
+    digests = DigestComparison(dict.fromkeys("abc", 2))
+    found = None
+    for step, site, rank in reports:
+        flipped = step == bad_step and (site, rank) == odd
+        found = report(digests, site, rank, step, second=77 if flipped else 2) or found
+    assert found is not None, f"{seed=}"
+    assert (found.step, found.replicas, found.tensor) == (bad_step, (odd,), "1.weight"), f"{seed=}"
+    assert digests.verified_steps == 4, f"{seed=}"

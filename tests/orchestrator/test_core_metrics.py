@@ -1,0 +1,112 @@
+import math
+
+from orchestrator.core.leases import Leases
+from orchestrator.core.metrics import MAX_LOSSES, OPEN_STEPS, RunMetrics
+from orchestrator.core.states import RunState
+from orchestrator.core.summary import summarise
+from orchestrator.core.view import RunView
+
+
+def step(loss: float, tokens: float, **more: float) -> dict[str, float]:
+    return {"loss": loss, "site_tokens": tokens, **more}
+
+
+def link(sent: float, busy_s: float, rtt_s: float) -> dict[str, float]:
+    return {"sent_bytes": sent, "raw_bytes": 2 * sent, "busy_s": busy_s, "rtt_s": rtt_s}
+
+
+def test_a_steps_loss_is_weighted_by_tokens_and_waits_for_all_sites() -> None:
+    measured = RunMetrics(("a", "b"))
+    measured.add("a", "step", 1, step(2.0, 30), {})
+    assert measured.losses == []
+    measured.add("b", "step", 1, step(4.0, 10), {})
+    assert measured.losses == [(1, 2.5)]
+    assert measured.totals()["tokens"] == 40
+    assert measured.totals()["loss"] == 2.5
+
+
+def test_memory_is_bounded_over_a_long_run() -> None:
+    measured = RunMetrics(("a",))
+    for number in range(3 * MAX_LOSSES):
+        measured.add("a", "step", number, step(float(number), 1), {})
+    assert len(measured.losses) <= MAX_LOSSES
+    assert measured.losses[0] == (0, 0.0)
+    assert measured.losses[-1] == (3 * MAX_LOSSES - 1, 3.0 * MAX_LOSSES - 1)
+    steps = [number for number, _ in measured.losses]
+    assert steps == sorted(set(steps))
+
+    alone = RunMetrics(("a", "b"))
+    for number in range(2 * OPEN_STEPS):
+        alone.add("a", "step", number, step(1.0, 1), {})
+    alone.add("b", "step", 0, step(1.0, 1), {})
+    alone.add("b", "step", 2 * OPEN_STEPS - 1, step(1.0, 1), {})
+    assert alone.losses == [(2 * OPEN_STEPS - 1, 1.0)]
+
+
+def test_gateways_of_one_link_count_together() -> None:
+    measured = RunMetrics(("a", "b"))
+    labels = {"source": "a", "target": "b"}
+    measured.add("a", "link", 1, link(100, 2.0, 0.05), {**labels, "node": "0"})
+    measured.add("a", "link", 1, link(50, 1.0, 0.04), {**labels, "node": "1"})
+    measured.add("a", "link", 2, link(200, 4.0, 0.06), {**labels, "node": "0"})
+    measured.add("b", "link", 2, link(999, 4.0, 0.06), labels)
+    together = measured.links["a", "b"]
+    assert together["sent_bytes"] == 250
+    assert together["throughput_bytes_per_s"] == 62.5
+    assert together["rtt_s"] == 0.04
+
+
+def test_the_summary_has_every_figure_or_null() -> None:
+    view = RunView("run", state=RunState.SUCCEEDED)
+    view.links = (
+        {"source": "a", "target": "b", "bytes_per_s": 10.0, "rtt_s": 0.1},
+        {"source": "b", "target": "a", "bytes_per_s": 10.0, "rtt_s": 0.1},
+    )
+    measured = RunMetrics(("a", "b"))
+    parts = {"compute_s": 0.4, "intra_s": 0.1, "exposed_inter_s": 0.2, "wait_s": 0.0}
+    measured.add("a", "step", 1, step(2.0, 10, **parts), {})
+    measured.add("b", "step", 1, step(2.0, 30, **{**parts, "wait_s": 0.1}), {})
+    evaluation = {"held_out_loss": 1.5, "unigram_entropy": 3.0}
+    measured.add("a", "evaluation", 1, evaluation, {})
+    measured.add("a", "evaluation", 0, {"held_out_loss": 9.0}, {})
+    measured.add("a", "link", 1, link(100, 2.0, 0.05), {"source": "a", "target": "b"})
+    summary = summarise(view, measured, active_s=4.0, verified_steps=1)
+    assert summary["steps"] == 1
+    assert summary["losses"] == [[1, 2.0]]
+    assert summary["held_out_loss"] == 1.5
+    assert summary["tokens_per_s"] == 10.0
+    assert math.isclose(summary["time_split"]["wait_s"], 0.05)
+    assert [site["tokens_per_s"] for site in summary["sites"]] == [2.5, 7.5]
+    assert summary["compression_ratio"] == 2.0
+    sent, unsent = summary["links"]
+    assert (sent["sent_bytes"], sent["rtt_s"], sent["configured_rtt_s"]) == (100, 0.05, 0.1)
+    assert unsent["sent_bytes"] is None
+
+
+def test_a_run_that_never_was_active_has_a_summary_too() -> None:
+    summary = summarise(RunView("run"), RunMetrics(("a",)), active_s=0.0, verified_steps=0)
+    assert summary["tokens_per_s"] is None
+    assert summary["time_split"]["compute_s"] is None
+    assert summary["compression_ratio"] is None
+
+
+def test_a_lease_ends_after_silence_only() -> None:
+    leases = Leases(5.0)
+    leases.hear("a", 0.0)
+    leases.hear("b", 0.0)
+    for tick in range(1, 51):
+        leases.hear("b", tick * 0.1)
+        assert leases.expired(tick * 0.1) == {}
+    assert leases.expired(5.1) == {"a": 5.1}
+    leases.drop("a")
+    assert leases.expired(5.2) == {}
+
+
+def test_a_coordinator_that_stood_still_blames_nobody() -> None:
+    leases = Leases(5.0)
+    leases.hear("a", 0.0)
+    assert leases.expired(0.5) == {}
+    assert leases.expired(60.0) == {}
+    for tick in range(50):
+        assert leases.expired(60.0 + tick * 0.1) == {}
+    assert list(leases.expired(65.1)) == ["a"]

@@ -1,0 +1,359 @@
+"""The machine of a run: its stages, its ends, and what holds in every order of events."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.core import events
+from orchestrator.core.events import Endpoint
+from orchestrator.core.failures import Failure
+from orchestrator.core.run import RunMachine
+from orchestrator.core.states import RunState
+from tests.fakes.worlds import topology
+
+START_S = 30.0
+LEASE_S = 5.0
+GRACE_S = 1.0
+COLLECT_S = 1.0
+
+
+class World:
+    """A machine with a clock, and everything that it ever asked for."""
+
+    def __init__(self, num_sites: int = 2, *, ranks: int = 1, emulate: bool = False) -> None:
+        self.sites = tuple("abcdefgh"[:num_sites])
+        self.now_s = 100.0
+        self.machine = RunMachine(topology(num_sites, ranks=ranks, emulate=emulate), self.now_s)
+        self.actions: list[events.Action] = []
+
+    def tell(self, *told: events.Event) -> list[events.Action]:
+        new = [action for event in told for action in self.machine.handle(event, self.now_s)]
+        self.actions += new
+        return new
+
+    def wait(self, seconds: float) -> list[events.Action]:
+        self.now_s += seconds
+        return self.tell(events.Ticked())
+
+    def sent(self, kind: type[events.Action]) -> list[str]:
+        return [action.site for action in self.actions if isinstance(action, kind)]  # type: ignore[union-attr]
+
+    @property
+    def state(self) -> RunState:
+        return self.machine.state
+
+    @property
+    def finish(self) -> events.FinishRun:
+        (found,) = [each for each in self.actions if isinstance(each, events.FinishRun)]
+        return found
+
+    def join(self) -> None:
+        self.tell(*(events.SiteJoined(site, f"host-{site}") for site in self.sites))
+
+    def prepare(self) -> None:
+        self.join()
+        self.tell(*(prepared(site) for site in self.sites))
+
+    def activate(self) -> None:
+        self.prepare()
+        self.tell(*(events.SiteRunning(site) for site in self.sites))
+        assert self.state is RunState.ACTIVE
+
+
+def prepared(site: str) -> events.SitePrepared:
+    return events.SitePrepared(site, (Endpoint(site, 0, "127.0.0.1", 1000 + ord(site)),))
+
+
+def failure(world: World, code: str, site: str, age_s: float = 0.0, **more: object) -> Failure:
+    return Failure(
+        code=code,
+        message=f"{code} at site {site}",
+        site=site,
+        reported_by=site,
+        at_s=world.now_s - age_s,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def digest(site: str, number: int) -> events.DigestReported:
+    return events.DigestReported(site, 0, 5, number, (1, number), ("0.weight", "2.weight"))
+
+
+def test_a_run_that_goes_well() -> None:
+    world = World(3)
+    world.tell(events.SiteJoined("a", "h"), events.SiteJoined("b", "h"))
+    assert world.sent(events.SendPrepare) == []
+    world.tell(events.SiteJoined("c", "h"))
+    assert world.sent(events.SendPrepare) == ["a", "b", "c"]
+    world.tell(prepared("c"), prepared("a"))
+    assert world.sent(events.SendStart) == []
+    started = [a for a in world.tell(prepared("b")) if isinstance(a, events.SendStart)]
+    assert [start.site for start in started] == ["a", "b", "c"]
+    assert [endpoint.site for endpoint in started[1].endpoints] == ["a", "c"]
+    world.tell(*(events.SiteRunning(site) for site in "ab"))
+    assert world.state is RunState.FORMING
+    world.tell(events.SiteRunning("c"))
+    assert world.state is RunState.ACTIVE
+    world.now_s += 7
+    world.tell(*(events.SiteEnded(site, succeeded=True) for site in "bca"))
+    assert world.finish == events.FinishRun(RunState.SUCCEEDED, "", "", None)
+    assert world.machine.active_for_s(world.now_s + 50) == 7
+    assert world.sent(events.SendStop) == []
+
+
+def test_the_relay_comes_between_prepare_and_start() -> None:
+    world = World(2, emulate=True)
+    world.prepare()
+    (opened,) = [a for a in world.actions if isinstance(a, events.OpenRelay)]
+    assert [endpoint.site for endpoint in opened.endpoints] == ["a", "b"]
+    assert world.sent(events.SendStart) == []
+    book = {"a": (Endpoint("b", 0, "127.0.0.1", 1),), "b": (Endpoint("a", 0, "127.0.0.1", 2),)}
+    started = [s for s in world.tell(events.RelayOpened(book)) if isinstance(s, events.SendStart)]
+    assert {start.site: start.endpoints for start in started} == book
+    world.tell(events.RelayEnded("status 1"))
+    world.wait(COLLECT_S)
+    assert world.sent(events.SendStop) == ["a", "b"]
+    world.tell(*(events.SiteEnded(site, succeeded=False) for site in "ab"))
+    assert world.finish.reason_code == "INTERNAL"
+    assert "the WAN emulator ended" in world.finish.reason
+
+
+@pytest.mark.parametrize(
+    ("come", "named", "stopped"),
+    [
+        ([events.SiteJoined("a", "h")], "site b: absent, no agent has joined", []),
+        ([], "sites a, b: absent", []),
+        (
+            [events.SiteJoined("a", "h"), events.SiteJoined("b", "h"), prepared("b")],
+            "site a: joined, its gateways do not listen yet",
+            ["a", "b"],
+        ),
+        (
+            [
+                *(events.SiteJoined(site, "h") for site in "ab"),
+                *(prepared(site) for site in "ab"),
+                events.SiteRunning("a"),
+            ],
+            "site b: starting, its ranks have not all joined",
+            ["a", "b"],
+        ),
+    ],
+    ids=["absent", "nobody", "unprepared", "starting"],
+)
+def test_a_late_start_names_who_was_missing_and_rolls_back(
+    come: Sequence[events.Event], named: str, stopped: list[str]
+) -> None:
+    world = World(2)
+    world.tell(*come)
+    world.wait(START_S - 0.1)
+    assert world.state is RunState.FORMING
+    world.wait(0.2)
+    assert world.sent(events.SendStop) == stopped
+    world.tell(*(events.SiteEnded(site, succeeded=False) for site in stopped))
+    assert world.finish.reason_code == "START_TIMED_OUT"
+    assert named in world.finish.reason
+
+
+def test_the_first_failure_is_found_among_those_that_come_later() -> None:
+    world = World(3)
+    world.activate()
+    world.tell(events.SiteEnded("a", False, (failure(world, "PEER_LOST", "a"),)))
+    world.wait(COLLECT_S / 2)
+    assert world.sent(events.SendStop) == []
+    real = failure(world, "RANK_KILLED", "b", COLLECT_S, rank=3, exit_code=-9, log_path="x.log")
+    world.tell(events.SiteEnded("b", False, (real,)))
+    world.wait(COLLECT_S / 2)
+    assert world.sent(events.SendStop) == ["c"]
+    assert world.state is RunState.STOPPING
+    late = failure(world, "RANK_KILLED", "c", -0.01)
+    world.tell(events.SiteEnded("c", False, (late,)))
+    assert world.finish == events.FinishRun(RunState.FAILED, "RANK_KILLED", real.reason, real)
+
+
+def test_nothing_is_waited_for_once_all_sites_have_reported() -> None:
+    world = World(2)
+    world.activate()
+    for site in "ab":
+        world.tell(events.SiteEnded(site, False, (failure(world, "RANK_EXITED", site),)))
+    assert world.finish.failure is not None
+    assert world.finish.failure.site == "a"
+
+
+def test_a_lost_site_ends_the_run_and_is_stopped_when_it_comes_back() -> None:
+    world = World(2)
+    world.activate()
+    world.tell(events.SiteLost("b", "site b: its agent was silent", silent_s=5.0))
+    world.wait(COLLECT_S)
+    assert world.sent(events.SendStop) == ["a"]
+    world.tell(events.SiteJoined("b", "h"))
+    assert world.sent(events.SendStop) == ["a", "b"]
+    world.tell(events.SiteEnded("a", succeeded=False))
+    assert (world.finish.reason_code, world.finish.reason) == (
+        "SITE_LOST",
+        "site b: its agent was silent",
+    )
+
+
+def test_an_agent_that_leaves_before_prepare_may_come_back() -> None:
+    world = World(2)
+    world.tell(events.SiteJoined("a", "h"), events.SiteLost("a", "gone"), events.Ticked())
+    world.tell(events.SiteJoined("b", "h"))
+    assert world.sent(events.SendPrepare) == []
+    world.tell(events.SiteJoined("a", "h"))
+    assert world.sent(events.SendPrepare) == ["a", "b"]
+
+
+def test_an_agent_that_could_not_start_is_not_waited_for() -> None:
+    world = World(2)
+    world.tell(events.SiteJoined("a", "h"), events.AgentEnded("b", "status 1", "log"))
+    assert (world.finish.reason_code, world.finish.reason) == (
+        "LAUNCH_FAILED",
+        "site b: status 1",
+    )
+
+
+def test_cancelling_is_idempotent_and_reaches_whoever_was_prepared() -> None:
+    world = World(2)
+    world.join()
+    world.tell(prepared("a"))
+    for _ in range(3):
+        world.tell(events.CancelRequested("by hand"))
+    assert world.sent(events.SendStop) == ["a", "b"]
+    world.tell(prepared("b"))
+    assert world.sent(events.SendStart) == []
+    world.tell(*(events.SiteEnded(site, succeeded=False) for site in "ab"))
+    assert world.finish == events.FinishRun(RunState.CANCELLED, "CANCELLED", "by hand", None)
+    assert world.tell(events.CancelRequested("again")) == []
+
+
+def test_a_site_that_never_confirms_is_recorded_and_the_run_ends() -> None:
+    world = World(2)
+    world.activate()
+    world.tell(events.CancelRequested("by hand"), events.SiteEnded("a", succeeded=False))
+    assert world.wait(GRACE_S + LEASE_S - 0.1) == []
+    world.wait(0.2)
+    assert world.finish.state is RunState.CANCELLED
+    assert ("site.unconfirmed", "b") in [
+        (a.kind, a.site) for a in world.actions if isinstance(a, events.RecordEvent)
+    ]
+
+
+def test_different_parameters_end_the_run_and_name_the_tensor() -> None:
+    world = World(3)
+    world.activate()
+    world.tell(digest("a", 1), digest("b", 2), digest("c", 1))
+    world.wait(COLLECT_S)
+    assert world.sent(events.SendStop) == ["a", "b", "c"]
+    world.tell(*(events.SiteEnded(site, succeeded=False) for site in "abc"))
+    assert world.finish.reason_code == "PARAMETERS_DIFFER"
+    assert world.finish.failure is not None
+    assert (world.finish.failure.site, world.finish.failure.rank) == ("b", 0)
+    assert "2.weight" in world.finish.reason
+
+
+def test_a_difference_that_was_never_certain_still_spoils_success() -> None:
+    world = World(3)
+    world.activate()
+    world.tell(digest("a", 1), digest("b", 2))
+    world.tell(*(events.SiteEnded(site, succeeded=True) for site in "abc"))
+    assert world.finish.reason_code == "PARAMETERS_DIFFER"
+
+
+@pytest.mark.parametrize("succeeded", [False, True])
+def test_an_end_that_nobody_asked_for_is_a_failure(succeeded: bool) -> None:
+    world = World(2)
+    world.join()
+    world.tell(events.SiteEnded("a", succeeded=succeeded))
+    world.wait(COLLECT_S)
+    world.tell(events.SiteEnded("b", succeeded=False))
+    assert world.finish.reason_code == "SITE_LOST"
+
+
+def random_event(draw: random.Random, world: World) -> events.Event:
+    site = draw.choice(world.sites)
+    code = draw.choice(("RANK_EXITED", "PEER_LOST", "GATEWAY_EXITED"))
+    failures = (failure(world, code, site, draw.random(), collateral=draw.random() < 0.3),)
+    rare: list[events.Event] = [
+        events.SiteLost(site, f"site {site}: gone", draw.random()),
+        events.AgentEnded(site, "status 1", ""),
+        events.SiteEnded(site, False, failures),
+        events.SiteEnded(site, succeeded=False),
+        events.CancelRequested("by hand"),
+        events.RelayEnded("status 1"),
+        digest(site, draw.choice((1, 1, 1, 2))),
+    ]
+    common: list[events.Event] = [
+        events.SiteJoined(site, "h"),
+        prepared(site),
+        events.SiteRunning(site),
+        events.RelayOpened({}),
+        events.Ticked(),
+        *([events.SiteEnded(site, succeeded=True)] if draw.random() < 0.3 else []),
+    ]
+    return draw.choice(rare if draw.random() < world_risk(draw) else common)
+
+
+def world_risk(draw: random.Random) -> float:
+    return draw.choice((0.0, 0.05, 0.3))
+
+
+def check_safety(world: World, seed: int) -> None:
+    """Nothing that a run must never do was done."""
+    finishes = [place for place, a in enumerate(world.actions) if isinstance(a, events.FinishRun)]
+    assert len(finishes) <= 1, f"two outcomes, {seed=}"
+    assert finishes in ([], [len(world.actions) - 1]), f"something after the end, {seed=}"
+    told_to_prepare: set[str] = set()
+    told_to_start: set[str] = set()
+    told_to_stop: set[str] = set()
+    seen: set[str] = set()
+    gone: set[str] = set()
+    over = {"site.ended", "site.lost", "site.unconfirmed"}
+    for action in world.actions:
+        match action:
+            case events.RecordEvent(kind="site.prepared", site=site):
+                seen.add(site)
+            case events.RecordEvent(kind=kind, site=site) if kind in over:
+                gone.add(site)
+            case events.SendPrepare(site):
+                assert site not in told_to_prepare, f"{seed=}"
+                told_to_prepare.add(site)
+            case events.SendStart(site):
+                assert seen == set(world.sites), f"Start before all were prepared, {seed=}"
+                assert site not in told_to_start, f"{seed=}"
+                assert not told_to_stop, f"Start after Stop, {seed=}"
+                told_to_start.add(site)
+            case events.SendStop(site):
+                assert site in told_to_prepare, f"{seed=}"
+                told_to_stop.add(site)
+            case events.FinishRun(state):
+                assert told_to_prepare <= gone, f"a site may still have processes, {seed=}"
+                if state is RunState.SUCCEEDED:
+                    assert told_to_start == set(world.sites), f"{seed=}"
+    assert told_to_start in (set(), set(world.sites)), f"a part of the sites was started, {seed=}"
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+def test_in_every_order_of_events_a_run_is_safe_and_ends(emulate: bool) -> None:
+    outcomes = set()
+    for seed in range(400):
+        draw = random.Random(seed)
+        world = World(draw.choice((2, 3)), emulate=emulate)
+        for _ in range(draw.choice((15, 40, 80))):
+            world.now_s += draw.choice((0.0, 0.0, 0.01, 0.5))
+            world.tell(random_event(draw, world))
+            check_safety(world, seed)
+        world.tell(events.CancelRequested("enough"))
+        world.wait(COLLECT_S)
+        world.wait(GRACE_S + LEASE_S)
+        check_safety(world, seed)
+        assert world.state.is_terminal, f"it never ends, {seed=}"
+        outcomes.add(world.finish.state)
+        stopped = set(world.sent(events.SendStop))
+        ended = {
+            action.site
+            for action in world.actions
+            if isinstance(action, events.RecordEvent) and action.kind in {"site.ended", "site.lost"}
+        }
+        assert set(world.sent(events.SendPrepare)) <= stopped | ended, f"{seed=}"
+    assert outcomes == {RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}
