@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.home import RunFolder
+from orchestrator.home import LOG, RunFolder
 from orchestrator.journal import JournalReader
 from orchestrator.log_files import LogReader
 from orchestrator.messages import event_message, run_message
@@ -33,6 +33,16 @@ class RecordedRun:
                 raise NotFoundError(f"{journal.path}: there is no run {run_id!r}") from None
             run = run_message(view, journal.progress(run_id))
         run.folder = str(self._folder.path)  # where it was written may be another name by now
+        if run.reason_code == "COORDINATOR_LOST":
+            run.failure.CopyFrom(
+                control_pb2.Failure(
+                    code=run.reason_code,
+                    message=run.reason,
+                    node=-1,
+                    rank=-1,
+                    log_path=str(self._folder.path / LOG),
+                )
+            )
         return run
 
     def events(self, after: int) -> Iterator[control_pb2.Event]:

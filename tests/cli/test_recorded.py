@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.home import SUMMARY, RunFolder
+from orchestrator.home import LOG, SUMMARY, RunFolder
 from orchestrator.journal import Journal
 from orchestrator.log_files import LogWriter
 from protos.control.v1 import control_pb2
@@ -103,6 +103,8 @@ def test_a_run_whose_coordinator_was_killed(isthmus: Isthmus, folder: RunFolder)
     assert error["code"] == "COORDINATOR_LOST"
     assert "active" in error["message"]
     assert error["where"]["folder"] == str(folder.path)
+    assert error["where"]["log_path"] == str(folder.path / LOG)
+    assert error["where"]["site"] is None
     status = isthmus("status", "--json")
     assert status.code == 0
     assert status.envelope["data"]["reason_code"] == "COORDINATOR_LOST"
