@@ -12,7 +12,10 @@ LINK = "link"
 
 # kind "step"
 LOSS = "loss"
-"""Mean training loss over the global batch, in nats a byte (or the user's own unit)."""
+"""Mean training loss over the site's tokens, in nats a byte (or the user's own unit).
+
+Of the global batch: the mean over sites, weighted by SITE_TOKENS.
+"""
 TOKENS = "tokens"
 """Tokens of the global batch."""
 SITE_TOKENS = "site_tokens"

@@ -1,0 +1,24 @@
+"""Train the job's model: what ranks run when the job names no script of its own.
+
+Usage: isthmus launch JOB, or outside a run `torchrun --nproc-per-node N -m sites.trainer`, which
+trains one site with the default settings.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import sites
+from sites.trainer.train import train
+
+
+def main() -> None:
+    """Join the run, train, leave."""
+    argparse.ArgumentParser(prog="python -m sites.trainer", description=__doc__).parse_args()
+    site = sites.join(alone=True)
+    train(site, Path(os.environ.get("ISTHMUS_JOB", "job.yaml")).parent)
+    site.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""One optimizer step: what a rank of many and the one process of the reference have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from sites.trainer import sampler
+from sites.trainer.corpus import Bytes
+from sites.trainer.schedule import learning_rate
+from topology.job import Optimizer, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step was, as this rank saw it."""
+
+    loss_sum: float
+    """Over this rank's tokens, in nats; float64."""
+    tokens: int
+    """Of this rank."""
+    grad_norm: float
+    """Of the global gradient, before it was clipped."""
+    learning_rate: float
+
+
+def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.AdamW:
+    """Return AdamW that decays matrices only: a norm's scale or shift has no reason to be small."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {
+            "params": [parameter for parameter in parameters if parameter.dim() >= 2],
+            "weight_decay": config.weight_decay,
+        },
+        {
+            "params": [parameter for parameter in parameters if parameter.dim() < 2],
+            "weight_decay": 0.0,
+        },
+    ]
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True
+    )
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    text: Bytes,
+    config: Trainer,
+    step: int,
+    samples: range,
+) -> StepResult:
+    """Learn from `samples` and update the parameters.
+
+    Args:
+        model: A `Gpt`, or DistributedDataParallel around one: then the gradients that the
+            optimizer sees are those of the global batch.
+        optimizer: From `make_optimizer`.
+        text: The training text.
+        config: Of the job.
+        step: Counts from 0.
+        samples: Global sample indices of this rank, at least one.
+    """
+    rate = learning_rate(config.optimizer, step, config.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad()
+    num_starts = len(text) - config.model.context
+    device = next(model.parameters()).device
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    tokens = len(samples) * config.model.context
+    micro_batches = sampler.micro_batches(samples, config.micro_batch)
+    for index, micro_batch in enumerate(micro_batches):
+        starts = sampler.random_starts(config.seed, micro_batch, num_starts)
+        is_last = index == len(micro_batches) - 1
+        with _local_gradients(model, enabled=not is_last):
+            losses = token_losses(model, text, starts, config.model.context, device)
+            # A sum over all tokens of the rank, so that a shorter last micro-batch weighs less.
+            (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
+        loss_sum += losses.detach().sum(dtype=torch.float64)
+    norm = clip_gradients(model.parameters(), config.optimizer.clip_norm)
+    optimizer.step()
+    return StepResult(float(loss_sum), tokens, norm, rate)
+
+
+def token_losses(
+    model: nn.Module, text: Bytes, starts: np.ndarray, context: int, device: torch.device
+) -> Tensor:
+    """Return the loss of every predicted byte: float32, shape (len(starts) * context,), nats."""
+    window = torch.from_numpy(sampler.windows(text, starts, context)).to(device)
+    logits = model(window[:, :-1])
+    return functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten(), reduction="none")
+
+
+def clip_gradients(parameters: Iterable[Tensor], clip_norm: float) -> float:
+    """Scale the gradients down to `clip_norm` where they are longer; return their norm.
+
+    The norm is summed in float64 and the scale rounded to float32: accelerators that add in
+    another order then still get the same scale, and sites stay bit-identical.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    squares = torch.stack([gradient.double().square().sum() for gradient in gradients])
+    norm = float(squares.sum().sqrt())
+    if norm > clip_norm:
+        scale = float(np.float32(clip_norm / norm))
+        for gradient in gradients:
+            gradient.mul_(scale)
+    return norm
+
+
+def _local_gradients(model: nn.Module, *, enabled: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which DDP keeps gradients to itself, if `enabled`."""
+    if enabled and isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()

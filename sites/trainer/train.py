@@ -1,0 +1,142 @@
+"""The loop of one rank: the same in every rank of every site."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from protos import metrics
+from sites.trainer.corpus import Corpus, load_corpus
+from sites.trainer.evaluation import evaluate
+from sites.trainer.gpt import Gpt
+from sites.trainer.learning import StepResult, make_optimizer, take_step
+from sites.trainer.sampler import samples_of
+from sites.worker.site import Site
+from topology.errors import ConfigError, Problem
+
+SAY_EVERY_STEPS = 10
+_DIGEST_BUFFER = "corpus_digest"
+
+
+def train(site: Site, folder: Path) -> None:
+    """Train the job's model with all other sites, from the first step to the last.
+
+    Args:
+        site: Just joined; the caller leaves.
+        folder: What relative names of text files are relative to.
+
+    Raises:
+        ConfigError: the job or the text is wrong here, or another site has other text.
+        IsthmusError: the exchange failed.
+    """
+    config = site.job.trainer
+    _check_share(site)
+    corpus = load_corpus(config.data, folder, config.model.context)
+    _make_deterministic(site.device)
+    model = Gpt(config.model, config.seed).to(site.device)
+    parallel, optimizer = _synchronized(site, model, corpus)
+    _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
+    for step in range(config.steps):
+        samples = samples_of(step, config.global_batch, site.global_world_size, site.global_rank)
+        site.count_tokens(len(samples) * config.model.context)
+        result = take_step(parallel, optimizer, corpus.training, config, step, samples)
+        _log_step(site, step + 1, result)
+        if (step + 1) % config.evaluate_every == 0 or step + 1 == config.steps:
+            _log_evaluation(site, step + 1, model, corpus)
+
+
+def _check_share(site: Site) -> None:
+    """Refuse a global batch that leaves some rank, here or elsewhere, without a sequence."""
+    batch, ranks = site.job.trainer.global_batch, site.global_world_size
+    if batch < ranks:
+        message = f"{batch} sequences for {ranks} ranks: want at least one for each"
+        raise ConfigError([Problem("job", 0, 0, message, "trainer.global_batch")])
+
+
+def _make_deterministic(device: torch.device) -> None:
+    """Make equal inputs give equal bits, run after run."""
+    if device.type == "cuda":
+        # cuBLAS reads it when its first handle is made; without it, torch refuses to multiply.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+def _synchronized(
+    site: Site, model: Gpt, corpus: Corpus
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """Wrap the model, join it to the other sites', and check that all learn from the same text.
+
+    The text's digest goes along as a buffer of the model: all ranks are given the first site's,
+    and whoever had another one knows it then.
+    """
+    digest = torch.frombuffer(bytearray(corpus.digest), dtype=torch.uint8)
+    model.register_buffer(_DIGEST_BUFFER, digest.to(site.device), persistent=False)
+    parallel = DistributedDataParallel(
+        model,
+        device_ids=[site.device] if site.device.type == "cuda" else None,
+        bucket_cap_mb=site.job.exchange.bucket_bytes / (1 << 20),
+        broadcast_buffers=False,  # sites make them equal once; none changes afterwards
+        gradient_as_bucket_view=True,
+    )
+    optimizer = make_optimizer(model, site.job.trainer.optimizer)
+    site.synchronize(parallel, optimizer)
+    first = bytes(model.get_buffer(_DIGEST_BUFFER).cpu().tolist())
+    delattr(model, _DIGEST_BUFFER)
+    if first != corpus.digest:
+        message = (
+            f"site {site.name} has other text than the first site: {corpus.num_files} files with "
+            f"digest {corpus.digest.hex()[:12]} here, {first.hex()[:12]} there. Give every site "
+            "the same files; without any, the same version of Python"
+        )
+        raise ConfigError([Problem("job", 0, 0, message, "trainer.data.files")])
+    return parallel, optimizer
+
+
+def _log_step(site: Site, step: int, result: StepResult) -> None:
+    """Send the step's record; `step` counts completed ones."""
+    loss = _site_mean(site, result.loss_sum, result.tokens)
+    site.log(
+        **{
+            metrics.LOSS: loss,
+            metrics.GRAD_NORM: result.grad_norm,
+            metrics.LEARNING_RATE: result.learning_rate,
+        }
+    )
+    if step % SAY_EVERY_STEPS == 0:
+        _say(site, f"step {step}: loss {loss:.3f}")
+
+
+def _log_evaluation(site: Site, step: int, model: Gpt, corpus: Corpus) -> None:
+    """Evaluate where text is held out; send what was found, and what the text is."""
+    values = {metrics.UNIGRAM_ENTROPY: corpus.unigram_entropy}
+    if len(corpus.held_out):
+        share_of_rank = evaluate(
+            model, corpus.held_out, site.job.trainer, ranks=site.world_size, rank=site.rank
+        )
+        held_out_loss = _site_mean(site, *share_of_rank)
+        values[metrics.HELD_OUT_LOSS] = held_out_loss
+        entropy = f"(counting bytes: {corpus.unigram_entropy:.3f})"
+        _say(site, f"step {step}: held-out loss {held_out_loss:.3f} {entropy}")
+    if site.rank == 0:
+        site.record(metrics.EVALUATION, step, values, {"corpus": corpus.digest.hex()})
+
+
+def _site_mean(site: Site, loss_sum: float, tokens: int) -> float:
+    """Return the mean over the tokens of all ranks of the site. A collective of the site."""
+    sums = torch.tensor([loss_sum, tokens], dtype=torch.float64, device=site.device)
+    if site.world_size > 1:
+        dist.all_reduce(sums)
+    total, count = sums.tolist()
+    return float(total / count)
+
+
+def _say(site: Site, text: str) -> None:
+    """Write a line to the log, once a site."""
+    if site.rank == 0:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
