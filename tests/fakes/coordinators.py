@@ -1,0 +1,167 @@
+"""A real coordinator's server in this process, and agents that speak its contract and start nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from orchestrator.control import Control
+from orchestrator.journal import Journal
+from orchestrator.server import CoordinatorService, listen, make_server
+from protos.control.v1 import control_pb2, control_pb2_grpc
+from protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
+from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN
+from tests.fakes.worlds import JOB, topology_text
+from topology.hashing import topology_hash
+from topology.load import load_topology
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class FakeAgent:
+    """One site's side of a session. Every wait has a deadline."""
+
+    site: str
+    call: grpc.aio.StreamStreamCall[AgentMessage, CoordinatorMessage]
+    run_id: str = ""
+    generation: int = 0
+    welcome: control_pb2.Welcome = field(default_factory=control_pb2.Welcome)
+
+    async def say(self, **kind: object) -> None:
+        """Send a message; run and generation are filled in where the kind has them."""
+        ((name, content),) = kind.items()
+        if name not in {"heartbeat", "hello"}:
+            content.run_id = content.run_id or self.run_id  # type: ignore[attr-defined]
+            content.generation = content.generation or self.generation  # type: ignore[attr-defined]
+        async with asyncio.timeout(DEADLINE_S):
+            await self.call.write(AgentMessage(**{name: content}))  # type: ignore[arg-type]
+
+    async def hear(self, kind: str) -> CoordinatorMessage:
+        """Return the next message, which has to be of that kind."""
+        async with asyncio.timeout(DEADLINE_S):
+            message = await self.call.read()
+        assert isinstance(message, CoordinatorMessage), f"the session has ended, not {kind}"
+        assert message.WhichOneof("kind") == kind, message
+        if kind == "prepare":
+            self.run_id, self.generation = message.prepare.run_id, message.prepare.generation
+        return message
+
+    async def end_of_session(self) -> tuple[grpc.StatusCode, str]:
+        """Return how the coordinator ended the session."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.call.code(), await self.call.details() or ""
+
+    async def prepare(self, port: int = 9000) -> None:
+        """Answer Prepare with one gateway."""
+        await self.hear("prepare")
+        endpoint = control_pb2.GatewayEndpoint(site=self.site, node=0, host="127.0.0.1", port=port)
+        await self.say(prepared=control_pb2.SitePrepared(endpoints=[endpoint]))
+
+    async def run(self) -> control_pb2.Start:
+        """Answer Start; the site is running."""
+        start = (await self.hear("start")).start
+        await self.say(running=control_pb2.SiteRunning())
+        return start
+
+    async def end(self, *failures: control_pb2.Failure, succeeded: bool = False) -> None:
+        """Say that nothing is left."""
+        await self.say(ended=control_pb2.SiteEnded(succeeded=succeeded, failures=failures))
+
+
+@dataclass
+class Bench:
+    """A coordinator that listens, and a client's stub for it."""
+
+    control: Control
+    service: CoordinatorService
+    address: str
+    channel: grpc.aio.Channel
+    topology: str
+    runs: Path
+
+    @property
+    def stub(self) -> control_pb2_grpc.CoordinatorAsyncStub:
+        """The contract's calls; give each a timeout."""
+        return control_pb2_grpc.CoordinatorStub(self.channel)  # type: ignore[return-value]
+
+    def hello(self, **fields: object) -> control_pb2.Hello:
+        """Return what a proper agent says first."""
+        proper: dict[str, object] = {
+            "protocol_min": CONTROL_PROTOCOL_MIN,
+            "protocol_max": CONTROL_PROTOCOL_MAX,
+            "build": "test",
+            "topology_hash": topology_hash(load_topology(self.topology, "topology.yaml")),
+            "incarnation": f"{fields['site']}-1",
+            "host": f"host-{fields['site']}",
+        }
+        return control_pb2.Hello(**{**proper, **fields})  # type: ignore[arg-type]
+
+    async def dial(self, site: str, /, **fields: object) -> FakeAgent:
+        """Open a session and say Hello, no more."""
+        agent = FakeAgent(site, self.stub.Session(timeout=60))
+        await agent.say(hello=self.hello(**{"site": site, **fields}))
+        return agent
+
+    async def join(self, *sites: str) -> list[FakeAgent]:
+        """Return agents that have been welcomed."""
+        agents = [await self.dial(site) for site in sites]
+        for agent in agents:
+            agent.welcome = (await agent.hear("welcome")).welcome
+        return agents
+
+    async def submit(self, run_id: str = "run-1", job: str = JOB) -> str:
+        """Submit a run of the coordinator's own topology."""
+        request = control_pb2.SubmitRequest(
+            run_id=run_id,
+            job=control_pb2.Document(source="job.yaml", text=job),
+            topology=control_pb2.Document(source="topology.yaml", text=self.topology),
+        )
+        return (await self.stub.Submit(request, timeout=DEADLINE_S)).run_id
+
+    async def get(self, run_id: str = "") -> control_pb2.Run:
+        """Return a run."""
+        request = control_pb2.GetRunRequest(run_id=run_id)
+        return await self.stub.GetRun(request, timeout=DEADLINE_S)
+
+    async def until(self, is_so: Callable[[control_pb2.Run], bool]) -> control_pb2.Run:
+        """Watch the latest run until it is so."""
+        request = control_pb2.GetRunRequest()
+        last = control_pb2.Run()
+        async for last in self.stub.WatchRun(request, timeout=DEADLINE_S):
+            if is_so(last):
+                return last
+        raise AssertionError(f"the run ended before: {last}")
+
+    async def ended(self) -> control_pb2.Run:
+        """Watch the latest run to its end."""
+        watching = self.stub.WatchRun(control_pb2.GetRunRequest(), timeout=DEADLINE_S)
+        return [run async for run in watching][-1]
+
+
+@asynccontextmanager
+async def coordinating(folder: Path, topology: str | None = None) -> AsyncIterator[Bench]:
+    """Run a coordinator in `folder` on a port of its own; all of it has ended after the block."""
+    text = topology_text() if topology is None else topology
+    journal = Journal(folder)
+    control = Control(load_topology(text, "topology.yaml"), journal, folder / "runs")
+    service = CoordinatorService(control)
+    server = make_server(service, control.timeouts)
+    port = listen(server, "127.0.0.1", 0)
+    await server.start()
+    ticking = asyncio.create_task(control.run())
+    address = f"127.0.0.1:{port}"
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    try:
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            yield Bench(control, service, address, channel, text, folder / "runs")
+    finally:
+        await control.close()
+        ticking.cancel()
+        await server.stop(0)
+        journal.close()

@@ -1,0 +1,237 @@
+"""The coordinator as a process: how it starts, is refused, is stopped, is killed and comes back."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from orchestrator.client import Client
+from orchestrator.journal import JournalReader
+from orchestrator.server import _options
+from protos.control.v1 import control_pb2
+from protos.errors import StateConflictError
+from tests.fakes.worlds import JOB, topology_text
+from topology.load import load_topology
+from topology.timeouts import Timeouts
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+MARK = "ISTHMUS_TEST_MARK"
+DEADLINE_S = 60.0
+LOOK_S = 0.02
+
+
+class Bench:
+    """A state folder, and coordinators started on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state = folder / "state"
+        self.topology = folder / "topology.yaml"
+        self.topology.write_text(topology_text(detect_within="2s", start_within="4s"))
+        self.mark = uuid.uuid4().hex
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *more: str, bind: str = "127.0.0.1:0") -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "orchestrator.coordinator", "--state", str(self.state)),
+                *("--topology", str(self.topology), "--bind", bind, *more),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, MARK: self.mark},
+        )
+        self.started.append(process)
+        return process
+
+    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not is_so():
+            assert time.monotonic() < deadline_s, f"{what}: not within {DEADLINE_S} s"
+            time.sleep(LOOK_S)  # another process's doing cannot be waited for otherwise
+
+    def listening(self) -> str:
+        path = self.state / "coordinator.json"
+        pid = self.started[-1].pid
+
+        def is_there() -> bool:
+            assert self.started[-1].poll() is None, self.started[-1].communicate()
+            return path.is_file() and json.loads(path.read_text())["pid"] == pid
+
+        self.wait("coordinator.json", is_there)
+        address = json.loads(path.read_text())["address"]
+        assert isinstance(address, str)
+        return address
+
+    def refused(self, *more: str, bind: str = "127.0.0.1:0") -> tuple[int, str]:
+        process = self.start(*more, bind=bind)
+        _, err = process.communicate(timeout=DEADLINE_S)
+        assert "Traceback" not in err
+        return process.returncode, err.splitlines()[-1]
+
+    def submit(self, address: str, run_id: str = "run-1") -> None:
+        with Client(address) as client:
+            client.submit(
+                run_id,
+                control_pb2.Document(source="job.yaml", text=JOB),
+                control_pb2.Document(source="topology.yaml", text=self.topology.read_text()),
+            )
+
+    def left(self) -> list[str]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                marked = f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if marked and command:
+                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+        return found
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate(timeout=DEADLINE_S)
+        self.wait("everything has ended", lambda: not self.left())
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_who_is_refused_at_the_start(bench: Bench, tmp_path: Path) -> None:
+    bench.start()
+    address = bench.listening()
+
+    assert bench.refused() == (8, f"error: another coordinator uses {bench.state}")
+    first, bench.state = bench.state, tmp_path / "other"
+    code, said = bench.refused(bind=address)
+    assert (code, "something else listens on" in said) == (8, True)
+    code, said = bench.refused(bind="0.0.0.0:0")
+    assert (code, "not a loopback address" in said) == (3, True)
+    code, said = bench.refused("--set", "failure.detect_within=never")
+    assert code == 2
+    bench.topology = tmp_path / "none.yaml"
+    code, said = bench.refused()
+    assert (code, "none.yaml" in said) == (2, True)
+    (tmp_path / "file").write_text("")
+    bench.topology, bench.state = tmp_path / "topology.yaml", tmp_path / "file"
+    code, said = bench.refused()
+    assert (code, str(tmp_path / "file") in said) == (8, True)
+    bench.state = first
+
+
+def test_errors_are_an_envelope_with_json(bench: Bench) -> None:
+    process = bench.start("--json", bind="0.0.0.0:0")
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    envelope = json.loads(out)
+    assert (process.returncode, envelope["exit_code"]) == (3, 3)
+    assert envelope["error"]["code"] == "INSECURE_ADDRESS"
+
+
+def test_sigterm_cancels_the_run_and_takes_the_announcement_back(bench: Bench) -> None:
+    process = bench.start()
+    bench.submit(bench.listening())
+
+    process.terminate()
+
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not (bench.state / "coordinator.json").exists()
+    with JournalReader(bench.state) as reader:
+        view = reader.view("run-1")
+    assert view.state == "CANCELLED"
+    assert "SIGTERM" in view.reason
+
+
+def test_after_sigkill_the_run_is_lost_and_the_next_start_goes_on(bench: Bench) -> None:
+    bench.start()
+    bench.submit(bench.listening())
+    bench.started[-1].kill()
+    bench.started[-1].communicate(timeout=DEADLINE_S)
+    with JournalReader(bench.state) as reader:
+        before = reader.view("run-1")
+        assert reader.final_view("run-1").reason_code == "COORDINATOR_LOST"
+
+    bench.start()
+    address = bench.listening()
+
+    with Client(address) as client:
+        lost = client.get_run("run-1")
+        assert (lost.reason_code, lost.state) == ("COORDINATOR_LOST", control_pb2.RUN_STATE_FAILED)
+        bench.submit(address, "run-2")
+        assert client.get_run("").generation > before.generation + 1
+        with pytest.raises(StateConflictError):
+            bench.submit(address, "run-3")
+
+
+def test_an_embedded_one_that_nobody_wants_ends_with_its_agents(bench: Bench) -> None:
+    process = bench.start("--embedded", "--runs", str(bench.state.parent))
+    bench.listening()
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    assert "no run was submitted within 4 s" in err
+    assert not bench.left()
+
+
+def test_agents_die_with_an_embedded_coordinator_that_is_killed(bench: Bench) -> None:
+    bench.topology.write_text(topology_text(start_within="60s"))
+    process = bench.start("--embedded")
+    with Client(bench.listening()) as client:
+        bench.submit(client.address)
+        bench.wait("agents", lambda: sum("sites.agent" in each for each in bench.left()) == 2)
+        bench.wait(
+            "both sites have joined",
+            lambda: all(site.host for site in client.get_run("").sites),
+        )
+    process.kill()
+    bench.wait("everything has ended", lambda: not bench.left())
+
+
+def test_an_agent_that_cannot_start_fails_the_run_at_once(bench: Bench) -> None:
+    # The agents write here; a file where their folder belongs ends them as they start.
+    bench.topology.write_text(topology_text(start_within="60s"))
+    bench.state.mkdir()
+    (bench.state / "sites").write_text("")
+    process = bench.start("--embedded")
+    bench.submit(bench.listening())
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    with JournalReader(bench.state) as reader:
+        view = reader.view("run-1")
+    assert view.reason_code == "LAUNCH_FAILED"
+    assert view.failure is not None
+    assert view.failure.log_path == str(bench.state / "coordinator.log")
+
+
+def test_every_channel_option_is_one_that_grpc_knows() -> None:
+    """GRPC ignores an unknown key in silence, so each has to be among those in its binary."""
+    library = Path(grpc._cython.cygrpc.__file__).read_bytes()  # type: ignore[attr-defined]
+    timeouts = Timeouts.derive(load_topology(topology_text(), "t").failure)
+    for key, _ in _options(timeouts):
+        assert key.encode() in library, key
+
+
+def test_a_port_is_never_shared(bench: Bench, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        code, _ = bench.refused(bind=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert code == 8

@@ -1,0 +1,385 @@
+"""A real server over loopback, agents that only talk: gang start, ends, fencing, operators' calls."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from orchestrator.journal import JournalReader
+from orchestrator.messages import run_message
+from protos.control.v1 import control_pb2 as pb
+from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
+from tests.fakes.worlds import JOB, topology_text
+
+pytestmark = pytest.mark.slow
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 60))
+
+
+async def active(bench: Bench, *sites: str) -> list[FakeAgent]:
+    agents = await bench.join(*sites)
+    await bench.submit()
+    for agent in agents:
+        await agent.prepare()
+    for agent in agents:
+        await agent.run()
+    await bench.until(lambda run: run.state == pb.RUN_STATE_ACTIVE)
+    return agents
+
+
+async def status_of(call: Coroutine[Any, Any, Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""
+
+
+def step(number: int, loss: float, tokens: float) -> pb.Metric:
+    values = {"loss": loss, "site_tokens": tokens, "compute_s": 0.1}
+    return pb.Metric(kind="step", rank=0, step=number, values=values)
+
+
+def test_a_run_from_submit_to_its_summary(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await bench.join("a", "b")
+            assert a.welcome.lease_s == 5
+            assert await bench.submit() == "run-1"
+            await a.prepare(1111)
+            await b.prepare(2222)
+            start = await a.run()
+            assert [(each.site, each.port) for each in start.endpoints] == [("b", 2222)]
+            await b.run()
+            for agent, loss in ((a, 1.0), (b, 3.0)):
+                batch = pb.MetricBatch(metrics=[step(1, loss, 10), step(2, float("nan"), 10)])
+                await agent.say(metrics=batch)
+                labels = {"source": agent.site, "target": "b" if agent is a else "a"}
+                sent = {"sent_bytes": 100.0, "raw_bytes": 200.0, "busy_s": 2.0}
+                link = pb.Metric(kind="link", rank=-1, step=2, values=sent, labels=labels)
+                await agent.say(metrics=pb.MetricBatch(metrics=[link]))
+                digest = pb.Digest(step=1, rank=0, combined=7, tensors=[7], names=["w"])
+                await agent.say(digest=digest)
+                await agent.end(succeeded=True)
+            ended = await bench.ended()
+            assert ended.state == pb.RUN_STATE_SUCCEEDED, ended
+            assert ended.totals["verified_steps"] == 1
+            assert ended.totals["tokens"] == 40
+            assert [site.step for site in ended.sites] == [2, 2]
+            assert ended.links[0].latest["throughput_bytes_per_s"] == 50
+            assert ended.links[0].rtt_s == 0.01
+
+            folder = Path(ended.folder)
+            lines = [
+                json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+            ]
+            assert lines[0]["site"] == "a"
+            assert lines[0]["values"]["loss"] == 1.0
+            assert lines[1]["values"]["loss"] is None
+            summary = json.loads((folder / "summary.json").read_text())
+            assert summary["losses"] == [[1, 2.0], [2, None]]
+            assert summary["compression_ratio"] == 2.0
+            assert (folder / "job.yaml").read_text() == JOB
+
+            with JournalReader(tmp_path) as reader:
+                kept = run_message(reader.final_view("run-1"), reader.progress("run-1"))
+            ended.totals.clear()  # a loss that is not a number is not equal to itself
+            kept.totals.clear()
+            for site in (*ended.sites, *kept.sites):
+                site.latest.clear()
+            assert kept == ended
+
+    run(scenario())
+
+
+def test_the_first_failure_is_told_with_its_place(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+            lost = pb.Failure(code="PEER_LOST", message="no b", site="b", node=-1, rank=-1, age_s=2)
+            await a.end(lost)
+            cause = pb.Failure(
+                code="RANK_KILLED",
+                message="rank 1 of site b was killed",
+                site="b",
+                rank=1,
+                exit_code=-9,
+                log_path="/x/rank1.log",
+                age_s=1,
+            )
+            await b.end(cause)
+            ended = await bench.ended()
+            assert (ended.state, ended.reason_code) == (pb.RUN_STATE_FAILED, "RANK_KILLED")
+            assert (ended.failure.rank, ended.failure.exit_code) == (1, -9)
+            assert ended.failure.log_path == "/x/rank1.log"
+
+    run(scenario())
+
+
+def test_a_broken_session_is_a_lost_site(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+            b.call.cancel()
+            stop = (await a.hear("stop")).stop
+            assert "site b" in stop.reason
+            assert stop.grace_s == 1
+            await a.end()
+            ended = await bench.ended()
+            assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
+
+    run(scenario())
+
+
+def test_a_silent_agent_loses_its_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        topology = topology_text(detect_within="1s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench:
+            a, b = await active(bench, "a", "b")
+
+            async def beat() -> None:
+                for sequence in range(1000):
+                    await a.say(heartbeat=pb.Heartbeat(sequence=sequence))
+                    await asyncio.sleep(0.1)
+
+            beating = asyncio.create_task(beat())
+            try:
+                code, detail = await b.end_of_session()
+                assert code == grpc.StatusCode.ABORTED
+                assert "its lease has ended" in detail
+                ended = await bench.ended()
+            finally:
+                beating.cancel()
+            assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
+            assert "silent for 1." in ended.reason
+
+    run(scenario())
+
+
+def test_cancel_stops_all_and_is_idempotent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            agents = await active(bench, "a", "b")
+            request = pb.CancelRunRequest()
+            first = await bench.stub.CancelRun(request, timeout=DEADLINE_S)
+            assert first.state == pb.RUN_STATE_STOPPING
+            for agent in agents:
+                await agent.hear("stop")
+                await agent.end()
+            assert (await bench.ended()).state == pb.RUN_STATE_CANCELLED
+            again = await bench.stub.CancelRun(request, timeout=DEADLINE_S)
+            assert (again.state, again.reason_code) == (pb.RUN_STATE_CANCELLED, "CANCELLED")
+
+    run(scenario())
+
+
+def test_a_stale_generation_is_refused_and_news_of_an_end_are_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+            generation = a.generation
+            for agent in (a, b):
+                await agent.end(succeeded=True)
+            await bench.ended()
+            await bench.submit("run-2")
+            stale = pb.SiteEnded(run_id="run-1", generation=generation, succeeded=True)
+            await a.say(ended=stale)
+            await a.prepare()
+            assert (a.run_id, a.generation) == ("run-2", generation + 1)
+            await b.hear("prepare")
+            await b.say(running=pb.SiteRunning(run_id="run-1", generation=generation))
+            code, detail = await b.end_of_session()
+            assert code == grpc.StatusCode.ABORTED
+            assert "'run-1', generation" in detail
+
+            line = pb.LogLine(site="a", source="rank0", text="x")
+            late = pb.ShipLogsRequest(run_id="run-1", generation=generation, site="a", lines=[line])
+            shipped = bench.stub.ShipLogs(late, timeout=DEADLINE_S)
+            assert (await status_of(shipped))[0] == grpc.StatusCode.ABORTED  # type: ignore[arg-type]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"site": "c"}, grpc.StatusCode.FAILED_PRECONDITION, "no site 'c'; there are a, b"),
+        ({"topology_hash": "0" * 64}, grpc.StatusCode.FAILED_PRECONDITION, "another topology"),
+        ({"protocol_min": 7, "protocol_max": 9}, grpc.StatusCode.FAILED_PRECONDITION, "7 to 9"),
+        ({"incarnation": "a-2"}, grpc.StatusCode.ABORTED, "has an agent already, on host host-a"),
+    ],
+    ids=["site", "topology", "version", "second agent"],
+)
+def test_who_may_not_join(
+    tmp_path: Path, fields: dict[str, object], code: grpc.StatusCode, said: str
+) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            await bench.join("a")
+            refused = await bench.dial("a", **fields)
+            status, detail = await refused.end_of_session()
+            assert status == code
+            assert said in detail
+
+    run(scenario())
+
+
+def test_the_same_agent_may_replace_its_own_session(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            (old,) = await bench.join("a")
+            (new,) = await bench.join("a")
+            assert (await old.end_of_session())[0] == grpc.StatusCode.ABORTED
+            await new.say(heartbeat=pb.Heartbeat(sequence=7))
+            assert (await new.hear("heartbeat_ack")).heartbeat_ack.sequence == 7
+
+    run(scenario())
+
+
+def test_a_session_begins_with_hello_and_keeps_to_its_limits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            rude = FakeAgent("a", bench.stub.Session(timeout=60))
+            await rude.say(heartbeat=pb.Heartbeat())
+            code, detail = await rude.end_of_session()
+            assert (code, "Hello" in detail) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            (again,) = await bench.join("a")
+            await again.say(digest=pb.Digest(names=["x" * 70_000]))
+            code, detail = await again.end_of_session()
+            assert (code, "limit" in detail) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+    run(scenario())
+
+
+def test_submit_tells_all_mistakes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            bad = "version: 1\nname: x\ntopology: t\nstepz: 3\ntrainer: {steps: many}\n"
+            code, detail = await status_of(bench.submit(job=bad))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "job.yaml:4:1" in detail
+            assert "job.yaml:5:" in detail
+            many = JOB + "".join(f"key_{number}: {number}\n" for number in range(300))
+            code, detail = await status_of(bench.submit(job=many))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            assert "more lines" in detail
+            assert (await status_of(bench.submit("../x")))[0] == grpc.StatusCode.INVALID_ARGUMENT
+            assert (await status_of(bench.get()))[0] == grpc.StatusCode.NOT_FOUND
+            own, bench.topology = bench.topology, topology_text(3)
+            code, detail = await status_of(bench.submit())
+            assert code == grpc.StatusCode.FAILED_PRECONDITION
+            bench.topology = own
+
+            assert await bench.submit("one") == "one"
+            assert await bench.submit("one") == "one"
+            code, detail = await status_of(bench.submit("two"))
+            assert code == grpc.StatusCode.ALREADY_EXISTS
+            assert "run one is going on" in detail
+            assert (await status_of(bench.get("none")))[0] == grpc.StatusCode.NOT_FOUND
+            runs = await bench.stub.ListRuns(pb.ListRunsRequest(), timeout=DEADLINE_S)
+            assert [each.run_id for each in runs.runs] == ["one"]
+
+    run(scenario())
+
+
+async def collect(stream: AsyncIterable[pb.LogLine]) -> list[tuple[str, int, str]]:
+    return [(f"{each.site}/{each.source}", each.sequence, each.text) async for each in stream]
+
+
+def test_logs_come_once_in_order_and_are_followed_to_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+
+            async def ship(agent: FakeAgent, source: str, first: int, *texts: str) -> None:
+                lines = [
+                    pb.LogLine(site=agent.site, source=source, sequence=first + place, text=text)
+                    for place, text in enumerate(texts)
+                ]
+                request = pb.ShipLogsRequest(
+                    run_id="run-1", generation=agent.generation, site=agent.site, lines=lines
+                )
+                await bench.stub.ShipLogs(request, timeout=DEADLINE_S)
+
+            await ship(a, "rank0", 0, "one", "two")
+            follow = pb.ReadLogsRequest(rank=-1, follow=True)
+            following = asyncio.create_task(
+                collect(bench.stub.ReadLogs(follow, timeout=DEADLINE_S))
+            )
+            await ship(a, "rank0", 1, "two", "three\nfour")
+            await ship(b, "gateway0", 0, "x" * 9000)
+            code, _ = await status_of(ship(b, "../../evil", 0, "x"))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            for agent in (a, b):
+                await agent.end(succeeded=True)
+            lines = await following
+            assert [line for line in lines if line[0] == "a/rank0"] == [
+                ("a/rank0", 0, "one"),
+                ("a/rank0", 1, "two"),
+                ("a/rank0", 2, "three four"),
+            ]
+            (cut,) = [text for name, _, text in lines if name == "b/gateway0"]
+            assert cut.endswith("[cut: 9000 bytes]")
+            tail = pb.ReadLogsRequest(site="a", rank=0, tail=1)
+            last = await collect(bench.stub.ReadLogs(tail, timeout=DEADLINE_S))
+            assert last == [("a/rank0", 2, "three four")]
+
+    run(scenario())
+
+
+def test_events_are_followed_to_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            agents = await active(bench, "a", "b")
+            request = pb.ReadEventsRequest(follow=True)
+            stream = bench.stub.ReadEvents(request, timeout=DEADLINE_S)
+            for agent in agents:
+                await agent.end(succeeded=True)
+            events = [event async for event in stream]
+            kinds = [event.kind for event in events]
+            assert kinds[0] == "run.submitted"
+            assert kinds[-1] == "run.ended"
+            assert kinds.index("run.preparing") < kinds.index("site.starting")
+            after = pb.ReadEventsRequest(after=events[-2].sequence)
+            rest = bench.stub.ReadEvents(after, timeout=DEADLINE_S)
+            assert [event.kind async for event in rest] == ["run.ended"]
+            await bench.service.wait_for_streams(DEADLINE_S)
+
+    run(scenario())
+
+
+@pytest.mark.multiprocess
+def test_an_emulated_wan_gives_each_site_its_own_ports(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path, topology_text(emulate=True)) as bench:
+            echo = await asyncio.start_server(_echo, "127.0.0.1", 0)
+            async with echo:
+                port = echo.sockets[0].getsockname()[1]
+                a, b = await bench.join("a", "b")
+                await bench.submit()
+                for agent in (a, b):
+                    await agent.prepare(port)
+                start = await a.run()
+                (endpoint,) = start.endpoints
+                assert endpoint.site == "b"
+                assert endpoint.port != port
+                reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+                writer.write(b"hello")
+                assert await reader.readexactly(5) == b"hello"
+                writer.close()
+                await b.run()
+                for agent in (a, b):
+                    await agent.end(succeeded=True)
+                assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+
+    run(scenario())
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(100):
+        writer.write(data)
+    writer.close()
