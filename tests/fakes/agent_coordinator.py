@@ -42,12 +42,18 @@ class AgentCoordinator(CoordinatorServicer):
     lines: dict[tuple[str, int], control.LogLine] = field(default_factory=dict)
     """By source and sequence."""
     largest_batch_bytes: int = 0
+    _by_kind: dict[str, list[control.AgentMessage]] = field(default_factory=dict)
     _orders: asyncio.Queue[control.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def say(self, **kind: object) -> None:
         """Send one message to the agent."""
         self._orders.put_nowait(control.CoordinatorMessage(**kind))  # type: ignore[arg-type]
+
+    def forget(self) -> None:
+        """Start over: what came so far is not found any more."""
+        self.messages.clear()
+        self._by_kind.clear()
 
     def hang_up(self) -> None:
         """End the agent's session."""
@@ -61,7 +67,7 @@ class AgentCoordinator(CoordinatorServicer):
                     await self._changed.wait()
                 return found
         except TimeoutError:
-            text = "\n".join(str(each) for each in self.messages)
+            text = "\n".join(str(each) for each in self.messages[-20:])
             raise AssertionError(f"{what} did not come; lines:\n{self.text()}\n{text}") from None
 
     async def wait_message(self, kind: str) -> control.AgentMessage:
@@ -70,7 +76,7 @@ class AgentCoordinator(CoordinatorServicer):
 
     def all(self, kind: str) -> list[control.AgentMessage]:
         """Return all messages of a kind."""
-        return [each for each in self.messages if each.WhichOneof("kind") == kind]
+        return self._by_kind.get(kind, [])
 
     def text(self, source: str = "") -> str:
         """Return the shipped lines of a source, or of all."""
@@ -143,6 +149,7 @@ class AgentCoordinator(CoordinatorServicer):
     async def _note(self, message: control.AgentMessage) -> None:
         async with self._changed:
             self.messages.append(message)
+            self._by_kind.setdefault(message.WhichOneof("kind") or "", []).append(message)
             self._changed.notify_all()
 
 

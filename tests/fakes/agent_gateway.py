@@ -17,7 +17,7 @@ from typing import Any
 from protos.limits import LOCAL_MESSAGE_BYTES
 
 FAULT = os.environ.get("FAKE_GATEWAY", "")
-FLOOD = 200_000
+FLOOD = 50_000
 
 
 def say(**message: object) -> None:

@@ -54,7 +54,7 @@ def act(action: str, gateway: socket.socket) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             wait()
         case "talk":
-            for line in range(400_000):
+            for line in range(150_000):
                 print(f"line {line}", flush=False)
             print("x" * 20_000)
             sys.stdout.flush()

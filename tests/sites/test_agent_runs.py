@@ -72,7 +72,7 @@ def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ran
             assert coordinator.messages[-1].HasField("ended")
             assert "rank 1 done in a" in coordinator.text("rank1")
             assert "r1" in coordinator.text("agent")
-            coordinator.messages.clear()
+            coordinator.forget()
             topology = topology_yaml(nodes, ranks)
             coordinator.say(prepare=prepare(topology, job_yaml("done"), "r2", generation=2))
             await coordinator.wait_message("prepared")
