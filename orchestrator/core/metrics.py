@@ -29,6 +29,8 @@ class SiteMetrics:
     latest: dict[str, float] = field(default_factory=dict)
     tokens: float = 0.0
     """Of this site, over the run."""
+    step_s: float = 0.0
+    """That its steps took, over the run: without start-up and evaluation."""
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
     """Sums over the run."""
 
@@ -116,6 +118,7 @@ class RunMetrics:
         site.step = step
         site.latest = dict(values)
         site.tokens += values.get(metrics.SITE_TOKENS, 0.0)
+        site.step_s += values.get(metrics.STEP_S, 0.0)
         for part in _PARTS:
             site.parts_s[part] += values.get(part, 0.0)
         self.last_step = max(self.last_step, step)

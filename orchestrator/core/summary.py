@@ -15,13 +15,15 @@ def summarise(
 ) -> dict[str, Any]:
     """Return a run's summary as JSON values; what was not measured is null.
 
+    Tokens a second are over the time that steps took, of the slowest site for the run as a whole.
+
     Args:
         view: of the run, which has ended.
         measured: all its metrics.
         active_s: from when all sites were running until the end.
         verified_steps: steps after which all parameters were seen to be equal.
     """
-    totals = measured.totals()
+    totals, sites = measured.totals(), measured.sites.values()
     sent_bytes, raw_bytes = totals[metrics.WIRE_BYTES], totals[metrics.RAW_BYTES]
     return {
         "run_id": view.run_id,
@@ -34,7 +36,7 @@ def summarise(
         "held_out_loss": measured.held_out_loss,
         "unigram_entropy": measured.unigram_entropy,
         "tokens": totals[metrics.TOKENS],
-        "tokens_per_s": _rate(totals[metrics.TOKENS], active_s),
+        "tokens_per_s": _rate(totals[metrics.TOKENS], max(site.step_s for site in sites)),
         "active_s": active_s,
         "time_split": _time_split(measured),
         "sites": [
@@ -42,7 +44,7 @@ def summarise(
                 "site": name,
                 "steps": site.num_steps,
                 "tokens": site.tokens,
-                "tokens_per_s": _rate(site.tokens, active_s),
+                "tokens_per_s": _rate(site.tokens, site.step_s),
             }
             for name, site in measured.sites.items()
         ],
@@ -78,5 +80,5 @@ def _link(configured: Mapping[str, Any], measured: RunMetrics) -> dict[str, Any]
     }
 
 
-def _rate(amount: float, active_s: float) -> float | None:
-    return amount / active_s if active_s > 0 else None
+def _rate(amount: float, time_s: float) -> float | None:
+    return amount / time_s if time_s > 0 else None

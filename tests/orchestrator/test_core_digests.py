@@ -16,7 +16,7 @@ def report(
 
 def test_equal_hashes_verify_a_step() -> None:
     digests = DigestComparison({"a": 2, "b": 1})
-    for step in (10, 20):
+    for step in (0, 10, 20):
         for site, rank in (("a", 0), ("a", 1), ("b", 0)):
             assert report(digests, site, rank, step) is None
     assert digests.verified_steps == 2
@@ -95,8 +95,8 @@ def test_flush_tells_of_a_difference_that_some_rank_never_reported_on() -> None:
 def test_in_every_order_the_one_flipped_rank_is_found(seed: int) -> None:
     draw = random.Random(seed)
     ranks = [(site, rank) for site in "abc" for rank in range(2)]
-    odd, bad_step = draw.choice(ranks), draw.randrange(5)
-    reports = [(step, *each) for step in range(5) for each in ranks]
+    odd, bad_step = draw.choice(ranks), 1 + draw.randrange(5)
+    reports = [(step, *each) for step in range(1, 6) for each in ranks]
     draw.shuffle(reports)
     digests = DigestComparison(dict.fromkeys("abc", 2))
     found = None

@@ -63,20 +63,20 @@ def test_the_summary_has_every_figure_or_null() -> None:
         {"source": "b", "target": "a", "bytes_per_s": 10.0, "rtt_s": 0.1},
     )
     measured = RunMetrics(("a", "b"))
-    parts = {"compute_s": 0.4, "intra_s": 0.1, "exposed_inter_s": 0.2, "wait_s": 0.0}
+    parts = {"step_s": 4.0, "compute_s": 0.4, "intra_s": 0.1, "exposed_inter_s": 0.2, "wait_s": 0.0}
     measured.add("a", "step", 1, step(2.0, 10, **parts), {})
-    measured.add("b", "step", 1, step(2.0, 30, **{**parts, "wait_s": 0.1}), {})
+    measured.add("b", "step", 1, step(2.0, 30, **{**parts, "step_s": 5.0, "wait_s": 0.1}), {})
     evaluation = {"held_out_loss": 1.5, "unigram_entropy": 3.0}
     measured.add("a", "evaluation", 1, evaluation, {})
     measured.add("a", "evaluation", 0, {"held_out_loss": 9.0}, {})
     measured.add("a", "link", 1, link(100, 2.0, 0.05), {"source": "a", "target": "b"})
-    summary = summarise(view, measured, active_s=4.0, verified_steps=1)
+    summary = summarise(view, measured, active_s=60.0, verified_steps=1)
     assert summary["steps"] == 1
     assert summary["losses"] == [[1, 2.0]]
     assert summary["held_out_loss"] == 1.5
-    assert summary["tokens_per_s"] == 10.0
+    assert summary["tokens_per_s"] == 8.0
     assert math.isclose(summary["time_split"]["wait_s"], 0.05)
-    assert [site["tokens_per_s"] for site in summary["sites"]] == [2.5, 7.5]
+    assert [site["tokens_per_s"] for site in summary["sites"]] == [2.5, 6.0]
     assert summary["compression_ratio"] == 2.0
     sent, unsent = summary["links"]
     assert (sent["sent_bytes"], sent["rtt_s"], sent["configured_rtt_s"]) == (100, 0.05, 0.1)
