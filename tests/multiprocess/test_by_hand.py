@@ -33,7 +33,7 @@ def test_coordinator_and_agents_as_separate_commands(run: Bench) -> None:
 
     result = run.isthmus("launch", str(job), "--coordinator", address, "--json").check()
 
-    assert result.envelope["data"]["verified_steps"] == 3
+    assert result.envelope["data"]["verified_steps"] == 1 + 3
     again = run.isthmus("launch", str(job), "--coordinator", address, "--json").check()
     assert again.envelope["data"]["run_id"] != result.envelope["data"]["run_id"]
     gateways = " ".join(path.read_text() for path in run.folder.rglob("metrics.jsonl"))
