@@ -59,7 +59,7 @@ class DigestComparison:
         self._open: dict[int, _Step] = {}
         self._closed: deque[int] = deque(maxlen=WINDOW_STEPS)
         self.verified_steps = 0
-        """Optimizer steps after which the hashes of every rank came and were equal."""
+        """Steps for which every rank's hashes came and were equal; step 0 is the beginning."""
 
     def report(
         self,
@@ -87,7 +87,7 @@ class DigestComparison:
         if len(entry.groups) > 1 and (complete or self._majority(entry) is not None):
             return _difference(step, entry, self._majority(entry))
         if complete:
-            self.verified_steps += step > 0  # before the first step there is only a beginning
+            self.verified_steps += 1
             self._closed.append(step)
             del self._open[step]
         return self._evict()
