@@ -231,12 +231,3 @@ def _refusal(status: grpc.StatusCode, reason: str) -> RefusedError:
     if not isinstance(known, LocalProtocolError):
         error.code = known.code
     return error
-
-
-__all__ = [
-    "RefusedError",
-    "Session",
-    "SessionLostError",
-    "UnreachableError",
-    "open_channel",
-]
