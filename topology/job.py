@@ -61,8 +61,8 @@ class Data:
 class Optimizer:
     """AdamW with linear warm-up and cosine decay."""
 
-    learning_rate: float = 3e-3
-    min_learning_rate: float = 3e-4
+    learning_rate: float = 6e-3
+    min_learning_rate: float = 6e-4
     warmup_steps: int = 20
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -74,7 +74,7 @@ class Optimizer:
 class Trainer:
     """What the shipped trainer does."""
 
-    steps: int = 200
+    steps: int = 150
     global_batch: int = 48
     """Sequences a step, over all sites."""
     micro_batch: int = 8

@@ -78,7 +78,7 @@ trainer:
   micro_batch: 8        # of them at once through the model
   evaluate_every: 50
   model: {layers: 4, heads: 4, width: 128, context: 128}
-  optimizer: {learning_rate: 3e-3, min_learning_rate: 3e-4, warmup_steps: 20}
+  optimizer: {learning_rate: 6e-3, min_learning_rate: 6e-4, warmup_steps: 20}
 """
 
 

@@ -6,7 +6,8 @@ order. Run it by hand with `python scripts/reference_training.py JOB`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +43,15 @@ def train_alone(
     Raises:
         ConfigError: the text or the model is not as the job says.
     """
+    with _one_deterministic_thread():
+        return _train(job, folder, on_step)
+
+
+def _train(job: Job, folder: Path, on_step: Callable[[int, float], None] | None) -> ReferenceResult:
     config = job.trainer
     corpus = load_corpus(config.data, folder, config.model.context)
     model = Gpt(config.model, config.seed)
     optimizer = make_optimizer(model, config.optimizer)
-    torch.use_deterministic_algorithms(True)
     losses: list[float] = []
     for step in range(config.steps):
         samples = samples_of(step, config.global_batch, 1, 0)
@@ -55,3 +60,21 @@ def train_alone(
         if on_step is not None:
             on_step(step, losses[-1])
     return ReferenceResult(losses, model)
+
+
+@contextlib.contextmanager
+def _one_deterministic_thread() -> Iterator[None]:
+    """Set torch up as the launcher does for ranks on CPUs, and put it back afterwards.
+
+    A second thread would gain little on matrices this small, and lose much on a busy machine,
+    where each operation waits for whichever thread is not running.
+    """
+    num_threads = torch.get_num_threads()
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+        torch.use_deterministic_algorithms(was_deterministic)

@@ -1,0 +1,59 @@
+"""What the ranks of the trainer's tests run."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from sites.trainer.__main__ import main
+
+JOB = (
+    "trainer.steps=12",
+    "trainer.global_batch=13",
+    "trainer.micro_batch=2",
+    "trainer.evaluate_every=5",
+    "trainer.evaluation_batches=3",
+    "trainer.model={layers: 2, heads: 2, width: 32, context: 24}",
+    "trainer.optimizer={learning_rate: 1.0e-3, min_learning_rate: 1.0e-4, warmup_steps: 3}",
+    "trainer.data.files=['texts/*.txt']",
+    "exchange.bucket=64KiB",
+)
+"""As --set would give them. 13 sequences over 6 ranks in micro-batches of 2: nothing divides."""
+
+
+def train(folder: Path, _: str) -> None:
+    """Train the job."""
+    _run(folder, JOB)
+
+
+def train_other_text(folder: Path, name: str) -> None:
+    """The second site finds other files."""
+    files = "trainer.data.files=['other/*.txt']"
+    _run(folder, (*JOB, files) if name.startswith("site1") else JOB)
+
+
+def train_too_small_a_batch(folder: Path, _: str) -> None:
+    """One sequence a step, for several ranks."""
+    _run(folder, (*JOB, "trainer.global_batch=1"))
+
+
+def _run(folder: Path, overrides: tuple[str, ...]) -> None:
+    """Be `python -m sites.trainer`; torch.distributed meets in a file, which needs no port."""
+    os.environ["ISTHMUS_OVERRIDES"] = json.dumps({"job": list(overrides)})
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{os.environ['TEST_STORE']}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
+    sys.argv = ["trainer"]
+    error_file = folder / f"{os.environ['ISTHMUS_SITE']}-{os.environ['RANK']}.error"
+    try:
+        main()
+    except Exception as error:
+        error_file.write_text(f"{type(error).__name__}: {error}")
+        raise
