@@ -8,13 +8,16 @@ the one that failed first is named and not one of its victims.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import runpy
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import sites
 from protos.errors import IsthmusError, LocalProtocolError
@@ -27,8 +30,8 @@ _LOST_SIBLING = re.compile(
 """What Gloo and NCCL say when another rank of the collective has gone."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run the script; return its exit status."""
+def main(arguments: list[str]) -> NoReturn:
+    """Run the script and end with its exit status."""
     die_with_parent(int(arguments[0]))
     write_pid_file(os.environ.get("TORCHELASTIC_ERROR_FILE"))
     try:
@@ -38,7 +41,7 @@ def main(arguments: list[str]) -> int:
             _exit(error)
     except BaseException as error:  # noqa: BLE001 - the script's root: told once, ends the process
         _fail(error)
-    return 0
+    _leave()
 
 
 def _run(command: list[str]) -> None:
@@ -85,7 +88,19 @@ def _fail(error: BaseException) -> None:
     _end(COLLATERAL_EXIT_CODE if known else 1)
 
 
-def _end(status: int) -> None:
+def _leave() -> NoReturn:
+    """End a script that is done: what Python does at an exit, but not the interpreter's own end.
+
+    A thread of torch's that lets go of its last tensor while the interpreter is taken down needs a
+    lock that is no longer given, and aborts the process: rare, on a busy machine only, and it would
+    make a failure of a run that has succeeded.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins threads that are not daemons
+    atexit._run_exitfuncs()
+    _end(0)
+
+
+def _end(status: int) -> NoReturn:
     """End at once.
 
     An orderly end may wait for threads that wait for a collective which can no longer complete, and
@@ -115,4 +130,4 @@ def _exchange_error(error: BaseException) -> IsthmusError | type[IsthmusError] |
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

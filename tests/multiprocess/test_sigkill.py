@@ -63,4 +63,4 @@ def test_the_run_ends_in_time_and_cleanly(
 
 def _stepping(run: Bench) -> bool:
     folders = list((run.home / "runs").glob("*/metrics.jsonl"))
-    return bool(folders) and folders[0].read_text().count('"step"') > 8
+    return bool(folders) and folders[0].read_text().count('"kind": "step"') > 8
