@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from protos import metrics
@@ -20,7 +21,7 @@ from sites.worker.site import Site
 from topology.errors import ConfigError, Problem
 
 SAY_EVERY_STEPS = 10
-_DIGEST_BUFFER = "corpus_digest"
+_DIGEST_NAME = "corpus_digest"
 
 
 def train(site: Site, folder: Path) -> None:
@@ -69,29 +70,32 @@ def _make_deterministic(device: torch.device) -> None:
 def _synchronized(
     site: Site, model: Gpt, corpus: Corpus
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """Wrap the model, join it to the other sites', and check that all learn from the same text.
+    """Wrap the model, join it to the other sites', and check that all have the same text.
 
-    The text's digest goes along as a buffer of the model: all ranks are given the first site's,
-    and whoever had another one knows it then.
+    The text's digest goes along as a parameter that is not learnt: all ranks are given the first
+    site's, and whoever had another one knows it then.
     """
     digest = torch.frombuffer(bytearray(corpus.digest), dtype=torch.uint8)
-    model.register_buffer(_DIGEST_BUFFER, digest.to(site.device), persistent=False)
+    # Not a buffer: DistributedDataParallel would send those again with every forward pass.
+    model.register_parameter(
+        _DIGEST_NAME, nn.Parameter(digest.to(site.device), requires_grad=False)
+    )
     parallel = DistributedDataParallel(
         model,
         device_ids=[site.device] if site.device.type == "cuda" else None,
         bucket_cap_mb=site.job.exchange.bucket_bytes / (1 << 20),
-        broadcast_buffers=False,  # sites make them equal once; none changes afterwards
         gradient_as_bucket_view=True,
     )
     optimizer = make_optimizer(model, site.job.trainer.optimizer)
     site.synchronize(parallel, optimizer)
-    first = bytes(model.get_buffer(_DIGEST_BUFFER).cpu().tolist())
-    delattr(model, _DIGEST_BUFFER)
+    first = bytes(model.get_parameter(_DIGEST_NAME).cpu().tolist())
+    delattr(model, _DIGEST_NAME)
     if first != corpus.digest:
         message = (
-            f"site {site.name} has other text than the first site: {corpus.num_files} files with "
-            f"digest {corpus.digest.hex()[:12]} here, {first.hex()[:12]} there. Give every site "
-            "the same files; without any, the same version of Python"
+            f"rank {site.rank} of site {site.name} has other text than the run's first rank: "
+            f"{corpus.num_files} files with digest {corpus.digest.hex()[:12]} here, "
+            f"{first.hex()[:12]} there. Give every node of every site the same files; without any "
+            "named, the same version of Python"
         )
         raise ConfigError([Problem("job", 0, 0, message, "trainer.data.files")])
     return parallel, optimizer

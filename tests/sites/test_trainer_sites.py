@@ -87,10 +87,20 @@ def test_a_site_with_other_text_says_so(tmp_path: Path) -> None:
     assert set(codes.values()) == {1}
     for rank in range(2):
         said = (tmp_path / f"site1-{rank}.error").read_text()
-        assert said.startswith("ConfigError: job: error: site site1 has other text than the first")
+        assert said.startswith(f"ConfigError: job: error: rank {rank} of site site1 has other text")
         assert "[trainer.data.files]" in said
     # The first site hears that it is alone, not that its own text is wrong.
     assert "site1 ended" in (tmp_path / "site0-0.error").read_text()
+
+
+def test_a_rank_with_other_text_says_so(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    write_texts(tmp_path, "other")
+    codes, _ = run(tmp_path, [2, 1], programs.train_other_text_in_one_rank)
+    assert set(codes.values()) == {1}
+    assert "rank 1 of site site0 has other text" in (tmp_path / "site0-1.error").read_text()
+    for place in ("site0-0", "site1-0"):
+        assert "has other text" not in (tmp_path / f"{place}.error").read_text()
 
 
 def test_a_batch_too_small_for_all_ranks_is_refused(tmp_path: Path) -> None:

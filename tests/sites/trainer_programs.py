@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import torch.distributed as dist
@@ -36,6 +37,12 @@ def train_other_text(folder: Path, name: str) -> None:
     _run(folder, (*JOB, files) if name.startswith("site1") else JOB)
 
 
+def train_other_text_in_one_rank(folder: Path, name: str) -> None:
+    """The second rank of the first site finds other files, as on another node it might."""
+    files = "trainer.data.files=['other/*.txt']"
+    _run(folder, (*JOB, files) if name == "site0-rank1" else JOB)
+
+
 def train_too_small_a_batch(folder: Path, _: str) -> None:
     """One sequence a step, for several ranks."""
     _run(folder, (*JOB, "trainer.global_batch=1"))
@@ -51,6 +58,7 @@ def _run(folder: Path, overrides: tuple[str, ...]) -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     sys.argv = ["trainer"]
+    warnings.simplefilter("error")
     error_file = folder / f"{os.environ['ISTHMUS_SITE']}-{os.environ['RANK']}.error"
     try:
         main()
