@@ -14,7 +14,7 @@ from orchestrator.core.metrics import RunMetrics
 from orchestrator.core.run import RunMachine
 from orchestrator.core.summary import summarise
 from orchestrator.core.view import RunView
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, JournalError
 from orchestrator.log_files import LogWriter
 from orchestrator.messages import endpoint_messages, run_message
 from orchestrator.run_files import RunFiles
@@ -76,6 +76,7 @@ class ActiveRun:
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._saved_s = 0.0
+        self._unwritten: JournalError | None = None
         topology = submission.topology
         self._timeouts = Timeouts.derive(topology.failure)
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
@@ -94,9 +95,20 @@ class ActiveRun:
         return run_message(self.view, self._progress())
 
     def handle(self, event: events.Event) -> None:
-        """Let the core decide on an event, and do what it says."""
-        for action in self._machine.handle(event, time.monotonic()):
-            self._do(action)
+        """Let the core decide on an event, and do what it says.
+
+        Raises:
+            JournalError: it cannot be written down. What the core had decided beside it is lost, so
+                the coordinator cannot go on, even if the disk recovers: `tick` raises it too.
+        """
+        if self._unwritten is not None:
+            raise self._unwritten
+        try:
+            for action in self._machine.handle(event, time.monotonic()):
+                self._do(action)
+        except JournalError as error:
+            self._unwritten = error
+            raise
 
     def add_metrics(self, site: str, batch: control_pb2.MetricBatch) -> None:
         """Take measurements of a site."""
@@ -120,7 +132,11 @@ class ActiveRun:
         self._files.append_metrics(records)
 
     def tick(self) -> None:
-        """Let time pass. Call it many times a second until the run has ended."""
+        """Let time pass. Call it many times a second until the run has ended.
+
+        Raises:
+            JournalError: as for `handle`.
+        """
         self.handle(events.Ticked())
         now_s = time.monotonic()
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:

@@ -322,6 +322,11 @@ class Control:
             self._lost(site, message, silent_s)
 
     def _lost(self, site: str, message: str, silent_s: float = 0.0) -> None:
+        stall_s = self._leases.stall_s(time.monotonic())
+        if stall_s > 0:
+            message = (
+                f"{message}, after this coordinator had itself stood still for {stall_s:.1f} s"
+            )
         log.info("%s", message)
         self._tell(events.SiteLost(site, message, silent_s))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import platformdirs
 import psutil
 
+from orchestrator.journal import LOCK, is_abandoned
 from protos.errors import NotFoundError
 
 ANNOUNCED = "coordinator.json"
@@ -69,7 +70,8 @@ class RunFolder:
         """Return where the folder's own coordinator listens; None once its process is gone.
 
         A coordinator that was killed leaves its file behind, and launch may not have collected the
-        process yet: both count as gone.
+        process yet: both count as gone. Its pid may be another process's by now, as after a power
+        cut, so the lock that it holds is asked too.
         """
         announced = _read_object(self.path / ANNOUNCED)
         pid = announced.get("pid")
@@ -79,6 +81,8 @@ class RunFolder:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
                 return None
         except psutil.NoSuchProcess:
+            return None
+        if (self.path / LOCK).exists() and is_abandoned(self.path):
             return None
         return _string(announced, "address")
 

@@ -155,17 +155,7 @@ class JournalReader:
 
     def is_abandoned(self) -> bool:
         """Whether no coordinator holds the state folder."""
-        try:
-            descriptor = os.open(self._folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(descriptor)
-        return True
+        return is_abandoned(self._folder)
 
     def _check_version(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
@@ -290,6 +280,21 @@ class Journal(JournalReader):
             self._connection.execute("BEGIN IMMEDIATE")
             with self._connection:
                 yield self._connection
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether no coordinator holds a state folder; one that was never locked is nobody's."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _open(path: Path, mode: str) -> sqlite3.Connection:

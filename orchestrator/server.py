@@ -155,7 +155,8 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
                 folder = self._control.folder(run_id)
                 reader = LogReader(folder, site=request.site, rank=request.rank)
                 if request.tail:
-                    reader.skip_to_tail(request.tail)
+                    # All that was written is read: of a long run seconds, in which agents wait.
+                    await asyncio.to_thread(reader.skip_to_tail, request.tail)
                 while (changed := self._control.change_of(run_id)) and request.follow:
                     for line in reader.read():
                         yield line

@@ -10,6 +10,8 @@ class Leases:
         self._lease_s = lease_s
         self._heard_s: dict[str, float] = {}
         self._ticked_s: float | None = None
+        self._stall_s = 0.0
+        self._stall_ended_s = 0.0
 
     def hear(self, site: str, now_s: float) -> None:
         """Note that a site is alive; this begins or renews its lease."""
@@ -25,12 +27,27 @@ class Leases:
         Call it many times a lease. If it was not called for a fifth of one, this process itself
         stood still, and what the sites sent meanwhile has yet to be read: then all leases begin anew.
         """
-        stood_still = self._ticked_s is not None and now_s - self._ticked_s > self._lease_s / 5
+        gap_s = self._gap_s(now_s)
         self._ticked_s = now_s
-        if stood_still:
+        if gap_s > self._lease_s / 5:
+            self._stall_s, self._stall_ended_s = gap_s, now_s
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         return {
             site: now_s - heard_s
             for site, heard_s in self._heard_s.items()
             if now_s - heard_s > self._lease_s
         }
+
+    def stall_s(self, now_s: float) -> float:
+        """Return for how long this process has just stood still, if that may cost it its sites.
+
+        An agent whose heartbeats stay unanswered ends its site, and that is heard a moment later. 0
+        if nothing of the kind was within the last lease.
+        """
+        stall_s = self._gap_s(now_s)
+        if now_s - self._stall_ended_s <= self._lease_s:
+            stall_s = max(stall_s, self._stall_s)
+        return stall_s if stall_s > self._lease_s / 2 else 0.0
+
+    def _gap_s(self, now_s: float) -> float:
+        return 0.0 if self._ticked_s is None else now_s - self._ticked_s

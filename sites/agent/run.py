@@ -143,6 +143,10 @@ class SiteRun:
                 await processes.leave()
         except TimeoutError:
             self._fail_stage(SiteError("START_TIMED_OUT", "the coordinator never said Start"))
+        except OSError as error:  # no space, no processes, no memory: this machine's, not our bug
+            place = error.filename or f"site {self._place.site}"
+            message = f"{place}: the run's processes cannot be started: {error.strerror or error}"
+            self._fail_stage(SiteError("LAUNCH_FAILED", message))
         except SiteError as error:
             self._fail_stage(error)
 

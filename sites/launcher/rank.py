@@ -9,6 +9,7 @@ the one that failed first is named and not one of its victims.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import re
 import runpy
@@ -64,7 +65,8 @@ def _run(command: list[str]) -> None:
 def _exit(error: SystemExit) -> None:
     """End with the status that the script asked for: 1, as Python has it, when that is a text."""
     if not isinstance(error.code, int):
-        sys.stderr.write(f"{error.code}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{error.code}\n")
     _end(error.code if isinstance(error.code, int) else 1)
 
 
@@ -73,18 +75,17 @@ def _fail(error: BaseException) -> None:
     known = _exchange_error(error)
     collateral = known is not None or bool(_LOST_SIBLING.search(str(error)))
     text = "".join(traceback.format_exception(error))
-    write_error_file(
-        os.environ.get("TORCHELASTIC_ERROR_FILE"),
-        {
-            "message": f"{type(error).__name__}: {error}",
-            "code": known.code if known else "",
-            "collateral": collateral,
-            "time_s": time.monotonic(),
-            "wall_s": time.time(),
-        },
-        text,
-    )
-    sys.stderr.write(text)
+    details = {
+        "message": f"{type(error).__name__}: {error}",
+        "code": known.code if known else "",
+        "collateral": collateral,
+        "time_s": time.monotonic(),
+        "wall_s": time.time(),
+    }
+    with contextlib.suppress(OSError):  # a full disk: the status must still be told
+        write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE"), details, text)
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
     _end(COLLATERAL_EXIT_CODE if known else 1)
 
 
@@ -104,10 +105,12 @@ def _end(status: int) -> NoReturn:
     """End at once.
 
     An orderly end may wait for threads that wait for a collective which can no longer complete, and
-    taking Gloo down with one going on aborts the process: the script's own status would be lost.
+    taking Gloo down with one going on aborts the process: the script's own status would be lost. So
+    it would be to an output that takes nothing more: a full disk, or a stream that the script closed.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the script may have put anything there
+            stream.flush()
     os._exit(status)
 
 

@@ -19,6 +19,7 @@ from orchestrator.home import (
     new_run_id,
     run_folders,
 )
+from orchestrator.journal import Journal
 from protos.errors import NotFoundError
 
 
@@ -76,6 +77,14 @@ def test_the_coordinator_of_a_folder_lives_as_long_as_its_process(tmp_path: Path
     assert folder.living_coordinator() is None
     announce(folder, os.getpid())
     assert folder.living_coordinator() == "127.0.0.1:7443"
+
+
+def test_a_coordinator_whose_pid_another_process_has_by_now_is_gone(tmp_path: Path) -> None:
+    folder = make(tmp_path, "r", 1.0)
+    with Journal(folder.path):
+        announce(folder, os.getpid())
+        assert folder.living_coordinator() == "127.0.0.1:7443"
+    assert folder.living_coordinator() is None
 
 
 @pytest.mark.multiprocess

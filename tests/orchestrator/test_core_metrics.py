@@ -110,3 +110,16 @@ def test_a_coordinator_that_stood_still_blames_nobody() -> None:
     for tick in range(50):
         assert leases.expired(60.0 + tick * 0.1) == {}
     assert list(leases.expired(65.1)) == ["a"]
+
+
+def test_a_long_stall_is_told_for_as_long_as_its_consequences_come_in() -> None:
+    leases = Leases(5.0)
+    assert leases.stall_s(100.0) == 0.0
+    leases.expired(100.0)
+    assert leases.stall_s(102.4) == 0.0, "too short to cost a site"
+    assert leases.stall_s(108.0) == 8.0, "a broken session may be read before the clock ticks"
+    leases.expired(108.0)
+    for tick in range(52):
+        leases.expired(108.0 + tick * 0.1)
+    assert leases.stall_s(113.0) == 8.0
+    assert leases.stall_s(113.1) == 0.0

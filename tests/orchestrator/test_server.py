@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.journal import JournalReader
+from orchestrator.core.leases import Leases
+from orchestrator.core.view import RecordedEvent
+from orchestrator.journal import Journal, JournalError, JournalReader
+from orchestrator.log_files import LogReader
 from orchestrator.messages import run_message
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
@@ -383,3 +387,68 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     while data := await reader.read(100):
         writer.write(data)
     writer.close()
+
+
+def test_a_site_that_is_lost_after_a_stall_tells_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+            monkeypatch.setattr(Leases, "stall_s", lambda _self, _now_s: 12.0)
+            b.call.cancel()
+            await a.hear("stop")
+            await a.end()
+            said = (await bench.ended()).failure.message
+            assert "site b" in said
+            assert "this coordinator had itself stood still for 12.0 s" in said
+
+    run(scenario())
+
+
+def test_an_event_that_could_not_be_written_ends_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Journal.append
+
+    def refuse(journal: Journal, kind: str, **fields: Any) -> RecordedEvent:  # noqa: ANN401
+        if kind == "run.ended":
+            raise JournalError("journal.sqlite3: database or disk is full")
+        return written(journal, kind, **fields)
+
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            agents = await active(bench, "a", "b")
+            monkeypatch.setattr(Journal, "append", refuse)
+            await agents[0].end(succeeded=True)
+            await agents[1].end(succeeded=True)
+            _, said = await agents[1].end_of_session()
+            assert "disk is full" in said
+            monkeypatch.undo()  # there is space again, but nobody would ever tell the end
+            with pytest.raises(JournalError, match="disk is full"):
+                await asyncio.wait_for(bench.control.run(), DEADLINE_S)
+
+    run(scenario())
+
+
+def test_a_long_log_does_not_hold_up_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    def skip_to_tail(_reader: LogReader, _num_lines: int) -> None:
+        begun.set()
+        assert answered.wait(5), "the coordinator answered nobody in the meantime"
+
+    async def scenario() -> None:
+        monkeypatch.setattr(LogReader, "skip_to_tail", skip_to_tail)
+        async with coordinating(tmp_path) as bench:
+            await bench.submit()
+            request = pb.ReadLogsRequest(rank=-1, tail=3)
+            reading = bench.stub.ReadLogs(request, timeout=DEADLINE_S)
+            assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+            await bench.get()
+            answered.set()
+            assert [line async for line in reading] == []
+
+    run(scenario())

@@ -263,3 +263,24 @@ def test_a_flood_of_metrics_and_logs_holds_up_nobody(tmp_path: Path) -> None:
             assert coordinator.num_heartbeats > 2
 
     play(story)
+
+
+def test_what_the_system_refuses_is_told_and_the_agent_goes_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        topology = topology_yaml()
+        # Stands for a full disk: the gateway's log cannot be opened.
+        (tmp_path / "state" / "r1" / "node0" / "gateway.log").mkdir(parents=True)
+        async with (
+            agent_coordinator() as coordinator,
+            agent_bench(coordinator, tmp_path, topology) as bench,
+        ):
+            await coordinator.wait_message("hello")
+            coordinator.say(prepare=prepare(topology, job_yaml("done")))
+            first = (await ended(coordinator, bench)).failures[0]
+            assert first.code == "LAUNCH_FAILED"
+            assert "node0/gateway.log: " in first.message
+            assert "Is a directory" in first.message
+            bench.process.send_signal(signal.SIGTERM)
+            assert await bench.wait_ended() == 0, bench.log()
+
+    play(story)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -209,3 +210,33 @@ def test_messages_are_one_bounded_line() -> None:
 def test_the_record_is_json_for_people(tmp_path: Path) -> None:
     write_failures(tmp_path / "failures.json", [failure(0, 3, 1.0)])
     assert json.loads((tmp_path / "failures.json").read_text())[0]["exit_code"] == 3
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        ("sys.exit(17)", 17),
+        ("raise PeerLostError('site b is gone', 'b')", COLLATERAL_EXIT_CODE),
+    ],
+)
+def test_a_full_disk_does_not_take_the_status_of_a_rank(
+    tmp_path: Path, last: str, status: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom protos.errors import PeerLostError\nprint('something')\n" + last
+    )
+    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), str(script)]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=full,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},  # its end writes, not the script
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert ended.returncode == status
