@@ -1,0 +1,99 @@
+"""How single figures and words are shown; a figure that is not known is None and shows as a dash."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from topology.units import format_duration, format_fraction
+
+UNKNOWN = "-"
+
+
+def known(values: Mapping[str, Any], key: str) -> float | None:
+    """Return the number at `key`, if there is one: journals and runs that failed have gaps."""
+    value = values.get(key)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Return part over whole, where both are known and the whole is not 0."""
+    return part / whole if part is not None and whole else None
+
+
+def show(value: float | None, style: Callable[[float], str]) -> str:
+    """Return `value` in one of the styles below, or a dash."""
+    return UNKNOWN if value is None else style(value)
+
+
+def loss(value: float) -> str:
+    """Return `3.2104`."""
+    return f"{value:.4f}"
+
+
+def count(value: float) -> str:
+    """Return `950`, `12.3k`, `4.56M`: three significant digits, as below."""
+    return _three_digits(value, 1000, ("", "k", "M", "G", "T"))
+
+
+def size(num_bytes: float) -> str:
+    """Return `2.79GiB`."""
+    return _three_digits(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def rate(bytes_per_s: float) -> str:
+    """Return `167Mbit/s`."""
+    units = ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s")
+    return _three_digits(bytes_per_s * 8, 1000, units)
+
+
+def share(value: float) -> str:
+    """Return `12%`; tenths only where a whole percent would say too little."""
+    return format_fraction(round(value, 2 if value >= 0.1 else 3))
+
+
+def factor(value: float) -> str:
+    """Return `3.97x`."""
+    return f"{value:.2f}x"
+
+
+def duration(value_s: float) -> str:
+    """Return `31.2ms`, `12s` or `2min 5s`: whole seconds from ten on."""
+    if value_s < 10:
+        return format_duration(float(f"{value_s:.3g}"))
+    minutes, seconds = divmod(round(value_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h {minutes}min"
+    return f"{minutes}min {seconds}s" if minutes else f"{seconds}s"
+
+
+def words(value: object) -> str:
+    """Return a text from elsewhere without what would steer a terminal, in one line."""
+    text = "" if value is None else str(value)
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def exit_words(exit_code: int) -> str:
+    """Return `exit code 17`, or for a negative one `signal 9 (SIGKILL)`."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def _three_digits(value: float, base: int, units: tuple[str, ...]) -> str:
+    """Return `value` in the largest unit of which there is at least one, after rounding."""
+    power = 0
+    while power < len(units) - 1 and float(f"{value / base**power:.3g}") >= base:
+        power += 1
+    scaled = value / base**power
+    decimals = max(0, 3 - len(f"{scaled:.0f}"))
+    text = f"{scaled:.{decimals}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + units[power]

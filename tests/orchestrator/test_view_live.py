@@ -1,0 +1,161 @@
+"""The live table and the plain line, from runs with and without figures."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from orchestrator.view.live import LiveTable, plain_line
+from protos.control.v1 import control_pb2
+
+STEP = {
+    "loss": 2.5,
+    "site_tokens": 8192.0,
+    "step_s": 0.4096,
+    "exposed_inter_s": 0.0513,
+    "wait_s": 0.011,
+}
+LINK = {
+    "sent_bytes": 3e9,
+    "raw_bytes": 12e9,
+    "throughput_bytes_per_s": 30e6,
+    "rtt_s": 0.0653,
+}
+
+
+def run(**changed: object) -> control_pb2.Run:
+    made = control_pb2.Run(
+        run_id="r1",
+        name="tri-coast",
+        state=control_pb2.RUN_STATE_ACTIVE,
+        active_s=75.3,
+        sites=[
+            control_pb2.SiteStatus(
+                site=name, state=control_pb2.SITE_STATE_RUNNING, step=120, latest=STEP
+            )
+            for name in ("oregon", "frankfurt")
+        ],
+        links=[
+            control_pb2.LinkStatus(
+                source="oregon", target="frankfurt", bytes_per_s=62.5e6, rtt_s=0.062, latest=LINK
+            )
+        ],
+    )
+    made.MergeFrom(control_pb2.Run(**changed))  # type: ignore[arg-type]
+    return made
+
+
+def render(shown: control_pb2.Run, width: int = 80, **options: bool) -> str:
+    console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
+    console.print(LiveTable(shown))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def rows(text: str) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+
+
+def test_a_run_at_work_shows_every_figure_in_80_columns() -> None:
+    text = render(run())
+    assert rows(text) == [
+        ["r1", "tri-coast", "ACTIVE"],
+        ["1min 15s", "step 120", "loss 2.5000", "40k tokens/s", "WAN 51.3ms a step (13%)"],
+        [""],
+        ["site", "state", "step", "loss", "tokens/s", "WAN", "share", "wait", "step time"],
+        ["oregon", "running", "120", "2.5000", "20k", "51.3ms", "13%", "11ms", "410ms"],
+        ["frankfurt", "running", "120", "2.5000", "20k", "51.3ms", "13%", "11ms", "410ms"],
+        [""],
+        ["link", "configured", "throughput", "use", "sent", "ratio", "RTT"],
+        ["oregon → frankfurt", "500Mbit/s", "240Mbit/s", "48%", "2.79GiB", "4.00x", "65.3ms"],
+    ]
+
+
+def test_columns_without_figures_are_left_out() -> None:
+    forming = control_pb2.Run(
+        run_id="r1",
+        name="n",
+        state=control_pb2.RUN_STATE_FORMING,
+        sites=[control_pb2.SiteStatus(site="eu", state=control_pb2.SITE_STATE_PREPARED)],
+        links=[control_pb2.LinkStatus(source="eu", target="us", bytes_per_s=1e6)],
+    )
+    assert rows(render(forming)) == [
+        ["r1", "n", "FORMING"],
+        [""],
+        ["site", "state"],
+        ["eu", "prepared"],
+        [""],
+        ["link", "configured"],
+        ["eu → us", "8Mbit/s"],
+    ]
+    assert rows(render(control_pb2.Run(run_id="r1"))) == [["r1", "UNSPECIFIED"]]
+
+
+def test_one_site_without_figures_shows_dashes() -> None:
+    shown = run()
+    shown.sites[1].ClearField("latest")
+    line = next(line for line in render(shown).splitlines() if line.startswith("frankfurt"))
+    assert line.split() == ["frankfurt", "running", *["-"] * 7]
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 79])
+def test_a_narrow_terminal_loses_columns_and_cuts_no_number(width: int) -> None:
+    text = render(run(), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    whole = {cell for row in rows(render(run(), 200)) for cell in row}
+    for row in rows(text)[-1:]:
+        assert set(row) <= whole or "…" in row[0]
+
+
+def test_what_comes_from_elsewhere_steers_nothing() -> None:
+    shown = run(reason_code="RANK_EXITED", reason="\x1b[2Jrank 1\nended [red]x[/red] [/")
+    shown.sites[0].site = "[bold]ore\x1bgon"
+    text = render(shown)
+    assert "\x1b" not in text
+    assert "RANK_EXITED: [2Jrank 1 ended [red]x[/red] [/" in text
+    assert "[bold]ore gon" in text
+
+
+def test_colour_goes_to_terminals_only_and_not_under_no_color() -> None:
+    assert "\x1b" not in render(run())
+    assert "\x1b[32m" in render(run(), force_terminal=True)
+    assert "\x1b[3" not in render(run(), force_terminal=True, no_color=True)
+
+
+def test_numbers_that_are_none_are_dashes() -> None:
+    shown = run()
+    shown.sites[0].latest["loss"] = float("nan")
+    shown.sites[0].latest["step_s"] = 0.0
+    shown.sites[0].latest["exposed_inter_s"] = float("inf")
+    line = next(line for line in render(shown).splitlines() if line.startswith("oregon"))
+    assert line.split() == ["oregon", "running", "120", "-", "-", "-", "-", "11ms", "0s"]
+
+
+def test_the_runs_loss_is_weighted_by_tokens() -> None:
+    shown = run()
+    shown.sites[0].latest["loss"] = 4.0
+    shown.sites[0].latest["site_tokens"] = 3 * 8192.0
+    assert "loss 3.6250" in plain_line(shown)
+
+
+def test_a_plain_line_says_it_all_in_one_line() -> None:
+    assert plain_line(run()) == (
+        "ACTIVE  1min 15s  step 120  loss 2.5000  40k tokens/s  WAN 51.3ms a step (13%)"
+    )
+    forming = run(state=control_pb2.RUN_STATE_FORMING)
+    for site, state in zip(forming.sites, (1, 7), strict=True):
+        site.state = state  # type: ignore[assignment]
+        site.ClearField("latest")
+    forming.active_s = 0
+    assert plain_line(forming) == "FORMING  oregon absent  frankfurt lost"
+    failed = run(state=control_pb2.RUN_STATE_FAILED, reason_code="PEER_LOST", reason="no\nanswer")
+    assert plain_line(failed).endswith("(13%)  PEER_LOST: no answer")
+
+
+def test_states_of_a_newer_coordinator_are_shown_as_they_are() -> None:
+    shown = run()
+    shown.state = 99  # type: ignore[assignment]
+    shown.sites[0].state = 98  # type: ignore[assignment]
+    assert plain_line(shown).startswith("99  ")
+    assert "98" in render(shown)

@@ -1,0 +1,205 @@
+"""The summary at a run's end, the loss curve, and how figures are written."""
+
+import io
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from orchestrator.view import figures
+from orchestrator.view.sparkline import ASCII, BLOCKS, sparkline
+from orchestrator.view.summary import RunSummary
+
+SUMMARY: dict[str, Any] = {
+    "run_id": "r1",
+    "state": "SUCCEEDED",
+    "reason_code": "",
+    "reason": "",
+    "steps": 300,
+    "verified_steps": 30,
+    "losses": [[step, 8.0 - step / 50] for step in range(300)],
+    "held_out_loss": 2.01,
+    "unigram_entropy": 3.1,
+    "tokens": 3.7e6,
+    "tokens_per_s": 61234.5,
+    "active_s": 123.4,
+    "time_split": {"compute_s": 0.31, "intra_s": 0.03, "exposed_inter_s": 0.08, "wait_s": 0.015},
+    "sites": [{"site": "oregon", "tokens_per_s": 20411.0}, {"site": "eu", "tokens_per_s": 9.5}],
+    "links": [
+        {
+            "source": "oregon",
+            "target": "frankfurt",
+            "sent_bytes": 3e9,
+            "raw_bytes": 12e9,
+            "throughput_bytes_per_s": 30e6,
+            "configured_bytes_per_s": 62.5e6,
+            "rtt_s": 0.0653,
+            "configured_rtt_s": 0.062,
+        }
+    ],
+    "compression_ratio": 3.97,
+    "failure": None,
+}
+
+
+def render(summary: dict[str, Any], width: int = 80, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding=encoding) as stream:
+        Console(file=stream, width=width).print(RunSummary(summary))
+        stream.flush()
+        return raw.getvalue().decode(encoding)
+
+
+def rows(text: str) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+
+
+def test_a_run_that_succeeded() -> None:
+    curve = "8.0000 ███▇▇▇▇▇▇▆▆▆▆▆▅▅▅▅▅▅▄▄▄▄▄▄▃▃▃▃▃▂▂▂▂▂▂▁▁▁ 2.0200"
+    assert rows(render(SUMMARY)) == [
+        ["run r1 SUCCEEDED after 300 steps in 2min 3s"],
+        ["loss", curve],
+        ["held-out loss", "2.0100", "(unigram entropy 3.1000)"],
+        ["speed", "61.2k tokens/s, 3.7M tokens"],
+        ["a step", "all", "435ms"],
+        ["compute", "310ms", "71%"],
+        ["inside sites", "30ms", "6.9%"],
+        ["WAN, exposed", "80ms", "18%"],
+        ["waiting for others", "15ms", "3.4%"],
+        ["sent", "2.79GiB"],
+        ["compression", "3.97x"],
+        ["parameters", "equal at all sites, checked after 30 steps"],
+        [""],
+        ["site", "tokens/s"],
+        ["oregon", "20.4k"],
+        ["eu", "9.5"],
+        [""],
+        ["link", "throughput", "configured", "use", "sent", "ratio", "RTT", "set to"],
+        [
+            "oregon → frankfurt",
+            "240Mbit/s",
+            "500Mbit/s",
+            "48%",
+            "2.79GiB",
+            "4.00x",
+            "65.3ms",
+            "62ms",
+        ],
+    ]
+
+
+def test_a_run_that_failed_says_what_broke_first() -> None:
+    failure = {
+        "code": "RANK_KILLED",
+        "site": "virginia",
+        "rank": 1,
+        "exit_code": -9,
+        "log_path": "/runs/r1/logs/virginia/rank1.log",
+        "message": "a process was killed",
+    }
+    failed = {"state": "FAILED", "reason_code": "RANK_KILLED", "reason": "killed", "steps": 7}
+    text = render({"run_id": "r1", **failed, "failure": failure}, width=100)
+    assert text.splitlines() == [
+        "run r1 FAILED after 7 steps",
+        "RANK_KILLED: killed",
+        "first failure: site virginia, rank 1, signal 9 (SIGKILL), a process was killed",
+        "  log: /runs/r1/logs/virginia/rank1.log",
+    ]
+
+
+def test_a_failure_without_rank_or_log_says_what_it_can() -> None:
+    failure = {"site": "eu", "rank": None, "exit_code": 0, "log_path": None, "message": "silent"}
+    text = render({"run_id": "r1", "state": "FAILED", "failure": failure})
+    assert text.splitlines() == ["run r1 FAILED", "first failure: site eu, silent"]
+
+
+def test_every_missing_or_odd_figure_is_left_out() -> None:
+    nothing = dict.fromkeys(SUMMARY)
+    assert render(nothing).splitlines() == ["run"]
+    assert render({}).splitlines() == ["run"]
+    for key in SUMMARY:
+        render({**SUMMARY, key: None})
+    gaps = {**SUMMARY, "losses": [[0, None], [1, math.nan], [2, 1.5]], "tokens_per_s": math.inf}
+    text = render(gaps)
+    assert "loss           -   ▁ 1.5000" in text
+    assert "tokens/s, " not in text
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 79, 80, 120])
+def test_it_fits_the_terminal(width: int) -> None:
+    assert max(len(line) for line in render(SUMMARY, width).splitlines()) <= width
+
+
+def test_a_stream_that_knows_ascii_only_gets_ascii() -> None:
+    text = render(SUMMARY, encoding="ascii")
+    assert "?" not in text
+    assert "oregon -> frankfurt" in text
+    assert "8.0000 ###***" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "drawn"),
+    [
+        ([], 10, ""),
+        ([1.0], 10, "▁"),
+        ([1.0, 1.0, 1.0], 10, "▁▁▁"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, BLOCKS),
+        ([7, 6, 5, 4, 3, 2, 1, 0], 8, BLOCKS[::-1]),
+        ([0, 0, 7, 7], 2, "▁█"),
+        ([0, None, 7], 10, "▁ █"),
+        ([0, math.nan, 7, math.inf], 10, "▁ █ "),
+        ([None, None], 10, "  "),
+        ([1, 2, 3], 0, ""),
+    ],
+)
+def test_sparkline(values: list[float | None], width: int, drawn: str) -> None:
+    assert sparkline(values, width) == drawn
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-1e300, 1e300)), max_size=200), st.integers(0, 60))
+def test_a_sparkline_never_exceeds_its_width(values: list[float | None], width: int) -> None:
+    drawn = sparkline(values, width, ASCII)
+    assert len(drawn) == min(len(values), width)
+    assert set(drawn) <= {*ASCII, " "}
+
+
+@pytest.mark.parametrize(
+    ("style", "value", "text"),
+    [
+        (figures.count, 0, "0"),
+        (figures.count, 9.5, "9.5"),
+        (figures.count, 999.4, "999"),
+        (figures.count, 999.6, "1k"),
+        (figures.count, 12345, "12.3k"),
+        (figures.count, 4.5e15, "4500T"),
+        (figures.size, 1023, "1023B"),
+        (figures.size, 100, "100B"),
+        (figures.size, 3e9, "2.79GiB"),
+        (figures.rate, 125e6, "1Gbit/s"),
+        (figures.rate, 20.83e6, "167Mbit/s"),
+        (figures.share, 0.128, "13%"),
+        (figures.share, 0.0346, "3.5%"),
+        (figures.share, 0, "0%"),
+        (figures.duration, 0, "0s"),
+        (figures.duration, 0.03124, "31.2ms"),
+        (figures.duration, 9.996, "10s"),
+        (figures.duration, 59.7, "1min 0s"),
+        (figures.duration, 7325, "2h 2min"),
+        (figures.exit_words, 17, "exit code 17"),
+        (figures.exit_words, -11, "signal 11 (SIGSEGV)"),
+        (figures.exit_words, -200, "signal 200"),
+    ],
+)
+def test_figures(style: Callable[[float], str], value: float, text: str) -> None:
+    assert style(value) == text
+
+
+@given(st.floats(0, 1e30))
+def test_every_figure_can_be_written(value: float) -> None:
+    for style in (figures.count, figures.size, figures.rate, figures.share, figures.duration):
+        assert style(value)
