@@ -126,7 +126,7 @@ class Link:
         """The peer has finished: it needs nothing more, and may go away."""
         with self._condition:
             self._left = True
-            self._queue.clear()
+            self._queue.clear(time.monotonic())
             self._condition.notify_all()
         self._on_progress()
 
@@ -166,7 +166,7 @@ class Link:
         """End the streams and threads. Frames that were not acknowledged are dropped."""
         with self._condition:
             self._closed.set()
-            self._queue.clear()
+            self._queue.clear(time.monotonic())
             calls = list(self._calls.values())
             self._condition.notify_all()
         for call in calls:

@@ -66,6 +66,7 @@ class LocalServer:
         self._lock = threading.Lock()
         self._connections: dict[int, RankConnection] = {}
         self._strangers: set[RankConnection] = set()
+        self._joined: set[int] = set()
         self._left: set[int] = set()
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -193,11 +194,12 @@ class LocalServer:
         if message.rank not in self._expected:
             raise LocalProtocolError(f"rank {message.rank} is not of this node: {self._expected}")
         with self._lock:
-            if message.rank in self._connections or message.rank in self._left:
+            if message.rank in self._joined:
                 raise LocalProtocolError(f"rank {message.rank} has joined before")
             self._strangers.discard(connection)
             self._connections[message.rank] = connection
-            complete = len(self._connections) == len(self._expected)
+            self._joined.add(message.rank)
+            complete = len(self._joined) == len(self._expected)  # some may have left already
         connection.send(
             {
                 "op": "welcome",

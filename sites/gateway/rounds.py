@@ -1,7 +1,9 @@
 """Which buckets a gateway has had, and which may still come. Pure.
 
 A round ends at all sites together, for each needs something of every other; so a peer is at most one
-round ahead, and what comes of an older round is a repetition, or a bucket that never was here.
+round ahead of a site. A gateway can be a round behind its site: where all of a round's buckets are so
+small that nothing of them belongs to its node, nobody waits for its ranks until the collectives of
+the next. What comes of an older round is a repetition, or a bucket that never was here.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from protos.errors import LayoutMismatchError, RemoteProtocolError
 
 BucketKey = tuple[int, int]
 """Round and bucket."""
+
+_AHEAD_MAX = 2
+"""Rounds that a peer can be ahead: one of this site, which is at most one ahead of this gateway."""
 
 
 class Rounds:
@@ -47,7 +52,7 @@ class Rounds:
             RemoteProtocolError: no site can be that far ahead.
         """
         round_, bucket = key
-        if round_ > self.current + 1:
+        if round_ > self.current + _AHEAD_MAX:
             raise RemoteProtocolError(
                 f"a frame of round {round_}, when this site is in round {self.current}"
             )

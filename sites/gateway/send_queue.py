@@ -103,8 +103,10 @@ class SendQueue:
             self._totals.busy_s += now_s - self._busy_since_s
         return len(lost)
 
-    def clear(self) -> None:
+    def clear(self, now_s: float) -> None:
         """Forget every frame: the peer has what it needs, or will never have it."""
+        if self._unacknowledged:
+            self._totals.busy_s += now_s - self._busy_since_s
         self._unsent.clear()
         self._unacknowledged.clear()
         self.unsent_bytes = self.unacknowledged_bytes = 0

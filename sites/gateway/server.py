@@ -157,6 +157,10 @@ class ExchangeServer(ExchangeServicer):
                 self._receiver.receive(sender, frame)
             except IsthmusError as error:
                 self._refuse(sender, error, context)
+            except Exception as error:  # a task's root: else the peer would send it for ever
+                _log.exception("a frame of round %d was not taken", frame.key.round)
+                self._receiver.fail(Failure.of(error))
+                raise
             yield pack_ack(frame.key, frame.generation)
 
     # ---------------------------------------------------------------- who may do what

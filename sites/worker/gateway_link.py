@@ -189,14 +189,12 @@ class GatewayLink:
     ) -> None:
         try:
             while (message := self._receive()) is not None:
-                if message.get("op") == "reduced":
-                    on_reduced(_reduced(message))
-                elif message.get("op") == "failed":
-                    raise _failure(message)
-                else:
-                    raise RemoteProtocolError(f"the gateway sent op {message.get('op')!r}")
+                on_reduced(_reduced(message))
         except IsthmusError as error:
             self._cause = error
+        except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
+            self._cause = LocalProtocolError(f"{type(error).__name__}: {error}")
+            self._cause.__cause__ = error
         self._ended.set()
         if not self._closed:
             on_failed(self._cause)
@@ -228,6 +226,10 @@ def _welcome(message: dict[str, Any]) -> Welcome:
 
 
 def _reduced(message: dict[str, Any]) -> Reduced:
+    if message.get("op") == "failed":
+        raise _failure(message)
+    if message.get("op") != "reduced":
+        raise RemoteProtocolError(f"the gateway sent op {message.get('op')!r}")
     try:
         return Reduced(
             round=int(message["round"]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from sites.worker.digest import as_bytes, digest_of
@@ -20,6 +21,8 @@ BLOCK_NUMEL = 2 << 20
 """float32 numbers a bucket: 8 MiB of shared memory, 4 MiB of the model."""
 BLOCKS_IN_FLIGHT = 8
 _HASH_NUMEL = 4
+_NO_HASH = 65536.0
+"""In place of a hash's numbers, each below this: equal to nobody's."""
 
 
 class InitialState:
@@ -43,10 +46,11 @@ class InitialState:
     def equalise(self, model: nn.Module) -> bool:
         """Give every site the first site's state. A collective of all ranks of all sites.
 
-        Within a site, ranks have equal states already: DDP sees to that.
+        Ranks of a site usually have equal states already, for DDP sees to that unless a script asks
+        it not to.
 
         Returns:
-            Whether the sites differed.
+            Whether any ranks differed: the same at all.
 
         Raises:
             IsthmusError: the models differ in names, shapes or dtypes, or the exchange failed.
@@ -60,14 +64,28 @@ class InitialState:
         return True
 
     def _all_sites_have(self, combined: bytes, layout: int) -> bool:
-        """Compare 8 bytes: each site writes its own into a place of its own."""
-        own = _numbers(torch.frombuffer(bytearray(combined), dtype=torch.uint8))
+        """Compare 8 bytes: each site writes its own into a place of its own.
+
+        One whose ranks differ writes what is equal to nobody's: were each rank to decide by its own
+        state alone, some would go on to the next collective and others not.
+        """
+        data = torch.frombuffer(bytearray(combined), dtype=torch.uint8)
+        own = _numbers(data)
         places = torch.zeros(self._num_sites * _HASH_NUMEL)
         start = self._site_index * _HASH_NUMEL
-        places[start : start + _HASH_NUMEL] = own
+        places[start : start + _HASH_NUMEL] = own if self._ranks_agree(data) else _NO_HASH
         places = places.to(self._device)
         self._sum([places], layout)
         return bool((places.cpu().view(self._num_sites, _HASH_NUMEL) == own).all())
+
+    def _ranks_agree(self, data: torch.Tensor) -> bool:
+        """Whether all ranks of the site have the same bytes. A collective of the site."""
+        if dist.get_world_size() == 1:
+            return True
+        own = data.to(self._device)
+        found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, own)
+        return all(torch.equal(each, own) for each in found)
 
     def _copy_from_first(self, tensors: Sequence[torch.Tensor], layout: int) -> None:
         """Send all bytes, block after block, some of them at a time."""
@@ -88,9 +106,10 @@ class InitialState:
     def _sum(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
         """Add whole numbers below 65536 over sites, in place: a round in which each weighs 1."""
         self._exchange.begin(1.0 if self._rank == 0 else 0.0)
-        for each in buckets:
-            self._exchange.submit(each, layout, exact=True)
+        futures = [self._exchange.submit(each, layout, exact=True) for each in buckets]
         self._exchange.wait()
+        for future in futures:
+            future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
         for each in buckets:
             # The exchange divides by the number of sites; the error of that is far below 1/2.
             each.mul_(self._num_sites).round_()

@@ -1,6 +1,7 @@
 """Several gateways over real gRPC with ranks over real sockets: sums, refusals, losses."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,14 @@ def join(stack: ExitStack, member: Member) -> list[GatewayRank]:
         ranks.append(joined)
     assert member.wait("joined")["ranks"] == [rank.rank for rank in ranks]
     return ranks
+
+
+def wait_for(fact: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not fact():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -93,6 +102,61 @@ def test_sites_with_unequal_nodes(tmp_path: Path) -> None:
         for each in ranks:
             for rank in each:
                 rank.leave()
+
+
+def test_a_node_without_a_share_may_be_a_round_behind(tmp_path: Path) -> None:
+    """Nobody waits for it in a round of one element, so a peer can begin the next before it."""
+    configs = [
+        gateway_config(tmp_path, GATHER_2, site, node, nodes_per_site=(2, 1))
+        for site, node in ((0, 0), (0, 1), (1, 0))
+    ]
+    with gateways(configs) as members, ExitStack() as stack:
+        first, late, peer = (join(stack, member)[0] for member in members)
+        for rank in (first, late, peer):
+            rank.share(0, 10)[:] = 1.0
+        for rank in (first, peer):
+            rank.reduce(0, 0, 1, 1.0)
+        for rank in (first, peer):
+            assert rank.receive()["op"] == "reduced"
+        for rank in (peer, first):
+            rank.reduce(1, 0, 10, 1.0)
+        wait_for(lambda: members[1].gateway._exchange._early_bytes > 0)
+        late.reduce(0, 0, 1, 1.0)
+        assert late.receive()["op"] == "reduced"
+        late.reduce(1, 0, 10, 1.0)
+        for rank in (first, late, peer):
+            assert rank.receive()["op"] == "reduced"
+            rank.leave()
+
+
+def test_ranks_that_leave_early_have_joined(tmp_path: Path) -> None:
+    config = gateway_config(tmp_path, PLANS["alone"], 0, ranks_per_node=(2,))
+    with gateways([config]) as members:
+        for rank in range(2):
+            with GatewayRank(config.socket_path, rank) as here:
+                assert here.receive()["op"] == "welcome"
+                here.leave()
+            wait_for(lambda: not members[0].gateway._local._connections)
+        members[0].wait("joined", ranks=[0, 1])
+
+
+def test_a_bug_in_taking_a_frame_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the peer would send the frame again and again, and both would wait for ever."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of nothing")
+
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members:
+        for member in members:
+            member.wait("connected")
+        monkeypatch.setattr(members[0].gateway._exchange, "receive", broken)
+        members[1].gateway._links[0, 0].send(frame_ahead(0), 8)
+        failed = members[0].end()
+        assert failed is not None
+        assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
 
 
 def test_exact_buckets_are_not_rounded(tmp_path: Path) -> None:

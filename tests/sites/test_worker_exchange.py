@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from sites.worker.collectives import Collectives
 from sites.worker.environment import lone_topology
 from sites.worker.exchange import Exchange
 from sites.worker.host_transfer import HostTransfer
+from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Reduce, Reduced, Welcome
 from sites.worker.process_group import ensure_process_group
 from sites.worker.site import Site
+from sites.worker.transfer import Slot
 from topology.job import Job
 
 LONG_S = 30.0
@@ -74,6 +77,47 @@ class RecordingLink(AloneLink):
         self.has_left = True
 
 
+class StreamTransfer(HostTransfer):
+    """As on CUDA: a result is in place only for whoever has waited for its future."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__(collectives)
+        self.enqueued: list[Callable[[], object]] = []
+
+    def make_future(self) -> torch.futures.Future[torch.Tensor]:
+        transfer = self
+
+        class StreamFuture(torch.futures.Future[torch.Tensor]):
+            def wait(self) -> torch.Tensor:
+                while transfer.enqueued:
+                    transfer.enqueued.pop(0)()
+                return super().wait()
+
+        return StreamFuture()
+
+    def deliver(self, slot: Slot, values: torch.Tensor, complete: Callable[[], None]) -> None:
+        result = slot.padded[: slot.numel].clone()
+        self.enqueued.append(partial(values.copy_, result))
+        complete()
+
+
+class SecondSite(AloneLink):
+    """The sum of this site's values with those of a first site, which are all ones."""
+
+    def reduce(self, request: Reduce) -> None:
+        values = self._regions[request.region]
+        if request.round == 0:
+            values[:4] = 1.0
+        else:
+            values += 1.0
+        values /= 2.0
+        self._on_reduced(
+            Reduced(
+                round=request.round, bucket=request.bucket, weight=2.0, wait_s=0.0, wire_bytes=0
+            )
+        )
+
+
 @pytest.fixture(autouse=True)
 def process_group() -> Iterator[None]:
     """This process as the only rank."""
@@ -116,6 +160,26 @@ def test_a_lone_rank_gets_its_own_values_back(start: Start) -> None:
         assert (finished.site_weight, finished.weight) == (2.0, 2.0)
         assert finished.raw_bytes == 4 * sum(numels)
         assert finished.times.end_s >= finished.times.last_submit_s
+
+
+def test_initial_state_waits_for_what_is_only_enqueued() -> None:
+    exchange = Exchange(
+        SecondSite(),
+        StreamTransfer(Collectives(LONG_S)),
+        rank=0,
+        world_size=1,
+        deadline_s=LONG_S,
+    )
+    exchange.start()
+    net = nn.Linear(3, 1)
+    state = InitialState(exchange, site_index=1, num_sites=2, rank=0, device=torch.device("cpu"))
+    try:
+        assert state.equalise(net)
+    finally:
+        exchange.close()
+    for each in net.parameters():
+        numbers = each.detach().view(torch.int16)
+        assert torch.equal(numbers, torch.ones_like(numbers))
 
 
 def test_no_tokens_mean_no_gradient_even_of_nan(start: Start) -> None:

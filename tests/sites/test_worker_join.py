@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import queue
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from protos.errors import IsthmusError
 from sites.worker.environment import Environment, NotLaunchedError
+from sites.worker.gateway_link import GatewayLink
+from sites.worker.link import Reduced
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import environment
 from topology.errors import ConfigError
@@ -132,3 +138,24 @@ class TestLeaving:
             ended = run_script(str(SCRIPT), environ=alone)
         assert ended.returncode == 1
         assert "has 2 ranks by the topology" in ended.stderr.splitlines()[-1]
+
+
+def test_a_bug_in_hearing_a_result_is_told(tmp_path: Path) -> None:
+    """Or backward would wait for its deadline."""
+
+    def hear(_: Reduced) -> None:
+        raise ZeroDivisionError("of nothing")
+
+    failures: queue.Queue[IsthmusError] = queue.Queue()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "gateway"))
+        listener.listen()
+        link = GatewayLink(tmp_path / "gateway", send_timeout_s=10.0)
+        accepted, _ = listener.accept()
+        with accepted:
+            link.start(hear, failures.put)
+            message = {"round": 0, "bucket": 0, "weight": 1.0, "wire_bytes": 0}
+            times = {"inter_s": 0.0, "wait_s": 0.0}
+            accepted.send(json.dumps({"op": "reduced", **message, "times": times}).encode())
+            assert "ZeroDivisionError: of nothing" in str(failures.get(timeout=SCRIPT_S))
+        link.close()

@@ -141,6 +141,12 @@ def test_equal_models_are_only_compared(tmp_path: Path) -> None:
     assert all(_same(saved[name]["final"], programs.build(seed=7).state_dict()) for name in NAMES)
 
 
+def test_ranks_of_one_site_that_differ_are_made_equal(tmp_path: Path) -> None:
+    """Each decides with all others: one that went its own way would wait for a collective."""
+    saved, _ = run(tmp_path, programs.train_unequal_ranks)
+    assert all(_same(saved[name]["final"], programs.build(seed=7).state_dict()) for name in NAMES)
+
+
 def test_different_models_are_named(tmp_path: Path) -> None:
     saved, _ = run(tmp_path, programs.train_other_model)
     assert {saved[name]["code"] for name in NAMES} == {"LAYOUT_MISMATCH"}

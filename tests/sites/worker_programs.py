@@ -127,6 +127,16 @@ def train_equal(folder: Path, name: str) -> None:
     torch.save({"final": net.state_dict()}, folder / f"{name}.pt")
 
 
+def train_unequal_ranks(folder: Path, name: str) -> None:
+    """The first ranks of all sites have the same model, the others do not; no step."""
+    site = _join()
+    net = build(seed=7 if site.rank == 0 else 8)
+    model = DistributedDataParallel(net, init_sync=False)
+    site.synchronize(model, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE))
+    site.leave()
+    torch.save({"final": net.state_dict()}, folder / f"{name}.pt")
+
+
 def train_other_model(folder: Path, name: str) -> None:
     """The second site has one layer more."""
     site = _join()
