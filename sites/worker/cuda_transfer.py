@@ -47,8 +47,9 @@ class CudaTransfer:
 
     def launch(self, slot: Slot) -> Pending:
         """Enqueue the reduce-scatter; with one rank, what must be waited for is the scaling."""
-        work = self._collectives.reduce_scatter(slot.shard, slot.padded)
-        return work or torch.cuda.current_stream(self.device).record_event()
+        slot.computed = _timer()
+        slot.computed.record(torch.cuda.current_stream(self.device))
+        return self._collectives.reduce_scatter(slot.shard, slot.padded) or slot.computed
 
     def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
         """All-reduce one float64, made by a kernel: a copy from the host would synchronise."""
@@ -56,13 +57,16 @@ class CudaTransfer:
         work = self._collectives.all_reduce(total)
         return total, work or torch.cuda.current_stream(self.device).record_event()
 
-    def collect(self, slot: Slot, pending: Pending) -> None:
+    def collect(self, slot: Slot, pending: Pending) -> float:
         """Copy the shard down; NCCL's watchdog is the deadline of this wait."""
+        copied = _timer()
         with torch.cuda.stream(self._down):
             wait(pending)
             slot.region.copy_(slot.shard, non_blocking=True)
-            copied = self._down.record_event()
+            copied.record(self._down)
         copied.synchronize()
+        assert slot.computed is not None, "launch comes first"
+        return float(slot.computed.elapsed_time(copied)) / 1000.0
 
     def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
         """Read the scalar on the side stream."""
@@ -77,3 +81,8 @@ class CudaTransfer:
             wait(self._collectives.all_gather(slot.padded, slot.shard))
             values.copy_(slot.padded[: slot.numel])
             complete()
+
+
+def _timer() -> torch.cuda.Event:
+    """An event that notes when the device reached it."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -215,12 +215,15 @@ class Exchange:
             current, bucket = item
             if bucket.index == 0:
                 current.site_weight = self._transfer.read_sum(current.total, current.pending)
-            self._transfer.collect(bucket.slot, bucket.pending)
+            computed_s = self._transfer.collect(bucket.slot, bucket.pending)
             shard_numel = bucket.slot.region.numel()
             first = min(self._rank * shard_numel, bucket.slot.numel)
             own_numel = min(shard_numel, bucket.slot.numel - first)
             current.raw_bytes += own_numel * FLOAT_BYTES
             bucket.start_s = self._now_s()
+            if computed_s is not None:
+                # Submitted long before: the device was still computing when it was only enqueued.
+                current.last_submit_s = bucket.start_s - computed_s
             # Before the gateway can answer, the finishing thread may know of the bucket.
             self._to_finish.put_nowait(item)
             self._link.reduce(

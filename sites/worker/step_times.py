@@ -27,9 +27,9 @@ class RoundTimes:
     """What one round of the exchange noted, on one clock."""
 
     last_submit_s: float
-    """When backward handed its last bucket over."""
+    """When backward had computed its last bucket."""
     end_s: float
-    """When the last bucket's result was in place."""
+    """When the last bucket's result was in place; on CUDA, when that was enqueued."""
     crossings: tuple[Crossing, ...]
 
 

@@ -24,6 +24,8 @@ class Slot:
     """float32[s] on the device: what this rank reduces over sites."""
     region: torch.Tensor
     """float32[s] of shared memory. On the host `shard` is the same memory: no copy."""
+    computed: torch.cuda.Event | None = None
+    """On CUDA: this round's values are in `padded`."""
 
 
 class Transfer(Protocol):
@@ -46,8 +48,13 @@ class Transfer(Protocol):
     def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
         """Start the sum of a scalar over the site's ranks. From the autograd thread."""
 
-    def collect(self, slot: Slot, pending: Pending) -> None:
-        """Wait until the region holds the shard. From the posting thread."""
+    def collect(self, slot: Slot, pending: Pending) -> float | None:
+        """Wait until the region holds the shard. From the posting thread.
+
+        Returns:
+            For how many seconds the bucket had been computed by then; None where that was done when
+            it was launched.
+        """
 
     def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
         """Wait for a scalar's sum and return it. From the posting thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Reduce, Reduced, Welcome
 from sites.worker.process_group import ensure_process_group
 from sites.worker.site import Site
-from sites.worker.transfer import Slot
+from sites.worker.transfer import Pending, Slot
 from topology.job import Job
 
 LONG_S = 30.0
@@ -99,6 +100,14 @@ class StreamTransfer(HostTransfer):
         result = slot.padded[: slot.numel].clone()
         self.enqueued.append(partial(values.copy_, result))
         complete()
+
+
+class SlowDevice(HostTransfer):
+    """A device that has computed a bucket long after it was submitted: half a second ago."""
+
+    def collect(self, slot: Slot, pending: Pending) -> float:  # type: ignore[override]
+        super().collect(slot, pending)
+        return 0.5
 
 
 class SecondSite(AloneLink):
@@ -180,6 +189,26 @@ def test_initial_state_waits_for_what_is_only_enqueued() -> None:
     for each in net.parameters():
         numbers = each.detach().view(torch.int16)
         assert torch.equal(numbers, torch.ones_like(numbers))
+
+
+def test_what_a_device_still_computes_is_not_communication() -> None:
+    ticks = itertools.count()
+    exchange = Exchange(
+        AloneLink(),
+        SlowDevice(Collectives(LONG_S)),
+        rank=0,
+        world_size=1,
+        deadline_s=LONG_S,
+        now_s=lambda: float(next(ticks)),
+    )
+    exchange.start()
+    try:
+        exchange.begin(1.0)
+        exchange.submit(torch.ones(3), layout=0)
+        times = exchange.wait().times
+    finally:
+        exchange.close()
+    assert times.last_submit_s == times.crossings[0].start_s - 0.5
 
 
 def test_no_tokens_mean_no_gradient_even_of_nan(start: Start) -> None:
