@@ -14,6 +14,7 @@ from orchestrator.core.metrics import RunMetrics
 from orchestrator.core.run import RunMachine
 from orchestrator.core.summary import summarise
 from orchestrator.core.view import RunView
+from orchestrator.home import LOG
 from orchestrator.journal import Journal, JournalError
 from orchestrator.log_files import LogWriter
 from orchestrator.messages import endpoint_messages, run_message
@@ -215,11 +216,17 @@ class ActiveRun:
         try:
             wan, books = await Wan.open(self._submission.topology, action.endpoints, deadline_s)
         except (RelayError, ConfigError, OSError) as error:
-            self.handle(events.RelayEnded(str(error)))
+            self._relay_ended(str(error))
             return
         self._wan = wan
-        wan.watch(lambda message: self.handle(events.RelayEnded(message)))
+        wan.watch(self._relay_ended)
         self.handle(events.RelayOpened(books))
+
+    def _relay_ended(self, message: str) -> None:
+        log = (
+            self._files.folder / LOG
+        )  # what the relay wrote to stderr, if the run is an embedded one
+        self.handle(events.RelayEnded(message, str(log) if log.is_file() else ""))
 
     def _finish(self) -> None:
         """Keep what the run came to. No watcher runs before this is done."""

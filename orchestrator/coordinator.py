@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except IsthmusError as error:
         return _failed(options, error.code, str(error))
     except OSError as error:
-        return _failed(options, "REFUSED", f"{error.filename or 'state'}: {error.strerror}")
+        return _failed(options, "FILE_ERROR", f"{error.filename or 'state'}: {error.strerror}")
     except Exception as error:
         log.exception("the coordinator has ended by a mistake of its own")
         return _failed(options, "INTERNAL", f"{type(error).__name__}: {error}")
@@ -244,10 +244,11 @@ def _address(host: str, port: int) -> str:
 
 def _failed(options: argparse.Namespace, code: str, message: str) -> int:
     """Say what went wrong, to people and with --json to programs; return the exit status."""
+    entry = CATALOGUE[code]
     if options.json:
         print(failure(COMMAND, code, message))  # noqa: T201
-    print(f"error: {message}", file=sys.stderr)  # noqa: T201
-    return int(CATALOGUE[code].exit_code)
+    print(f"error: {message}\nhint: {entry.hint}", file=sys.stderr)  # noqa: T201
+    return int(entry.exit_code)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -67,7 +67,7 @@ class StateLockedError(IsthmusError):
 class JournalError(IsthmusError):
     """The journal cannot be used: not ours, damaged, of another version, or the disk refuses."""
 
-    code = "REFUSED"
+    code = "FILE_ERROR"
 
 
 class JournalReader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,5 +83,13 @@ class LocalAgents:
 
 
 async def _watch(site: str, process: asyncio.subprocess.Process, on_end: OnEnd) -> None:
-    status = await process.wait()
-    on_end(site, f"status {status}" if status >= 0 else f"signal {-status}")
+    on_end(site, ended_with(await process.wait()))
+
+
+def ended_with(status: int) -> str:
+    """Return a child's end in words: `status 1`, `SIGKILL`."""
+    if status >= 0:
+        return f"status {status}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-status).name
+    return f"signal {-status}"

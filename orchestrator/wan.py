@@ -16,6 +16,7 @@ from orchestrator.emulator.config import (
     parse_listening,
     shapes_of,
 )
+from orchestrator.local_agents import ended_with
 from protos.errors import IsthmusError
 from topology.errors import ConfigError
 from topology.world import Topology
@@ -79,7 +80,7 @@ class Wan:
             await self._process.stdin.drain()
         line = await self._process.stdout.readline()
         if not line:
-            raise RelayError(f"it ended with status {await self._process.wait()}; see stderr")
+            raise RelayError(f"it ended with {ended_with(await self._process.wait())}")
         try:
             return parse_listening(line)
         except ConfigError as error:
@@ -94,7 +95,7 @@ class Wan:
         # Its counters are read so that the pipe never fills, and for nothing else.
         while await self._process.stdout.read(LINE_BYTES):
             pass
-        on_end(f"status {await self._process.wait()}")
+        on_end(f"it ended with {ended_with(await self._process.wait())}")
 
     async def close(self) -> None:
         """End the process and return when it is gone. A second call changes nothing."""

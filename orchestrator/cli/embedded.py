@@ -74,13 +74,13 @@ def _wait_until_listening(
 
 
 def last_line(log: Path) -> str:
-    """Return a log's last line that is not empty, cut to a sane length."""
+    """Return a log's last line that says something, cut to a sane length."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(0, 2)
         file.seek(max(0, file.tell() - _LAST_BYTES))
         lines = file.read().decode(errors="replace").split("\n")
         for line in reversed(lines):
-            if line.strip():
+            if line.strip() and not line.startswith("hint: "):
                 return line.strip()[:500]
     return "its log is empty"
 

@@ -70,6 +70,7 @@ class RelayEnded:
     """The emulated WAN could not be started, or ended by itself."""
 
     message: str
+    log_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

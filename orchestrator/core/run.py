@@ -118,12 +118,20 @@ class RunMachine:
             case events.RelayOpened():
                 return self._start(event.endpoints)
             case events.RelayEnded():
-                message = f"the WAN emulator ended: {event.message}"
-                return self._fail(Failure(code="INTERNAL", message=message, at_s=now_s), now_s)
+                return self._relay_ended(event, now_s)
             case events.CancelRequested():
                 return self._cancel(event)
             case events.Ticked():
                 return []
+
+    def _relay_ended(self, event: events.RelayEnded, now_s: float) -> list[Action]:
+        failure = Failure(
+            code="LAUNCH_FAILED",
+            message=f"the WAN emulator is gone: {event.message}",
+            log_path=event.log_path,
+            at_s=now_s,
+        )
+        return self._fail(failure, now_s)
 
     def _joined(self, event: events.SiteJoined) -> list[Action]:
         site = self._sites[event.site]

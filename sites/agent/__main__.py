@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except IsthmusError as error:
         return _failed(options, error.code, str(error))
     except OSError as error:
-        return _failed(options, "LAUNCH_FAILED", str(error))
+        path = f"{error.filename}: " if error.filename else ""
+        return _failed(options, "FILE_ERROR", f"{path}{error.strerror or error}")
     except Exception:
         log.exception("the agent has ended by a mistake of its own")
         return _failed(options, "INTERNAL", "the agent has ended by a mistake of its own")
@@ -136,7 +137,7 @@ def _failed(options: argparse.Namespace, code: str, message: str) -> int:
     entry = CATALOGUE[code]
     if options.json:
         print(failure(COMMAND, code, message))  # noqa: T201
-    print(f"error: {message}\n{entry.hint}", file=sys.stderr)  # noqa: T201
+    print(f"error: {message}\nhint: {entry.hint}", file=sys.stderr)  # noqa: T201
     return int(entry.exit_code)
 
 

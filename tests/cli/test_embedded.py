@@ -152,5 +152,7 @@ def test_the_last_line_of_a_log(tmp_path: Path) -> None:
     assert last_line(log) == "its log is empty"
     log.write_text("one\ntwo  \n\n")
     assert last_line(log) == "two"
+    log.write_text("error: the cause\nhint: a cure\n")
+    assert last_line(log) == "error: the cause"
     log.write_bytes(b"\xff\xfe" * 10_000)
     assert len(last_line(log)) <= 500

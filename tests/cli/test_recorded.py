@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from orchestrator.home import LOG, SUMMARY, RunFolder
-from orchestrator.journal import Journal
+from orchestrator.journal import LOCK, Journal
 from orchestrator.log_files import LogWriter
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
@@ -152,17 +152,39 @@ def test_a_folder_whose_journal_was_never_written(isthmus: Isthmus, folder: RunF
     assert "no journal" in done.envelope["error"]["message"]
 
 
+HOLDER = """
+import fcntl, sys
+sys.stdin.readline()
+with open(sys.argv[1]) as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
+def process(folder: RunFolder) -> Iterator[subprocess.Popen[bytes]]:
     """A process that stands for a coordinator's: it lives until it is killed."""
     child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+        [sys.executable, "-c", HOLDER, str(folder.path / LOCK)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         yield child
     finally:
         child.kill()
         child.communicate(timeout=30)
+
+
+def take_over(folder: RunFolder, address: str, process: subprocess.Popen[bytes]) -> None:
+    """Make `process` the folder's coordinator, with its lock."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"locked\n"
+    announce(folder, address, process.pid)
 
 
 @pytest.mark.multiprocess
@@ -175,7 +197,7 @@ def test_a_coordinator_that_is_killed_under_its_watchers(
     scripted.before_end = process.kill
     scripted.breaks_stream_with = None if hangs_up else grpc.StatusCode.UNAVAILABLE
     with serving(scripted) as address:
-        announce(folder, address, process.pid)
+        take_over(folder, address, process)
         done = isthmus("wait", "--json")
     assert done.code == 4
     assert done.envelope["error"]["code"] == "COORDINATOR_LOST"
@@ -196,7 +218,7 @@ def test_what_is_followed_goes_on_in_the_folder_and_nothing_comes_twice(
         breaks_stream_with=grpc.StatusCode.UNAVAILABLE,
     )
     with serving(scripted) as address:
-        announce(folder, address, process.pid)
+        take_over(folder, address, process)
         scripted.before_end = process.kill
         logs = isthmus("logs", "-f", "--rank", "0")
     assert logs.out.splitlines() == [f"a/rank0 | step {at}" for at in range(5)]
@@ -208,8 +230,9 @@ def test_a_coordinator_that_is_stopped_is_unreachable_and_not_lost(
 ) -> None:
     record(folder)
     monkeypatch.setattr("orchestrator.cli.reader.GONE_S", 0.0)
-    announce(folder, "127.0.0.1:1")  # of this process, which lives
-    for command in ("status", "wait", "logs", "events", "cancel"):
-        done = isthmus(command, "--json")
-        assert done.code == 4
-        assert done.envelope["error"]["code"] == "COORDINATOR_UNREACHABLE"
+    with Journal(folder.path):  # of this process, which lives
+        announce(folder, "127.0.0.1:1")
+        for command in ("status", "wait", "logs", "events", "cancel"):
+            done = isthmus(command, "--json")
+            assert done.code == 4
+            assert done.envelope["error"]["code"] == "COORDINATOR_UNREACHABLE"

@@ -78,7 +78,9 @@ class Bench:
         process = self.start(*more, bind=bind)
         _, err = process.communicate(timeout=DEADLINE_S)
         assert "Traceback" not in err
-        return process.returncode, err.splitlines()[-1]
+        *_, said, hint = err.splitlines()
+        assert hint.startswith("hint: ")
+        return process.returncode, said
 
     def submit(self, address: str, run_id: str = "run-1") -> None:
         with Client(address) as client:
@@ -144,6 +146,11 @@ def test_errors_are_an_envelope_with_json(bench: Bench) -> None:
     envelope = json.loads(out)
     assert (process.returncode, envelope["exit_code"]) == (3, 3)
     assert envelope["error"]["code"] == "INSECURE_ADDRESS"
+
+    bench.state.write_text("not a folder")
+    out, _ = bench.start("--json").communicate(timeout=DEADLINE_S)
+    error = json.loads(out)["error"]
+    assert (error["code"], str(bench.state) in error["message"]) == ("FILE_ERROR", True)
 
 
 def test_sigterm_cancels_the_run_and_takes_the_announcement_back(bench: Bench) -> None:

@@ -110,12 +110,14 @@ def test_the_relay_comes_between_prepare_and_start() -> None:
     book = {"a": (Endpoint("b", 0, "127.0.0.1", 1),), "b": (Endpoint("a", 0, "127.0.0.1", 2),)}
     started = [s for s in world.tell(events.RelayOpened(book)) if isinstance(s, events.SendStart)]
     assert {start.site: start.endpoints for start in started} == book
-    world.tell(events.RelayEnded("status 1"))
+    world.tell(events.RelayEnded("it ended with SIGKILL", "/run/coordinator.log"))
     world.wait(COLLECT_S)
     assert world.sent(events.SendStop) == ["a", "b"]
     world.tell(*(events.SiteEnded(site, succeeded=False) for site in "ab"))
-    assert world.finish.reason_code == "INTERNAL"
-    assert "the WAN emulator ended" in world.finish.reason
+    assert world.finish.reason_code == "LAUNCH_FAILED", "killed from outside: no bug of ours"
+    assert world.finish.reason == "the WAN emulator is gone: it ended with SIGKILL"
+    assert world.finish.failure is not None
+    assert world.finish.failure.log_path == "/run/coordinator.log"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def agent(folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
     [
         ({"site": "z"}, 2, "INVALID_CONFIG", "no site 'z'; there are a, b"),
         ({"topology": "/no/such.yaml"}, 2, "INVALID_CONFIG", "/no/such.yaml: No such file"),
+        ({"state": "/proc/none"}, 8, "FILE_ERROR", "/proc/none: No such file or directory"),
         ({"set": "failure.detect_within=x"}, 2, "INVALID_CONFIG", "failure.detect_within"),
         ({"coordinator": "10.0.0.1:7"}, 3, "INSECURE_ADDRESS", "10.0.0.1"),
         ({"bind": "0.0.0.0"}, 3, "INSECURE_ADDRESS", "0.0.0.0"),
