@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from protos.limits import LOG_LINE_BYTES
 FOLDER = "logs"
 CHUNK_BYTES = 256 << 10
 """Read at once; many lines fit."""
+_LAST_BYTES = 4096
 _SOURCE = re.compile(r"[a-z][a-z_]{0,31}[0-9]{0,9}")
 """`rank0`, `gateway0`, `agent`: it becomes a file's name."""
 
@@ -103,6 +105,18 @@ class LogReader:
             if not self._site or path.parent.name == self._site:
                 self._files.setdefault(path, _File(path))
         return list(self._files.values())
+
+
+def last_line(log: Path) -> str:
+    """Return a log's last line that says something, cut to a sane length."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _LAST_BYTES))
+        lines = file.read().decode(errors="replace").split("\n")
+        for line in reversed(lines):
+            if line.strip() and not line.startswith("hint: "):
+                return line.strip()[:500]
+    return "its log is empty"
 
 
 def _complete_lines(file: _File) -> Iterator[bytes]:

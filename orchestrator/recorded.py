@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.home import LOG, RunFolder
 from orchestrator.journal import JournalReader
-from orchestrator.log_files import LogReader
+from orchestrator.log_files import LogReader, last_line
 from orchestrator.messages import event_message, run_message
 from protos.control.v1 import control_pb2
 from protos.errors import NotFoundError
@@ -34,6 +34,9 @@ class RecordedRun:
             run = run_message(view, journal.progress(run_id))
         run.folder = str(self._folder.path)  # where it was written may be another name by now
         if run.reason_code == "COORDINATOR_LOST":
+            said = last_line(self._folder.path / LOG)
+            if said.startswith("error: "):  # it did not just vanish: it could say why
+                run.reason += f": {said.removeprefix('error: ')}"
             run.failure.CopyFrom(
                 control_pb2.Failure(
                     code=run.reason_code,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import time
@@ -12,12 +11,12 @@ from pathlib import Path
 
 from orchestrator.cli.failure import CommandError
 from orchestrator.home import LOG, RunFolder
+from orchestrator.log_files import last_line
 
 START_S = 60.0
 """Imports take a second; on a machine that is busy with training, some more."""
 POLL_S = 0.02
 STOP_S = 10.0
-_LAST_BYTES = 4096
 
 
 @contextmanager
@@ -71,18 +70,6 @@ def _wait_until_listening(
                 {"run_id": folder.run_id, "log_path": str(log)},
             )
         time.sleep(POLL_S)
-
-
-def last_line(log: Path) -> str:
-    """Return a log's last line that says something, cut to a sane length."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - _LAST_BYTES))
-        lines = file.read().decode(errors="replace").split("\n")
-        for line in reversed(lines):
-            if line.strip() and not line.startswith("hint: "):
-                return line.strip()[:500]
-    return "its log is empty"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.cli.embedded import last_line, started_coordinator
+from orchestrator.cli.embedded import started_coordinator
 from orchestrator.cli.failure import CommandError
 from orchestrator.client import Client
 from orchestrator.home import ANNOUNCED, LOG, run_folders
 from orchestrator.journal import LOCK, Journal
+from orchestrator.log_files import last_line
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder
 

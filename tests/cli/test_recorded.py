@@ -162,6 +162,16 @@ with open(sys.argv[1]) as lock:
 """
 
 
+def test_what_a_lost_coordinator_said_last_is_its_reason(
+    isthmus: Isthmus, folder: RunFolder
+) -> None:
+    record(folder)
+    (folder.path / LOG).write_text("a traceback\nerror: j: disk is full\nhint: Free some.\n")
+    error = isthmus("wait", "--json").envelope["error"]
+    assert error["code"] == "COORDINATOR_LOST"
+    assert error["message"].endswith(": j: disk is full")
+
+
 @pytest.fixture
 def process(folder: RunFolder) -> Iterator[subprocess.Popen[bytes]]:
     """A process that stands for a coordinator's: it lives until it is killed."""
