@@ -180,12 +180,9 @@ class Link:
     def _run_stream(self, index: int) -> None:
         backoff_s = _BACKOFF_FIRST_S
         while not self._is_over:
-            try:
-                with self._channel() as channel:
-                    if self._push(channel, index):
-                        backoff_s = _BACKOFF_FIRST_S
-            except IsthmusError as error:
-                self._fail(Failure.of(error, self.peer.site))
+            with self._channel() as channel:
+                if self._push(channel, index):
+                    backoff_s = _BACKOFF_FIRST_S
             # Full jitter, so that streams which broke together do not come back together.
             self._closed.wait(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
@@ -269,8 +266,6 @@ class Link:
                     self._raise_if_lost(error)
                     channel.close()
                     channel = self._channel()
-        except IsthmusError as error:
-            self._fail(Failure.of(error, self.peer.site))
         finally:
             channel.close()
 
@@ -317,7 +312,18 @@ class Link:
 
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(
-            target=target, name=f"{name}-{self.peer.site}-{self.peer.node}", daemon=True
+            target=functools.partial(self._run, target),
+            name=f"{name}-{self.peer.site}-{self.peer.node}",
+            daemon=True,
         )
         self._threads.append(thread)
         thread.start()
+
+    def _run(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except IsthmusError as error:
+            self._fail(Failure.of(error, self.peer.site))
+        except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
+            _log.exception("a thread of the link to %s ended", self.peer)
+            self._fail(Failure.of(error))

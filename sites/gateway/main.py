@@ -23,7 +23,8 @@ from topology.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _EXIT_DEADLINE_S: Final = 10.0
-_CHECK_S = 3600.0
+_CHECK_S: Final = 0.5
+"""A signal that the kernel hands to another thread wakes nobody: it is handled with the next look."""
 
 
 def main() -> int:

@@ -159,6 +159,26 @@ def test_a_bug_in_taking_a_frame_ends_the_run(
         assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
 
 
+def test_a_bug_in_a_links_thread_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what its stream had taken would never be acknowledged, and nobody would know why."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of nothing")
+
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members:
+        for member in members:
+            member.wait("connected")
+        link = members[1].gateway._links[0, 0]
+        monkeypatch.setattr(link, "_acknowledge", broken)
+        link.send(frame_ahead(0), 8)
+        failed = members[1].end()
+        assert failed is not None
+        assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
+
+
 def test_exact_buckets_are_not_rounded(tmp_path: Path) -> None:
     configs = [gateway_config(tmp_path, GATHER_2, site, codec="bf16") for site in range(2)]
     with gateways(configs) as members, ExitStack() as stack:
