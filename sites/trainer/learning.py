@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
 from sites.trainer.schedule import learning_rate
 from topology.job import Optimizer, Trainer
+
+
+class DivergedError(ArithmeticError):
+    """The gradient is not finite any more, at every site alike: going on would learn nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,9 @@ def take_step(
         config: Of the job.
         step: Counts from 0.
         samples: Global sample indices of this rank, at least one.
+
+    Raises:
+        DivergedError: the global gradient is not finite; the parameters are as before the step.
     """
     rate = learning_rate(config.optimizer, step, config.steps)
     for group in optimizer.param_groups:
@@ -86,6 +94,11 @@ def take_step(
             (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
         loss_sum += losses.detach().sum(dtype=torch.float64)
     norm = clip_gradients(model.parameters(), config.optimizer.clip_norm)
+    if not math.isfinite(norm):
+        raise DivergedError(
+            f"step {step + 1}: the gradient's norm is {norm}; lower trainer.optimizer.learning_rate "
+            "or raise warmup_steps. No parameter was changed by it"
+        )
     optimizer.step()
     return StepResult(float(loss_sum), tokens, norm, rate)
 

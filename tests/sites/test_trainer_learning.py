@@ -12,7 +12,7 @@ from torch.nn import functional
 from sites.trainer import sampler
 from sites.trainer.evaluation import evaluate
 from sites.trainer.gpt import Gpt
-from sites.trainer.learning import clip_gradients, make_optimizer, take_step
+from sites.trainer.learning import DivergedError, clip_gradients, make_optimizer, take_step
 from topology.job import Model, Optimizer, Trainer
 
 MODEL = Model(layers=2, heads=2, width=32, context=24)
@@ -125,3 +125,14 @@ def test_evaluation_is_the_same_however_many_ranks_share_it(ranks: int) -> None:
     whole, _ = evaluate(model, TEXT, CONFIG, ranks=1, rank=0)
     assert sum(loss for loss, _ in parts) == pytest.approx(whole, rel=1e-6)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_gradient_that_is_not_finite_ends_the_training_and_changes_nothing() -> None:
+    model = Gpt(MODEL, 1)
+    optimizer = make_optimizer(model, CONFIG.optimizer)
+    model.embedding.weight.register_hook(lambda gradient: gradient * math.nan)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(DivergedError, match="step 1: the gradient's norm is nan"):
+        take_step(model, optimizer, TEXT, CONFIG, 0, range(7))
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
