@@ -130,7 +130,9 @@ def test_evaluation_is_the_same_however_many_ranks_share_it(ranks: int) -> None:
 def test_a_gradient_that_is_not_finite_ends_the_training_and_changes_nothing() -> None:
     model = Gpt(MODEL, 1)
     optimizer = make_optimizer(model, CONFIG.optimizer)
-    model.embedding.weight.register_hook(lambda gradient: gradient * math.nan)
+    model.embedding.weight.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: gradient * math.nan
+    )
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(DivergedError, match="step 1: the gradient's norm is nan"):
         take_step(model, optimizer, TEXT, CONFIG, 0, range(7))

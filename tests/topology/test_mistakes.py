@@ -376,7 +376,7 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
         "learning_rate: 1e-3",
         "learning_rate: 1e-5",
         [
-            "12:30 want at least min_learning_rate, 0.0003; got 1e-05 [trainer.optimizer.learning_rate]"
+            "12:30 want at least min_learning_rate, 0.0006; got 1e-05 [trainer.optimizer.learning_rate]"
         ],
     ),
     (
