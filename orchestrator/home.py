@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
-import psutil
 
-from orchestrator.journal import LOCK, is_abandoned
+from orchestrator.journal import is_abandoned
 from protos.errors import NotFoundError
 
 ANNOUNCED = "coordinator.json"
@@ -69,20 +68,12 @@ class RunFolder:
     def living_coordinator(self) -> str | None:
         """Return where the folder's own coordinator listens; None once its process is gone.
 
-        A coordinator that was killed leaves its file behind, and launch may not have collected the
-        process yet: both count as gone. Its pid may be another process's by now, as after a power
-        cut, so the lock that it holds is asked too.
+        The lock alone tells. A coordinator that was killed leaves its announcement behind, its pid
+        may be another process's by now, and a process counts as a zombie while its other threads
+        still hold the lock and may still write.
         """
         announced = _read_object(self.path / ANNOUNCED)
-        pid = announced.get("pid")
-        if not isinstance(pid, int) or pid < 1:
-            return None
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return None
-        except psutil.NoSuchProcess:
-            return None
-        if (self.path / LOCK).exists() and is_abandoned(self.path):
+        if not announced or is_abandoned(self.path):
             return None
         return _string(announced, "address")
 

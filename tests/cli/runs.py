@@ -79,7 +79,7 @@ def a_folder(home: Path, run_id: str = "r1") -> RunFolder:
     return folder
 
 
-def announce(folder: RunFolder, address: str, pid: int | None = None) -> None:
-    """Make this process, or `pid`, the folder's coordinator at `address`."""
-    fields = {"address": address, "pid": pid or os.getpid(), "generation": 3}
+def announce(folder: RunFolder, address: str) -> None:
+    """Say that the folder's coordinator, which is whoever holds its lock, listens at `address`."""
+    fields = {"address": address, "pid": os.getpid(), "generation": 3}
     (folder.path / ANNOUNCED).write_text(json.dumps(fields))

@@ -4,8 +4,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.home import (
@@ -22,6 +24,16 @@ from orchestrator.home import (
 from orchestrator.journal import Journal
 from protos.errors import NotFoundError
 
+FIRST_THREAD_ENDS = """
+import ctypes, sys, threading
+from pathlib import Path
+from orchestrator.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+threading.Thread(target=sys.stdin.read).start()
+print("locked", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
 
 def make(home: Path, run_id: str, submitted_s: float) -> RunFolder:
     folder, is_new = claim_run_folder(home, run_id, "version: 1\n")
@@ -30,8 +42,8 @@ def make(home: Path, run_id: str, submitted_s: float) -> RunFolder:
     return folder
 
 
-def announce(folder: RunFolder, pid: int) -> None:
-    fields = {"address": "127.0.0.1:7443", "pid": pid, "generation": 1}
+def announce(folder: RunFolder) -> None:
+    fields = {"address": "127.0.0.1:7443", "pid": os.getpid(), "generation": 1}
     (folder.path / ANNOUNCED).write_text(json.dumps(fields))
 
 
@@ -72,41 +84,47 @@ def test_ids() -> None:
     assert not any(map(is_run_id, ["", ".hidden", "a/b", "-f", "x" * 65, "ü", "a\n"]))
 
 
-def test_the_coordinator_of_a_folder_lives_as_long_as_its_process(tmp_path: Path) -> None:
+def test_the_coordinator_of_a_folder_lives_as_long_as_the_lock_is_held(tmp_path: Path) -> None:
     folder = make(tmp_path, "r", 1.0)
     assert folder.living_coordinator() is None
-    announce(folder, os.getpid())
-    assert folder.living_coordinator() == "127.0.0.1:7443"
-
-
-def test_a_coordinator_whose_pid_another_process_has_by_now_is_gone(tmp_path: Path) -> None:
-    folder = make(tmp_path, "r", 1.0)
     with Journal(folder.path):
-        announce(folder, os.getpid())
+        assert folder.living_coordinator() is None, "it does not listen yet"
+        announce(folder)
         assert folder.living_coordinator() == "127.0.0.1:7443"
-    assert folder.living_coordinator() is None
+    assert folder.living_coordinator() is None, "it was killed: its announcement is still there"
 
 
 @pytest.mark.multiprocess
-def test_a_killed_coordinator_is_gone_before_and_after_it_is_collected(tmp_path: Path) -> None:
+def test_a_coordinator_whose_other_threads_still_run_is_not_gone(tmp_path: Path) -> None:
+    """A SIGKILL takes a process's threads one by one; the lock goes with the last."""
     folder = make(tmp_path, "r", 1.0)
-    child = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+    announce(folder)
+    child = subprocess.Popen(
+        [sys.executable, "-c", FIRST_THREAD_ENDS, str(folder.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
-        announce(folder, child.pid)
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
-        assert folder.living_coordinator() is None
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"locked\n"
+        deadline_s = time.monotonic() + 30
+        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline_s
+        assert folder.living_coordinator() is not None
     finally:
-        child.wait(30)
+        child.kill()
+        child.communicate(timeout=30)
     assert folder.living_coordinator() is None
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"pid": "1"}', '{"pid": 0, "address": "x"}', '{"pid": -1}']
+    "content", ["", "{", "[]", '{"pid": 1}', '{"address": 0}', '{"address": ""}']
 )
 def test_a_damaged_announcement_counts_as_none(tmp_path: Path, content: str) -> None:
     folder = make(tmp_path, "r", 1.0)
     (folder.path / ANNOUNCED).write_text(content)
-    assert folder.living_coordinator() is None
+    with Journal(folder.path):
+        assert folder.living_coordinator() is None
 
 
 def test_a_remote_coordinator_is_remembered(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from orchestrator.home import run_folders
+from orchestrator.journal import Journal
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce
@@ -120,8 +121,10 @@ def test_the_run_id_of_a_run_that_has_ended_is_refused(
 def test_a_living_embedded_run_is_joined_not_started_twice(
     isthmus: Isthmus, files: Path, home: Path, scripted: ScriptedCoordinator, address: str
 ) -> None:
-    announce(a_folder(home, "mine"), address)
-    done = isthmus("launch", files / "job.yaml", "--run-id", "mine", "--json")
+    folder = a_folder(home, "mine")
+    announce(folder, address)
+    with Journal(folder.path):
+        done = isthmus("launch", files / "job.yaml", "--run-id", "mine", "--json")
     assert done.code == 0
     assert [request.run_id for request in scripted.submitted] == ["mine"]
 

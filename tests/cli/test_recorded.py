@@ -194,7 +194,7 @@ def take_over(folder: RunFolder, address: str, process: subprocess.Popen[bytes])
     process.stdin.write(b"\n")
     process.stdin.flush()
     assert process.stdout.readline() == b"locked\n"
-    announce(folder, address, process.pid)
+    announce(folder, address)
 
 
 @pytest.mark.multiprocess
