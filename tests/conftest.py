@@ -2,7 +2,16 @@
 
 import signal
 
+import pytest
+
 # A shell starts background jobs with SIGINT ignored, and every child inherits that. Tests of Ctrl-C
 # would then say something about the shell; with a handler here, children start with the default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give whole runs to one worker: two at a time would only wait for each other's processors."""
+    for item in items:
+        if "multiprocess" in item.path.parts:
+            item.add_marker(pytest.mark.xdist_group("runs"))

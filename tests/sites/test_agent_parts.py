@@ -85,11 +85,16 @@ def test_the_socket_folder_is_private_short_and_gone_afterwards() -> None:
 
 
 def test_a_killed_agents_folder_is_swept_and_a_living_ones_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = tmp_path / f"isthmus-agent-{2**22 - 1}-x"
-    other = tmp_path / f"isthmus-agent-{os.getppid()}-x"
+    with tempfile.TemporaryDirectory(prefix="t-") as short:  # pytest's own paths are too long
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        _check_sweeping(Path(short))
+
+
+def _check_sweeping(base: Path) -> None:
+    dead = base / f"isthmus-agent-{2**22 - 1}-x"
+    other = base / f"isthmus-agent-{os.getppid()}-x"
     for folder in (dead, other):
         folder.mkdir()
         (folder / "node0.sock").touch()
