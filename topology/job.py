@@ -10,6 +10,15 @@ CODECS = ("fp32", "bf16", "split", "bf16-split")
 """
 
 TREES = ("auto", "star", "gather")
+SCHEDULES = ("overlap", "serial", "off")
+"""When buckets cross the WAN: while backward goes on, only once it has ended, or never.
+
+The last two are for measuring: `serial` shows what overlap is worth, and with `off` each site trains
+by itself, which is what an efficiency of 1 means.
+"""
+COMPUTES = ("real", "modelled")
+"""`modelled`: a step takes the time that the topology's accelerators would need (topology/compute.py);
+tensors and communication are real, and nothing is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +34,7 @@ class Exchange:
     """Of float32 a DDP bucket, in the shipped trainer."""
     window_bytes: int | None = None
     """Unacknowledged bytes a peer; derived from bandwidth times RTT when absent."""
+    schedule: str = "overlap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,7 @@ class Optimizer:
 class Trainer:
     """What the shipped trainer does."""
 
+    compute: str = "real"
     steps: int = 150
     global_batch: int = 48
     """Sequences a step, over all sites."""
@@ -102,4 +113,6 @@ class Job:
     reduction: Reduction = Reduction()
     verify_every: int = 10
     """Steps between comparisons of all parameters across sites; 0: never."""
+    timeline_every: int = 10
+    """Steps between those whose buckets' times are kept, the first three always; 0: none."""
     trainer: Trainer = Trainer()

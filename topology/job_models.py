@@ -19,7 +19,7 @@ from topology.fields import (
     float32_size,
     version_one,
 )
-from topology.job import CODECS, TREES, Job
+from topology.job import CODECS, COMPUTES, SCHEDULES, TREES, Job
 from topology.units import format_fraction, format_size
 
 _JOB = Job(name="job", topology="topology.yaml")
@@ -53,6 +53,7 @@ class ExchangeModel(Strict):
         Size | None,
         Field(description="Unacknowledged bytes a peer; else from bandwidth times RTT."),
     ] = None
+    schedule: Annotated[str, *choice(SCHEDULES)] = _EXCHANGE.schedule
 
     @model_validator(mode="after")
     def _window_holds_a_chunk(self) -> Self:
@@ -80,6 +81,14 @@ class VerifyModel(Strict):
     parameters_every: Annotated[
         int, Field(ge=0, le=1_000_000, description="Steps between comparisons; 0: never.")
     ] = _JOB.verify_every
+
+
+class TimelineModel(Strict):
+    """Which steps are kept in detail, for `isthmus report` and `isthmus trace`."""
+
+    every: Annotated[
+        int, Field(ge=0, le=1_000_000, description="Steps; the first three always; 0: none.")
+    ] = _JOB.timeline_every
 
 
 class ModelModel(Strict):
@@ -143,6 +152,7 @@ class OptimizerModel(Strict):
 class TrainerModel(Strict):
     """What the shipped trainer does; a script of your own may read it too."""
 
+    compute: Annotated[str, *choice(COMPUTES)] = _TRAINER.compute
     steps: Count = _TRAINER.steps
     global_batch: Annotated[Count, Field(description="Sequences a step, over all sites.")] = (
         _TRAINER.global_batch
@@ -174,4 +184,5 @@ class JobModel(Strict):
     exchange: ExchangeModel = Field(default_factory=ExchangeModel)
     reduction: ReductionModel = Field(default_factory=ReductionModel)
     verify: VerifyModel = Field(default_factory=VerifyModel)
+    timeline: TimelineModel = Field(default_factory=TimelineModel)
     trainer: TrainerModel = Field(default_factory=TrainerModel)

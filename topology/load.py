@@ -52,6 +52,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         exchange=_exchange(model.exchange),
         reduction=Reduction(tree=model.reduction.tree, hub=model.reduction.hub),
         verify_every=model.verify.parameters_every,
+        timeline_every=model.timeline.every,
         trainer=_trainer(model.trainer),
     )
 
@@ -93,12 +94,14 @@ def _exchange(written: ExchangeModel) -> Exchange:
         channels_per_link=written.channels_per_link,
         bucket_bytes=written.bucket,
         window_bytes=written.window,
+        schedule=written.schedule,
     )
 
 
 def _trainer(written: TrainerModel) -> Trainer:
     data = written.data
     return Trainer(
+        compute=written.compute,
         steps=written.steps,
         global_batch=written.global_batch,
         micro_batch=written.micro_batch,

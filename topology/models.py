@@ -32,7 +32,7 @@ from topology.fields import (
     version_one,
 )
 from topology.suggest import shown
-from topology.world import Endpoint
+from topology.world import EMULATORS, Endpoint
 
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
@@ -263,3 +263,4 @@ class TopologyModel(Strict):
     emulate: bool = Field(
         default=False, description="Put an emulated WAN between the sites, on this machine."
     )
+    emulator: Annotated[str, *choice(EMULATORS)] = "auto"

@@ -62,6 +62,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
         coordinator_site=model.coordinator.site,
         security=model.security.mode,
         emulate=model.emulate,
+        emulator=model.emulator,
     )
     _check_rtts(document, failure, links)
     return topology

@@ -6,6 +6,10 @@ Made from YAML by topology.load; frozen. Rates are bytes per second, times are s
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+EMULATORS = ("auto", "relay", "netns")
+"""`relay`: connections pass through user space, on any system. `netns`: a network namespace a site,
+and packets of the kernel's own TCP between them. `auto`: netns where it can be, else relay."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
@@ -129,6 +133,8 @@ class Topology:
     coordinator: Endpoint
     emulate: bool = False
     """Launch puts an emulated WAN between the sites' gateways."""
+    emulator: str = "auto"
+    """One of EMULATORS: what emulates it."""
     coordinator_site: str | None = None
     """The site that hosts the coordinator, where one is named."""
     security: str = "insecure"

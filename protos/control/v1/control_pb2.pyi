@@ -271,6 +271,7 @@ class Prepare(google.protobuf.message.Message):
     TOPOLOGY_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
     CONFIG_HASH_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     config_hash: builtins.str
@@ -279,6 +280,10 @@ class Prepare(google.protobuf.message.Message):
     def topology(self) -> global___Document: ...
     @property
     def job(self) -> global___Document: ...
+    @property
+    def namespace(self) -> global___Namespace:
+        """absent: the site's gateways run where the agent does"""
+
     def __init__(
         self,
         *,
@@ -287,11 +292,38 @@ class Prepare(google.protobuf.message.Message):
         topology: global___Document | None = ...,
         job: global___Document | None = ...,
         config_hash: builtins.str = ...,
+        namespace: global___Namespace | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["job", b"job", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config_hash", b"config_hash", "generation", b"generation", "job", b"job", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["job", b"job", "namespace", b"namespace", "topology", b"topology"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["config_hash", b"config_hash", "generation", b"generation", "job", b"job", "namespace", b"namespace", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
 
 global___Prepare = Prepare
+
+@typing.final
+class Namespace(google.protobuf.message.Message):
+    """The network namespace that stands for a site where the WAN is emulated packet by packet. Only gateways enter it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USER_FIELD_NUMBER: builtins.int
+    NET_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """file of the user namespace that owns it, to be entered first; empty: none is needed"""
+    net: builtins.str
+    """file of the network namespace"""
+    address: builtins.str
+    """that gateways bind in it"""
+    def __init__(
+        self,
+        *,
+        user: builtins.str = ...,
+        net: builtins.str = ...,
+        address: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "net", b"net", "user", b"user"]) -> None: ...
+
+global___Namespace = Namespace
 
 @typing.final
 class Document(google.protobuf.message.Message):
