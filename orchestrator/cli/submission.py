@@ -1,0 +1,82 @@
+"""Gives a run to its coordinator, an embedded one unless an address is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from orchestrator.cli.embedded import started_coordinator
+from orchestrator.cli.failure import CommandError
+from orchestrator.client import Client
+from orchestrator.documents import Pair
+from orchestrator.home import JOB, TOPOLOGY, RunFolder, claim_run_folder
+from protos.control.v1 import control_pb2
+
+
+def submit(pair: Pair, home: Path, run_id: str, coordinator: str | None = None) -> RunFolder:
+    """Submit to the coordinator, or to one started for this run; return the run's folder here.
+
+    Raises:
+        CommandError: an embedded coordinator does not start, or the run was there and has ended.
+        ConfigError: the coordinator found mistakes in the documents.
+        IsthmusError: it refused, or does not answer.
+    """
+    folder, is_new = claim_run_folder(home, run_id, pair.job_text)
+    if not is_new:
+        return _submit_again(pair, folder, coordinator)
+    try:
+        topology = folder.path / TOPOLOGY
+        topology.write_text(pair.topology_text, encoding="utf-8")
+        if coordinator is not None:
+            folder.remember_remote(coordinator)
+            _submit_to(coordinator, pair, run_id)
+        else:
+            with started_coordinator(folder, topology, pair.topology_overrides) as address:
+                _submit_to(address, pair, run_id)
+    except BaseException:
+        # Without its job the folder is not a run's: nothing was submitted.
+        (folder.path / JOB).unlink()
+        raise
+    return folder
+
+
+def _submit_again(pair: Pair, folder: RunFolder, coordinator: str | None) -> RunFolder:
+    """Give a run that is there to its coordinator once more: a retry must not start a second."""
+    address = coordinator or folder.remote_address or folder.living_coordinator()
+    if address is None:
+        raise CommandError(
+            "REFUSED",
+            f"there was a run {folder.run_id!r} already, and it has ended: choose another --run-id",
+            {"run_id": folder.run_id, "folder": str(folder.path)},
+        )
+    _submit_to(address, pair, folder.run_id)
+    return folder
+
+
+def _submit_to(address: str, pair: Pair, run_id: str) -> None:
+    with Client(address) as client:
+        client.submit(
+            run_id,
+            control_pb2.Document(
+                source=str(pair.job_path.absolute()),
+                text=pair.job_text,
+                overrides=[*pair.job_overrides, *_anchored(pair)],
+            ),
+            control_pb2.Document(
+                source=str(pair.topology_path.absolute()),
+                text=pair.topology_text,
+                overrides=pair.topology_overrides,
+            ),
+        )
+
+
+def _anchored(pair: Pair) -> list[str]:
+    """Return overrides that make the job's relative paths absolute: sites have other folders."""
+    base = pair.job_path.absolute().parent
+    overrides = []
+    if pair.job.entrypoint is not None:
+        overrides.append(f"entrypoint={json.dumps(str(base / pair.job.entrypoint))}")
+    files = pair.job.trainer.data.files
+    if files:
+        overrides.append(f"trainer.data.files={json.dumps([str(base / glob) for glob in files])}")
+    return overrides
