@@ -13,6 +13,7 @@ from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import token_losses
+from topology.compute import share
 from topology.job import Trainer
 
 
@@ -34,7 +35,7 @@ def evaluate(
     starts = sampler.even_starts(
         config.evaluation_batches * config.micro_batch, len(text) - context
     )
-    part = sampler.share(len(starts), ranks, rank)
+    part = share(len(starts), ranks, rank)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     for batch in sampler.micro_batches(part, config.micro_batch):
         losses = token_losses(model, text, starts[batch.start : batch.stop], context, device)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from topology.compute import VOCABULARY
 from topology.job import Model
-
-VOCABULARY = 256
 
 
 class Attention(nn.Module):

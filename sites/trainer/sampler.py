@@ -10,16 +10,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from topology.compute import share
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-def share(global_batch: int, ranks: int, rank: int) -> range:
-    """Return the places in a global batch that are `rank`'s: contiguous, as equal as can be."""
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank: want 0 to {ranks - 1}, got {rank}")
-    return range(global_batch * rank // ranks, global_batch * (rank + 1) // ranks)
 
 
 def samples_of(step: int, global_batch: int, ranks: int, rank: int) -> range:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sites.trainer import sampler
+from topology.compute import share
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)
@@ -20,7 +21,7 @@ def test_ranks_share_a_step_exactly_once_and_evenly(batch: int, ranks: int, step
 @pytest.mark.parametrize("rank", [-1, 3])
 def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
     with pytest.raises(ValueError, match="rank: want 0 to 2"):
-        sampler.share(8, 3, rank)
+        share(8, 3, rank)
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)

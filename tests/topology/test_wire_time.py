@@ -1,0 +1,92 @@
+"""Predicted time of one exchange, against sums made by hand."""
+
+import dataclasses
+
+import pytest
+
+from protos.frame import HEADER_BYTES
+from tests.topology.test_trees import LINE, TRIANGLE, both_ways, world
+from topology.job import Exchange, Job, Reduction
+from topology.trees import ReductionPlan, plan_reduction, star
+from topology.wire_time import FRAME_BYTES, PACKET_FACTOR, _tree_time_s, exchange_time_s
+from topology.world import Topology
+
+CHUNK = 1000
+
+
+def job(tree: str = "auto", *, codec: str = "fp32", hub: str | None = None) -> Job:
+    return Job(
+        name="j",
+        topology="t.yaml",
+        exchange=Exchange(codec=codec, chunk_bytes=CHUNK),
+        reduction=Reduction(tree=tree, hub=hub),
+    )
+
+
+def relayed(topology: Topology) -> Topology:
+    """Without packets, so that sums are short."""
+    return dataclasses.replace(topology, emulate=True, emulator="relay")
+
+
+PAIR = relayed(world(2, [(0, 1, 500.0, 0.2), (1, 0, 2000.0, 0.1)]))
+
+
+def test_a_frame_is_what_the_contract_says() -> None:
+    assert FRAME_BYTES == HEADER_BYTES + 5
+
+
+def test_gather_takes_what_its_slowest_link_takes() -> None:
+    # 10 chunks of 1069 bytes at 500 bytes/s, then half of 0.2 s.
+    assert exchange_time_s(job(), PAIR, 10_000) == pytest.approx(10 * 1069 / 500 + 0.1)
+    far = relayed(world(2, [(0, 1, 500.0, 0.2), (1, 0, 2000.0, 90.0)]))
+    assert exchange_time_s(job(), far, 10_000) == pytest.approx(10 * 1069 / 2000 + 45.0)
+
+
+def test_codecs_shrink_payloads_but_not_headers() -> None:
+    expected_s = 10 * 569 / 500 + 0.1
+    assert exchange_time_s(job(codec="bf16"), PAIR, 10_000) == pytest.approx(expected_s)
+    measured = exchange_time_s(job(codec="split"), PAIR, 10_000, 0.8)
+    assert measured == pytest.approx(10 * 869 / 500 + 0.1)
+    with pytest.raises(ValueError, match="codec split compresses"):
+        exchange_time_s(job(codec="split"), PAIR, 10_000)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"emulator": "netns"}, {"emulator": "auto"}, {"emulate": False}]
+)
+def test_packets_have_headers_except_in_the_relay(changes: dict[str, object]) -> None:
+    packets = dataclasses.replace(PAIR, **changes)  # type: ignore[arg-type] # fields by name
+    expected_s = 10 * 1069 * PACKET_FACTOR / 500 + 0.1
+    assert exchange_time_s(job(), packets, 10_000) == pytest.approx(expected_s)
+
+
+def test_nothing_crosses_within_one_site() -> None:
+    assert exchange_time_s(job(), world(1, []), 10_000) == 0.0
+    assert exchange_time_s(job(), PAIR, 0) == 0.0
+
+
+def test_a_star_is_a_pipeline_of_its_slowest_spoke() -> None:
+    # The star at site 1: spokes of 20 and 50 bytes/s, 60 and 10 ms. The slowest way goes from site 0
+    # up and back down again, and the slower spoke holds up the 3 chunks that follow the first.
+    expected_s = 2 * (1069 / 20 + 0.03) + 3 * 1069 / 20
+    assert exchange_time_s(job("star"), relayed(TRIANGLE), 4000) == pytest.approx(expected_s)
+    # One chunk, rounded up to by half of one: 2 chunks of 750 bytes.
+    expected_s = 2 * (819 / 20 + 0.03) + 819 / 20
+    assert exchange_time_s(job("star"), relayed(TRIANGLE), 1500) == pytest.approx(expected_s)
+
+
+def test_a_tree_s_depth_counts_once() -> None:
+    line = relayed(LINE)
+    (tree,) = plan_reduction(job(), line).trees
+    assert tree.root == 1
+    # From site 3 two hops up to site 1, two hops down again; 5 chunks.
+    expected_s = 4 * (1069 / 20 + 0.005) + 4 * 1069 / 20
+    assert exchange_time_s(job(), line, 5000) == pytest.approx(expected_s)
+
+
+def test_trees_that_share_links_wait_for_each_other() -> None:
+    pair = world(2, both_ways((0, 1, 100.0, 0.2)))
+    # Two stars over one pair of links: each link carries all 6 chunks, of one tree up, of one down.
+    plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
+    expected_s = 2 * (10 / 100 + 0.1) + 5 * 10 / 100
+    assert _tree_time_s(plan, pair, 6, 10.0) == pytest.approx(expected_s)

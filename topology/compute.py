@@ -1,0 +1,113 @@
+"""How long the model that ships computes on an accelerator. Pure.
+
+FLOPs a token, after Chowdhery et al., "PaLM", appendix B, which also defines the MFU that a topology
+gives: 6 N + 12 L W T, with N parameters that multiply every token, L layers, width W and context T.
+A third of it is the forward pass, two thirds the backward pass. The causal mask is not credited:
+attention counts in full. N leaves out what is only looked up, the positions, and counts the
+embedding once, for it is the output matrix as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.job import Job, Model
+from topology.world import Accelerator, Site, Topology
+
+VOCABULARY = 256
+"""The model reads and predicts bytes."""
+_DTYPES = ("bf16", "fp16", "fp32")
+"""Which peak counts, where an accelerator has several: what training would use first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One part of the model, whose gradients are ready together."""
+
+    name: str
+    parameters: int
+    flops_per_token: float
+    """Of the forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTime:
+    """One layer of one pass on one accelerator."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+
+
+def layers(model: Model) -> tuple[Layer, ...]:
+    """Return the embedding, the blocks and the head, in the order of the forward pass.
+
+    The tied embedding belongs to the first, for its gradient is complete only at the end of the
+    backward pass; its multiplications belong to the head.
+    """
+    width, context = model.width, model.context
+    block = 12 * width * width + 4 * width  # four matrices, two norms of a scale and a shift
+    attention = 4 * width * context  # scores and their sums
+    head = 2 * width
+    return (
+        Layer("embedding", (VOCABULARY + context) * width, 0.0),
+        *(Layer(f"block {k}", block, 2.0 * block + attention) for k in range(model.layers)),
+        Layer("head", head, 2.0 * (head + VOCABULARY * width)),
+    )
+
+
+def num_parameters(model: Model) -> int:
+    """Return how many float32 numbers are learnt, and so cross the WAN each step."""
+    return sum(layer.parameters for layer in layers(model))
+
+
+def flops_per_sequence(model: Model) -> float:
+    """Return the FLOPs of one forward and backward pass over `context` tokens."""
+    return 3 * model.context * sum(layer.flops_per_token for layer in layers(model))
+
+
+def rate_flops_per_s(accelerator: Accelerator) -> float:
+    """Return what a step reaches: the peak of the first known dtype, times the MFU."""
+    peaks = accelerator.peak_flops_per_s
+    dtype = next((each for each in _DTYPES if each in peaks), None)
+    peak = max(peaks.values()) if dtype is None else peaks[dtype]
+    return peak * accelerator.mfu
+
+
+def layer_times(job: Job, site: Site, num_sequences: int) -> tuple[LayerTime, ...]:
+    """Return the seconds of each layer for `num_sequences` on one accelerator of `site`.
+
+    In the order of the forward pass.
+    """
+    model = job.trainer.model
+    tokens_s = num_sequences * model.context / rate_flops_per_s(site.accelerator)
+    return tuple(
+        LayerTime(
+            layer.name, layer.flops_per_token * tokens_s, 2 * layer.flops_per_token * tokens_s
+        )
+        for layer in layers(model)
+    )
+
+
+def share(global_batch: int, ranks: int, rank: int) -> range:
+    """Return the places in a global batch that are `rank`'s: contiguous, as equal as can be."""
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank: want 0 to {ranks - 1}, got {rank}")
+    return range(global_batch * rank // ranks, global_batch * (rank + 1) // ranks)
+
+
+def site_shares(job: Job, topology: Topology, site: Site) -> tuple[int, ...]:
+    """Return how many sequences of a step each rank of `site` takes."""
+    first = sum(each.num_ranks for each in topology.sites[: site.index])
+    return tuple(
+        len(share(job.trainer.global_batch, topology.num_ranks, rank))
+        for rank in range(first, first + site.num_ranks)
+    )
+
+
+def step_compute_s(job: Job, topology: Topology, site: Site) -> float:
+    """Return the seconds that the busiest rank of `site` computes in one step."""
+    num_sequences = max(site_shares(job, topology, site))
+    return sum(
+        layer.forward_s + layer.backward_s for layer in layer_times(job, site, num_sequences)
+    )
