@@ -7,6 +7,7 @@ Pure: whoever calls reads the file.
 
 from collections.abc import Sequence
 
+from topology.fault_models import FaultsModel
 from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
 from topology.job_models import ExchangeModel, JobModel, TrainerModel
 from topology.models import TopologyModel
@@ -58,18 +59,24 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
 
 
 def document_kind(text: str, source: str) -> str:
-    """Return `topology` or `job`: which of the two a YAML text is, or comes closer to.
+    """Return `topology`, `job` or `faults`: which of them a YAML text is, or comes closest to.
 
     Raises:
-        ConfigError: it is not YAML, or not a mapping, or nothing in it is of either.
+        ConfigError: it is not YAML, or not a mapping, or no closer to one of them than to another.
     """
     document = read_with_overrides(text, source, ())
     keys = set(document.mapping())
-    topology_keys, job_keys = (len(keys & own) for own in (_TOPOLOGY_KEYS, _JOB_KEYS))
-    if topology_keys == job_keys:
-        document.add((), "neither a topology (which has sites) nor a job (which has a topology)")
+    own_keys = {"topology": _TOPOLOGY_KEYS, "job": _JOB_KEYS, "faults": _FAULTS_KEYS}
+    matches = {kind: len(keys & own) for kind, own in own_keys.items()}
+    kind, second = sorted(matches, key=matches.__getitem__, reverse=True)[:2]
+    if matches[kind] == matches[second]:
+        document.add(
+            (),
+            "neither a topology (which has sites) nor a job (which has a topology) "
+            "nor a fault script (which has faults)",
+        )
         document.raise_problems()
-    return "topology" if topology_keys > job_keys else "job"
+    return kind
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -85,6 +92,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 _TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - JobModel.model_fields.keys()
 _JOB_KEYS = JobModel.model_fields.keys() - TopologyModel.model_fields.keys()
+_FAULTS_KEYS = FaultsModel.model_fields.keys() - {"version"}
 
 
 def _exchange(written: ExchangeModel) -> Exchange:

@@ -1,7 +1,7 @@
-"""The JSON Schemas of both documents, for editors: made from the models that check them.
+"""The JSON Schemas of all documents, for editors: made from the models that check them.
 
-They are committed beside this file as `topology.schema.json` and `job.schema.json`;
-scripts/gen_schemas.py writes them.
+They are committed beside this file as `topology.schema.json`, `job.schema.json` and
+`faults.schema.json`; scripts/gen_schemas.py writes them.
 """
 
 import json
@@ -9,16 +9,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from topology.fault_models import FaultsModel
 from topology.job_models import JobModel
 from topology.models import TopologyModel
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-SCHEMAS: dict[str, type[BaseModel]] = {"topology": TopologyModel, "job": JobModel}
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "topology": TopologyModel,
+    "job": JobModel,
+    "faults": FaultsModel,
+}
 """By document kind."""
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a `topology` or `job` document, as a new dict."""
+    """Return the JSON Schema of a `topology`, `job` or `faults` document, as a new dict."""
     generated = _without_null(SCHEMAS[kind].model_json_schema(by_alias=True))
     return {"$schema": DIALECT, **generated, "title": f"isthmus {kind}"}
 
