@@ -36,10 +36,10 @@ def result_of(job: Job, topology: Topology, runs: Sequence[Run]) -> Result | Non
     step_s = interval([each.step_s for each in measured])
     split = _mean_split([each.split for each in measured])
     emulators = sorted({run.emulator for run in together})
-    emulator = "+".join(emulators)
     return Result(
         compute="modelled" if job.trainer.compute == "modelled" else "real",
-        emulator=emulator,
+        schedule=job.exchange.schedule,
+        emulator="+".join(emulators),
         efficiency=interval(
             [each.tokens_per_s / alone for each, alone in zip(measured, solo_sums, strict=True)]
         ),

@@ -159,6 +159,8 @@ class Result:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     compute: Literal["modelled", "real"]
+    schedule: str
+    """One of topology.job.SCHEDULES."""
     emulator: str
     """As in Run; several, joined by `+`, where runs differed."""
     efficiency: Interval
@@ -206,9 +208,10 @@ class Question:
     overrides: tuple[str, ...]
     """Each --set."""
     compute: Literal["modelled", "real"]
-    schedule: Literal["overlap", "serial", "off"]
+    schedule: str | None
+    """Null: as the job says; else one of topology.job.SCHEDULES."""
     emulator: str | None
-    """Null: as the topology says."""
+    """Null: as the topology says; else one of topology.world.EMULATORS."""
     warmup_steps: int
     steps: int
     """Measured ones, after the warm-up."""

@@ -150,7 +150,7 @@ def a_bench() -> Bench:
             repeats=REPEATS,
             sweeps=SWEEPS,
         ),
-        settings=tuple(a_setting(*point) for point in points),
+        settings=tuple(a_setting(rtt, bandwidth) for rtt, bandwidth in points),
     )
 
 
