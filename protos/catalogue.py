@@ -198,6 +198,12 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "BENCHMARK_INCOMPLETE",
+        "A run of a benchmark failed, or made fewer steps than were to be measured.",
+        "See the run named; --resume makes what is missing.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "PROTOCOL_VIOLATION",
         "A peer sent something that it may not send.",
         "Give every site the same version of isthmus.",
