@@ -1,0 +1,168 @@
+"""Network namespaces without a name: held by a file descriptor, gone with who holds it.
+
+Nothing is written below /run/netns or anywhere else, so there is nothing to clean up after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+CLONE_NEWUSER = 0x10000000  # linux/sched.h
+CLONE_NEWNET = 0x40000000
+TCP_BUFFER_BYTES = 128 << 20
+"""What TCP may use for one connection's window: several BDPs of 1 Gbit/s and 150 ms."""
+PROBE_WITHIN_S = 10.0
+_SYSCTLS = Path("/proc/sys/net")
+
+
+class NetnsError(Exception):
+    """The kernel refuses a step of the emulation: says which, why, and what would help."""
+
+    def __init__(self, step: str, error: OSError) -> None:
+        super().__init__(f"{step}: {error.strerror or error}{_cure(error)}")
+
+
+@contextlib.contextmanager
+def step(name: str) -> Iterator[None]:
+    """Do in its block what the kernel may refuse.
+
+    Raises:
+        NetnsError: it refuses; names the step.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NetnsError(name, error) from error
+
+
+def own_user_namespace() -> bool:
+    """Be in a user namespace that may create network namespaces; say whether it is a new one.
+
+    The new one maps this process's user and group to themselves and nobody else. The process must
+    have no second thread.
+
+    Raises:
+        NetnsError: user namespaces are not allowed here.
+    """
+    if os.geteuid() == 0:
+        return False
+    user, group = os.geteuid(), os.getegid()
+    with step("user namespace"):
+        _unshare(CLONE_NEWUSER)
+    with step("map of the user namespace"):
+        # Without this the kernel lets nobody without privileges map a group.
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
+
+
+def enter_new_network() -> int:
+    """Move this thread into a network namespace of its own, set up for long paths.
+
+    TCP's buffers may grow to `TCP_BUFFER_BYTES`, for stock limits would cap a connection long
+    before the link does; everything else is as the kernel sets it, slow start after idle and the
+    congestion control included. IPv6 is off: links carry IPv4.
+
+    Returns:
+        A file descriptor that keeps the namespace; the caller's.
+
+    Raises:
+        NetnsError: a network namespace or its settings are not allowed here.
+    """
+    with step("network namespace"):
+        _unshare(CLONE_NEWNET)
+    with step("settings of the network namespace"):
+        for name in ("tcp_rmem", "tcp_wmem"):
+            _raise_maximum(_SYSCTLS / "ipv4" / name)
+        disable = _SYSCTLS / "ipv6/conf/default/disable_ipv6"
+        if disable.exists():
+            disable.write_text("1")
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def open_socket(net: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Return a socket of another network namespace; this process stays where it is.
+
+    For who may enter without a user namespace. Others start a process there, for the kernel moves
+    no process of several threads into a user namespace.
+
+    Args:
+        net: File of the namespace.
+        kind: Of the socket.
+
+    Raises:
+        NetnsError: the kernel refuses.
+    """
+    # A thread's sockets belong to its namespace for good, so the thread need not live on.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_open_socket, net, kind).result()
+
+
+def netns_problem() -> str | None:
+    """Return why packets cannot be emulated here, in one line; None if they can be.
+
+    Asks the kernel, by doing it in a child process. Takes about a tenth of a second.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator.emulator.netns"],
+            input=json.dumps({"sites": ["probe"], "links": []}) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=PROBE_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the kernel did not make a network namespace within {PROBE_WITHIN_S:g} s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
+    return lines[-1].removeprefix("netns: ")
+
+
+def _open_socket(net: str, kind: int) -> socket.socket:
+    with step(f"entering {net}"):
+        descriptor = os.open(net, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _call("setns", descriptor, CLONE_NEWNET)
+            return socket.socket(socket.AF_INET, kind)
+        finally:
+            os.close(descriptor)
+
+
+def _raise_maximum(sysctl: Path) -> None:
+    least, default, most = sysctl.read_text().split()
+    sysctl.write_text(f"{least} {default} {max(int(most), TCP_BUFFER_BYTES)}")
+
+
+def _unshare(flags: int) -> None:
+    _call("unshare", flags)
+
+
+def _call(name: str, *arguments: int) -> None:
+    """Call a function of libc: Python has these from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _cure(error: OSError) -> str:
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return "; it takes root, or unprivileged user namespaces and access to /dev/net/tun"
+    if error.errno in (errno.ENOSPC, errno.EUSERS):
+        return "; user.max_user_namespaces or user.max_net_namespaces is used up, or 0"
+    if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+        return "; this kernel does not have it, or it is not shown to this container"
+    return ""
