@@ -32,12 +32,12 @@ def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainProgress()
         return
-    with _tidy_end(), Live(console=console, auto_refresh=False, transient=True) as live:
+    with unwinding_sigterm(), Live(console=console, auto_refresh=False, transient=True) as live:
         yield lambda run: live.update(LiveTable(run), refresh=True)
 
 
 @contextmanager
-def _tidy_end() -> Iterator[None]:
+def unwinding_sigterm() -> Iterator[None]:
     """Let SIGTERM unwind the stack: a live table has hidden the terminal's cursor."""
 
     def leave(number: int, _frame: FrameType | None) -> None:

@@ -1,0 +1,92 @@
+"""HOME/bench/NAME: one benchmark's folder, used by one process at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.bench.plan import Point
+from orchestrator.bench.record import BENCH, Bench, Question, Setting, Source, read_bench
+from orchestrator.cli.failure import CommandError
+from orchestrator.documents import Pair
+
+LOCK = "lock"
+
+
+def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]) -> Bench:
+    """Return a benchmark of which nothing is measured yet."""
+    return Bench(
+        name=name,
+        job=Source(name=pair.job.name, path=str(pair.job_path.absolute())),
+        topology=Source(name=pair.topology.name, path=str(pair.topology_path.absolute())),
+        question=question,
+        settings=tuple(Setting(overrides=point.overrides) for point in points),
+    )
+
+
+@contextmanager
+def opened_bench(folder: Path, bench: Bench, *, resume: bool) -> Iterator[tuple[Path, Bench]]:
+    """Give the folder and the benchmark to go on with: `bench`, or with `resume` what is there.
+
+    Raises:
+        CommandError: there is one already and `resume` was not asked for, or none, or its question
+            is another, or another process is at it.
+        ConfigError: its bench.json is none.
+        OSError: the folder cannot be made.
+    """
+    path = folder / BENCH
+    if resume and not path.is_file():
+        raise CommandError(
+            "REFUSED", f"there is no benchmark to resume: {path} is not there", {"bench": str(path)}
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(
+                "REFUSED", f"another process is measuring in {folder}", {"bench": str(path)}
+            ) from None
+        if path.is_file():
+            bench = _resumed(read_bench(path), bench, path, resume=resume)
+        yield folder, bench
+    finally:
+        os.close(lock)
+
+
+def _resumed(found: Bench, asked: Bench, path: Path, *, resume: bool) -> Bench:
+    if not resume:
+        raise CommandError(
+            "REFUSED",
+            f"there is a benchmark {found.name!r} already: add --resume, or choose another --name",
+            {"bench": str(path)},
+        )
+    fields = [
+        field.name
+        for field in dataclasses.fields(Question)
+        if getattr(found.question, field.name) != getattr(asked.question, field.name)
+    ]
+    if fields:
+        raise CommandError(
+            "REFUSED",
+            f"{path} asks another question: {', '.join(map(_word, fields))} differ. Repeat its own "
+            "options and files, or choose another --name",
+            {"bench": str(path), "differs": fields},
+        )
+    return found
+
+
+def _word(field: str) -> str:
+    """Return what people call a field of the question."""
+    return {
+        "config_hash": "job or topology",
+        "overrides": "--set",
+        "schedule": "--no-exchange or --no-overlap",
+        "warmup_steps": "--warmup",
+        "sweeps": "--sweep",
+    }.get(field, f"--{field}")

@@ -1,0 +1,207 @@
+"""`isthmus bench scaling`: how much faster all sites together are than one, and why not more."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from orchestrator.bench.plan import Point, load_points
+from orchestrator.bench.record import BENCH, Bench, Question, Run
+from orchestrator.bench.scaling import Ended, Scaling
+from orchestrator.bench.sweep import parse_sweeps
+from orchestrator.bench.table import BenchTables
+from orchestrator.cli.bench_folder import new_bench, opened_bench
+from orchestrator.cli.bench_progress import BenchProgress
+from orchestrator.cli.display import unwinding_sigterm
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import Duration, home_option, json_option, set_option
+from orchestrator.cli.output import INTERRUPTED, Output
+from orchestrator.cli.whole_run import run_to_end
+from orchestrator.documents import Pair, load_pair
+from orchestrator.home import home_folder, is_run_id, new_run_id
+from topology.hashing import config_hash
+from topology.job import COMPUTES
+from topology.world import EMULATORS
+
+Options = Callable[..., object]
+
+
+def _question_options(function: Options) -> Options:
+    """Declare what makes the question: resuming needs the same again."""
+    declared = [
+        set_option,
+        click.option(
+            "--sweep",
+            "sweeps",
+            metavar="PATH=V1,V2",
+            multiple=True,
+            help="Measure with each of these values, as links.*.rtt=5ms,20ms; of several, every "
+            "combination.",
+        ),
+        click.option(
+            "--steps",
+            type=click.IntRange(1, 100_000),
+            default=20,
+            show_default=True,
+            help="Measured, of each run.",
+        ),
+        click.option(
+            "--warmup",
+            type=click.IntRange(0, 100_000),
+            default=5,
+            show_default=True,
+            help="Steps before those.",
+        ),
+        click.option(
+            "--repeats",
+            type=click.IntRange(1, 1000),
+            default=5,
+            show_default=True,
+            help="Of every run.",
+        ),
+        click.option(
+            "--compute",
+            type=click.Choice(COMPUTES),
+            default="modelled",
+            show_default=True,
+            help="Computing takes as long as the topology says, or as it takes here.",
+        ),
+        click.option(
+            "--no-exchange", is_flag=True, help="Nothing crosses: what remains is not the WAN's."
+        ),
+        click.option(
+            "--no-overlap", is_flag=True, help="Nothing crosses before the backward pass has ended."
+        ),
+        click.option(
+            "--emulator",
+            type=click.Choice(EMULATORS),
+            help="What stands between the sites. [as the topology says]",
+        ),
+    ]
+    for option in reversed(declared):
+        function = option(function)
+    return function
+
+
+@click.command("scaling")
+@click.argument("job", type=click.Path(path_type=Path))
+@_question_options
+@click.option("--name", help="Of the benchmark and its folder. [made up]")
+@click.option("--resume", is_flag=True, help="Go on with the benchmark of that --name.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(),
+    default="30min",
+    show_default=True,
+    help="A single run that takes longer has failed.",
+)
+@home_option
+@json_option
+@click.pass_obj
+def command(
+    output: Output,
+    job: Path,
+    overrides: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    steps: int,
+    warmup: int,
+    repeats: int,
+    compute: str,
+    no_exchange: bool,
+    no_overlap: bool,
+    emulator: str | None,
+    name: str | None,
+    resume: bool,
+    timeout_s: float,
+    home: Path | None,
+) -> int:
+    """Measure JOB's scaling efficiency: tokens/s of all sites, over the sum of each by itself.
+
+    Every run is an ordinary one on this machine. Ctrl-C keeps what is measured; --resume goes on.
+    """
+    if no_exchange and no_overlap:
+        raise click.UsageError("--no-overlap has no use with --no-exchange: nothing crosses")
+    if name is not None and not is_run_id(name):
+        raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
+    if resume and name is None:
+        raise click.UsageError("--resume needs the --name of the benchmark")
+    base = load_pair(job, overrides)
+    question = Question(
+        config_hash=config_hash(base.job, base.topology),
+        overrides=overrides,
+        compute="modelled" if compute == "modelled" else "real",
+        schedule="off" if no_exchange else "serial" if no_overlap else None,
+        emulator=emulator,
+        warmup_steps=warmup,
+        steps=steps,
+        repeats=repeats,
+        sweeps=parse_sweeps(sweeps),
+    )
+    points = load_points(question, job, None)
+    name = name or f"{base.job.name}-{new_run_id()}"[-64:]
+    bench = new_bench(name, base, question, points)
+    with opened_bench(home_folder(home) / "bench" / name, bench, resume=resume) as (folder, bench):
+        return _measure(output, folder, bench, points, timeout_s)
+
+
+def _measure(
+    output: Output, folder: Path, bench: Bench, points: Sequence[Point], timeout_s: float
+) -> int:
+    """Make the runs, and tell what they came to."""
+    with unwinding_sigterm(), BenchProgress(points) as progress:
+
+        def launch(pair: Pair, home: Path, run_id: str) -> Ended:
+            return run_to_end(pair, home, run_id, timeout_s=timeout_s, show=progress.show)
+
+        scaling = Scaling(
+            folder, bench, points, launch=launch, watch=progress, new_run_id=new_run_id
+        )
+        try:
+            scaling.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+    return _tell(output, folder, scaling.bench, interrupted=interrupted)
+
+
+def _tell(output: Output, folder: Path, bench: Bench, *, interrupted: bool) -> int:
+    """Print the tables or the envelope; return the exit status.
+
+    Raises:
+        CommandError: a run failed.
+    """
+    if not output.as_json:
+        Console().print(BenchTables(bench))
+    path = str(folder / BENCH)
+    output.note(f"kept in {path}")
+    data = {**dataclasses.asdict(bench), "folder": str(folder)}
+    if interrupted:
+        output.note(f"interrupted. Go on: the same command with --name {bench.name} --resume")
+        return output.result({**data, "interrupted": True}, exit_code=INTERRUPTED)
+    failed = [run for setting in bench.settings for run in setting.runs if run.failed]
+    if failed:
+        raise CommandError(
+            "BENCHMARK_INCOMPLETE",
+            _failures(failed),
+            {
+                "bench": path,
+                "run_id": failed[0].run_id,
+                "folder": str(folder / failed[0].folder),
+            },
+        )
+    return output.result(data)
+
+
+def _failures(failed: Sequence[Run]) -> str:
+    first = failed[0]
+    assert first.failed is not None
+    what = first.site or "all sites"
+    run_ids = {run.run_id for run in failed}
+    others = f", and {len(run_ids) - 1} more" if len(run_ids) > 1 else ""
+    return f"run {first.run_id} of {what}: {first.failed.code}: {first.failed.message}{others}"

@@ -1,0 +1,104 @@
+"""One embedded run, from its submission until its last process has gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.bench.record import Failed
+from orchestrator.bench.scaling import Ended
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.reader import reading
+from orchestrator.cli.submission import submit
+from orchestrator.cli.views import reason_code
+from orchestrator.documents import Pair
+from orchestrator.home import RunFolder
+from orchestrator.journal import JournalError
+from orchestrator.recorded import RecordedRun
+from protos.catalogue import CATALOGUE
+from protos.control.v1 import control_pb2
+from protos.errors import DeadlineExceededError, IsthmusError
+
+STOP_S = 30.0
+"""For a run that was told to end."""
+POLL_S = 0.02
+EMULATED = "wan.emulated"
+"""The event that says what emulates the WAN."""
+NOT_EMULATED = "none"
+
+
+def run_to_end(
+    pair: Pair,
+    home: Path,
+    run_id: str,
+    *,
+    timeout_s: float,
+    show: Callable[[control_pb2.Run], None],
+) -> Ended:
+    """Make one run on this machine; return when nothing of it is left but its folder.
+
+    An interruption, or whatever else is raised while it goes on, cancels it first.
+
+    Args:
+        pair: Its documents.
+        home: Its folder will be `home`/runs/`run_id`.
+        run_id: A new one.
+        timeout_s: A run that takes longer is cancelled and has failed.
+        show: Is given the run at each change and each second.
+    """
+    try:
+        folder = submit(pair, home, run_id)
+    except (CommandError, IsthmusError) as error:
+        return Ended(NOT_EMULATED, Failed(code=error.code, message=str(error)))
+    try:
+        failed = _follow(home, run_id, time.monotonic() + timeout_s, show)
+    except DeadlineExceededError:
+        _cancel(home, run_id)
+        failed = Failed(code="TIMED_OUT", message=f"it took longer than {timeout_s:g} s")
+    except IsthmusError as error:
+        failed = Failed(code=error.code, message=str(error))
+    except BaseException:
+        _cancel(home, run_id)
+        raise
+    _wait_until_gone(folder)
+    return Ended(_emulator(folder), failed)
+
+
+def _follow(
+    home: Path, run_id: str, deadline_s: float, show: Callable[[control_pb2.Run], None]
+) -> Failed | None:
+    with reading(home, None, run_id) as reader:
+        run = control_pb2.Run()
+        for run in reader.watch(deadline_s):
+            show(run)
+    if run.state == control_pb2.RUN_STATE_SUCCEEDED:
+        return None
+    code = reason_code(run)
+    return Failed(code=code, message=run.reason or CATALOGUE[code].message)
+
+
+def _cancel(home: Path, run_id: str) -> None:
+    """End a run and wait for its end, for a while: whoever asked is waiting, too."""
+    with contextlib.suppress(IsthmusError), reading(home, None, run_id) as reader:
+        reader.cancel()
+        for _ in reader.watch(time.monotonic() + STOP_S):
+            pass
+
+
+def _wait_until_gone(folder: RunFolder) -> None:
+    """Wait for the coordinator's own end: what it still does would be part of the next measurement."""
+    deadline_s = time.monotonic() + STOP_S
+    while folder.living_coordinator() is not None and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def _emulator(folder: RunFolder) -> str:
+    """Return what emulated the WAN, as the run's journal says."""
+    try:
+        details = [e.detail_json for e in RecordedRun(folder).events(0) if e.kind == EMULATED]
+    except JournalError:
+        return NOT_EMULATED
+    return str(json.loads(details[-1])["emulator"]) if details else NOT_EMULATED
