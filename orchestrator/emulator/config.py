@@ -1,4 +1,4 @@
-"""What the relay is told on its first line of stdin, and how that line is checked."""
+"""What the relay is told on stdin, and how it is checked: its configuration, then changes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from orchestrator.emulator.link import LinkShape
+from topology.changes import Change
 from topology.errors import ConfigError
 from topology.world import Topology
 
 MAX_LINE_BYTES = 1 << 20
 MAX_ENDPOINTS = 4096
+MAX_CHANGES = 8192
+"""At once: two for each link of the largest full mesh that a topology may have."""
 
 Kind = TypeVar("Kind", bound="LinkShape | RelayEndpoint")
 
@@ -46,7 +49,7 @@ class RelayConfig:
     """Directed; each at most once."""
     endpoints: tuple[RelayEndpoint, ...]
     seed: int = 0
-    """Of the jitter."""
+    """Of jitter and loss."""
     bind_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
@@ -95,7 +98,7 @@ class RelayConfig:
 
 
 def shapes_of(topology: Topology) -> tuple[LinkShape, ...]:
-    """Return the links of a topology as the relay emulates them: half the RTT each way."""
+    """Return the links of a topology as they are emulated: half the RTT each way."""
     return tuple(
         LinkShape(
             source=link.source,
@@ -103,6 +106,7 @@ def shapes_of(topology: Topology) -> tuple[LinkShape, ...]:
             bytes_per_s=link.bytes_per_s,
             delay_s=link.rtt_s / 2,
             jitter_s=link.jitter_s,
+            loss=link.loss,
         )
         for link in topology.links
     )
@@ -126,6 +130,31 @@ def parse_listening(line: bytes) -> tuple[RelayEndpoint, ...]:
     if not isinstance(fields, dict) or fields.get("op") != "listening":
         raise ConfigError(f"not a `listening` line of the relay: {line[:200]!r}")
     return _parse_list(fields, "endpoints", RelayEndpoint)
+
+
+def apply_line(changes: Iterable[Change]) -> dict[str, Any]:
+    """Return the message that changes links."""
+    return {"op": "apply", "changes": [each.to_json() for each in changes]}
+
+
+def parse_apply(line: bytes) -> tuple[Change, ...]:
+    """Return what an `apply` line asks for.
+
+    Raises:
+        ConfigError: it is another line, or holds something that is no change.
+    """
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"want one line of JSON with changes: {error}") from error
+    if not isinstance(fields, dict) or fields.keys() != {"op", "changes"}:
+        raise ConfigError('want {"op": "apply", "changes": [..]}')
+    changes = fields["changes"]
+    if fields["op"] != "apply" or not isinstance(changes, list):
+        raise ConfigError('want {"op": "apply", "changes": [..]}')
+    if len(changes) > MAX_CHANGES:
+        raise ConfigError(f"changes: {len(changes)}, at most {MAX_CHANGES}")
+    return tuple(Change.from_json(each, f"changes.{i}") for i, each in enumerate(changes))
 
 
 def _parse_list(fields: dict[str, Any], name: str, kind: type[Kind]) -> tuple[Kind, ...]:
@@ -156,6 +185,9 @@ def _parse(item: object, kind: type[Kind], where: str) -> Kind:
 
 def _scalar(value: object, kind: str, where: str) -> Any:  # noqa: ANN401 - what `kind` names
     """Return `value` if it is what the annotation says; a bool is not a number."""
+    kind, _, optional = kind.partition(" | ")
+    if optional and value is None:
+        return None
     if kind == "str" and isinstance(value, str):
         return value
     if kind == "int" and isinstance(value, int) and not isinstance(value, bool):

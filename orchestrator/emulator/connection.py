@@ -2,6 +2,11 @@
 
 How it ends travels like its bytes: a half-close or a reset at one end is seen at the other one
 link delay later, and behind everything that was sent before it.
+
+**Half-open**: one end is reset and forgotten, with what was in flight both ways; the other is not told.
+What it goes on sending is taken, up to about what a TCP window would hold, and goes nowhere; after
+that it is no longer read, as where no acknowledgement comes, and not noticed when it closes: it then
+lasts until the connection is reset, or the relay ends.
 """
 
 from __future__ import annotations
@@ -13,14 +18,15 @@ import socket
 import struct
 from collections.abc import Callable
 
-from orchestrator.emulator.flow import Flow, Mark, SharedLink
-from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.flow import Flow, Mark
+from orchestrator.emulator.shared_link import SharedLink
 
 DIAL_WITHIN_S = 10.0
 """A gateway that has not accepted by then counts as gone."""
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
-_MIN_RECEIVE_BYTES = 128 << 10
-_MAX_RECEIVE_BYTES = 1 << 20
+_VOID_BYTES = 4 << 20
+"""What an end may send to nobody: the most that Linux buffers for a sender by default."""
+_VOID_READ_BYTES = 64 << 10
 _ABORT = struct.pack("ii", 1, 0)
 """SO_LINGER with 0 s: closing sends a reset."""
 
@@ -52,12 +58,15 @@ class Connection:
         for end in (dialler, self._gateway):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        bound_receive_buffer(self._gateway, back.shape)
-        self._there = Flow(there, dialler, self._gateway, self._lost, self._arrived)
-        self._back = Flow(back, self._gateway, dialler, self._lost, self._arrived)
+        self._there = Flow(there, back, dialler, self._gateway, self._lost, self._arrived)
+        self._back = Flow(back, there, self._gateway, dialler, self._lost, self._arrived)
+        self._sites = (there.shape.source, there.shape.target)
         self._num_open = 2
         self._closed = False
         self._dialling: asyncio.TimerHandle | None = None
+        self._untold: socket.socket | None = None
+        """The end that still believes in a half-open connection."""
+        self._void_bytes = 0
 
     def dial(self) -> None:
         """Reach for the gateway; the dialler is read once that has succeeded."""
@@ -70,12 +79,46 @@ class Connection:
         else:
             self._lost(self._gateway)
 
+    def joins(self, one: str, other: str) -> bool:
+        """Say whether it is a connection between two sites, whichever of them has dialled."""
+        return {one, other} == set(self._sites)
+
     def close(self) -> None:
         """Reset both ends now and let go of them. Idempotent."""
         for end in (self._dialler, self._gateway):
-            with contextlib.suppress(OSError):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+            _reset_when_closed(end)
         self._release()
+
+    def half_open(self, site: str) -> None:
+        """Reset the end at `site`; the other one is not told."""
+        gone, untold = self._dialler, self._gateway
+        if site != self._sites[0]:
+            gone, untold = untold, gone
+        if self._untold is untold:
+            return
+        if self._untold is gone or self._dialling is not None:
+            self.close()  # no end is left that believes in a connection, or none does yet
+            return
+        self._untold = untold
+        self._there.close()
+        self._back.close()
+        _reset_when_closed(gone)
+        gone.close()
+        self._loop.add_reader(untold, self._read_void)
+
+    def _read_void(self) -> None:
+        assert self._untold is not None
+        try:
+            num_read = len(self._untold.recv(_VOID_READ_BYTES))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            num_read = 0
+        self._void_bytes += num_read
+        if num_read == 0:
+            self._release()
+        elif self._void_bytes >= _VOID_BYTES:
+            self._loop.remove_reader(self._untold)
 
     def _dialled(self) -> None:
         self._stop_dialling()
@@ -128,16 +171,13 @@ class Connection:
         self._stop_dialling()
         self._there.close()
         self._back.close()
+        if self._untold is not None:
+            self._loop.remove_reader(self._untold)
         self._dialler.close()
         self._gateway.close()
         self._on_closed(self)
 
 
-def bound_receive_buffer(end: socket.socket, link: LinkShape) -> None:
-    """Bound what the kernel holds for a reader of `link`; accepted sockets inherit it.
-
-    Left to itself it grows to megabytes: a second queue before the link, and on a slow link seconds
-    of latency.
-    """
-    receive_bytes = min(_MAX_RECEIVE_BYTES, max(_MIN_RECEIVE_BYTES, link.queue_bytes))
-    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+def _reset_when_closed(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)

@@ -4,7 +4,8 @@ Raw non-blocking sockets and the event loop's readers, not streams or transports
 received once and sent once, without a task, a future or a buffer copy between.
 
 Memory is bounded: a flow is not read while its link's queue is full, nor while its receiver does
-not take what has already arrived; so it holds at most the queue and what is in flight.
+not take what has already arrived, nor while the link is cut; so it holds at most the queue and what is
+in flight, for which a loss adds one RTT.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
-from orchestrator.emulator.link import Transmitter
+from orchestrator.emulator.link import LinkShape, Passage
+from orchestrator.emulator.shared_link import SharedLink
 
 _SLACK_S = 0.0005
 """Half the granularity of epoll: what is due this soon goes now, which centres the error on 0."""
 _MAX_SENDS = 64
 """Sends of one flow before others have their turn."""
+_MIN_RECEIVE_BYTES = 128 << 10
+_MAX_RECEIVE_BYTES = 1 << 20
 
 
 class Mark(Enum):
@@ -30,35 +35,13 @@ class Mark(Enum):
     RESET = "reset"
 
 
-class SharedLink:
-    """One directed link at work: its transmitter, its counters, and who waits for room."""
+class Item(NamedTuple):
+    """Bytes or a mark on their way."""
 
-    def __init__(self, transmitter: Transmitter) -> None:
-        self.transmitter = transmitter
-        self.shape = transmitter.shape
-        self.delivered_bytes = 0
-        """Handed to receivers since the start."""
-        self.held_bytes = 0
-        """Taken from senders and not yet handed over: queued, in flight, or not accepted."""
-        self._waiting: deque[Flow] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def hold(self, flow: Flow) -> None:
-        """Let `flow` wait until the queue has room again."""
-        self._waiting.append(flow)
-        if self._timer is None:
-            self._timer = flow.loop.call_at(self.transmitter.room_at_s(), self._release)
-
-    def close(self) -> None:
-        """Forget who waits."""
-        self._waiting.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _release(self) -> None:
-        self._timer = None
-        while self._waiting:
-            self._waiting.popleft().release()
+    passage: Passage
+    due_s: float
+    """When they arrive: never before what the connection sent earlier."""
+    load: memoryview | Mark
 
 
 class Flow:
@@ -66,6 +49,7 @@ class Flow:
 
     Args:
         link: What it crosses.
+        opposite: What its acknowledgements would cross.
         source: Read here; owned by the connection.
         sink: Written here; owned by the connection.
         on_lost: Called with the socket that turned out to be broken.
@@ -75,6 +59,7 @@ class Flow:
     def __init__(
         self,
         link: SharedLink,
+        opposite: SharedLink,
         source: socket.socket,
         sink: socket.socket,
         on_lost: Callable[[socket.socket], None],
@@ -82,11 +67,13 @@ class Flow:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._link = link
+        self._opposite = opposite
         self._source = source
         self._sink = sink
         self._on_lost = on_lost
         self._on_mark = on_mark
-        self._items: deque[tuple[float, memoryview | Mark]] = deque()
+        self._items: deque[Item] = deque()
+        self._taken_back: deque[Item] = deque()
         self._last_due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._started = False
@@ -95,6 +82,9 @@ class Flow:
         self._blocked = False
         self._ended = False
         self.is_closed = False
+        link.flows.add(self)
+        opposite.returning.add(self)
+        bound_receive_buffer(source, link.shape)
 
     def start(self) -> None:
         """Begin to read; both sockets are connected."""
@@ -105,6 +95,42 @@ class Flow:
         """Read again: the link has room."""
         self._held = False
         self._update_reading()
+
+    def update(self) -> None:
+        """One of the links has been cut or healed."""
+        self._update_reading()
+        self._schedule()
+
+    def retime(self, now_s: float, stretch: float, later_s: float) -> None:
+        """The link has other figures: what has not left its transmitter yet follows them.
+
+        Args:
+            now_s: Since when.
+            stretch: Of the time until it leaves.
+            later_s: What is added to the delay.
+        """
+        due_s = 0.0
+        for index, (passage, old_due_s, load) in enumerate(self._items):
+            if passage.departs_s > now_s:
+                departs_s = now_s + (passage.departs_s - now_s) * stretch
+                passage = Passage(departs_s, max(0.0, passage.transit_s + later_s))
+                due_s = max(due_s, departs_s + passage.transit_s)
+                self._items[index] = Item(passage, due_s, load)
+            else:
+                due_s = old_due_s
+        self._last_due_s = due_s
+        bound_receive_buffer(self._source, self._link.shape)
+        self._schedule()
+
+    def take_back(self) -> list[float]:
+        """Take all that is on its way off the link; return when each would have arrived."""
+        self._taken_back, self._items = self._items, deque()
+        self._last_due_s = 0.0
+        return [item.due_s for item in self._taken_back]
+
+    def admit_again(self, now_s: float) -> None:
+        """Put the first of what was taken back on its way, from the start."""
+        self._enter(self._taken_back.popleft().load, now_s)
 
     def reset(self) -> None:
         """Let a reset follow what has been taken over; nothing more is read."""
@@ -118,20 +144,21 @@ class Flow:
         if self.is_closed:
             return
         self.is_closed = True
+        self._link.flows.discard(self)
+        self._opposite.returning.discard(self)
         self._update_reading()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._schedule()
         if self._blocked:
             self.loop.remove_writer(self._sink)
-        for _, item in self._items:
-            if not isinstance(item, Mark):
-                self._link.held_bytes -= len(item)
+        self._link.held_bytes -= sum(
+            len(item.load) for item in self._items if not isinstance(item.load, Mark)
+        )
         self._items.clear()
 
     def _update_reading(self) -> None:
-        wanted = self._started and not (
-            self._held or self._blocked or self._ended or self.is_closed
-        )
+        stopped = self._held or self._blocked or self._ended or self.is_closed
+        is_cut = self._link.is_cut or self._opposite.is_cut
+        wanted = self._started and not stopped and not is_cut
         if wanted and not self._reading:
             self.loop.add_reader(self._source, self._read)
         elif self._reading and not wanted:
@@ -147,6 +174,7 @@ class Flow:
             self._on_lost(self._source)
             return
         if data:
+            self._link.sent_bytes += len(data)
             self._link.held_bytes += len(data)
             self._admit(memoryview(data))
         else:
@@ -154,57 +182,81 @@ class Flow:
             self._update_reading()
             self._admit(Mark.FIN)
 
-    def _admit(self, item: memoryview | Mark) -> None:
+    def _admit(self, load: memoryview | Mark) -> None:
         now_s = self.loop.time()
-        transmitter = self._link.transmitter
-        num_bytes = 0 if isinstance(item, Mark) else len(item)
-        self._last_due_s = transmitter.admit(num_bytes, now_s, self._last_due_s)
-        self._items.append((self._last_due_s, item))
-        if num_bytes and transmitter.is_full(now_s):
+        self._enter(load, now_s)
+        if not isinstance(load, Mark) and self._link.transmitter.is_full(now_s):
             self._held = True
             self._update_reading()
             self._link.hold(self)
-        if self._timer is None and not self._blocked:
+        if self._timer is None:
             self._deliver()
+
+    def _enter(self, load: memoryview | Mark, now_s: float) -> None:
+        """Let bytes or a mark begin to cross the link."""
+        num_bytes = 0 if isinstance(load, Mark) else len(load)
+        link = self._link
+        rtt_s = link.shape.delay_s + self._opposite.shape.delay_s
+        passage = link.transmitter.admit(num_bytes, now_s, rtt_s)
+        self._last_due_s = max(self._last_due_s, passage.departs_s + passage.transit_s)
+        self._items.append(Item(passage, self._last_due_s, load))
+
+    def _schedule(self) -> None:
+        """Deliver when the first is due; not while nothing may arrive, or nothing is taken."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._items and not (self._blocked or self.is_closed or self._link.is_cut):
+            self._timer = self.loop.call_at(self._items[0].due_s - _SLACK_S, self._deliver)
 
     def _deliver(self) -> None:
         """Hand over all that is due, then wait for the next, or for the receiver."""
         self._timer = None
         limit_s = self.loop.time() + _SLACK_S
         for _ in range(_MAX_SENDS):
-            if self.is_closed or not self._items or self._items[0][0] > limit_s:
-                break
-            item = self._items[0][1]
-            if isinstance(item, Mark):
-                self._items.popleft()
-                self._on_mark(self, item)
-            elif not self._send(item):
+            if self._blocked or self.is_closed or self._link.is_cut:
                 return
-        if self._items and not self.is_closed:
-            self._timer = self.loop.call_at(self._items[0][0] - _SLACK_S, self._deliver)
+            if not self._items or self._items[0].due_s > limit_s:
+                break
+            load = self._items[0].load
+            if isinstance(load, Mark):
+                self._items.popleft()
+                self._on_mark(self, load)
+            else:
+                self._send(load)
+        self._schedule()
 
-    def _send(self, item: memoryview) -> bool:
-        """Send `item`, the first one; return whether the receiver took all of it."""
+    def _send(self, load: memoryview) -> None:
+        """Send `load`, the first one's; what the receiver does not take waits until it does."""
         try:
-            num_sent = self._sink.send(item)
+            num_sent = self._sink.send(load)
         except (BlockingIOError, InterruptedError):
             num_sent = 0
         except OSError:
             self._on_lost(self._sink)
-            return False
+            return
         self._link.held_bytes -= num_sent
         self._link.delivered_bytes += num_sent
-        if num_sent == len(item):
+        if num_sent == len(load):
             self._items.popleft()
-            return True
-        self._items[0] = (self._items[0][0], item[num_sent:])
+            return
+        self._items[0] = self._items[0]._replace(load=load[num_sent:])
         self._blocked = True
         self._update_reading()
         self.loop.add_writer(self._sink, self._unblock)
-        return False
 
     def _unblock(self) -> None:
         self.loop.remove_writer(self._sink)
         self._blocked = False
         self._update_reading()
         self._deliver()
+
+
+def bound_receive_buffer(end: socket.socket, shape: LinkShape) -> None:
+    """Bound what the kernel holds for a reader of a link; accepted sockets inherit it.
+
+    Left to itself it grows to megabytes: a second queue before the link, and on a slow link seconds
+    of latency.
+    """
+    receive_bytes = min(_MAX_RECEIVE_BYTES, max(_MIN_RECEIVE_BYTES, shape.room_bytes))
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)

@@ -8,23 +8,34 @@ connections get one link's rate between them, not four times it, in the order th
 The queue is short on purpose. It must only bridge the time until a waiting sender is read
 again, because what is in flight on the delay line is not in the queue; a longer one would add
 nothing but latency under load.
+
+**Loss.** The bytes of each connection are cut into packets of `PACKET_BYTES`, each lost with the same
+probability. A lost one is sent again: it takes its share of the rate a second time, and arrives one
+RTT late, as after a fast retransmission; everything behind it on its connection waits for it, while
+other connections go on. That is all. There is no congestion control: a connection does not slow down
+after a loss, retransmissions are not lost again, and a loss at the end of a burst costs no
+retransmission timeout. So loss shows here as stalls, and as far too little lost throughput on long
+paths; where that matters, the kernel's own TCP across the packet emulator shows it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from topology.errors import ConfigError
 
 QUEUE_S = 0.025
 """Queue of a link, in time at its rate: a busy machine's event loop is seldom later than this."""
 MIN_QUEUE_BYTES = 64 << 10
+PACKET_BYTES = 1448
+"""Payload of a TCP segment over Ethernet with timestamps: what is lost at once."""
 READ_S = 0.002
 """Bytes are taken in pieces of this transmission time: finer is truer, and costs more CPU."""
-MIN_READ_BYTES = 4 << 10
-MAX_READ_BYTES = 64 << 10
+MIN_READ_BYTES = 3 * PACKET_BYTES
+MAX_READ_BYTES = 45 * PACKET_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,51 +49,125 @@ class LinkShape:
     """One way."""
     jitter_s: float = 0.0
     """A delivery is early or late by up to this, but never before an earlier one."""
+    loss: float = 0.0
+    """Share of the packets that are lost, 0 to 1."""
+    queue_bytes: int | None = None
+    """What may wait for the transmitter; None: what suits the emulator that uses it."""
 
     def __post_init__(self) -> None:
         _check(self.source != self.target, "target", "another site than the source", self.target)
         _check(_positive(self.bytes_per_s), "bytes_per_s", "more than 0", self.bytes_per_s)
         _check(_not_negative(self.delay_s), "delay_s", "0 or more", self.delay_s)
         _check(_not_negative(self.jitter_s), "jitter_s", "0 or more", self.jitter_s)
+        _check(0 <= self.loss <= 1, "loss", "0 to 1", self.loss)
+        queue_bytes = self.queue_bytes
+        _check(queue_bytes is None or queue_bytes > 0, "queue_bytes", "more than 0", queue_bytes)
+
+    def changed(self, figures: Mapping[str, float]) -> LinkShape:
+        """Return this link with other figures, by their names in topology.changes.FIGURES."""
+        values: dict[str, Any] = {**figures}
+        return replace(self, **values)
 
     @property
-    def queue_bytes(self) -> int:
-        """Bytes that may wait for the transmitter before senders are no longer read."""
-        return max(MIN_QUEUE_BYTES, round(self.bytes_per_s * QUEUE_S))
+    def room_bytes(self) -> int:
+        """Bytes that may wait for the relay's transmitter before senders are no longer read."""
+        return self.queue_bytes or max(MIN_QUEUE_BYTES, round(self.bytes_per_s * QUEUE_S))
 
     @property
     def read_bytes(self) -> int:
-        """Bytes that are taken from a sender at once."""
-        return min(MAX_READ_BYTES, max(MIN_READ_BYTES, round(self.bytes_per_s * READ_S)))
+        """Bytes that the relay takes from a sender at once: whole packets."""
+        packets = round(self.bytes_per_s * READ_S) // PACKET_BYTES
+        return min(MAX_READ_BYTES, max(MIN_READ_BYTES, packets * PACKET_BYTES))
+
+
+class Losses:
+    """Which packets of a directed link are lost: independently, all with the same probability.
+
+    Args:
+        draw: The next number of [0, 1); seeded, so that the losses of a run can be repeated.
+    """
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self._draw = draw
+        self._loss = 0.0
+        self._survivors = 0
+        """Packets that still pass before the next lost one."""
+
+    def count(self, num_packets: int, loss: float) -> int:
+        """Return how many of the next packets are lost, at that probability each."""
+        if not loss:
+            return 0
+        if loss != self._loss:
+            self._loss = loss
+            self._survivors = self._gap()
+        lost = 0
+        while num_packets > self._survivors:
+            num_packets -= self._survivors + 1
+            self._survivors = self._gap()
+            lost += 1
+        self._survivors -= num_packets
+        return lost
+
+    def _gap(self) -> int:
+        """Draw the length of a run of survivors: one draw a loss, not one a packet."""
+        if self._loss == 1:
+            return 0
+        return int(math.log1p(-self._draw()) / math.log1p(-self._loss))
+
+
+class Passage(NamedTuple):
+    """How bytes cross a link. They arrive at `departs_s + transit_s`, unless earlier ones are later."""
+
+    departs_s: float
+    """When the last of them has left the transmitter."""
+    transit_s: float
 
 
 class Transmitter:
     """The clock of one directed link.
 
     Args:
-        shape: What it emulates.
+        shape: What it emulates; `reshape` changes it.
         draw: The next number of [0, 1); seeded, so that the jitter of a run can be repeated.
+        losses: Of this link.
     """
 
-    def __init__(self, shape: LinkShape, draw: Callable[[], float]) -> None:
+    def __init__(self, shape: LinkShape, draw: Callable[[], float], losses: Losses) -> None:
         self.shape = shape
+        self.lost_packets = 0
+        """Since the start."""
         self._draw = draw
+        self._losses = losses
         self._free_at_s = -math.inf
 
-    def admit(self, num_bytes: int, now_s: float, not_before_s: float) -> float:
-        """Take bytes over, and return when they reach the other end.
+    def admit(self, num_bytes: int, now_s: float, rtt_s: float) -> Passage:
+        """Take bytes of one connection over.
 
         Args:
             num_bytes: 0 for what travels without bytes of its own, as a connection's end.
             now_s: When they came.
-            not_before_s: When the connection's previous bytes arrive: order is kept.
+            rtt_s: Of the connection: what a loss costs it.
         """
         shape = self.shape
-        self._free_at_s = max(now_s, self._free_at_s) + num_bytes / shape.bytes_per_s
-        delay_s = shape.delay_s
+        lost = self._losses.count(-(-num_bytes // PACKET_BYTES), shape.loss)
+        self.lost_packets += lost
+        wire_bytes = num_bytes + lost * PACKET_BYTES
+        self._free_at_s = max(now_s, self._free_at_s) + wire_bytes / shape.bytes_per_s
+        transit_s = shape.delay_s
         if shape.jitter_s:
-            delay_s = max(0.0, delay_s + (2 * self._draw() - 1) * shape.jitter_s)
-        return max(not_before_s, self._free_at_s + delay_s)
+            transit_s = max(0.0, transit_s + (2 * self._draw() - 1) * shape.jitter_s)
+        return Passage(self._free_at_s, transit_s + rtt_s if lost else transit_s)
+
+    def reshape(self, shape: LinkShape, now_s: float) -> float:
+        """Take other figures; return by what the time stretches until the waiting bytes leave."""
+        stretch = self.shape.bytes_per_s / shape.bytes_per_s
+        self.shape = shape
+        self._free_at_s = now_s + max(0.0, self._free_at_s - now_s) * stretch
+        return stretch
+
+    def clear(self) -> None:
+        """Forget what waits: it will be admitted again."""
+        self._free_at_s = -math.inf
 
     def backlog_bytes(self, now_s: float) -> float:
         """Return how many bytes wait for the transmitter or are on it."""
@@ -90,11 +175,11 @@ class Transmitter:
 
     def is_full(self, now_s: float) -> bool:
         """Say whether senders must wait."""
-        return self.backlog_bytes(now_s) >= self.shape.queue_bytes
+        return self.backlog_bytes(now_s) >= self.shape.room_bytes
 
     def room_at_s(self) -> float:
         """Return when the queue will be down to half: then those who wait are read again."""
-        return self._free_at_s - self.shape.queue_bytes / 2 / self.shape.bytes_per_s
+        return self._free_at_s - self.shape.room_bytes / 2 / self.shape.bytes_per_s
 
 
 def _positive(value: float) -> bool:

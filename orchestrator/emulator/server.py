@@ -4,7 +4,10 @@ Used in a process's own event loop, `async with Relay(config) as relay`, or as t
 that relay.py makes of it.
 
 It ends TCP on both sides, so what it cannot show is TCP's own behaviour on a long path: slow
-start, loss and retransmission, window limits.
+start, congestion control and retransmission, window limits. What it makes of loss is said in link.py,
+of a cut in shared_link.py, of a half-open connection in connection.py. A connection that is dialled
+across a cut is accepted by the kernel, as the relay's listener is on this machine, but nothing answers
+on it before the link is healed, when the relay dials the gateway.
 """
 
 from __future__ import annotations
@@ -14,19 +17,20 @@ import functools
 import logging
 import random
 import socket
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint
-from orchestrator.emulator.connection import Address, Connection, bound_receive_buffer
-from orchestrator.emulator.flow import SharedLink
-from orchestrator.emulator.link import LinkShape, Transmitter
+from orchestrator.emulator.connection import Address, Connection
+from orchestrator.emulator.link import LinkShape, Losses, Transmitter
+from orchestrator.emulator.listener import Listener
+from orchestrator.emulator.shared_link import SharedLink
+from topology.changes import Change
 from topology.errors import ConfigError
 
 MAX_CONNECTIONS = 1024
 """More than a relay's sites would ever open; beyond it new ones are closed at once."""
-_BACKLOG = 256
-_ACCEPT_AGAIN_S = 1.0
 _RESOLVE_WITHIN_S = 5.0
 _LOG = logging.getLogger("relay")
 
@@ -44,9 +48,8 @@ class Relay:
             (shape.source, shape.target): SharedLink(_transmitter(shape, config.seed))
             for shape in config.links
         }
-        self._listeners: list[socket.socket] = []
+        self._listeners: list[Listener] = []
         self._connections: set[Connection] = set()
-        self._reopen: dict[socket.socket, asyncio.TimerHandle] = {}
         self.endpoints: tuple[RelayEndpoint, ...] = ()
         """Where to dial, in the order of the configuration; empty before entering."""
 
@@ -74,43 +77,73 @@ class Relay:
                 {
                     "source": source,
                     "target": target,
-                    "bytes": link.delivered_bytes,
+                    "sent_bytes": link.sent_bytes,
+                    "delivered_bytes": link.delivered_bytes,
+                    "dropped_packets": 0,  # a full queue makes senders wait instead
+                    "lost_packets": link.transmitter.lost_packets,
                     "queued_bytes": link.held_bytes,
                 }
                 for (source, target), link in self._links.items()
             ],
         }
 
+    def apply(self, changes: Iterable[Change]) -> int:
+        """Make all changes now, in order; return how many there were.
+
+        Raises:
+            ConfigError: one is of a link that does not exist; then none is made.
+        """
+        changes = list(changes)
+        for index, change in enumerate(changes):
+            if (change.source, change.target) not in self._links:
+                raise ConfigError(
+                    f"changes.{index}: there is no link from {change.source} to {change.target}"
+                )
+        for change in changes:
+            self._make(change)
+        for listener in self._listeners:
+            listener.update()
+        return len(changes)
+
+    def _make(self, change: Change) -> None:
+        link = self._links[change.source, change.target]
+        now_s = asyncio.get_running_loop().time()
+        match change.kind:
+            case "shape":
+                link.reshape(change.figures(), now_s)
+            case "cut":
+                link.cut()
+            case "heal":
+                link.heal(now_s)
+            case _:
+                for connection in list(self._connections):
+                    if not connection.joins(change.source, change.target):
+                        continue
+                    if change.kind == "reset":
+                        connection.close()
+                    else:
+                        connection.half_open(change.source)
+
     async def _listen(self, endpoint: RelayEndpoint) -> RelayEndpoint:
         gateway = await _resolve(endpoint.host, endpoint.port)
         family, address = await _resolve(self._config.bind_host, 0)
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        there = self._links[endpoint.source, endpoint.target]
+        back = self._links[endpoint.target, endpoint.source]
+        accepted = functools.partial(self._accepted, gateway, there, back)
+        listener = Listener(family, there, back, accepted)
         self._listeners.append(listener)
-        listener.setblocking(False)
-        bound_receive_buffer(listener, self._links[endpoint.source, endpoint.target].shape)
         try:
-            listener.bind(address)
+            port = listener.open(address)
         except OSError as error:
             raise ConfigError(f"bind_host: {self._config.bind_host}: {error.strerror}") from error
-        listener.listen(_BACKLOG)
-        accept = functools.partial(self._accept, listener, endpoint, gateway)
-        asyncio.get_running_loop().add_reader(listener, accept)
-        return replace(endpoint, host=self._config.bind_host, port=int(listener.getsockname()[1]))
+        return replace(endpoint, host=self._config.bind_host, port=port)
 
-    def _accept(self, listener: socket.socket, endpoint: RelayEndpoint, gateway: Address) -> None:
-        try:
-            dialler, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:  # out of descriptors: a ready listener would spin
-            _LOG.warning("cannot accept: %s", error.strerror)
-            self._pause(listener, functools.partial(self._accept, listener, endpoint, gateway))
-            return
+    def _accepted(
+        self, gateway: Address, there: SharedLink, back: SharedLink, dialler: socket.socket
+    ) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
             dialler.close()
             return
-        there = self._links[endpoint.source, endpoint.target]
-        back = self._links[endpoint.target, endpoint.source]
         try:
             connection = Connection(dialler, gateway, there, back, self._connections.discard)
         except OSError as error:
@@ -120,17 +153,8 @@ class Relay:
         self._connections.add(connection)
         connection.dial()
 
-    def _pause(self, listener: socket.socket, accept: functools.partial[None]) -> None:
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-        self._reopen[listener] = loop.call_later(_ACCEPT_AGAIN_S, loop.add_reader, listener, accept)
-
     def _close(self) -> None:
-        loop = asyncio.get_running_loop()
-        for timer in self._reopen.values():
-            timer.cancel()
         for listener in self._listeners:
-            loop.remove_reader(listener)
             listener.close()
         self._listeners.clear()
         for connection in list(self._connections):
@@ -140,9 +164,10 @@ class Relay:
 
 
 def _transmitter(shape: LinkShape, seed: int) -> Transmitter:
-    """Return a link's clock; its jitter depends on nothing but the seed and the link."""
-    jitter = random.Random(f"{seed}/{shape.source}/{shape.target}")  # noqa: S311 - not a secret
-    return Transmitter(shape, jitter.random)
+    """Return a link's clock; its jitter and losses depend on nothing but the seed and the link."""
+    name = f"{seed}/{shape.source}/{shape.target}"
+    jitter, loss = (random.Random(f"{name}{each}") for each in ("", "/loss"))  # noqa: S311 - no secret
+    return Transmitter(shape, jitter.random, Losses(loss.random))
 
 
 async def _resolve(host: str, port: int) -> Address:

@@ -1,12 +1,13 @@
 """The shaping arithmetic, exactly, with times that the test makes up."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.emulator.link import LinkShape, Transmitter
+from orchestrator.emulator.link import PACKET_BYTES, LinkShape, Losses, Transmitter
 from topology.errors import ConfigError
 
 
@@ -18,29 +19,41 @@ def steady() -> float:
     return 0.5
 
 
+def transmitter_of(shape: LinkShape, draw: Callable[[], float] = steady) -> Transmitter:
+    return Transmitter(shape, draw, Losses(draw))
+
+
+def arrival_s(
+    transmitter: Transmitter, num_bytes: int, now_s: float, not_before_s: float = 0.0
+) -> float:
+    """Return when bytes arrive, as a connection without round-trip time sees it."""
+    passage = transmitter.admit(num_bytes, now_s, 0.0)
+    return max(not_before_s, passage.departs_s + passage.transit_s)
+
+
 def test_an_idle_link_takes_transmission_and_delay() -> None:
-    transmitter = Transmitter(shape(), steady)
-    assert transmitter.admit(100, 10.0, 0.0) == 10.0 + 0.1 + 0.5
-    assert transmitter.admit(100, 20.0, 0.0) == 20.0 + 0.1 + 0.5
+    transmitter = transmitter_of(shape(), steady)
+    assert arrival_s(transmitter, 100, 10.0, 0.0) == 10.0 + 0.1 + 0.5
+    assert arrival_s(transmitter, 100, 20.0, 0.0) == 20.0 + 0.1 + 0.5
 
 
 def test_connections_share_one_transmitter() -> None:
-    transmitter = Transmitter(shape(), steady)
-    arrivals = [transmitter.admit(250, 10.0, 0.0) for _ in range(4)]
+    transmitter = transmitter_of(shape(), steady)
+    arrivals = [arrival_s(transmitter, 250, 10.0, 0.0) for _ in range(4)]
     assert arrivals == [10.75, 11.0, 11.25, 11.5]
 
 
 def test_an_end_waits_behind_the_bytes_before_it_and_takes_no_time_of_its_own() -> None:
-    transmitter = Transmitter(shape(), steady)
-    arrival_s = transmitter.admit(500, 10.0, 0.0)
-    assert transmitter.admit(0, 10.0, arrival_s) == arrival_s
-    assert transmitter.admit(0, 20.0, arrival_s) == 20.5
+    transmitter = transmitter_of(shape(), steady)
+    first_s = arrival_s(transmitter, 500, 10.0, 0.0)
+    assert arrival_s(transmitter, 0, 10.0, first_s) == first_s
+    assert arrival_s(transmitter, 0, 20.0, first_s) == 20.5
 
 
 def test_backlog_drains_at_the_rate() -> None:
-    transmitter = Transmitter(shape(), steady)
+    transmitter = transmitter_of(shape(), steady)
     assert transmitter.backlog_bytes(10.0) == 0
-    transmitter.admit(800, 10.0, 0.0)
+    arrival_s(transmitter, 800, 10.0, 0.0)
     assert transmitter.backlog_bytes(10.0) == pytest.approx(800)
     assert transmitter.backlog_bytes(10.5) == pytest.approx(300)
     assert transmitter.backlog_bytes(11.0) == 0
@@ -48,29 +61,29 @@ def test_backlog_drains_at_the_rate() -> None:
 
 def test_a_full_queue_has_room_again_when_half_of_it_has_left() -> None:
     link = shape(rate=100e6)
-    assert link.queue_bytes == 2_500_000
-    transmitter = Transmitter(link, steady)
-    transmitter.admit(link.queue_bytes - 1, 10.0, 0.0)
+    assert link.room_bytes == 2_500_000
+    transmitter = transmitter_of(link, steady)
+    arrival_s(transmitter, link.room_bytes - 1, 10.0, 0.0)
     assert not transmitter.is_full(10.0)
-    transmitter.admit(1, 10.0, 0.0)
+    arrival_s(transmitter, 1, 10.0, 0.0)
     assert transmitter.is_full(10.0)
     room_at_s = transmitter.room_at_s()
     assert room_at_s == pytest.approx(10.0125)
-    assert transmitter.backlog_bytes(room_at_s) == pytest.approx(link.queue_bytes / 2)
+    assert transmitter.backlog_bytes(room_at_s) == pytest.approx(link.room_bytes / 2)
 
 
 def test_pieces_follow_the_rate_between_their_bounds() -> None:
-    assert shape(rate=1e3).read_bytes == 4 << 10
-    assert shape(rate=12.5e6).read_bytes == 25_000
-    assert shape(rate=1e9).read_bytes == 64 << 10
-    assert shape(rate=1e3).queue_bytes == 64 << 10
+    assert shape(rate=1e3).read_bytes == 3 * PACKET_BYTES
+    assert shape(rate=12.5e6).read_bytes == 17 * PACKET_BYTES
+    assert shape(rate=1e9).read_bytes == 45 * PACKET_BYTES
+    assert shape(rate=1e3).room_bytes == 64 << 10
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_jitter_stays_in_its_bounds_and_repeats(seed: int) -> None:
     def delays() -> list[float]:
-        transmitter = Transmitter(shape(1e12, 0.5, 0.1), random.Random(seed).random)
-        return [transmitter.admit(1, float(at_s), 0.0) - at_s for at_s in range(200)]
+        transmitter = transmitter_of(shape(1e12, 0.5, 0.1), random.Random(seed).random)
+        return [arrival_s(transmitter, 1, float(at_s), 0.0) - at_s for at_s in range(200)]
 
     first = delays()
     assert first == delays(), f"{seed=}"
@@ -79,8 +92,8 @@ def test_jitter_stays_in_its_bounds_and_repeats(seed: int) -> None:
 
 
 def test_jitter_never_makes_a_delay_negative() -> None:
-    transmitter = Transmitter(shape(1e9, 0.01, 0.5), lambda: 0.0)
-    assert transmitter.admit(0, 7.0, 0.0) == 7.0
+    transmitter = transmitter_of(shape(1e9, 0.01, 0.5), lambda: 0.0)
+    assert arrival_s(transmitter, 0, 7.0, 0.0) == 7.0
 
 
 @given(
@@ -96,12 +109,12 @@ def test_order_is_kept_and_the_rate_is_never_exceeded(
 ) -> None:
     """Whatever the sizes, gaps and connections: bytes of any interval fit the rate."""
     rate = 1e5
-    transmitter = Transmitter(shape(rate, 0.05, 0.02), random.Random(seed).random)
+    transmitter = transmitter_of(shape(rate, 0.05, 0.02), random.Random(seed).random)
     last_due_s = [0.0, 0.0, 0.0]
     now_s, total = 1.0, 0
     for num_bytes, gap_s, connection in arrivals:
         now_s += gap_s
-        due_s = transmitter.admit(num_bytes, now_s, last_due_s[connection])
+        due_s = arrival_s(transmitter, num_bytes, now_s, last_due_s[connection])
         total += num_bytes
         assert due_s >= last_due_s[connection]
         assert due_s >= now_s + num_bytes / rate + 0.03 - 1e-9
@@ -126,6 +139,6 @@ def test_impossible_links_are_refused(changed: dict[str, float], message: str) -
 
 
 def test_the_directions_of_a_pair_do_not_share_anything() -> None:
-    there, back = Transmitter(shape(), steady), Transmitter(shape(), steady)
-    there.admit(5000, 1.0, 0.0)
+    there, back = transmitter_of(shape(), steady), transmitter_of(shape(), steady)
+    arrival_s(there, 5000, 1.0, 0.0)
     assert back.backlog_bytes(1.0) == 0

@@ -63,7 +63,8 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
         "host": "127.0.0.1",
         "port": 0,
     }
-    idle = {"bytes": 0, "queued_bytes": 0}
+    names = ("sent_bytes", "delivered_bytes", "dropped_packets", "lost_packets", "queued_bytes")
+    idle = dict.fromkeys(names, 0)
     assert counters == {
         "op": "counters",
         "links": [

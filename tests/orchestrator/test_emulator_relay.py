@@ -57,7 +57,7 @@ class World:
 
     def counters(self) -> dict[tuple[str, str], tuple[int, int]]:
         return {
-            (link["source"], link["target"]): (link["bytes"], link["queued_bytes"])
+            (link["source"], link["target"]): (link["delivered_bytes"], link["queued_bytes"])
             for link in self.relay.counters()["links"]
         }
 
