@@ -39,6 +39,10 @@ class Reduced:
     """Tokens of all sites; not a number where no chunk belongs to this node, for nothing came."""
     inter_s: float
     wait_s: float
+    encode_s: float
+    """CPU time of this gateway for the rank's chunks."""
+    decode_s: float
+    """Likewise, for decoding and summing."""
     wire_bytes: int
 
 
@@ -51,6 +55,8 @@ class Shard:
     remaining: int
     """Chunks that are not finished."""
     wire_bytes: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(slots=True)

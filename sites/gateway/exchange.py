@@ -177,7 +177,7 @@ class Exchange:
         config = self._config
         cut = grid(post.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
         codec = EXACT if post.exact else self._codec
-        bucket = Bucket(config.generation, *key, post.layout, codec, cut)
+        bucket = Bucket(config.generation, *key, post.layout, codec, cut, time.thread_time)
         run.reduction = BucketReduction(bucket, config.plan, self._roles)
         run.first = post
         self._rounds.note_posted(key)
@@ -256,6 +256,7 @@ class Exchange:
                 now_s,
                 previous_s,
                 HEADER_BYTES + len(frame.payload),
+                self._config.channels_per_link,
                 frame.key.kind is Kind.RESULT,
                 link.rtt_s,
                 link.bytes_per_s,
@@ -330,6 +331,9 @@ class Exchange:
             if weight is not None:
                 now_s = time.monotonic()
                 run.weight = weight
+                # A chunk is finished by the last that its machine does.
+                shard.encode_s += chunk.machine.encode_s
+                shard.decode_s += chunk.machine.decode_s
                 shard.remaining -= 1
                 if shard.remaining == 0:
                     replies = [self._reduced(run, shard, now_s)]
@@ -366,5 +370,7 @@ class Exchange:
             weight=math.nan if run.weight is None else run.weight,
             inter_s=inter_s,
             wait_s=min(late_s, inter_s),
+            encode_s=shard.encode_s,
+            decode_s=shard.decode_s,
             wire_bytes=shard.wire_bytes,
         )

@@ -98,7 +98,12 @@ class LocalServer:
             "round": reduced.round,
             "bucket": reduced.bucket,
             "weight": reduced.weight,
-            "times": {"inter_s": reduced.inter_s, "wait_s": reduced.wait_s},
+            "times": {
+                "inter_s": reduced.inter_s,
+                "wait_s": reduced.wait_s,
+                "encode_s": reduced.encode_s,
+                "decode_s": reduced.decode_s,
+            },
             "wire_bytes": reduced.wire_bytes,
         }
         with self._lock:

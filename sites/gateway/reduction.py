@@ -8,7 +8,8 @@ result is bit-identical at all sites by construction.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,6 +39,8 @@ class Bucket:
     layout: int
     codec: Codec
     grid: Grid
+    cpu_s: Callable[[], float] = field(compare=False)
+    """CPU time of the calling thread: what encoding and summing cost is measured with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,11 @@ def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
 
 
 class ChunkReduction:
-    """One chunk at one site. Late or repeated events change nothing."""
+    """One chunk at one site. Late or repeated events change nothing.
+
+    `encode_s` and `decode_s` are CPU time: of encoding what is sent, and of all else, which is
+    decoding and summing.
+    """
 
     def __init__(self, bucket: Bucket, role: Role, chunk: int) -> None:
         self._bucket = bucket
@@ -129,21 +136,29 @@ class ChunkReduction:
         self._sum: Floats | None = None
         self._weight = 0.0
         self._finished = False
+        self.encode_s = 0.0
+        self.decode_s = 0.0
 
     def handle(self, event: Event) -> list[Action]:
-        """Apply one event.
+        """Apply one event. On one thread from beginning to end.
 
         Raises:
             CorruptDataError: a payload does not hold the chunk.
             NoTokensError: the weights of all sites add up to nothing.
             RemoteProtocolError: a result came before everything that it must contain.
         """
+        begun_s, encoded_s = self._bucket.cpu_s(), self.encode_s
         with np.errstate(all="ignore"):  # what overflows is infinite at every site alike
-            if isinstance(event, Own):
-                return self._take_own(event)
-            if event.frame.key.kind is Kind.RESULT:
-                return self._take_result(event.frame)
-            return self._take_contribution(event.sender, event.frame)
+            actions = self._apply(event)
+        self.decode_s += self._bucket.cpu_s() - begun_s - (self.encode_s - encoded_s)
+        return actions
+
+    def _apply(self, event: Event) -> list[Action]:
+        if isinstance(event, Own):
+            return self._take_own(event)
+        if event.frame.key.kind is Kind.RESULT:
+            return self._take_result(event.frame)
+        return self._take_contribution(event.sender, event.frame)
 
     def _take_own(self, own: Own) -> list[Action]:
         if self._own is not None:
@@ -151,9 +166,8 @@ class ChunkReduction:
         self._own = own
         if not self._role.audience:
             return self._add_up()
-        frame = self._frame(
-            Kind.CONTRIBUTION, self._role.site, own.weight, self._codec.encode(own.values)
-        )
+        payload = self._encode(own.values)
+        frame = self._frame(Kind.CONTRIBUTION, self._role.site, own.weight, payload)
         return [*(Send(site, frame) for site in self._role.audience), *self._add_up()]
 
     def _take_contribution(self, sender: int, frame: Frame) -> list[Action]:
@@ -217,7 +231,7 @@ class ChunkReduction:
     def _complete(self, total: Floats) -> list[Action]:
         role = self._role
         if role.parent is not None:
-            payload = self._codec.encode(total)
+            payload = self._encode(total)
             return [
                 Send(role.parent, self._frame(Kind.CONTRIBUTION, role.site, self._weight, payload))
             ]
@@ -230,9 +244,15 @@ class ChunkReduction:
             np.divide(total, divisor, out=self._own.values)
             return [Finish(self._weight)]
         total /= divisor
-        frame = self._frame(Kind.RESULT, role.site, self._weight, self._codec.encode(total))
+        frame = self._frame(Kind.RESULT, role.site, self._weight, self._encode(total))
         self._own.values[:] = total if self._codec.lossless else self._codec.quantize(total)
         return [*(Send(child, frame) for child in role.children), Finish(self._weight)]
+
+    def _encode(self, values: Floats) -> bytes:
+        begun_s = self._bucket.cpu_s()
+        payload = self._codec.encode(values)
+        self.encode_s += self._bucket.cpu_s() - begun_s
+        return payload
 
     def _decode(self, frame: Frame, out: Floats | None = None) -> Floats:
         try:

@@ -76,9 +76,7 @@ def take_step(
     Raises:
         DivergedError: the global gradient is not finite; the parameters are as before the step.
     """
-    rate = learning_rate(config.optimizer, step, config.steps)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    rate = set_learning_rate(optimizer, config, step)
     optimizer.zero_grad()
     num_starts = len(text) - config.model.context
     device = next(model.parameters()).device
@@ -88,7 +86,7 @@ def take_step(
     for index, micro_batch in enumerate(micro_batches):
         starts = sampler.random_starts(config.seed, micro_batch, num_starts)
         is_last = index == len(micro_batches) - 1
-        with _local_gradients(model, enabled=not is_last):
+        with local_gradients(model, enabled=not is_last):
             losses = token_losses(model, text, starts, config.model.context, device)
             # A sum over all tokens of the rank, so that a shorter last micro-batch weighs less.
             (losses.sum() / tokens).backward()  # type: ignore[no-untyped-call]
@@ -128,7 +126,15 @@ def clip_gradients(parameters: Iterable[Tensor], clip_norm: float) -> float:
     return norm
 
 
-def _local_gradients(model: nn.Module, *, enabled: bool) -> contextlib.AbstractContextManager[None]:
+def set_learning_rate(optimizer: torch.optim.Optimizer, config: Trainer, step: int) -> float:
+    """Set and return the rate of `step`, which counts from 0."""
+    rate = learning_rate(config.optimizer, step, config.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    return rate
+
+
+def local_gradients(model: nn.Module, *, enabled: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context in which DDP keeps gradients to itself, if `enabled`."""
     if enabled and isinstance(model, DistributedDataParallel):
         return model.no_sync()

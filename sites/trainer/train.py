@@ -16,8 +16,10 @@ from sites.trainer.corpus import Corpus, load_corpus
 from sites.trainer.evaluation import evaluate
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import StepResult, make_optimizer, take_step
+from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
 from sites.trainer.sampler import samples_of
 from sites.worker.site import Site
+from topology.compute import layer_times, step_compute_s
 from topology.errors import ConfigError, Problem
 
 SAY_EVERY_STEPS = 10
@@ -40,15 +42,52 @@ def train(site: Site, folder: Path) -> None:
     corpus = load_corpus(config.data, folder, config.model.context)
     _make_deterministic(site.device)
     model = Gpt(config.model, config.seed).to(site.device)
+    if config.compute == "modelled":
+        _let_time_pass(site, model, corpus)
+    else:
+        _learn(site, model, corpus)
+
+
+def _let_time_pass(site: Site, model: Gpt, corpus: Corpus) -> None:
+    """Take the job's steps in modelled time. Nothing is evaluated, for nothing is learnt."""
+    config = site.job.trainer
+    clock = ComputeClock()
+    loss = real_pass(model, corpus.training, config, _samples(site, 0))
+    own = site.topology.site(site.name)
+    modelled = ModelledGpt(model, layer_times(site.job, own, 1), clock)
+    parallel, optimizer = _synchronized(site, modelled, corpus)
+    step_s = step_compute_s(site.job, site.topology, own)
+    _say(
+        site, f"modelled compute: {step_s:.3f} s a step; the loss, {loss:.3f}, is of one real pass"
+    )
+    clock.begin()
+    for step in range(config.steps):
+        samples = _samples(site, step)
+        site.count_tokens(len(samples) * config.model.context)
+        rate = take_modelled_step(parallel, optimizer, clock, config, step, samples)
+        site.log(**{metrics.LEARNING_RATE: rate, **({metrics.LOSS: loss} if step == 0 else {})})
+        if (step + 1) % SAY_EVERY_STEPS == 0:
+            _say(site, f"step {step + 1}")
+
+
+def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
+    """Take the job's steps, and evaluate between them."""
+    config = site.job.trainer
     parallel, optimizer = _synchronized(site, model, corpus)
     _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
     for step in range(config.steps):
-        samples = samples_of(step, config.global_batch, site.global_world_size, site.global_rank)
+        samples = _samples(site, step)
         site.count_tokens(len(samples) * config.model.context)
         result = take_step(parallel, optimizer, corpus.training, config, step, samples)
         _log_step(site, step + 1, result)
         if (step + 1) % config.evaluate_every == 0 or step + 1 == config.steps:
             _log_evaluation(site, step + 1, model, corpus)
+
+
+def _samples(site: Site, step: int) -> range:
+    """Return the global sample indices of this rank."""
+    batch = site.job.trainer.global_batch
+    return samples_of(step, batch, site.global_world_size, site.global_rank)
 
 
 def _check_share(site: Site) -> None:
@@ -68,7 +107,7 @@ def _make_deterministic(device: torch.device) -> None:
 
 
 def _synchronized(
-    site: Site, model: Gpt, corpus: Corpus
+    site: Site, model: nn.Module, corpus: Corpus
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     """Wrap the model, join it to the other sites', and check that all have the same text.
 

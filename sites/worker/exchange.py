@@ -49,20 +49,35 @@ class Exchange:
         rank: int,
         world_size: int,
         deadline_s: float,
+        overlaps: bool = True,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Start nothing.
+
+        Args:
+            link: the way to the other sites.
+            transfer: the way to the link.
+            rank: inside the site.
+            world_size: ranks of the site.
+            deadline_s: for every wait.
+            overlaps: hand buckets over as they come; else all of a round at its end, which shows
+                what overlapping is worth.
+            now_s: the clock.
+        """
         self._link = link
         self._transfer = transfer
         self._rank = rank
         self._world_size = world_size
         self._deadline_s = deadline_s
+        self._overlaps = overlaps
         self._now_s = now_s
         self._slots: dict[int, Slot] = {}
         self._round: Round | None = None
         self._num_rounds = 0
         self._error: IsthmusError | None = None
         self._changed = threading.Condition()
-        self._to_post: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
+        self._to_post: queue.Queue[tuple[Round, list[Bucket]] | None]
+        self._to_post = queue.Queue(MAX_BUCKETS + 1)
         self._to_finish: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
         self._threads = [
             threading.Thread(target=self._run, args=(each,), name=name, daemon=True)
@@ -78,9 +93,10 @@ class Exchange:
     def close(self) -> None:
         """End the threads; what is under way is abandoned. Idempotent."""
         self.fail(LocalProtocolError("this rank has left"))
-        for thread, items in zip(self._threads, (self._to_post, self._to_finish), strict=True):
+        ends = (self._to_post.put_nowait, self._to_finish.put_nowait)
+        for thread, end in zip(self._threads, ends, strict=True):
             try:
-                items.put_nowait(None)
+                end(None)
             except queue.Full:
                 continue  # A thread that is stuck in a collective ends with the process.
             if thread.is_alive() and thread is not threading.current_thread():
@@ -131,11 +147,15 @@ class Exchange:
             _scale(values, current.tokens, slot.padded)
         pending = self._transfer.launch(slot)
         future = self._transfer.make_future()
-        bucket = Bucket(index, slot, values, layout, exact, pending, future)
+        first = min(self._rank * slot.region.numel(), slot.numel)
+        raw_bytes = FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
+        now_s = self._now_s()
+        bucket = Bucket(index, slot, values, layout, exact, pending, future, raw_bytes, now_s)
         with self._changed:
             current.buckets.append(bucket)
-            current.last_submit_s = self._now_s()
-        self._to_post.put_nowait((current, bucket))
+            current.last_submit_s = now_s
+        if self._overlaps:
+            self._release(current)
         return future
 
     def wait(self) -> Round:
@@ -147,6 +167,7 @@ class Exchange:
         """
         current = self._round
         assert current is not None, "begin comes first"
+        self._release(current)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._error or current.num_finished == len(current.buckets),
@@ -170,6 +191,13 @@ class Exchange:
             self._changed.notify_all()
         for bucket in opened:
             bucket.future.set_exception(error)  # type: ignore[arg-type] # annotated wrongly by torch
+
+    def _release(self, current: Round) -> None:
+        """Give the posting thread all buckets that it has not had."""
+        released = current.buckets[current.num_posted :]
+        if released:
+            current.num_posted += len(released)
+            self._to_post.put_nowait((current, released))
 
     def _is_back(self, bucket: Bucket) -> bool:
         return self._error is not None or bucket.reduced is not None
@@ -212,31 +240,32 @@ class Exchange:
     def _post(self) -> None:
         """Hand shards to the gateway, in order, as their reduce-scatters complete."""
         while (item := self._to_post.get()) is not None and self._error is None:
-            current, bucket = item
-            if bucket.index == 0:
+            current, buckets = item
+            if buckets[0].index == 0:
                 current.site_weight = self._transfer.read_sum(current.total, current.pending)
-            computed_s = self._transfer.collect(bucket.slot, bucket.pending)
-            shard_numel = bucket.slot.region.numel()
-            first = min(self._rank * shard_numel, bucket.slot.numel)
-            own_numel = min(shard_numel, bucket.slot.numel - first)
-            current.raw_bytes += own_numel * FLOAT_BYTES
-            bucket.start_s = self._now_s()
-            if computed_s is not None:
-                # Submitted long before: the device was still computing when it was only enqueued.
-                current.last_submit_s = bucket.start_s - computed_s
-            # Before the gateway can answer, the finishing thread may know of the bucket.
-            self._to_finish.put_nowait(item)
-            self._link.reduce(
-                Reduce(
-                    round=current.number,
-                    bucket=bucket.index,
-                    region=bucket.index,
-                    numel=bucket.slot.numel,
-                    layout=bucket.layout,
-                    weight=current.site_weight,
-                    exact=bucket.exact,
-                )
+            for bucket in buckets:
+                computed_s = self._transfer.collect(bucket.slot, bucket.pending)
+                if computed_s is not None:
+                    # Submitted long before: the device still computed what was only enqueued.
+                    bucket.submitted_s = current.last_submit_s = self._now_s() - computed_s
+            for bucket in buckets:
+                self._hand_over(current, bucket)
+
+    def _hand_over(self, current: Round, bucket: Bucket) -> None:
+        bucket.start_s = self._now_s()
+        # Before the gateway can answer, the finishing thread may know of the bucket.
+        self._to_finish.put_nowait((current, bucket))
+        self._link.reduce(
+            Reduce(
+                round=current.number,
+                bucket=bucket.index,
+                region=bucket.index,
+                numel=bucket.slot.numel,
+                layout=bucket.layout,
+                weight=current.site_weight,
+                exact=bucket.exact,
             )
+        )
 
     def _on_reduced(self, reduced: Reduced) -> None:
         """Note a result. Called by the link's thread."""
@@ -276,7 +305,7 @@ class Exchange:
                 if not math.isnan(weight):
                     current.weight = weight
                 current.num_finished += 1
-                current.end_s = self._now_s()
+                bucket.finished_s = current.end_s = self._now_s()
                 self._changed.notify_all()
 
 

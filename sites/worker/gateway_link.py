@@ -236,6 +236,8 @@ def _reduced(message: dict[str, Any]) -> Reduced:
             bucket=int(message["bucket"]),
             weight=float(message["weight"]),
             wait_s=float(message["times"]["wait_s"]),
+            encode_s=float(message["times"]["encode_s"]),
+            decode_s=float(message["times"]["decode_s"]),
             wire_bytes=int(message["wire_bytes"]),
         )
     except (KeyError, TypeError, ValueError) as error:

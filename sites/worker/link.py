@@ -50,6 +50,10 @@ class Reduced:
     wait_s: float
     """How long the other sites' contributions were later than ours."""
     wire_bytes: int
+    encode_s: float = 0.0
+    """CPU time that the gateway spent on encoding for it."""
+    decode_s: float = 0.0
+    """Likewise, on decoding and summing."""
 
 
 class Link(Protocol):

@@ -22,8 +22,15 @@ class Bucket:
     exact: bool
     pending: Pending
     future: torch.futures.Future[torch.Tensor]
+    raw_bytes: int
+    """float32 bytes of this rank's shard, without padding."""
+    submitted_s: float
+    """When backward had computed it."""
     start_s: float = 0.0
+    """When the gateway was told of it."""
     reduced_s: float = 0.0
+    finished_s: float = 0.0
+    """When its result was in place; on CUDA, when that was enqueued."""
     reduced: Reduced | None = None
     done: bool = False
 
@@ -42,15 +49,31 @@ class Round:
     weight: float = 0.0
     """Tokens of all sites."""
     buckets: list[Bucket] = field(default_factory=list)
+    num_posted: int = 0
+    """Of the buckets, from the first on, that the posting thread was given."""
     num_finished: int = 0
     last_submit_s: float = 0.0
     end_s: float = 0.0
-    raw_bytes: int = 0
+
+    @property
+    def raw_bytes(self) -> int:
+        """float32 bytes that this rank handed over."""
+        return sum(each.raw_bytes for each in self.buckets)
 
     @property
     def wire_bytes(self) -> int:
         """What the gateway sent for this rank's shards."""
         return sum(each.reduced.wire_bytes for each in self.buckets if each.reduced)
+
+    @property
+    def encode_s(self) -> float:
+        """CPU time of the gateway."""
+        return sum(each.reduced.encode_s for each in self.buckets if each.reduced)
+
+    @property
+    def decode_s(self) -> float:
+        """Likewise, for decoding and summing."""
+        return sum(each.reduced.decode_s for each in self.buckets if each.reduced)
 
     @property
     def times(self) -> RoundTimes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from sites.worker.host_transfer import HostTransfer
 from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Welcome
 from sites.worker.process_group import choose_device, ensure_process_group, local_rank
+from sites.worker.site_only_link import SiteOnlyLink
 from sites.worker.step_log import StepLog
 from sites.worker.tokens import TokenCount
 from topology.job import Job
@@ -57,9 +59,10 @@ def join(*, alone: bool = False) -> Site:
     timeouts = Timeouts.derive(environment.topology.failure)
     device = choose_device()
     owns_group = ensure_process_group(device, timeouts.process_group_s)
-    link = GatewayLink(environment.gateway, send_timeout_s=timeouts.process_group_s)
+    gateway = GatewayLink(environment.gateway, send_timeout_s=timeouts.process_group_s)
+    link: Link = gateway
     try:
-        welcome = link.join(
+        welcome = gateway.join(
             rank=dist.get_rank(),
             local_rank=local_rank(),
             generation=environment.generation,
@@ -67,8 +70,11 @@ def join(*, alone: bool = False) -> Site:
         )
         _check_size(welcome)
     except BaseException:
-        link.close()
+        gateway.close()
         raise
+    if environment.job.exchange.schedule == "off":
+        link = SiteOnlyLink(gateway)
+        welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
     return Site(
         link=link,
         welcome=welcome,
@@ -127,7 +133,7 @@ class Site:
         self._owns_group = owns_group
         self._timeouts = Timeouts.derive(topology.failure)
         self._tokens = TokenCount()
-        self._steps = StepLog(link, sends=self.rank == 0)
+        self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
         self._exchange: Exchange | None = None
         self._has_left = False
         self._pid = os.getpid()
@@ -138,7 +144,8 @@ class Site:
 
         Gives all sites the first site's parameters and buffers, bit for bit. Afterwards `p.grad` is,
         after each synchronised backward pass, the average over all ranks of all sites, weighted by
-        their tokens, and each `optimizer.step()` is one step of the run.
+        their tokens, and each `optimizer.step()` is one step of the run. With `exchange.schedule: off`
+        all of this holds for the ranks of this site alone.
 
         Raises:
             TypeError: not a DistributedDataParallel, or not an optimizer.
@@ -158,12 +165,14 @@ class Site:
             rank=self.rank,
             world_size=self.world_size,
             deadline_s=deadline_s,
+            overlaps=self.job.exchange.schedule != "serial",
         )
         self._exchange.start()
+        is_off = self.job.exchange.schedule == "off"
         InitialState(
             self._exchange,
-            site_index=self.index,
-            num_sites=self.num_sites,
+            site_index=0 if is_off else self.index,
+            num_sites=1 if is_off else self.num_sites,
             rank=self.rank,
             device=self.device,
         ).equalise(model.module)

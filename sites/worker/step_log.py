@@ -9,16 +9,31 @@ from protos import metrics
 from sites.worker.link import Link
 from sites.worker.rounds import Round
 from sites.worker.step_times import attribute
+from sites.worker.timeline import Timeline
 
 
 class StepLog:
     """The metric records of one rank's steps; only a site's first rank sends them."""
 
     def __init__(
-        self, link: Link, *, sends: bool, now_s: Callable[[], float] = time.perf_counter
+        self,
+        link: Link,
+        *,
+        sends: bool,
+        timeline_every: int,
+        now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Start the clock of the first step.
+
+        Args:
+            link: takes the records.
+            sends: whether this rank sends any.
+            timeline_every: steps between those that are kept in detail; 0: none is.
+            now_s: the clock, the exchange's too.
+        """
         self._link = link
         self._sends = sends
+        self._timeline = Timeline(link, timeline_every)
         self._now_s = now_s
         self._start_s = now_s()
         self._values: dict[str, float] = {}
@@ -33,15 +48,20 @@ class StepLog:
         self.flush()
         end_s = self._now_s()
         times = attribute(self._start_s, end_s, [each.times for each in rounds])
-        self._start_s = end_s
         self.num_steps += 1
+        if self._sends:
+            self._timeline.send(self.num_steps, self._start_s, end_s, rounds)
+        self._start_s = end_s
         self._values = {
             metrics.STEP_S: times.step_s,
             metrics.COMPUTE_S: times.compute_s,
             metrics.INTRA_S: times.intra_s,
             metrics.EXPOSED_INTER_S: times.exposed_inter_s,
             metrics.WAIT_S: times.wait_s,
+            metrics.HIDDEN_INTER_S: times.hidden_inter_s,
             metrics.INTER_S: times.inter_s,
+            metrics.ENCODE_S: sum(each.encode_s for each in rounds),
+            metrics.DECODE_S: sum(each.decode_s for each in rounds),
             metrics.TOKENS: sum(each.weight for each in rounds),
             metrics.SITE_TOKENS: sum(each.site_weight for each in rounds),
             metrics.RAW_BYTES: float(sum(each.raw_bytes for each in rounds)),

@@ -43,6 +43,8 @@ class StepTimes:
     wait_s: float
     inter_s: float
     """Buckets were with the gateway, hidden or not; not a part."""
+    hidden_inter_s: float
+    """Buckets were with the gateway before backward had computed the last; not a part."""
 
     @property
     def step_s(self) -> float:
@@ -52,7 +54,7 @@ class StepTimes:
 
 def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> StepTimes:
     """Divide the step [start_s, end_s] that contained `rounds`."""
-    exposed_s = wait_s = crossing_s = inter_s = 0.0
+    exposed_s = wait_s = crossing_s = inter_s = hidden_s = 0.0
     for each in rounds:
         window = (each.last_submit_s, max(each.last_submit_s, each.end_s))
         away = [(crossing.start_s, crossing.end_s) for crossing in each.crossings]
@@ -64,6 +66,7 @@ def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> Ste
         exposed_s += window[1] - window[0]
         crossing_s += _covered_s(away, window)
         wait_s += _covered_s(late, window)
+        hidden_s += _covered_s(away, (start_s, each.last_submit_s))
         if away:
             inter_s += max(end for _, end in away) - min(start for start, _ in away)
     return StepTimes(
@@ -72,6 +75,7 @@ def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> Ste
         exposed_inter_s=max(0.0, crossing_s - wait_s),
         wait_s=wait_s,
         inter_s=inter_s,
+        hidden_inter_s=hidden_s,
     )
 
 

@@ -239,7 +239,7 @@ class FakeGateways:
                 round=key[0],
                 bucket=key[1],
                 weight=weight,
-                times={"inter_s": 0.0, "wait_s": 0.0},
+                times={"inter_s": 0.0, "wait_s": 0.0, "encode_s": 0.0, "decode_s": 0.0},
                 wire_bytes=4 * len(part),
             )
         self.reduced.append(requests[0][1])

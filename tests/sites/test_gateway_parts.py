@@ -98,17 +98,21 @@ def test_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_s", "previous_s", "is_result", "late_s"),
+    ("at_s", "previous_s", "channels", "is_result", "late_s"),
     [
-        (10.0, 0.0, False, 0.0),  # before this site was ready
-        (10.15, 0.0, False, 0.0),  # half a round trip and the transmission
-        (10.65, 0.0, False, 0.5),
-        (10.65, 10.55, False, 0.0),  # the link was busy with earlier frames
-        (10.65, 0.0, True, 0.35),  # a result takes a whole round trip and both transmissions
+        (10.0, 0.0, 1, False, 0.0),  # before this site was ready
+        (10.15, 0.0, 1, False, 0.0),  # half a round trip and the transmission
+        (10.65, 0.0, 1, False, 0.5),
+        (10.65, 0.0, 3, False, 0.3),  # two others may have been on the link with it
+        (10.65, 10.55, 1, False, 0.0),  # the link was busy with earlier frames
+        (10.65, 10.35, 3, False, 0.0),
+        (10.65, 0.0, 1, True, 0.35),  # a result takes a whole round trip and both transmissions
     ],
 )
-def test_lateness(at_s: float, previous_s: float, is_result: bool, late_s: float) -> None:
-    arrival = Arrival(at_s, previous_s, 1000, is_result, rtt_s=0.1, bytes_per_s=10_000.0)
+def test_lateness(
+    at_s: float, previous_s: float, channels: int, is_result: bool, late_s: float
+) -> None:
+    arrival = Arrival(at_s, previous_s, 1000, channels, is_result, rtt_s=0.1, bytes_per_s=10_000.0)
     assert lateness_s(10.0, arrival) == pytest.approx(late_s)
 
 

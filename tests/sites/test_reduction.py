@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -89,7 +90,7 @@ class World:
     def __init__(self, plan: ReductionPlan, codec: Codec, numel: int, chunk_numel: int) -> None:
         self.plan = plan
         self.cut = grid(numel, chunk_numel, RANKS[: plan.num_sites])
-        self.bucket = Bucket(3, 7, 2, 99, codec, self.cut)
+        self.bucket = Bucket(3, 7, 2, 99, codec, self.cut, time.thread_time)
         self.sites = [
             BucketReduction(self.bucket, plan, roles(plan, site)) for site in range(plan.num_sites)
         ]

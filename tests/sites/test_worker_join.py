@@ -113,7 +113,8 @@ class TestLeaving:
         assert ended.returncode == code, ended.stderr
         assert ended.stdout.startswith("site0 0 1 ")
         assert gateways.left == ([("site0", 0)] if code == 0 else [])
-        assert [message["step"] for _, _, message in gateways.metrics] == [1, 2]
+        steps = [each["step"] for _, _, each in gateways.metrics if each["kind"] == "step"]
+        assert steps == [1, 2]
         assert gateways.problems == []
 
     def test_a_refused_join_says_why(self, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_bug_in_hearing_a_result_is_told(tmp_path: Path) -> None:
         with accepted:
             link.start(hear, failures.put)
             message = {"round": 0, "bucket": 0, "weight": 1.0, "wire_bytes": 0}
-            times = {"inter_s": 0.0, "wait_s": 0.0}
+            times = {"inter_s": 0.0, "wait_s": 0.0, "encode_s": 0.0, "decode_s": 0.0}
             accepted.send(json.dumps({"op": "reduced", **message, "times": times}).encode())
             assert "ZeroDivisionError: of nothing" in str(failures.get(timeout=SCRIPT_S))
         link.close()

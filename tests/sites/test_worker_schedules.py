@@ -1,0 +1,232 @@
+"""When buckets cross, and what is told of it: schedules, and the records of single steps."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from protos import metrics
+from protos.errors import IsthmusError
+from sites.worker.alone_link import AloneLink
+from sites.worker.collectives import Collectives
+from sites.worker.exchange import Exchange
+from sites.worker.host_transfer import HostTransfer
+from sites.worker.link import Link, Reduce, Reduced
+from sites.worker.process_group import ensure_process_group
+from sites.worker.rounds import Round
+from sites.worker.site_only_link import SiteOnlyLink
+from sites.worker.step_log import StepLog
+from sites.worker.timeline import MAX_BUCKETS, Timeline
+
+LONG_S = 30.0
+
+
+class Gateway(AloneLink):
+    """Answers as a gateway that had costs, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.posted: list[int] = []
+        self.metrics: list[tuple[str, int, Mapping[str, float]]] = []
+        self.regions: list[int] = []
+        self.ends: list[str] = []
+        self.on_failed: Callable[[IsthmusError], None] = lambda _: None
+
+    def start(
+        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+    ) -> None:
+        super().start(on_reduced, on_failed)
+        self.on_failed = on_failed
+
+    def add_region(self, region: int, numel: int, descriptor: int) -> None:
+        super().add_region(region, numel, descriptor)
+        self.regions.append(region)
+
+    def reduce(self, request: Reduce) -> None:
+        self.posted.append(request.bucket)
+        self._on_reduced(
+            Reduced(
+                round=request.round,
+                bucket=request.bucket,
+                weight=request.weight,
+                wait_s=0.5,
+                wire_bytes=10,
+                encode_s=0.25,
+                decode_s=0.125,
+            )
+        )
+
+    def send_metric(
+        self, kind: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
+    ) -> None:
+        assert labels == {}
+        self.metrics.append((kind, step, values))
+
+    def send_digest(
+        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
+    ) -> None:
+        raise AssertionError("sites are not compared")
+
+    def leave(self) -> None:
+        self.ends.append("leave")
+
+    def close(self) -> None:
+        self.ends.append("close")
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    """This process as the only rank."""
+    ensure_process_group(torch.device("cpu"), LONG_S)
+    yield
+    dist.destroy_process_group()
+
+
+def one_round(link: Link, *, overlaps: bool, sizes: Sequence[int] = (5, 3, 2)) -> Round:
+    """Send buckets of ones through an exchange whose clock counts its readings."""
+    ticks = itertools.count()
+    exchange = Exchange(
+        link,
+        HostTransfer(Collectives(LONG_S)),
+        rank=0,
+        world_size=1,
+        deadline_s=LONG_S,
+        overlaps=overlaps,
+        now_s=lambda: float(next(ticks)),
+    )
+    exchange.start()
+    try:
+        exchange.begin(2.0)
+        for size in sizes:
+            exchange.submit(torch.ones(size), layout=0)
+        return exchange.wait()
+    finally:
+        exchange.close()
+
+
+def test_a_serial_exchange_hands_over_at_the_end() -> None:
+    link = Gateway()
+    done = one_round(link, overlaps=False)
+    assert link.posted == [0, 1, 2]
+    assert [each.submitted_s for each in done.buckets] == [0.0, 1.0, 2.0]
+    assert done.last_submit_s == 2.0
+    assert min(each.start_s for each in done.buckets) > done.last_submit_s
+    log = StepLog(link, sends=True, timeline_every=0, now_s=lambda: -1.0)
+    log.end_step([done])
+    log.flush()
+    ((_, _, values),) = link.metrics
+    assert values[metrics.HIDDEN_INTER_S] == 0.0
+
+
+def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
+    link = Gateway()
+    ticks = iter(range(100))
+    exchange = Exchange(
+        link,
+        HostTransfer(Collectives(LONG_S)),
+        rank=0,
+        world_size=1,
+        deadline_s=LONG_S,
+        now_s=lambda: float(next(ticks)),
+    )
+    exchange.start()
+    try:
+        exchange.begin(1.0)
+        # Complete before the next bucket, and before the end of the round.
+        exchange.submit(torch.ones(4), layout=0).wait()
+        exchange.submit(torch.ones(4), layout=0)
+        done = exchange.wait()
+    finally:
+        exchange.close()
+    first, second = done.buckets
+    assert first.reduced_s < second.submitted_s
+    log = StepLog(link, sends=True, timeline_every=0, now_s=lambda: -1.0)
+    log.end_step([done])
+    log.flush()
+    ((_, _, values),) = link.metrics
+    assert values[metrics.HIDDEN_INTER_S] >= first.reduced_s - first.start_s > 0.0
+
+
+def test_costs_of_the_gateway_are_told() -> None:
+    link = Gateway()
+    log = StepLog(link, sends=True, timeline_every=0)
+    log.end_step([one_round(link, overlaps=True), one_round(link, overlaps=True)])
+    log.flush()
+    ((kind, step, values),) = link.metrics
+    assert (kind, step) == (metrics.STEP, 1)
+    assert values[metrics.ENCODE_S] == 6 * 0.25
+    assert values[metrics.DECODE_S] == 6 * 0.125
+    assert values[metrics.RAW_BYTES] == 2 * 4 * (5 + 3 + 2)
+
+
+def test_a_site_by_itself_asks_nobody() -> None:
+    gateway = Gateway()
+    link = SiteOnlyLink(gateway)
+    done = one_round(link, overlaps=True)
+    assert (gateway.posted, gateway.regions) == ([], [])
+    assert (done.weight, done.wire_bytes, done.raw_bytes) == (2.0, 0, 40)
+    assert all(torch.equal(each.values, torch.ones_like(each.values)) for each in done.buckets)
+    link.send_metric("step", 1, {"loss": 1.0}, {})
+    assert gateway.metrics == [("step", 1, {"loss": 1.0})]
+    link.leave()
+    link.close()
+    assert gateway.ends == ["leave", "close"]
+
+
+def test_a_site_by_itself_hears_that_the_run_failed() -> None:
+    gateway = Gateway()
+    failures: list[IsthmusError] = []
+    SiteOnlyLink(gateway).start(lambda _: None, failures.append)
+    error = IsthmusError("another site is lost")
+    gateway.on_failed(error)
+    assert failures == [error]
+
+
+@pytest.mark.parametrize(("every", "kept"), [(0, []), (4, [1, 2, 3, 4, 8]), (100, [1, 2, 3])])
+def test_which_steps_are_kept(every: int, kept: list[int]) -> None:
+    link = Gateway()
+    timeline = Timeline(link, every)
+    for step in range(1, 10):
+        timeline.send(step, 0.0, 1.0, [])
+    assert [step for kind, step, _ in link.metrics if kind == metrics.TIMELINE] == kept
+
+
+def test_a_kept_step_s_records() -> None:
+    link = Gateway()
+    done = [one_round(link, overlaps=False), one_round(link, overlaps=True, sizes=(7,))]
+    before_s, offset_s = time.time(), time.time() - time.perf_counter()
+    Timeline(link, 1).send(1, -5.0, 99.0, done)
+    (kind, _, step), *buckets = link.metrics
+    assert kind == metrics.TIMELINE
+    # One offset for all times: differences are those of the exchange's clock.
+    assert step[metrics.END_S] - step[metrics.BEGIN_S] == pytest.approx(104.0)
+    assert step[metrics.COMPUTED_S] - step[metrics.BEGIN_S] == pytest.approx(7.0)
+    assert step[metrics.BEGIN_S] == pytest.approx(offset_s - 5.0, abs=before_s * 1e-6)
+    assert [values[metrics.BUCKET_INDEX] for _, _, values in buckets] == [0, 1, 2, 3]
+    for kind, _, values in buckets:
+        assert kind == metrics.BUCKET
+        ordered = [
+            values[name]
+            for name in (
+                metrics.SUBMITTED_S,
+                metrics.POSTED_S,
+                metrics.REDUCED_S,
+                metrics.FINISHED_S,
+            )
+        ]
+        assert ordered == sorted(ordered)
+        assert (values[metrics.WIRE_BYTES], values[metrics.WAIT_S]) == (10.0, 0.5)
+        assert (values[metrics.ENCODE_S], values[metrics.DECODE_S]) == (0.25, 0.125)
+    assert [values[metrics.RAW_BYTES] for _, _, values in buckets] == [20.0, 12.0, 8.0, 28.0]
+
+
+def test_a_step_of_very_many_buckets_is_cut_short() -> None:
+    link = Gateway()
+    done = one_round(link, overlaps=True, sizes=[1] * (MAX_BUCKETS + 5))
+    Timeline(link, 1).send(1, 0.0, 1.0, [done])
+    assert len(link.metrics) == 1 + MAX_BUCKETS
