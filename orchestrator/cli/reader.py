@@ -17,6 +17,7 @@ from orchestrator.cli.views import TERMINAL
 from orchestrator.client import Client, CoordinatorUnreachableError
 from orchestrator.home import SUMMARY, RunFolder, find_run, home_folder
 from orchestrator.recorded import RecordedRun
+from orchestrator.report.records import RunRecord, read_record
 from protos.control.v1 import control_pb2
 
 GONE_S = 5.0
@@ -150,3 +151,13 @@ def read_summary(run: control_pb2.Run) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return summary if isinstance(summary, dict) else None
+
+
+def read_run_record(home: Path | None, coordinator: str | None, run_id: str) -> RunRecord:
+    """Read everything that a run recorded, the latest's if `run_id` is empty.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+    with reading(home, coordinator, run_id) as reader:
+        return read_record(reader.get(), list(reader.events(follow=False)))

@@ -1,0 +1,56 @@
+"""`isthmus trace`: a run as trace events, for Perfetto and chrome://tracing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import run_options
+from orchestrator.cli.output import Output
+from orchestrator.cli.reader import read_run_record
+from orchestrator.run_files import strict_json, write_atomically
+from orchestrator.trace.events import trace
+
+TRACE = "trace.json"
+
+
+@click.command("trace")
+@run_options
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"Write this file. [{TRACE} in the run's folder]",
+)
+@click.pass_obj
+def command(
+    output: Output,
+    run_id: str,
+    coordinator: str | None,
+    home: Path | None,
+    out: Path | None,
+) -> int:
+    """Write RUN as trace events, by default the latest: open the file at https://ui.perfetto.dev.
+
+    It shows each site's compute, every kept bucket's phases, each link's rate, faults and events.
+    """
+    record = read_run_record(home, coordinator, run_id)
+    if out is None and not record.folder.is_dir():
+        message = f"{record.folder} is not on this machine: name the file with --out FILE"
+        raise CommandError("USAGE", message)
+    path = out or record.folder / TRACE
+    made = trace(record)
+    write_atomically(path, strict_json(made) + "\n")
+    for gap in record.gaps:
+        output.note(f"not shown: {gap}")
+    if not record.timelines:
+        output.note("this run kept no buckets' times: links and events only")
+    data = {
+        "run_id": record.run.run_id,
+        "trace": str(path.absolute()),
+        "events": len(made["traceEvents"]),
+        "steps": len(record.timelines),
+        "gaps": record.gaps,
+    }
+    return output.result(data, str(path.absolute()))

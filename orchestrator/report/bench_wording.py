@@ -1,0 +1,216 @@
+"""A benchmark's figures in words and curves, as the page and Markdown both show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.bench.record import Bench, Interval, Result, Setting
+from orchestrator.report.wording import Grid, dollars
+from orchestrator.view import figures
+from topology.units import UnitError, parse_duration, parse_rate
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What a sweep may run over, and be drawn over."""
+
+    key: str
+    """The last part of its path."""
+    words: str
+    parse: Callable[[object], float]
+    text: Callable[[float], str]
+
+
+AXES = (
+    Axis("rtt", "RTT", parse_duration, figures.duration),
+    Axis("bandwidth", "bandwidth", parse_rate, figures.rate),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Efficiency over an axis, all else the same."""
+
+    name: str
+    measured: tuple[Point, ...]
+    intervals: tuple[tuple[float, float, float], ...]
+    predicted: tuple[Point, ...]
+    """The efficiency if steps had taken as long as was predicted."""
+
+
+def asked(bench: Bench) -> str:
+    """Return what was measured, and how."""
+    question = bench.question
+    return (
+        f"job {bench.job.name} on {bench.topology.name} · compute is {question.compute} · "
+        f"{_plural(question.repeats, 'repeat')} of {_plural(question.steps, 'step')}, after "
+        f"{question.warmup_steps} to warm up · "
+        f"{_plural(len(bench.settings), 'setting')}"
+    )
+
+
+def headline(bench: Bench) -> list[tuple[str, str, str]]:
+    """Return the best and the worst setting, or the only one's figures."""
+    results = [(setting, setting.result) for setting in bench.settings if setting.result]
+    if len(results) == 1:
+        ((_, result),) = results
+        return [
+            ("efficiency", percent(result.efficiency.mean), within(result.efficiency)),
+            ("tokens a second", figures.count(result.tokens_per_s.mean), "all sites together"),
+            ("a step", figures.duration(result.step_s.mean), "mean over sites and steps"),
+            ("WAN, exposed", percent(result.shares.get("exposed_inter", 0.0)), "of the step"),
+        ]
+    best = max(results, key=lambda pair: pair[1].efficiency.mean)
+    worst = min(results, key=lambda pair: pair[1].efficiency.mean)
+    return [
+        ("best efficiency", percent(best[1].efficiency.mean), name_of(best[0])),
+        ("worst efficiency", percent(worst[1].efficiency.mean), name_of(worst[0])),
+        ("settings measured", f"{len(results)} of {len(bench.settings)}", ""),
+    ]
+
+
+def settings_grid(bench: Bench) -> Grid:
+    """Return each setting's figures."""
+    headings = ["setting", "efficiency", "95 %", "tokens/s", "step", "compute", "inside site"]
+    headings += ["WAN, exposed", "waiting", "emulator"]
+    rows = []
+    for setting in bench.settings:
+        result = setting.result
+        if result is None:
+            rows.append([name_of(setting), "not measured yet", *[""] * (len(headings) - 2)])
+            continue
+        shares = [result.shares.get(part) for part in ("compute", "intra", "exposed_inter", "wait")]
+        rows.append(
+            [
+                name_of(setting),
+                percent(result.efficiency.mean),
+                within(result.efficiency),
+                figures.count(result.tokens_per_s.mean),
+                figures.duration(result.step_s.mean),
+                *(figures.show(share, percent) for share in shares),
+                result.emulator,
+            ]
+        )
+    return Grid(headings, rows)
+
+
+def predicted_grid(bench: Bench) -> Grid:
+    """Return steps as predicted and as measured, of the settings that have both."""
+    rows = [
+        [
+            name_of(setting),
+            figures.duration(result.step_s.mean),
+            figures.duration(predicted.step_s),
+            f"{predicted.deviation * 100:+.1f}%",
+            figures.duration(predicted.compute_s),
+            figures.duration(predicted.exchange_s),
+        ]
+        for setting in bench.settings
+        if (result := setting.result) and (predicted := result.predicted)
+    ]
+    headings = [
+        "setting",
+        "step",
+        "predicted",
+        "deviation",
+        "of it compute",
+        "exchange, if unhidden",
+    ]
+    return Grid(headings, rows)
+
+
+def links_grid(bench: Bench) -> Grid:
+    """Return what each directed link carried, a setting."""
+    rows = [
+        [
+            name_of(setting),
+            f"{link.source} → {link.target}",
+            figures.rate(link.bytes_per_s),
+            figures.duration(link.rtt_s),
+            figures.share(link.loss) if link.loss else "0",
+            figures.size(link.bytes_per_step),
+            percent(link.utilisation),
+            dollars(link.egress_usd_per_1e9_tokens) if link.egress_usd_per_1e9_tokens else "-",
+        ]
+        for setting in bench.settings
+        if setting.result
+        for link in setting.result.links
+    ]
+    headings = ["setting", "link", "bandwidth", "RTT", "loss", "sent a step", "utilisation"]
+    return Grid([*headings, "egress, 10⁹ tokens"], rows, num_text=2)
+
+
+def failures_grid(bench: Bench) -> Grid:
+    """Return the runs that gave no figures, and why."""
+    rows = [
+        [name_of(setting), run.run_id, run.site or "all sites", run.failed.code, run.failed.message]
+        for setting in bench.settings
+        for run in setting.runs
+        if run.failed
+    ]
+    return Grid(["setting", "run", "of", "code", "why"], rows, num_text=5)
+
+
+def curves(bench: Bench, axis: Axis) -> list[Curve]:
+    """Return efficiency over an axis, a curve for each combination of the other values.
+
+    Empty unless exactly one --sweep runs over it, with two values or more.
+    """
+    paths = [
+        sweep.path
+        for sweep in bench.question.sweeps
+        if sweep.path.split(".")[-1] == axis.key and len(sweep.values) > 1
+    ]
+    if len(paths) != 1:
+        return []
+    groups: dict[str, list[tuple[float, Result]]] = {}
+    for setting in bench.settings:
+        rest = {path: value for path, value in setting.overrides.items() if path != paths[0]}
+        try:
+            x = axis.parse(setting.overrides[paths[0]])
+        except (UnitError, KeyError):
+            return []
+        if setting.result is not None and x > 0:
+            groups.setdefault(_name(rest) or "measured", []).append((x, setting.result))
+    return [_curve(name, sorted(found, key=lambda pair: pair[0])) for name, found in groups.items()]
+
+
+def _curve(name: str, found: list[tuple[float, Result]]) -> Curve:
+    intervals = [
+        (x, result.efficiency.mean - half, result.efficiency.mean + half)
+        for x, result in found
+        if (half := result.efficiency.half_width) is not None
+    ]
+    predicted = [
+        (x, result.efficiency.mean * result.step_s.mean / result.predicted.step_s)
+        for x, result in found
+        if result.predicted
+    ]
+    measured = [(x, result.efficiency.mean) for x, result in found]
+    return Curve(name, tuple(measured), tuple(intervals), tuple(predicted))
+
+
+def name_of(setting: Setting) -> str:
+    """Return what tells a setting from the others."""
+    return _name(setting.overrides) or "as the job says"
+
+
+def _name(overrides: dict[str, str]) -> str:
+    return ", ".join(f"{path.split('.')[-1]} {value}" for path, value in overrides.items())
+
+
+def within(interval: Interval) -> str:
+    """Return `± 0.4 points`; empty where one repeat says nothing about it."""
+    return "" if interval.half_width is None else f"± {interval.half_width * 100:.2g} points"
+
+
+def percent(share: float) -> str:
+    """Return `93.4%`."""
+    return f"{share * 100:.1f}%"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

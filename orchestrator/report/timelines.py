@@ -1,0 +1,123 @@
+"""When each bucket of a step crossed, against backward: the records of kind `timeline` and `bucket`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from protos import metrics
+
+MAX_STEPS = 12
+"""Steps that a page draws; a trace has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One bucket's way, in wall-clock seconds."""
+
+    index: int
+    submitted_s: float
+    posted_s: float
+    reduced_s: float
+    finished_s: float
+    values: Mapping[str, float]
+    """What else was measured of it, by the names of protos/metrics.py."""
+
+
+@dataclass(slots=True)
+class SiteTimeline:
+    """One step of a site's first rank, in wall-clock seconds."""
+
+    begin_s: float
+    computed_s: float
+    end_s: float
+    buckets: list[Bucket] = field(default_factory=list)
+
+    @property
+    def exposed_s(self) -> float:
+        """From the end of backward until the last gradient was in place."""
+        last_s = max((bucket.finished_s for bucket in self.buckets), default=self.computed_s)
+        return max(0.0, last_s - self.computed_s)
+
+
+@dataclass(slots=True)
+class StepTimeline:
+    """One step at all sites that told of it."""
+
+    step: int
+    sites: dict[str, SiteTimeline] = field(default_factory=dict)
+
+    @property
+    def begin_s(self) -> float:
+        """When the first site began."""
+        return min(site.begin_s for site in self.sites.values())
+
+    @property
+    def end_s(self) -> float:
+        """When the last site was done."""
+        return max(site.end_s for site in self.sites.values())
+
+
+class TimelineReader:
+    """Puts records together: a bucket's may come before its step's."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[int, str], SiteTimeline] = {}
+        self._buckets: dict[tuple[int, str], dict[int, Bucket]] = {}
+
+    def add(self, site: str, kind: str, step: int, values: Mapping[str, float]) -> bool:
+        """Take one record; False if a time is missing or they run backwards."""
+        key = (step, site)
+        if kind == metrics.TIMELINE:
+            times = _rising(values, (metrics.BEGIN_S, metrics.COMPUTED_S, metrics.END_S))
+            if times is None:
+                return False
+            self._steps[key] = SiteTimeline(times[0], times[1], times[2])
+            return True
+        names = (metrics.SUBMITTED_S, metrics.POSTED_S, metrics.REDUCED_S, metrics.FINISHED_S)
+        times = _rising(values, names)
+        if times is None or metrics.BUCKET_INDEX not in values:
+            return False
+        index = int(values[metrics.BUCKET_INDEX])
+        rest = {
+            name: value
+            for name, value in values.items()
+            if name not in names and name != metrics.BUCKET_INDEX
+        }
+        self._buckets.setdefault(key, {})[index] = Bucket(
+            index, times[0], times[1], times[2], times[3], rest
+        )
+        return True
+
+    def steps(self, sites: Iterable[str]) -> list[StepTimeline]:
+        """Return the steps in order, their sites in that of `sites`, their buckets by index."""
+        order = list(sites)
+        found: dict[int, StepTimeline] = {}
+        for step, site in sorted(self._steps, key=lambda key: (key[0], order.index(key[1]))):
+            timeline = self._steps[step, site]
+            buckets = self._buckets.get((step, site), {})
+            timeline.buckets = [buckets[index] for index in sorted(buckets)]
+            found.setdefault(step, StepTimeline(step)).sites[site] = timeline
+        return list(found.values())
+
+
+def choose(steps: list[StepTimeline], limit: int = MAX_STEPS) -> list[StepTimeline]:
+    """Return at most `limit` steps: evenly over the run, the first and the last among them."""
+    if len(steps) <= limit:
+        return steps
+    wanted = {round(index * (len(steps) - 1) / (limit - 1)) for index in range(limit)}
+    return [steps[index] for index in sorted(wanted)]
+
+
+def typical(steps: list[StepTimeline]) -> StepTimeline:
+    """Return the step of median length; the first ones, which warm up, are seldom it."""
+    by_length = sorted(steps, key=lambda step: step.end_s - step.begin_s)
+    return by_length[len(by_length) // 2]
+
+
+def _rising(values: Mapping[str, float], names: tuple[str, ...]) -> list[float] | None:
+    """Return the times of those names; None if one is missing, or earlier than the one before."""
+    times = [values[name] for name in names if name in values]
+    if len(times) != len(names) or times != sorted(times):
+        return None
+    return times

@@ -1,0 +1,230 @@
+"""A run's figures in words, as the page and Markdown both show them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.report.facts import PARTS, RunFacts
+from orchestrator.view import figures
+from orchestrator.view.figures import show
+from protos import metrics
+
+DEFINITIONS = (
+    (
+        "Tokens a second",
+        "tokens of the run over the time that the slowest site's steps took; starting and "
+        "evaluating are left out.",
+    ),
+    (
+        "Exposed",
+        "the part of crossing the WAN that a step waited for. What crossed while backward still "
+        "computed is hidden, and no part of the step.",
+    ),
+    (
+        "Throughput, use",
+        "bytes sent over the time with a frame on the way; use is throughput over what is "
+        "configured, busy the share of the run with a frame on the way.",
+    ),
+    ("Ratio", "float32 bytes of the gradients over the bytes that were sent for them."),
+)
+EFFICIENCY = (
+    "Scaling efficiency",
+    "tokens a second of all sites together over the sum of each site's by itself, with its 95 % "
+    "interval over the repeats.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: headings, rows, and how many columns from the left are words."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    num_text: int = 1
+
+
+def title(facts: RunFacts) -> str:
+    """Return what the run is called."""
+    return facts.name or facts.run_id
+
+
+def began(facts: RunFacts) -> str:
+    """Return when it was submitted, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.created_wall_s))
+
+
+def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
+    """Return the run's figures: name, figure, and a line under it."""
+    entropy = facts.unigram_entropy
+    spent = [
+        f"{show(facts.tokens or None, figures.count)} tokens",
+        f"{facts.steps} steps in {show(facts.active_s, figures.duration)}",
+    ]
+    loss_below = "" if entropy is None else f"unigram entropy {figures.loss(entropy)}"
+    fell = ""
+    if facts.first_loss is not None and facts.last_loss is not None:
+        fell = f"from {figures.loss(facts.first_loss)} at the first step"
+    ratio = "" if facts.ratio is None else f"{figures.factor(facts.ratio)} less than float32"
+    found = [
+        ("tokens a second", show(facts.tokens_per_s, figures.count), ", ".join(spent)),
+        ("a step", show(facts.step_s, figures.duration), "mean of the slowest site"),
+        ("WAN, exposed", show(facts.exposed_share, figures.share), "of the steps' time"),
+        ("held-out loss", show(facts.held_out_loss, figures.loss), loss_below),
+        ("training loss", show(facts.last_loss, figures.loss), fell),
+        ("sent over the WAN", show(facts.sent_bytes, figures.size), ratio),
+    ]
+    if facts.egress_usd is not None:
+        found.append(("egress", dollars(facts.egress_usd), "at the prices of the topology"))
+    if facts.verified_steps:
+        found.append(("parameters equal", str(facts.verified_steps), "steps checked, bit for bit"))
+    return found
+
+
+def split_grid(facts: RunFacts) -> Grid:
+    """Return where each site's step went."""
+    headings = ["site", "tokens/s", "step", *PARTS.values(), "WAN, hidden", "encode", "decode"]
+    rows = [
+        [
+            site.site,
+            show(site.tokens_per_s, figures.count),
+            show(site.step_s, figures.duration),
+            *(
+                f"{figures.duration(part_s)} ({figures.share(part_s / site.step_s)})"
+                if site.step_s
+                else figures.UNKNOWN
+                for part_s in site.parts_s.values()
+            ),
+            show(site.hidden_inter_s, figures.duration),
+            show(site.encode_s, figures.duration),
+            show(site.decode_s, figures.duration),
+        ]
+        for site in facts.sites
+    ]
+    return Grid(headings, rows)
+
+
+def links_grid(facts: RunFacts) -> Grid:
+    """Return every directed link: configured, and what was measured."""
+    headings = ["link", "configured", "throughput", "use", "busy", "sent", "ratio"]
+    headings += ["RTT", "RTT, set", "egress"]
+    rows = [
+        [
+            f"{link.source} → {link.target}",
+            show(link.configured_bytes_per_s, figures.rate),
+            show(link.throughput_bytes_per_s, figures.rate),
+            show(link.use, figures.share),
+            show(link.busy, figures.share),
+            show(link.sent_bytes, figures.size),
+            show(link.ratio, figures.factor),
+            show(link.rtt_s, figures.duration),
+            show(link.configured_rtt_s, figures.duration),
+            show(link.egress_usd, dollars),
+        ]
+        for link in facts.links
+    ]
+    return Grid(headings, rows)
+
+
+def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
+    """Return how gradients crossed, and why so; empty if it is not known."""
+    plan = facts.plan
+    if plan is None:
+        return []
+    schedules = {
+        "overlap": "buckets cross while backward goes on",
+        "serial": "buckets cross once backward has ended: for measuring what overlap is worth",
+        "off": "nothing crosses: each site trains by itself",
+    }
+    codecs = {
+        "fp32": "float32, as it is",
+        "bf16": "bfloat16, as it is",
+        "split": "float32 in byte planes, each compressed: lossless",
+        "bf16-split": "bfloat16, exponents compressed",
+    }
+    verified = f"every {plan.verify_every} steps" if plan.verify_every else "never"
+    return [
+        ("reduction", plan.reduction),
+        ("exchange between", "; ".join(f"{a} and {b}" for a, b in plan.edges) or "nobody"),
+        ("codec", f"{plan.codec}: {codecs.get(plan.codec, 'as the job says')}"),
+        ("schedule", f"{plan.schedule}: {schedules.get(plan.schedule, 'as the job says')}"),
+        (
+            "bucket, chunk",
+            f"{figures.size(plan.bucket_bytes)} of gradients start crossing together, "
+            f"in chunks of {figures.size(plan.chunk_bytes)}",
+        ),
+        ("connections a link", str(plan.channels_per_link)),
+        (
+            "compute",
+            "modelled: a step takes the topology's time"
+            if plan.compute == "modelled"
+            else plan.compute,
+        ),
+        ("parameters compared", verified),
+    ]
+
+
+def faults_grid(facts: RunFacts) -> Grid:
+    """Return what was done to the run, in the order of the marks on the curves."""
+    rows = [
+        [
+            str(number),
+            fault.what,
+            fault.where or "everywhere",
+            show(fault.active_s, figures.duration),
+            str(fault.step),
+        ]
+        for number, fault in enumerate(facts.faults, start=1)
+    ]
+    return Grid(["mark", "what", "where", "after", "step"], rows, num_text=3)
+
+
+def comparison_grid(runs: Sequence[RunFacts]) -> Grid:
+    """Return the runs beside each other, a row a figure."""
+    plans = [dict(plan_lines(run)) for run in runs]
+    rows = [
+        ["state", *(run.state for run in runs)],
+        ["tokens a second", *(show(run.tokens_per_s, figures.count) for run in runs)],
+        ["a step", *(show(run.step_s, figures.duration) for run in runs)],
+        ["WAN, exposed", *(show(run.exposed_share, figures.share) for run in runs)],
+        ["held-out loss", *(show(run.held_out_loss, figures.loss) for run in runs)],
+        ["training loss", *(show(run.last_loss, figures.loss) for run in runs)],
+        ["steps", *(str(run.steps) for run in runs)],
+        ["sent over the WAN", *(show(run.sent_bytes, figures.size) for run in runs)],
+        ["ratio", *(show(run.ratio, figures.factor) for run in runs)],
+        ["egress", *(show(run.egress_usd, dollars) for run in runs)],
+        *(
+            [name, *(plan.get(name, figures.UNKNOWN).partition(":")[0] for plan in plans)]
+            for name in ("reduction", "codec", "schedule", "compute")
+        ),
+    ]
+    return Grid(["", *labels(runs)], rows)
+
+
+def labels(runs: Sequence[RunFacts]) -> list[str]:
+    """Return a name for each run: the job's if that tells them apart, else the run's id."""
+    names = [title(run) for run in runs]
+    return names if len(set(names)) == len(names) else [run.run_id for run in runs]
+
+
+def no_timelines(facts: RunFacts) -> str:
+    """Say why there is no timeline."""
+    return (
+        f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` of the job says in which "
+        "steps, and only the worker library of this version sends them."
+    )
+
+
+def dollars(amount: float) -> str:
+    """Return `$0.0123`, `$12.30`."""
+    return f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.2g}"
+
+
+PART_CLASSES = {
+    metrics.COMPUTE_S: "compute",
+    metrics.INTRA_S: "rs",
+    metrics.EXPOSED_INTER_S: "wan",
+    metrics.WAIT_S: "wait",
+}
+"""The colour of each part of a step."""

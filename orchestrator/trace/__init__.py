@@ -1,0 +1,1 @@
+"""A run as trace events, for Perfetto and chrome://tracing."""

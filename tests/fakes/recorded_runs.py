@@ -1,0 +1,345 @@
+"""Folders of runs and benchmarks with every kind of record, as coordinators and bench leave them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.bench.interval import interval
+from orchestrator.bench.record import (
+    BENCH,
+    Bench,
+    Failed,
+    LinkUse,
+    Predicted,
+    Question,
+    Result,
+    Run,
+    Setting,
+    SiteSpeed,
+    Source,
+    Split,
+    Sweep,
+    write_bench,
+)
+from orchestrator.home import JOB, TOPOLOGY, RunFolder, claim_run_folder
+from orchestrator.journal import Journal
+from orchestrator.run_files import METRICS, RunFiles
+from topology.load import load_topology
+from topology.templates import job_yaml, topology_yaml
+
+BEGAN_S = 1_790_000_000.0
+"""Wall time at which every such run was submitted."""
+ACTIVE_S = BEGAN_S + 5.0
+STEP_S = 0.4
+SITES = ("oregon", "virginia", "montreal")
+Record = dict[str, Any]
+
+
+def record_run(
+    home: Path,
+    run_id: str = "r1",
+    *,
+    sites: tuple[str, ...] = SITES,
+    topology: str | None = None,
+    steps: int = 40,
+    buckets: int = 6,
+    every: int = 10,
+    faults: tuple[Mapping[str, str], ...] = (),
+    state: str = "SUCCEEDED",
+    reason: str = "",
+    seed: int = 7,
+) -> RunFolder:
+    """Write a run that has ended; `every` 0 keeps no timelines."""
+    text = topology or topology_yaml()
+    folder, is_new = claim_run_folder(home, run_id, job_yaml())
+    assert is_new
+    (folder.path / TOPOLOGY).write_text(text, encoding="utf-8")
+    links = load_topology(text, TOPOLOGY).links
+    _journal(folder, sites, links, state, reason)
+    pairs = [(link.source, link.target) for link in links]
+    records = [
+        *_steps(sites, steps, random.Random(seed)),
+        *_links(pairs, steps),
+        *(each for step in _kept(steps, every) for each in _timeline(sites, step, buckets)),
+        *(_fault(at, labels) for at, labels in enumerate(faults)),
+    ]
+    RunFiles(folder.path).append_metrics(records)
+    return folder
+
+
+def append_line(folder: RunFolder, line: str) -> None:
+    """Add one line, whatever it is, to metrics.jsonl."""
+    with (folder.path / METRICS).open("a", encoding="utf-8") as file:
+        file.write(line)
+
+
+def metric(
+    site: str, kind: str, step: int, wall_s: float, values: Mapping[str, float], **labels: str
+) -> Record:
+    """Return one line of metrics.jsonl."""
+    return {
+        "run": "r1",
+        "generation": 1,
+        "site": site,
+        "kind": kind,
+        "rank": 0,
+        "step": step,
+        "values": dict(values),
+        "labels": labels,
+        "wall_s": wall_s,
+    }
+
+
+def _journal(
+    folder: RunFolder, sites: tuple[str, ...], links: Any, state: str, reason: str
+) -> None:
+    journal = Journal(folder.path)
+    generation = journal.raise_generation()
+
+    def append(kind: str, at_s: float, site: str = "", **detail: object) -> None:
+        journal.append(
+            kind,
+            wall_s=at_s,
+            generation=generation,
+            run_id=folder.run_id,
+            site=site,
+            detail=detail,
+        )
+
+    shapes = [
+        {
+            "source": link.source,
+            "target": link.target,
+            "bytes_per_s": link.bytes_per_s,
+            "rtt_s": link.rtt_s,
+        }
+        for link in links
+    ]
+    append(
+        "run.submitted",
+        BEGAN_S,
+        name="hello-wan",
+        folder=str(folder.path),
+        sites=sites,
+        links=shapes,
+    )
+    for site in sites:
+        append("site.joined", BEGAN_S + 1, site, host="here")
+    append("run.active", ACTIVE_S)
+    progress = {"totals": {"verified_steps": 5.0}, "active_s": 20.0}
+    journal.save_progress(folder.run_id, progress)
+    code = "" if state == "SUCCEEDED" else "RANK_KILLED"
+    failure = None
+    if code:
+        append("run.stopping", ACTIVE_S + 12.0)
+        failure = {
+            "code": code,
+            "message": reason,
+            "site": sites[-1],
+            "node": 0,
+            "rank": 1,
+            "exit_code": -9,
+            "log_path": "/logs/rank1.log",
+            "reported_by": sites[-1],
+            "collateral": False,
+        }
+    append(
+        "run.ended", ACTIVE_S + 20.0, state=state, reason_code=code, reason=reason, failure=failure
+    )
+    journal.close()
+
+
+def _steps(sites: tuple[str, ...], steps: int, chance: random.Random) -> Iterator[Record]:
+    for step in range(1, steps + 1):
+        wall_s = ACTIVE_S + step * STEP_S
+        for site in sites:
+            exposed_s = 0.05 + 0.03 * chance.random()
+            wait_s = 0.02 + 0.02 * chance.random()
+            yield metric(
+                site,
+                "step",
+                step,
+                wall_s,
+                {
+                    "loss": 2.2 + 3.0 * 0.93**step + 0.05 * chance.random(),
+                    "tokens": 6144.0,
+                    "site_tokens": 6144.0 / len(sites),
+                    "step_s": STEP_S,
+                    "compute_s": STEP_S - 0.008 - exposed_s - wait_s,
+                    "intra_s": 0.008,
+                    "exposed_inter_s": exposed_s,
+                    "wait_s": wait_s,
+                    "hidden_inter_s": 0.16,
+                    "encode_s": 0.01,
+                    "decode_s": 0.02,
+                    "raw_bytes": 3.3e6,
+                    "wire_bytes": 1.2e6,
+                },
+            )
+        if step % 10 == 0:
+            values = {"held_out_loss": 2.3 + 2.9 * 0.93**step, "unigram_entropy": 3.2532}
+            yield metric(sites[0], "evaluation", step, wall_s, values)
+
+
+def _links(pairs: list[tuple[str, str]], steps: int) -> Iterator[Record]:
+    """Yield totals each half second; the last pair and its way back carry nothing."""
+    used = pairs[:-2] if len(pairs) > 2 else pairs
+    for tick in range(int(steps * STEP_S * 2) + 1):
+        for index, (source, target) in enumerate(used):
+            sent_bytes = tick * 1.5e6 * (1 + index)
+            busy_s = tick * 0.2
+            values = {
+                "sent_bytes": sent_bytes,
+                "sent_frames": float(tick * 20),
+                "busy_s": busy_s,
+                "raw_bytes": sent_bytes * 2.85,
+            }
+            if busy_s:
+                values |= {"throughput_bytes_per_s": sent_bytes / busy_s, "rtt_s": 0.0623}
+            wall_s = ACTIVE_S + tick / 2
+            yield metric(source, "link", 0, wall_s, values, source=source, target=target, node="0")
+
+
+def _kept(steps: int, every: int) -> list[int]:
+    return [step for step in range(1, steps + 1) if every and (step <= 3 or step % every == 0)]
+
+
+def _timeline(sites: tuple[str, ...], step: int, buckets: int) -> Iterator[Record]:
+    for place, site in enumerate(sites):
+        begin_s = ACTIVE_S + (step - 1) * STEP_S + 0.004 * place
+        computed_s = begin_s + 0.3
+        finished_s = computed_s
+        for bucket in range(buckets):
+            submitted_s = begin_s + 0.1 + 0.2 * (bucket + 1) / buckets
+            posted_s = submitted_s + 0.004
+            reduced_s = max(posted_s + 0.055, finished_s - 0.01) + 0.003 * place
+            finished_s = reduced_s + 0.005
+            values = {
+                "bucket": float(bucket),
+                "submitted_s": submitted_s,
+                "posted_s": posted_s,
+                "reduced_s": reduced_s,
+                "finished_s": finished_s,
+                "raw_bytes": 1048576.0,
+                "wire_bytes": 368000.0,
+                "wait_s": 0.004,
+                "encode_s": 0.002,
+                "decode_s": 0.003,
+            }
+            yield metric(site, "bucket", step, finished_s, values)
+        end_s = max(computed_s, finished_s) + 0.012
+        times = {"begin_s": begin_s, "computed_s": computed_s, "end_s": end_s}
+        yield metric(site, "timeline", step, end_s, times)
+
+
+def _fault(index: int, labels: Mapping[str, str]) -> Record:
+    values = {"at_s": 4.0 * (index + 1)}
+    if labels["what"] == "shape":
+        values |= {"bytes_per_s": 1.25e6, "delay_s": 0.04}
+    return {**metric("", "fault", 0, ACTIVE_S + values["at_s"], values), "labels": dict(labels)}
+
+
+def record_bench(home: Path, name: str = "b1", *, swept: bool = True) -> Path:
+    """Write a benchmark, of 3 RTTs × 2 bandwidths × 2 codecs or of one setting; return its folder."""
+    sweeps = (
+        Sweep(path="links.*.rtt", values=("5ms", "20ms", "80ms")),
+        Sweep(path="links.*.bandwidth", values=("200Mbit/s", "1Gbit/s")),
+        Sweep(path="codec", values=("fp32", "bf16-split")),
+    )
+    points: list[dict[str, str]] = [{}]
+    for sweep in sweeps if swept else ():
+        points = [{**point, sweep.path: value} for point in points for value in sweep.values]
+    settings = [_setting(point, index) for index, point in enumerate(points)]
+    if swept:
+        settings[-1] = dataclasses.replace(settings[-1], result=None)
+    bench = Bench(
+        name=name,
+        job=Source(name="hello-wan", path=JOB),
+        topology=Source(name="three-coasts", path=TOPOLOGY),
+        question=Question(
+            config_hash="0",
+            overrides=(),
+            compute="modelled",
+            schedule=None,
+            emulator=None,
+            warmup_steps=3,
+            steps=12,
+            repeats=3,
+            sweeps=sweeps if swept else (),
+        ),
+        settings=tuple(settings),
+    )
+    folder = home / "bench" / name
+    folder.mkdir(parents=True)
+    write_bench(folder / BENCH, bench)
+    return folder
+
+
+def _setting(overrides: dict[str, str], index: int) -> Setting:
+    rtt_s = {"5ms": 0.005, "20ms": 0.02, "80ms": 0.08}[overrides.get("links.*.rtt", "20ms")]
+    bytes_per_s = 125e6 if overrides.get("links.*.bandwidth") == "1Gbit/s" else 25e6
+    ratio = 1.0 if overrides.get("codec") == "fp32" else 0.35
+    exposed_s = rtt_s + ratio * 3.3e6 / bytes_per_s
+    compute_s = 0.5
+    step_s = compute_s + exposed_s + 0.01
+    mean = compute_s / step_s
+    predicted_s = compute_s + exposed_s
+    split = Split(
+        compute_s=compute_s,
+        intra_s=0.004,
+        exposed_inter_s=exposed_s,
+        wait_s=0.006,
+        hidden_inter_s=0.1,
+        encode_s=0.01,
+        decode_s=0.02,
+    )
+    result = Result(
+        compute="modelled",
+        schedule="overlap",
+        emulator="relay",
+        efficiency=interval([mean - 0.004, mean, mean + 0.004]),
+        tokens_per_s=interval([mean * 15000.0] * 3),
+        solo=tuple(SiteSpeed(site=site, tokens_per_s=interval([5000.0] * 3)) for site in SITES),
+        step_s=interval([step_s] * 3),
+        split=split,
+        shares={
+            "compute": compute_s / step_s,
+            "intra": 0.004 / step_s,
+            "exposed_inter": exposed_s / step_s,
+            "wait": 0.006 / step_s,
+        },
+        links=(
+            LinkUse(
+                source="oregon",
+                target="virginia",
+                bytes_per_s=bytes_per_s,
+                rtt_s=rtt_s,
+                loss=0.0,
+                bytes_per_step=ratio * 3.3e6,
+                utilisation=0.4,
+                egress_usd_per_step=1e-5,
+                egress_usd_per_1e9_tokens=12.5,
+            ),
+        ),
+        predicted=Predicted(
+            compute_s=compute_s,
+            exchange_s=exposed_s,
+            step_s=predicted_s,
+            deviation=step_s / predicted_s - 1,
+        ),
+    )
+    failed = Run(
+        kind="all",
+        site=None,
+        repeat=2,
+        run_id=f"b1-{index}-all-2",
+        folder=f"runs/b1-{index}-all-2",
+        emulator="relay",
+        wall_s=3.0,
+        failed=Failed(code="RANK_KILLED", message="rank 0 of oregon was killed by SIGKILL"),
+    )
+    return Setting(overrides=overrides, runs=(failed,) if index == 0 else (), result=result)
