@@ -1,6 +1,6 @@
-"""Starts the relay as a child process and makes sure that it ends: for tests and scripts.
+"""Starts an emulator as a child process and makes sure that it ends: for tests and scripts.
 
-Blocking, so that tests without an event loop can use it.
+Blocking, so that tests without an event loop can use it; from several threads, if they like.
 """
 
 from __future__ import annotations
@@ -12,25 +12,125 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
 
-from orchestrator.emulator.config import RelayConfig, RelayEndpoint, parse_listening
+from orchestrator.emulator.config import (
+    RelayConfig,
+    RelayEndpoint,
+    apply_line,
+    parse_listening,
+)
+from topology.changes import Change
 from topology.errors import ConfigError
 
-START_WITHIN_S = 20.0
+ANSWER_WITHIN_S = 20.0
 STOP_WITHIN_S = 5.0
+LinkCounters = Mapping[tuple[str, str], Mapping[str, int]]
+"""What has passed each directed link, by source and target."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelayProcess:
-    """A relay that runs."""
+class EmulatorProcess:
+    """An emulator that runs: what both kinds have in common.
 
-    pid: int
-    endpoints: tuple[RelayEndpoint, ...]
-    """Where to dial, in the order of the configuration."""
+    Attributes:
+        pid: Its process.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        self.pid = child.pid
+        self._child = child
+        self._log = log
+        self._rest = b""
+        self._lock = threading.Lock()
+
+    def configure(self, config: Mapping[str, Any]) -> bytes:
+        """Tell it what to be; return the line that says that it is up.
+
+        Raises:
+            ConfigError: it refuses; in its own words.
+            TimeoutError: it says nothing within `ANSWER_WITHIN_S`.
+        """
+        self._write(config)
+        return self._read_line(time.monotonic() + ANSWER_WITHIN_S)
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Change links, all at once; return when it has taken effect.
+
+        Raises:
+            ConfigError: it refuses, and has changed nothing; in its own words.
+            TimeoutError: it does not answer within `ANSWER_WITHIN_S`.
+        """
+        with self._lock:
+            self._apply(changes)
+
+    def counters(self) -> LinkCounters:
+        """Return what has passed each link by now; errors as of `apply`."""
+        with self._lock:
+            self._apply(())  # the counters that were said before it are old
+            links = self._wait_for("counters")["links"]
+        return {(link.pop("source"), link.pop("target")): link for link in links}
+
+    def stop(self) -> int:
+        """End it: ask by closing its stdin, then kill. Return its exit status."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
+        try:
+            return self._child.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            return self._child.wait(STOP_WITHIN_S)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        self._write(apply_line(changes))
+        answer = self._wait_for("applied", "refused")
+        if answer["op"] == "refused":
+            raise ConfigError(str(answer["message"]))
+
+    def _wait_for(self, *ops: str) -> dict[str, Any]:
+        deadline_s = time.monotonic() + ANSWER_WITHIN_S
+        while True:
+            message: dict[str, Any] = json.loads(self._read_line(deadline_s))
+            if message["op"] in ops:
+                return message
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and its log says why
+            self._child.stdin.write(json.dumps(message).encode() + b"\n")
+            self._child.stdin.flush()
+
+    def _read_line(self, deadline_s: float) -> bytes:
+        assert self._child.stdout is not None
+        while b"\n" not in self._rest:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if not select.select([self._child.stdout], [], [], left_s)[0]:
+                raise TimeoutError(f"the emulator did not answer within {ANSWER_WITHIN_S:g} s")
+            data = os.read(self._child.stdout.fileno(), 64 << 10)
+            if not data:
+                raise ConfigError(self._last_words())
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        status = self._child.wait(STOP_WITHIN_S)
+        self._log.seek(0)
+        said = self._log.read(4096).decode(errors="replace").strip()
+        return said or f"the emulator ended with status {status}"
+
+
+class RelayProcess(EmulatorProcess):
+    """A relay that runs.
+
+    Attributes:
+        endpoints: Where to dial, in the order of the configuration.
+    """
+
+    endpoints: tuple[RelayEndpoint, ...] = ()
 
 
 @contextlib.contextmanager
@@ -39,7 +139,7 @@ def running_relay(config: RelayConfig) -> Iterator[RelayProcess]:
 
     Raises:
         ConfigError: the relay refuses its configuration; in its own words.
-        TimeoutError: it does not listen within `START_WITHIN_S`.
+        TimeoutError: it does not listen within `ANSWER_WITHIN_S`.
     """
     with (
         tempfile.TemporaryFile() as log,
@@ -50,51 +150,9 @@ def running_relay(config: RelayConfig) -> Iterator[RelayProcess]:
             stderr=log,
         ) as child,
     ):
+        relay = RelayProcess(child, log)
         try:
-            yield RelayProcess(child.pid, _configure(child, config, log))
+            relay.endpoints = parse_listening(relay.configure(config.to_json()))
+            yield relay
         finally:
-            _stop(child)
-
-
-def _configure(
-    child: subprocess.Popen[bytes], config: RelayConfig, log: BinaryIO
-) -> tuple[RelayEndpoint, ...]:
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and its log says why
-        child.stdin.write(json.dumps(config.to_json()).encode() + b"\n")
-        child.stdin.flush()
-    line = _read_line(child, time.monotonic() + START_WITHIN_S)
-    if not line.endswith(b"\n"):
-        child.wait(STOP_WITHIN_S)
-        log.seek(0)
-        said = log.read(4096).decode(errors="replace").strip()
-        raise ConfigError(said or f"the relay ended with status {child.returncode}")
-    return parse_listening(line)
-
-
-def _read_line(child: subprocess.Popen[bytes], deadline_s: float) -> bytes:
-    """Return stdout up to its first line break, or up to its end."""
-    assert child.stdout is not None
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([child.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            raise TimeoutError(f"the relay did not listen within {START_WITHIN_S:g} s")
-        # Never more than the first line: the second one comes a second later at the earliest.
-        data = os.read(child.stdout.fileno(), 64 << 10)
-        if not data:
-            break
-        line += data
-    return line
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End the relay: ask by closing its stdin, then kill."""
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.close()
-    try:
-        child.wait(STOP_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait(STOP_WITHIN_S)
+            relay.stop()

@@ -9,8 +9,8 @@ The queue is short on purpose. It must only bridge the time until a waiting send
 again, because what is in flight on the delay line is not in the queue; a longer one would add
 nothing but latency under load.
 
-**Loss.** The bytes of each connection are cut into packets of `PACKET_BYTES`, each lost with the same
-probability. A lost one is sent again: it takes its share of the rate a second time, and arrives one
+**Loss.** The bytes of each connection are cut into packets of `PACKET_BYTES`, of which
+losses.py says which are lost. A lost one is sent again: it takes its share of the rate a second time, and arrives one
 RTT late, as after a fast retransmission; everything behind it on its connection waits for it, while
 other connections go on. That is all. There is no congestion control: a connection does not slow down
 after a loss, retransmissions are not lost again, and a loss at the end of a burst costs no
@@ -21,10 +21,12 @@ paths; where that matters, the kernel's own TCP across the packet emulator shows
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from orchestrator.emulator.losses import LossDeck
 from topology.errors import ConfigError
 
 QUEUE_S = 0.025
@@ -80,41 +82,6 @@ class LinkShape:
         return min(MAX_READ_BYTES, max(MIN_READ_BYTES, packets * PACKET_BYTES))
 
 
-class Losses:
-    """Which packets of a directed link are lost: independently, all with the same probability.
-
-    Args:
-        draw: The next number of [0, 1); seeded, so that the losses of a run can be repeated.
-    """
-
-    def __init__(self, draw: Callable[[], float]) -> None:
-        self._draw = draw
-        self._loss = 0.0
-        self._survivors = 0
-        """Packets that still pass before the next lost one."""
-
-    def count(self, num_packets: int, loss: float) -> int:
-        """Return how many of the next packets are lost, at that probability each."""
-        if not loss:
-            return 0
-        if loss != self._loss:
-            self._loss = loss
-            self._survivors = self._gap()
-        lost = 0
-        while num_packets > self._survivors:
-            num_packets -= self._survivors + 1
-            self._survivors = self._gap()
-            lost += 1
-        self._survivors -= num_packets
-        return lost
-
-    def _gap(self) -> int:
-        """Draw the length of a run of survivors: one draw a loss, not one a packet."""
-        if self._loss == 1:
-            return 0
-        return int(math.log1p(-self._draw()) / math.log1p(-self._loss))
-
-
 class Passage(NamedTuple):
     """How bytes cross a link. They arrive at `departs_s + transit_s`, unless earlier ones are later."""
 
@@ -129,15 +96,16 @@ class Transmitter:
     Args:
         shape: What it emulates; `reshape` changes it.
         draw: The next number of [0, 1); seeded, so that the jitter of a run can be repeated.
-        losses: Of this link.
+        losses: What packet losses are drawn from; its own, and seeded too.
     """
 
-    def __init__(self, shape: LinkShape, draw: Callable[[], float], losses: Losses) -> None:
+    def __init__(self, shape: LinkShape, draw: Callable[[], float], losses: random.Random) -> None:
         self.shape = shape
         self.lost_packets = 0
         """Since the start."""
         self._draw = draw
         self._losses = losses
+        self._deck = LossDeck(shape.loss, losses)
         self._free_at_s = -math.inf
 
     def admit(self, num_bytes: int, now_s: float, rtt_s: float) -> Passage:
@@ -149,7 +117,7 @@ class Transmitter:
             rtt_s: Of the connection: what a loss costs it.
         """
         shape = self.shape
-        lost = self._losses.count(-(-num_bytes // PACKET_BYTES), shape.loss)
+        lost = len(self._deck.take(-(-num_bytes // PACKET_BYTES)))
         self.lost_packets += lost
         wire_bytes = num_bytes + lost * PACKET_BYTES
         self._free_at_s = max(now_s, self._free_at_s) + wire_bytes / shape.bytes_per_s
@@ -160,6 +128,8 @@ class Transmitter:
 
     def reshape(self, shape: LinkShape, now_s: float) -> float:
         """Take other figures; return by what the time stretches until the waiting bytes leave."""
+        if shape.loss != self.shape.loss:
+            self._deck = LossDeck(shape.loss, self._losses)
         stretch = self.shape.bytes_per_s / shape.bytes_per_s
         self.shape = shape
         self._free_at_s = now_s + max(0.0, self._free_at_s - now_s) * stretch

@@ -8,11 +8,7 @@ answered, and followed by the counters of that moment. It ends when stdin does, 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import stat
 import sys
-from typing import Any
 
 from orchestrator.emulator.config import (
     MAX_LINE_BYTES,
@@ -20,13 +16,12 @@ from orchestrator.emulator.config import (
     listening_line,
     parse_apply,
 )
+from orchestrator.emulator.pipes import MessageWriter
 from orchestrator.emulator.server import Relay
 from topology.errors import ConfigError
 
 CONFIGURED_WITHIN_S = 30.0
 COUNTERS_EVERY_S = 1.0
-MAX_UNREAD_BYTES = 1 << 20
-"""Answers that nobody takes, before the parent counts as gone."""
 
 
 def main() -> int:
@@ -43,47 +38,11 @@ def main() -> int:
     return 0
 
 
-class MessageWriter:
-    """Writes JSON lines to a descriptor that may be full: the relay never waits for its reader."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._rest = b""
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            os.set_blocking(descriptor, False)
-
-    def offer(self, message: dict[str, Any]) -> None:
-        """Write `message`, or drop it while earlier ones have not been taken completely.
-
-        Raises:
-            BrokenPipeError: nobody will ever read it.
-        """
-        self._flush()
-        if not self._rest:
-            self.say(message)
-
-    def say(self, message: dict[str, Any]) -> None:
-        """Write `message`, or keep it for the next call; BrokenPipeError if nobody will read it."""
-        if len(self._rest) > MAX_UNREAD_BYTES:
-            raise BrokenPipeError(f"{MAX_UNREAD_BYTES} bytes of answers have not been read")
-        self._rest += json.dumps(message).encode() + b"\n"
-        self._flush()
-
-    def _flush(self) -> None:
-        while self._rest:
-            try:
-                num_written = os.write(self._descriptor, self._rest)
-            except BlockingIOError:
-                return
-            self._rest = self._rest[num_written:]
-
-
 async def _serve() -> None:
     stdin = await _open_stdin()
     async with Relay(await _read_config(stdin)) as relay:
         messages = MessageWriter(sys.stdout.fileno())
-        messages.say(listening_line(relay.endpoints))
+        messages.answer(listening_line(relay.endpoints))
         obeying = asyncio.create_task(_obey(stdin, relay, messages))
         try:
             while not obeying.done():
@@ -100,9 +59,9 @@ async def _obey(stdin: asyncio.StreamReader, relay: Relay, messages: MessageWrit
         try:
             num_changes = relay.apply(parse_apply(line))
         except ConfigError as error:
-            messages.say({"op": "refused", "message": error.problems[0].message})
+            messages.answer({"op": "refused", "message": error.problems[0].message})
         else:
-            messages.say({"op": "applied", "count": num_changes})
+            messages.answer({"op": "applied", "count": num_changes})
             messages.offer(relay.counters())
 
 

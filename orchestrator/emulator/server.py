@@ -23,7 +23,7 @@ from typing import Any
 
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint
 from orchestrator.emulator.connection import Address, Connection
-from orchestrator.emulator.link import LinkShape, Losses, Transmitter
+from orchestrator.emulator.link import LinkShape, Transmitter
 from orchestrator.emulator.listener import Listener
 from orchestrator.emulator.shared_link import SharedLink
 from topology.changes import Change
@@ -165,9 +165,9 @@ class Relay:
 
 def _transmitter(shape: LinkShape, seed: int) -> Transmitter:
     """Return a link's clock; its jitter and losses depend on nothing but the seed and the link."""
-    name = f"{seed}/{shape.source}/{shape.target}"
-    jitter, loss = (random.Random(f"{name}{each}") for each in ("", "/loss"))  # noqa: S311 - no secret
-    return Transmitter(shape, jitter.random, Losses(loss.random))
+    link = f"{seed}/{shape.source}/{shape.target}"
+    jitter, losses = random.Random(link), random.Random(f"{link}/loss")  # noqa: S311 - no secrets
+    return Transmitter(shape, jitter.random, losses)
 
 
 async def _resolve(host: str, port: int) -> Address:

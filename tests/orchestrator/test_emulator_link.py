@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.emulator.link import PACKET_BYTES, LinkShape, Losses, Transmitter
+from orchestrator.emulator.link import PACKET_BYTES, LinkShape, Transmitter
 from topology.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def steady() -> float:
 
 
 def transmitter_of(shape: LinkShape, draw: Callable[[], float] = steady) -> Transmitter:
-    return Transmitter(shape, draw, Losses(draw))
+    return Transmitter(shape, draw, random.Random(0))
 
 
 def arrival_s(

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.emulator.child import running_relay
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint
 from orchestrator.emulator.link import LinkShape
-from orchestrator.emulator.relay import MessageWriter
+from orchestrator.emulator.pipes import MessageWriter
 from topology.errors import ConfigError
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.relay"]
