@@ -24,10 +24,12 @@ _TUNSETIFF = 0x400454CA  # linux/if_tun.h
 _TUNSETOFFLOAD = 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
-_SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914  # linux/sockios.h
-_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
-_SIOCSIFMTU, _SIOCSIFTXQLEN = 0x8922, 0x8943
+_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C  # linux/sockios.h
+_RTM_NEWLINK = 16  # linux/rtnetlink.h
+_REQUEST_AND_ACK = 0x5  # linux/netlink.h: NLM_F_REQUEST, NLM_F_ACK
+_IFLA_MTU, _IFLA_TXQLEN = 4, 13  # linux/if_link.h
 _IFF_UP = 0x1
+_NETLINK_WITHIN_S = 5.0
 
 
 def address_of(site_index: int) -> str:
@@ -47,21 +49,16 @@ def open_site(site_index: int) -> int:
     Raises:
         NetnsError: a step is not allowed here.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        with step("loopback"):
-            _start(control, "lo")
-        descriptor = _open_device()
-        try:
-            with step("settings of the TUN device"):
-                _set(control, _SIOCSIFMTU, struct.pack("=i", MTU_BYTES))
-                _set(control, _SIOCSIFTXQLEN, struct.pack("=i", _QUEUE_PACKETS))
-                _set(control, _SIOCSIFADDR, _socket_address(address_of(site_index)))
-                # This makes the route to all other sites, too.
-                _set(control, _SIOCSIFNETMASK, _socket_address(_NETMASK))
-                _start(control, DEVICE)
-        except BaseException:
-            os.close(descriptor)
-            raise
+    with step("loopback"):
+        _start("lo", {})
+    descriptor = _open_device()
+    try:
+        with step("settings of the TUN device"):
+            _set_address(address_of(site_index))
+            _start(DEVICE, {_IFLA_MTU: MTU_BYTES, _IFLA_TXQLEN: _QUEUE_PACKETS})
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
@@ -79,16 +76,27 @@ def _open_device() -> int:
     return descriptor
 
 
-def _set(control: socket.socket, request: int, value: bytes) -> None:
-    fcntl.ioctl(control, request, struct.pack("=16s24s", DEVICE.encode(), value))
+def _set_address(address: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        # The netmask makes the route to all other sites, too.
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, _NETMASK)):
+            packed = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
+            fcntl.ioctl(control, request, struct.pack("=16s24s", DEVICE.encode(), packed))
 
 
-def _start(control: socket.socket, device: str) -> None:
-    name = device.encode()
-    message = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("=16sH22x", name, 0))
-    (flags,) = struct.unpack_from("=H", message, 16)
-    fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("=16sH22x", name, flags | _IFF_UP))
+def _start(device: str, attributes: dict[int, int]) -> None:
+    """Set attributes of a device and bring it up, by netlink.
 
-
-def _socket_address(address: str) -> bytes:
-    return struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
+    The older ioctl for the queue's length is refused to the root of a user namespace.
+    """
+    body = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(device), _IFF_UP, _IFF_UP)
+    for kind, value in attributes.items():
+        body += struct.pack("=HHI", 8, kind, value)
+    header = struct.pack("=IHHII", 16 + len(body), _RTM_NEWLINK, _REQUEST_AND_ACK, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+        netlink.settimeout(_NETLINK_WITHIN_S)
+        netlink.send(header + body)
+        answer = netlink.recv(4096)
+    (code,) = struct.unpack_from("=i", answer, 16)  # of the acknowledgement: 0, or -errno
+    if code != 0:
+        raise OSError(-code, os.strerror(-code))
