@@ -35,8 +35,10 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The parts of a step, in seconds; they add up to `step_s` exactly."""
+    """A step and its parts, in seconds: the four behind `step_s` add up to it."""
 
+    step_s: float
+    """The whole step."""
     compute_s: float
     intra_s: float
     exposed_inter_s: float
@@ -45,11 +47,6 @@ class StepTimes:
     """Buckets were with the gateway, hidden or not; not a part."""
     hidden_inter_s: float
     """Buckets were with the gateway before backward had computed the last; not a part."""
-
-    @property
-    def step_s(self) -> float:
-        """The whole step."""
-        return self.compute_s + self.intra_s + self.exposed_inter_s + self.wait_s
 
 
 def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> StepTimes:
@@ -70,6 +67,7 @@ def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> Ste
         if away:
             inter_s += max(end for _, end in away) - min(start for start, _ in away)
     return StepTimes(
+        step_s=end_s - start_s,
         compute_s=max(0.0, end_s - start_s - exposed_s),
         intra_s=max(0.0, exposed_s - crossing_s),
         exposed_inter_s=max(0.0, crossing_s - wait_s),

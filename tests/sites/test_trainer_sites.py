@@ -80,6 +80,36 @@ def test_three_unequal_sites_train_what_one_process_does(tmp_path: Path) -> None
             assert message["values"]["held_out_loss"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_modelled_compute_learns_nothing_but_keeps_sites_equal(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    codes, gateways = run(tmp_path, [2, 1], programs.train_modelled)
+    assert set(codes.values()) == {0}
+    steps = [(site, message) for site, _, message in gateways.metrics if message["kind"] == "step"]
+    assert len(steps) == 2 * STEPS
+    assert {message["step"] for _, message in steps if "loss" in message["values"]} == {1}
+    assert {message["values"]["hidden_inter_s"] for _, message in steps} == {0.0}, "serial"
+    assert not [message for _, _, message in gateways.metrics if message["kind"] == "evaluation"]
+    digests = {(message["step"], message["combined"]) for _, _, message in gateways.digests}
+    assert len(digests) == STEPS + 1, "equal in all ranks, and other ones after each step"
+    assert len({combined for _, combined in digests}) == STEPS + 1
+
+
+def test_sites_train_by_themselves_without_an_exchange(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    codes, gateways = run(tmp_path, [2, 1], programs.train_each_site_by_itself)
+    assert set(codes.values()) == {0}
+    assert len(gateways.left) == 3
+    assert gateways.reduced == []
+    assert gateways.digests == []
+    steps = [(site, message) for site, _, message in gateways.metrics if message["kind"] == "step"]
+    assert len(steps) == 2 * STEPS
+    for _, message in steps:
+        assert message["values"]["tokens"] == message["values"]["site_tokens"]
+        assert message["values"]["wire_bytes"] == 0.0
+    last = {site: message["values"]["grad_norm"] for site, message in steps}
+    assert len(set(last.values())) == 2, "each its own gradient"
+
+
 def test_a_site_with_other_text_says_so(tmp_path: Path) -> None:
     write_texts(tmp_path)
     write_texts(tmp_path, "other")

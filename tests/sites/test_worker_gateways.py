@@ -7,12 +7,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from protos.metrics import BUCKET, STEP, TIMELINE
 from sites.gateway.config import gateway_config
 from sites.worker.environment import Environment
+from sites.worker.timeline import FIRST_STEPS
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.ranks import environment, results, run_ranks
 from tests.sites import worker_programs as programs
@@ -81,6 +84,40 @@ def test_two_sites_train_as_one_process(tmp_path: Path) -> None:
     steps = [line for line in lines if line["op"] == "metric" and line["kind"] == "step"]
     assert len(steps) == len(SITES) * programs.NUM_STEPS
     assert all(line["values"]["wire_bytes"] > 0 for line in steps)
+    for process in processes:
+        _check_records([line for line in process.lines if line["op"] == "metric"])
+
+
+def _check_records(lines: list[dict[str, Any]]) -> None:
+    """Each step's parts fill it, and its buckets went through their phases in order."""
+    for step in range(1, programs.NUM_STEPS + 1):
+        of_step = [line for line in lines if line["step"] == step]
+        found = {kind: _values(of_step, kind) for kind in (STEP, TIMELINE, BUCKET)}
+        (parts,) = found[STEP]
+        whole_s = parts["step_s"]
+        names = ("compute_s", "intra_s", "exposed_inter_s", "wait_s")
+        assert sum(parts[name] for name in names) == pytest.approx(whole_s, rel=0.01)
+        assert parts["encode_s"] > 0
+        assert parts["decode_s"] > 0
+        if step > FIRST_STEPS:  # and not yet the tenth
+            assert (found[TIMELINE], found[BUCKET]) == ([], [])
+            continue
+        (timeline,) = found[TIMELINE]
+        begin_s, computed_s, end_s = (timeline[name] for name in ("begin_s", "computed_s", "end_s"))
+        # Wall clock seconds are stored to about a quarter of a microsecond.
+        assert end_s - begin_s == pytest.approx(whole_s, abs=2e-6)
+        assert [each["bucket"] for each in found[BUCKET]] == [*range(len(found[BUCKET]))]
+        for each in found[BUCKET]:
+            phases = [each[name] for name in ("submitted_s", "posted_s", "reduced_s", "finished_s")]
+            assert [begin_s, *phases, end_s] == sorted([begin_s, *phases, end_s])
+        assert max(each["submitted_s"] for each in found[BUCKET]) == computed_s
+        for name in ("raw_bytes", "wire_bytes", "encode_s", "decode_s"):
+            total = sum(each[name] for each in found[BUCKET])
+            assert total == pytest.approx(parts[name]), name
+
+
+def _values(lines: list[dict[str, Any]], kind: str) -> list[dict[str, float]]:
+    return [line["values"] for line in lines if line["kind"] == kind]
 
 
 def test_a_lost_gateway_ends_every_rank(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ def test_hidden_communication_costs_nothing() -> None:
     parts = attribute(0.0, 10.0, [round_])
     assert (parts.compute_s, parts.intra_s, parts.exposed_inter_s, parts.wait_s) == (10, 0, 0, 0)
     assert parts.inter_s == 3.0
+    assert parts.hidden_inter_s == 3.0
 
 
 def test_the_window_divides_into_waiting_crossing_and_collectives() -> None:
@@ -29,6 +30,7 @@ def test_the_window_divides_into_waiting_crossing_and_collectives() -> None:
     assert parts.intra_s == 2.0
     assert parts.step_s == 20.0
     assert parts.inter_s == 6.0
+    assert parts.hidden_inter_s == 1.0, "4..5 of the first"
 
 
 def test_rounds_of_one_step_add_up() -> None:
@@ -47,5 +49,6 @@ def test_no_part_is_negative_and_all_add_up(
     parts = attribute(0.0, end_s, [RoundTimes(submitted_s, end_s, tuple(buckets))])
     every = (parts.compute_s, parts.intra_s, parts.exposed_inter_s, parts.wait_s)
     assert min(every) >= 0.0
-    assert parts.step_s == sum(every)
-    assert parts.step_s == pytest.approx(end_s)
+    assert parts.step_s == end_s
+    assert sum(every) == pytest.approx(end_s)
+    assert 0.0 <= parts.hidden_inter_s <= submitted_s

@@ -48,6 +48,16 @@ def train_too_small_a_batch(folder: Path, _: str) -> None:
     _run(folder, (*JOB, "trainer.global_batch=1"))
 
 
+def train_modelled(folder: Path, _: str) -> None:
+    """Only let the time of a step pass, and hand buckets over at its end."""
+    _run(folder, (*JOB, "trainer.compute=modelled", "exchange.schedule=serial"))
+
+
+def train_each_site_by_itself(folder: Path, _: str) -> None:
+    """No exchange between sites."""
+    _run(folder, (*JOB, "exchange.schedule=off"))
+
+
 def _run(folder: Path, overrides: tuple[str, ...]) -> None:
     """Be `python -m sites.trainer`; torch.distributed meets in a file, which needs no port."""
     os.environ["ISTHMUS_OVERRIDES"] = json.dumps({"job": list(overrides)})
