@@ -1,0 +1,195 @@
+"""isthmus bench: its options, both streams, resuming, interruption, and one real benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.record import BENCH, Failed, read_bench
+from orchestrator.bench.scaling import Ended
+from orchestrator.documents import Pair
+from tests.cli.conftest import Isthmus
+from tests.fakes.measured_runs import MeasuredRuns
+from tests.multiprocess.harness import Bench, bench, job_yaml, topology_yaml
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredRuns:
+    """What the command makes instead of real runs."""
+    made = MeasuredRuns()
+
+    def run_to_end(pair: Pair, home: Path, run_id: str, **_: object) -> Ended:
+        return made(pair, home, run_id)
+
+    monkeypatch.setattr("orchestrator.cli.bench_scaling.run_to_end", run_to_end)
+    return made
+
+
+def test_the_tables_are_the_result_and_the_rest_goes_to_stderr(
+    isthmus: Isthmus, files: Path, home: Path, runs: MeasuredRuns
+) -> None:
+    done = isthmus("bench", files / "job.yaml", "--repeats", "2", "--name", "mine")
+    assert done.code == 0
+    assert runs.names == ["oregon", "virginia", "montreal", "all"] * 2
+    assert "0.500 ± 0.000" in done.out
+    assert "benchmark mine" in done.out
+    assert "[8/8" in done.err
+    assert str(home / "bench" / "mine" / BENCH) in done.err
+    assert "kept in" not in done.out
+
+
+def test_the_envelope_is_the_file(
+    isthmus: Isthmus, files: Path, home: Path, runs: MeasuredRuns
+) -> None:
+    done = isthmus(
+        *("bench", "scaling", files / "job.yaml", "--json", "--repeats", "1"),
+        *("--sweep", "links.*.rtt=5ms,20ms", "--sweep", "codec=fp32,bf16"),
+    )
+    assert done.code == 0
+    data = done.envelope["data"]
+    folder = Path(data.pop("folder"))
+    assert folder.parent == home / "bench"
+    assert data == json.loads((folder / BENCH).read_text())
+    assert [setting["overrides"] for setting in data["settings"]] == [
+        {"links.*.rtt": rtt, "codec": codec}
+        for rtt in ("5ms", "20ms")
+        for codec in ("fp32", "bf16")
+    ]
+
+
+def test_options_become_the_documents_of_runs(
+    isthmus: Isthmus, files: Path, runs: MeasuredRuns
+) -> None:
+    done = isthmus(
+        *("bench", files / "job.yaml", "--repeats", "1", "--steps", "3", "--warmup", "2"),
+        *("--no-overlap", "--compute", "real", "--emulator", "relay", "--set", "trainer.seed=9"),
+    )
+    assert done.code == 0
+    pair = runs.pairs[-1]
+    assert pair.job.trainer.steps == 5
+    assert pair.job.trainer.seed == 9
+    assert pair.job.trainer.compute == "real"
+    assert pair.job.exchange.schedule == "serial"
+    assert pair.topology.emulator == "relay"
+    assert "real compute" in done.out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "word"),
+    [
+        (["--no-exchange", "--no-overlap"], "USAGE", "--no-overlap"),
+        (["--name", "../x"], "USAGE", "--name"),
+        (["--resume"], "USAGE", "--name"),
+        (["--steps", "0"], "USAGE", "--steps"),
+        (["--compute", "guessed"], "USAGE", "--compute"),
+        (["--sweep", "links.*.rtx=5ms,20ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
+        (["--sweep", "links.*.rtt"], "INVALID_CONFIG", "want PATH=V1,V2"),
+        (["--resume", "--name", "nothing"], "REFUSED", "is not there"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_runs(
+    isthmus: Isthmus,
+    files: Path,
+    home: Path,
+    runs: MeasuredRuns,
+    options: list[str],
+    code: str,
+    word: str,
+) -> None:
+    done = isthmus("bench", files / "job.yaml", *options, "--json")
+    assert done.envelope["error"]["code"] == code
+    assert done.envelope["command"] == "bench"
+    assert word in done.envelope["error"]["message"]
+    assert runs.pairs == []
+    assert not list(home.glob("bench/*"))
+
+
+def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(
+    isthmus: Isthmus, files: Path, home: Path, runs: MeasuredRuns
+) -> None:
+    arguments = ("bench", files / "job.yaml", "--repeats", "2", "--name", "mine")
+    runs.interrupt_at = 5
+    stopped = isthmus(*arguments, "--json")
+    assert stopped.code == stopped.envelope["exit_code"] == 130
+    assert stopped.envelope["data"]["interrupted"] is True
+    assert "--name mine --resume" in stopped.err
+    assert len(read_bench(home / "bench" / "mine" / BENCH).settings[0].runs) == 5
+
+    assert isthmus(*arguments).code == 8
+    other = isthmus(*arguments, "--resume", "--steps", "9", "--json")
+    assert other.code == 8
+    assert other.envelope["error"]["where"]["differs"] == ["steps"]
+    job = files / "job.yaml"
+    text = job.read_text()
+    job.write_text(text.replace("global_batch: 48", "global_batch: 96"))
+    assert "job or topology" in isthmus(*arguments, "--resume").err
+    job.write_text(text)
+
+    done = isthmus(*arguments, "--resume")
+    assert done.code == 0
+    assert len(runs.pairs) == 6 + 3
+    assert "0.500 ± 0.000" in done.out
+
+
+def test_a_failed_run_is_named_and_the_others_are_shown(
+    isthmus: Isthmus, files: Path, runs: MeasuredRuns
+) -> None:
+    runs.fails = {"virginia": Failed(code="RANK_EXITED", message="rank 0 ended")}
+    arguments = ("bench", files / "job.yaml", "--repeats", "1", "--name", "mine")
+    done = isthmus(*arguments)
+    assert done.code == 1
+    assert "FAILED, RANK_EXITED: rank 0 ended" in done.err
+    assert "benchmark mine" in done.out
+    told = isthmus(*arguments, "--resume", "--json")
+    error = told.envelope["error"]
+    assert (told.code, error["code"]) == (1, "BENCHMARK_INCOMPLETE")
+    assert "virginia" in error["message"]
+    assert error["where"]["run_id"]
+
+
+def test_one_process_at_a_time(
+    isthmus: Isthmus, files: Path, runs: MeasuredRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("bench", files / "job.yaml", "--repeats", "1", "--name", "mine")
+    codes: list[int] = []
+
+    def meanwhile(pair: Pair, home: Path, run_id: str, **_: object) -> Ended:
+        if not codes:
+            codes.append(0)
+            codes[0] = isthmus(*arguments, "--resume").code
+        return runs(pair, home, run_id)
+
+    monkeypatch.setattr("orchestrator.cli.bench_scaling.run_to_end", meanwhile)
+    assert isthmus(*arguments).code == 0
+    assert codes == [8]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_two_real_sites(tmp_path: Path) -> None:
+    with bench(tmp_path) as run:
+        _two_real_sites(run)
+
+
+def _two_real_sites(run: Bench) -> None:
+    job = run.write(topology_yaml([(1, 1), (1, 1)]), job_yaml(steps=4))
+    result = run.isthmus(
+        *("bench", str(job), "--json", "--emulator", "relay", "--no-overlap"),
+        *("--repeats", "1", "--steps", "3", "--warmup", "1", "--name", "mine"),
+    ).check()
+    data = result.envelope["data"]
+    (setting,) = data["settings"]
+    assert [each["site"] for each in setting["runs"]] == ["a", "b", None]
+    figures = setting["result"]
+    assert (figures["compute"], figures["emulator"]) == ("modelled", "relay")
+    split = figures["split"]
+    parts = [split[part] for part in ("compute_s", "intra_s", "exposed_inter_s", "wait_s")]
+    assert sum(parts) == pytest.approx(figures["step_s"]["mean"], rel=0.01)
+    assert figures["efficiency"]["mean"] > 0
+    assert figures["predicted"]["step_s"] > 0
+    assert all(link["bytes_per_step"] > 0 for link in figures["links"])
+    for each in setting["runs"]:
+        assert (run.home / "bench" / "mine" / each["folder"] / "metrics.jsonl").is_file()
+    run.wait_for_nothing_left(20)

@@ -1,0 +1,95 @@
+"""Runs that take no time: their metrics are written as a real run's would be, from a pace by site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.bench.record import Failed
+from orchestrator.bench.scaling import Ended
+from orchestrator.documents import Pair
+from protos import metrics
+
+COMPUTE_S = 0.4
+
+
+def step_record(
+    site: str, step: int, *, step_s: float, tokens: float, wire_bytes: float = 0.0
+) -> dict[str, Any]:
+    """Return a site's record of one step, in which what is not computed was exposed."""
+    values = {
+        metrics.STEP_S: step_s,
+        metrics.COMPUTE_S: COMPUTE_S,
+        metrics.INTRA_S: 0.0,
+        metrics.EXPOSED_INTER_S: step_s - COMPUTE_S,
+        metrics.WAIT_S: 0.0,
+        metrics.HIDDEN_INTER_S: 0.0,
+        metrics.ENCODE_S: 0.001,
+        metrics.DECODE_S: 0.002,
+        metrics.SITE_TOKENS: tokens,
+        metrics.WIRE_BYTES: wire_bytes,
+    }
+    return {"site": site, "kind": metrics.STEP, "step": step, "values": values, "labels": {}}
+
+
+def link_record(source: str, target: str, *, sent_bytes: float, node: str = "0") -> dict[str, Any]:
+    """Return the totals of a link; nothing was compressed."""
+    return {
+        "site": source,
+        "kind": metrics.LINK,
+        "step": 0,
+        "values": {metrics.SENT_BYTES: sent_bytes, metrics.RAW_BYTES: sent_bytes},
+        "labels": {"source": source, "target": target, "node": node},
+    }
+
+
+def pace(pair: Pair) -> float:
+    """Return the seconds of a step: a site alone computes only."""
+    return COMPUTE_S if len(pair.topology.sites) == 1 else 2 * COMPUTE_S
+
+
+@dataclass
+class MeasuredRuns:
+    """A `Launch` that keeps what it was given."""
+
+    step_s: Callable[[Pair], float] = pace
+    fails: Mapping[str, Failed] = field(default_factory=dict)
+    """How the runs of a site alone end, or of `all`."""
+    interrupt_at: int = -1
+    """The run, from 0, during which Ctrl-C is pressed."""
+    pairs: list[Pair] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """What ran, in order: a site, or `all`."""
+        return [_name(pair) for pair in self.pairs]
+
+    def __call__(self, pair: Pair, home: Path, run_id: str) -> Ended:
+        """Write the run's metrics; or fail, or be interrupted."""
+        self.pairs.append(pair)
+        if len(self.pairs) - 1 == self.interrupt_at:
+            raise KeyboardInterrupt
+        if (failed := self.fails.get(_name(pair))) is not None:
+            return Ended("relay", failed)
+        folder = home / "runs" / run_id
+        folder.mkdir(parents=True)
+        sites = [site.name for site in pair.topology.sites]
+        tokens = pair.job.trainer.global_batch * pair.job.trainer.model.context / len(sites)
+        records = [
+            step_record(site, step, step_s=self.step_s(pair), tokens=tokens, wire_bytes=1e6)
+            for step in range(1, pair.job.trainer.steps + 1)
+            for site in sites
+        ]
+        records += [
+            link_record(link.source, link.target, sent_bytes=1e7) for link in pair.topology.links
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
+        return Ended("none" if len(sites) == 1 else "relay")
+
+
+def _name(pair: Pair) -> str:
+    sites = pair.topology.sites
+    return sites[0].name if len(sites) == 1 else "all"
