@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,16 @@ from orchestrator.core.metrics import RunMetrics
 from orchestrator.core.run import RunMachine
 from orchestrator.core.summary import summarise
 from orchestrator.core.view import RunView
+from orchestrator.emulator.backend import EmulatorError
 from orchestrator.home import LOG
 from orchestrator.journal import Journal, JournalError
 from orchestrator.log_files import LogWriter
-from orchestrator.messages import endpoint_messages, run_message
+from orchestrator.messages import endpoint_messages, namespace_message, run_message
 from orchestrator.run_files import RunFiles
-from orchestrator.wan import RelayError, Wan
+from orchestrator.wan import FaultPlan, Listeners, NamespacesRefusedError, Wan
 from protos.control.v1 import control_pb2
-from topology.errors import ConfigError
+from topology.changes import Pause
+from topology.faults import TimedChange
 from topology.hashing import config_hash
 from topology.job import Job
 from topology.timeouts import Timeouts
@@ -31,6 +34,8 @@ PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
 MAX_LABEL = 200
 """Characters of a metric's kind and labels."""
+
+log = logging.getLogger(__name__)
 
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
 
@@ -47,7 +52,7 @@ class Submission:
 
 
 class ActiveRun:
-    """Owns a run's machine, its files and, where the WAN is emulated, its relay."""
+    """Owns a run's machine, its files and, where the WAN is emulated, its emulator."""
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class ActiveRun:
         folder: Path,
         journal: Journal,
         send: SendTo,
+        faults: FaultPlan | None = None,
     ) -> None:
         """Write the run into its folder and the journal; nothing is started before `handle`.
 
@@ -73,13 +79,16 @@ class ActiveRun:
         self._send = send
         self._files = RunFiles(folder)
         self.logs = LogWriter(folder)
-        self._wan: Wan | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._saved_s = 0.0
         self._unwritten: JournalError | None = None
         topology = submission.topology
-        self._timeouts = Timeouts.derive(topology.failure)
+        start_s = Timeouts.derive(topology.failure).start_s
+        listeners = Listeners(
+            on_end=self._emulator_ended, on_fault=self._faulted, on_metrics=self._add_wan_metrics
+        )
+        self._wan = Wan(topology, start_s, faults, listeners)
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
         self.view = RunView(self.run_id)
         self._machine = RunMachine(topology, time.monotonic())
@@ -145,7 +154,7 @@ class ActiveRun:
             self._journal.save_progress(self.run_id, self._progress())
 
     async def close(self) -> None:
-        """Return when the relay has ended, if there was one. The end of the run ends it too."""
+        """Return when the emulator has ended, if there was one. The end of the run ends it too."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="close-run")
         await asyncio.wait([self._closing])
@@ -154,8 +163,7 @@ class ActiveRun:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        if self._wan is not None:
-            await self._wan.close()
+        await self._wan.close()
 
     # ------------------------------------------------------------ actions
 
@@ -163,10 +171,15 @@ class ActiveRun:
         match action:
             case events.RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
+                if action.kind == "run.active":
+                    self._wan.play()
             case events.SendPrepare():
-                self._send(action.site, self._prepare())
+                self._send(action.site, self._prepare(action.namespace))
+            case events.OpenNamespaces():
+                self._opening = asyncio.create_task(self._open(self._namespaces()), name="open-wan")
             case events.OpenRelay():
-                self._opening = asyncio.create_task(self._open_wan(action), name="open-wan")
+                opening = self._open(self._relay(action))
+                self._opening = asyncio.create_task(opening, name="open-wan")
             case events.SendStart():
                 start = control_pb2.Start(
                     run_id=self.run_id,
@@ -199,7 +212,7 @@ class ActiveRun:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def _prepare(self) -> control_pb2.CoordinatorMessage:
+    def _prepare(self, namespace: events.Namespace | None) -> control_pb2.CoordinatorMessage:
         submission = self._submission
         prepare = control_pb2.Prepare(
             run_id=self.run_id,
@@ -207,26 +220,54 @@ class ActiveRun:
             topology=submission.topology_document,
             job=submission.job_document,
             config_hash=config_hash(submission.job, submission.topology),
+            namespace=namespace_message(namespace) if namespace else None,
         )
         return control_pb2.CoordinatorMessage(prepare=prepare)
 
-    async def _open_wan(self, action: events.OpenRelay) -> None:
-        """Start the relay and tell the core where it listens, or that it does not."""
-        deadline_s = asyncio.get_running_loop().time() + self._timeouts.start_s
+    async def _open(self, opening: Awaitable[events.Event]) -> None:
+        """Wait for the emulator and tell the core that it is up, or that it is not."""
         try:
-            wan, books = await Wan.open(self._submission.topology, action.endpoints, deadline_s)
-        except (RelayError, ConfigError, OSError) as error:
-            self._relay_ended(str(error))
-            return
-        self._wan = wan
-        wan.watch(self._relay_ended)
-        self.handle(events.RelayOpened(books))
+            event = await opening
+        except (EmulatorError, OSError) as error:
+            self._emulator_ended(str(error))
+        except Exception as error:
+            log.exception("the emulated WAN was not opened, by a mistake of ours")
+            self._emulator_ended(f"{type(error).__name__}: {error}")
+        else:
+            self.handle(event)
 
-    def _relay_ended(self, message: str) -> None:
-        log = (
-            self._files.folder / LOG
-        )  # what the relay wrote to stderr, if the run is an embedded one
-        self.handle(events.RelayEnded(message, str(log) if log.is_file() else ""))
+    async def _namespaces(self) -> events.Event:
+        try:
+            return events.NamespacesOpened(await self._wan.open_namespaces())
+        except NamespacesRefusedError as error:
+            return events.NamespacesRefused(str(error))
+
+    async def _relay(self, action: events.OpenRelay) -> events.Event:
+        return events.RelayOpened(await self._wan.open_relay(action.endpoints))
+
+    def _emulator_ended(self, message: str) -> None:
+        # What the emulator wrote to stderr is there too, if the run is an embedded one.
+        log = self._files.folder / LOG
+        self.handle(events.EmulatorEnded(message, str(log) if log.is_file() else ""))
+
+    def _faulted(self, timed: TimedChange) -> None:
+        site = timed.change.site if isinstance(timed.change, Pause) else ""
+        detail = {"what": str(timed.change), "at_s": timed.at_s, "change": timed.change.to_json()}
+        self._record("wan.fault", site, detail)
+
+    def _add_wan_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
+        self._files.append_metrics(
+            {
+                "run": self.run_id,
+                "generation": self.generation,
+                "site": "",
+                "rank": -1,
+                "step": -1,
+                **record,
+                "wall_s": time.time(),
+            }
+            for record in records
+        )
 
     def _finish(self) -> None:
         """Keep what the run came to. No watcher runs before this is done."""

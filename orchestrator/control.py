@@ -16,6 +16,7 @@ from orchestrator.home import is_run_id
 from orchestrator.journal import Journal
 from orchestrator.messages import endpoints_from, failure_from, run_message
 from orchestrator.sessions import Session, Sessions
+from orchestrator.wan import FaultPlan
 from protos.control.v1 import control_pb2
 from protos.errors import (
     ConfigMismatchError,
@@ -42,13 +43,20 @@ log = logging.getLogger(__name__)
 class Control:
     """Used from one event loop. `run` has to be running for leases and deadlines to count."""
 
-    def __init__(self, topology: Topology, journal: Journal, runs: Path) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        journal: Journal,
+        runs: Path,
+        faults: FaultPlan | None = None,
+    ) -> None:
         """Raise the generation; runs that an earlier coordinator left unfinished end as lost.
 
         Args:
             topology: of this coordinator and of every run that is submitted.
             journal: stays the caller's, who closes it after the last call.
             runs: the folder of run folders.
+            faults: played on the emulated WAN of each run.
 
         Raises:
             JournalError: the journal cannot be written.
@@ -65,6 +73,7 @@ class Control:
         self._ended_agents: dict[str, events.AgentEnded] = {}
         self._journal = journal
         self._runs = runs
+        self._faults = faults
         for run_id in journal.end_abandoned(time.time()):
             log.warning("run %s was lost with the coordinator before this one", run_id)
         self._record("coordinator.started", {"topology_hash": self._topology_hash})
@@ -82,7 +91,7 @@ class Control:
             await asyncio.sleep(TICK_S)
 
     async def close(self) -> None:
-        """End all sessions and the relay."""
+        """End all sessions and the emulator."""
         self._sessions.close()
         if self.latest is not None:
             await self.latest.close()
@@ -217,6 +226,7 @@ class Control:
                 folder=folder,
                 journal=self._journal,
                 send=self._send,
+                faults=self._faults,
             )
         except OSError as error:
             raise StateConflictError(f"{folder}: {error.strerror}") from error

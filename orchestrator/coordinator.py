@@ -20,16 +20,18 @@ from typing import Any
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 from orchestrator.control import Control
-from orchestrator.documents import load_topology_file
+from orchestrator.documents import load_faults_file, load_topology_file
 from orchestrator.home import ANNOUNCED, LOG
 from orchestrator.journal import Journal
 from orchestrator.local_agents import LocalAgents
 from orchestrator.run_files import write_atomically
 from orchestrator.server import CoordinatorService, listen, make_server
+from orchestrator.wan import FaultPlan
 from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
 from topology.errors import ConfigError
+from topology.faults import FaultScript
 from topology.models import is_loopback
 from topology.timeouts import Timeouts
 from topology.world import Endpoint, Topology
@@ -60,6 +62,8 @@ class Settings:
     runs: Path
     bind: Endpoint
     is_embedded: bool
+    faults: FaultScript | None
+    seed: int | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -103,6 +107,8 @@ def _settings(options: argparse.Namespace) -> Settings:
         runs=(options.runs or options.state / "runs").absolute(),
         bind=bind,
         is_embedded=options.embedded,
+        faults=load_faults_file(options.faults, topology) if options.faults else None,
+        seed=options.seed,
     )
 
 
@@ -110,7 +116,8 @@ async def _serve(settings: Settings) -> int:
     """Serve until a signal, or for an embedded coordinator until its run has ended."""
     timeouts = Timeouts.derive(settings.topology.failure)
     with contextlib.closing(Journal(settings.state)) as journal, _signals() as signalled:
-        control = Control(settings.topology, journal, settings.runs)
+        agents = LocalAgents()
+        control = Control(settings.topology, journal, settings.runs, _fault_plan(settings, agents))
         service = CoordinatorService(control)
         server = make_server(service, timeouts)
         port = listen(server, settings.bind.host, settings.bind.port)
@@ -120,7 +127,7 @@ async def _serve(settings: Settings) -> int:
         try:
             with _announced(settings.state, address, control.generation):
                 log.info("listening on %s, generation %d", address, control.generation)
-                async with _agents(settings, address, control):
+                async with _running(agents, settings, address, control):
                     await _until_over(settings, control, service, ticking, signalled)
         finally:
             await control.close()
@@ -182,9 +189,10 @@ async def _wait_for_end(control: Control) -> None:
 
 
 @asynccontextmanager
-async def _agents(settings: Settings, address: str, control: Control) -> AsyncIterator[None]:
+async def _running(
+    agents: LocalAgents, settings: Settings, address: str, control: Control
+) -> AsyncIterator[None]:
     """Run the agents of an embedded coordinator. Leaving the block ends them."""
-    agents = LocalAgents()
     log_path = str(settings.state / LOG)
 
     def on_end(site: str, how: str) -> None:
@@ -203,6 +211,12 @@ async def _agents(settings: Settings, address: str, control: Control) -> AsyncIt
         yield
     finally:
         await agents.stop()
+
+
+def _fault_plan(settings: Settings, agents: LocalAgents) -> FaultPlan | None:
+    if settings.faults is None:
+        return None
+    return FaultPlan(script=settings.faults, seed=settings.seed, pause=agents.pause)
 
 
 @contextmanager
@@ -263,6 +277,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--embedded", action="store_true", help="also run all agents, for one run, then end"
     )
+    parser.add_argument(
+        "--faults", type=Path, metavar="FILE", help="fault script of an embedded, emulated run"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the fault script [its own]")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 

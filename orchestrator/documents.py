@@ -9,6 +9,7 @@ from pathlib import Path
 from protos.limits import DOCUMENT_BYTES
 from topology.checks import check_pair
 from topology.errors import ConfigError, Problem
+from topology.faults import FaultScript, load_faults
 from topology.job import Job
 from topology.load import load_job, load_topology, split_overrides
 from topology.overrides import read_with_overrides
@@ -54,6 +55,11 @@ def read_text(path: Path) -> str:
 def load_topology_file(path: Path, overrides: Sequence[str] = ()) -> Topology:
     """Read and load a topology; ConfigError with every mistake."""
     return load_topology(read_text(path), str(path), overrides)
+
+
+def load_faults_file(path: Path, topology: Topology) -> FaultScript:
+    """Read and load a fault script for a topology; ConfigError with every mistake."""
+    return load_faults(read_text(path), str(path), topology)
 
 
 def load_pair(

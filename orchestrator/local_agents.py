@@ -10,6 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
+from topology.changes import Pause
+
 TERMINATE_S = 5.0
 """For an agent to end its site; its processes die with it after that."""
 
@@ -62,6 +66,18 @@ class LocalAgents:
             watch = _watch(site, process, on_end)
             self._watching.append(asyncio.create_task(watch, name=f"agent-{site}"))
 
+    def pause(self, pause: Pause) -> None:
+        """Stop an agent and everything below it where they are, or let them go on."""
+        process = self._processes.get(pause.site)
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent = psutil.Process(process.pid)
+            if pause.is_paused:
+                _suspend(agent)
+            else:
+                _resume(agent)
+
     async def stop(self) -> None:
         """End all agents and return when they are gone. A second call changes nothing."""
         for task in self._watching:
@@ -69,8 +85,9 @@ class LocalAgents:
         await asyncio.gather(*self._watching, return_exceptions=True)
         running = [each for each in self._processes.values() if each.returncode is None]
         for process in running:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 process.terminate()
+                _resume(psutil.Process(process.pid))  # where it is paused, it would not hear
         try:
             async with asyncio.timeout(TERMINATE_S):
                 for process in running:
@@ -93,3 +110,24 @@ def ended_with(status: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(-status).name
     return f"signal {-status}"
+
+
+def _suspend(agent: psutil.Process) -> None:
+    """SIGSTOP a process and all below it: parents first, so that none starts another unseen."""
+    stopped: set[int] = set()
+    while True:
+        below = [agent, *agent.children(recursive=True)]
+        running = [process for process in below if process.pid not in stopped]
+        if not running:
+            return
+        for process in running:
+            stopped.add(process.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+
+def _resume(agent: psutil.Process) -> None:
+    """SIGCONT a process and all below it: children first, so that none is thought to hang."""
+    for process in [*reversed(agent.children(recursive=True)), agent]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()

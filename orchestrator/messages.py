@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from orchestrator.core.events import Endpoint
+from orchestrator.core.events import Endpoint, Namespace
 from orchestrator.core.failures import Failure
 from orchestrator.core.view import RecordedEvent, RunView
 from protos.catalogue import CATALOGUE
@@ -51,6 +51,7 @@ def run_message(view: RunView, progress: Mapping[str, Any]) -> control_pb2.Run:
             for link in view.links
         ],
         folder=view.folder,
+        notes=view.notes,
         created_wall_s=view.created_wall_s,
         ended_wall_s=view.ended_wall_s,
         totals=progress.get("totals", {}),
@@ -122,3 +123,8 @@ def endpoint_messages(endpoints: Iterable[Endpoint]) -> list[control_pb2.Gateway
         control_pb2.GatewayEndpoint(site=each.site, node=each.node, host=each.host, port=each.port)
         for each in endpoints
     ]
+
+
+def namespace_message(namespace: Namespace) -> control_pb2.Namespace:
+    """Return where a site's gateways are to run."""
+    return control_pb2.Namespace(user=namespace.user, net=namespace.net, address=namespace.address)

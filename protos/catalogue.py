@@ -137,6 +137,24 @@ _ENTRIES = (
         ExitCode.REFUSED,
     ),
     Entry(
+        "EMULATION_NOT_FOUND",
+        "There is no such emulation, or it has ended.",
+        "Start one with `isthmus emulate`; its first line says its name.",
+        ExitCode.USAGE,
+    ),
+    Entry(
+        "EMULATION_FAILED",
+        "The WAN cannot be emulated here as asked.",
+        "See the reason; `--emulator relay` works without privileges.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
+        "EMULATION_INEXACT",
+        "The emulated links are not what was configured, within the tolerance.",
+        "Repeat it on a machine with nothing else to do; then use lower rates or the other emulator.",
+        ExitCode.PREFLIGHT,
+    ),
+    Entry(
         "RANK_EXITED",
         "A training process ended with an error.",
         "Read the log named.",

@@ -16,6 +16,8 @@ BUCKET = "bucket"
 """One bucket of such a step, of the same rank, as times of the wall clock."""
 FAULT = "fault"
 """A change to the emulated WAN, as it was made; labels `what`, `source`, `target` or `site`."""
+EMULATED_LINK = "emulated_link"
+"""The emulator's own totals of one directed link since it began; labels `source`, `target`."""
 
 # kind "step"
 LOSS = "loss"
@@ -68,6 +70,10 @@ REDUCED_S = "reduced_s"
 """The gateway gave back the sum over all sites."""
 FINISHED_S = "finished_s"
 """The all-gather inside the site was done: the gradient is in place."""
+
+# kind "fault" (and what a `shape` sets: `bytes_per_s`, `delay_s`, `jitter_s`, `loss`)
+AT_S = "at_s"
+"""When the script has it, since the run became active."""
 
 # kind "evaluation"
 HELD_OUT_LOSS = "held_out_loss"

@@ -21,7 +21,11 @@ STOP_S = 10.0
 
 @contextmanager
 def started_coordinator(
-    folder: RunFolder, topology_path: Path, overrides: Sequence[str], start_s: float = START_S
+    folder: RunFolder,
+    topology_path: Path,
+    overrides: Sequence[str],
+    start_s: float = START_S,
+    faults: Sequence[str] = (),
 ) -> Iterator[str]:
     """Start a coordinator with one agent a site; give its address once it listens.
 
@@ -37,6 +41,7 @@ def started_coordinator(
         *(word for override in overrides for word in ("--set", override)),
         *("--state", str(folder.path), "--runs", str(folder.path.parent)),
         *("--bind", "127.0.0.1:0"),
+        *faults,
     ]
     with (folder.path / LOG).open("ab") as log:
         process = subprocess.Popen(

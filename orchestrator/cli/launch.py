@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from orchestrator.cli.display import finish, progress
-from orchestrator.cli.options import Address, Duration, home_option, json_option, set_option
+from orchestrator.cli.options import (
+    Address,
+    Duration,
+    faults_option,
+    home_option,
+    json_option,
+    seed_option,
+    set_option,
+)
 from orchestrator.cli.output import INTERRUPTED, Output
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
-from orchestrator.documents import load_pair
+from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.home import RunFolder, home_folder, is_run_id, new_run_id
 from protos.control.v1 import control_pb2
+from topology.world import EMULATORS
 
 
 @click.command("launch")
@@ -39,6 +49,13 @@ from protos.control.v1 import control_pb2
     default=None,
     help="With or without the emulated WAN, whatever the topology says.",
 )
+@click.option(
+    "--emulator",
+    type=click.Choice(EMULATORS),
+    help="What emulates the WAN, whatever the topology says.",
+)
+@faults_option
+@seed_option
 @click.option("--run-id", help="Name of the run; the same again gives the same run. [made up]")
 @click.option(
     "--timeout",
@@ -57,6 +74,9 @@ def command(
     topology_path: Path | None,
     detach: bool,
     emulate: bool | None,
+    emulator: str | None,
+    faults_path: Path | None,
+    seed: int | None,
     run_id: str | None,
     timeout_s: float | None,
     home: Path | None,
@@ -70,8 +90,11 @@ def command(
         raise click.UsageError("--run-id: want letters, digits, '.', '_' and '-', at most 64")
     if emulate is not None:
         overrides = (*overrides, f"emulate={json.dumps(emulate)}")
+    if emulator is not None:
+        overrides = (*overrides, f"emulator={emulator}")
     pair = load_pair(job, overrides, topology_path)
-    folder = submit(pair, home_folder(home), run_id or new_run_id(), coordinator)
+    faults = _faults(pair, faults_path, seed, coordinator)
+    folder = submit(pair, home_folder(home), run_id or new_run_id(), coordinator, faults)
     output.text(folder.run_id)
     if detach:
         output.note(f"follow it: isthmus status {folder.run_id} --watch")
@@ -86,6 +109,22 @@ def command(
             f"Stop it: isthmus cancel {folder.run_id}"
         )
         return output.result({"run_id": folder.run_id, "detached": True}, exit_code=INTERRUPTED)
+
+
+def _faults(
+    pair: Pair, path: Path | None, seed: int | None, coordinator: str | None
+) -> Sequence[str]:
+    """Check a fault script; return the arguments that give it to an embedded coordinator."""
+    if path is None:
+        if seed is not None:
+            raise click.UsageError("--seed: is a fault script's; give --faults too")
+        return []
+    if coordinator is not None:
+        raise click.UsageError("--faults: only where the run is embedded, without --coordinator")
+    if not pair.topology.emulate:
+        raise click.UsageError("--faults: the WAN is not emulated here; give --emulate too")
+    load_faults_file(path, pair.topology)
+    return ["--faults", str(path.absolute()), *([] if seed is None else ["--seed", str(seed)])]
 
 
 def _follow(output: Output, folder: RunFolder, home: Path | None, deadline_s: float | None) -> int:

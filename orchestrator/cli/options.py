@@ -89,6 +89,17 @@ set_option: Decorator = click.option(
 )
 
 
+faults_option: Decorator = click.option(
+    "--faults",
+    "faults_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Play this fault script on the emulated WAN.",
+)
+seed_option: Decorator = click.option(
+    "--seed", type=int, help="Of the fault script's times, and of losses and jitter. [the script's]"
+)
+
+
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Declare what every command about one run takes: RUN, --coordinator, --home, --json."""
     for declare in (json_option, home_option, coordinator_option):

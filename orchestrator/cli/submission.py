@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.cli.embedded import started_coordinator
@@ -13,8 +14,21 @@ from orchestrator.home import JOB, TOPOLOGY, RunFolder, claim_run_folder
 from protos.control.v1 import control_pb2
 
 
-def submit(pair: Pair, home: Path, run_id: str, coordinator: str | None = None) -> RunFolder:
+def submit(
+    pair: Pair,
+    home: Path,
+    run_id: str,
+    coordinator: str | None = None,
+    faults: Sequence[str] = (),
+) -> RunFolder:
     """Submit to the coordinator, or to one started for this run; return the run's folder here.
+
+    Args:
+        pair: What to run.
+        home: Where the run's folder is made.
+        run_id: Names it.
+        coordinator: Its address; None: one is started.
+        faults: Arguments of such a one that name a fault script, which has been checked.
 
     Raises:
         CommandError: an embedded coordinator does not start, or the run was there and has ended.
@@ -31,7 +45,9 @@ def submit(pair: Pair, home: Path, run_id: str, coordinator: str | None = None) 
             folder.remember_remote(coordinator)
             _submit_to(coordinator, pair, run_id)
         else:
-            with started_coordinator(folder, topology, pair.topology_overrides) as address:
+            with started_coordinator(
+                folder, topology, pair.topology_overrides, faults=faults
+            ) as address:
                 _submit_to(address, pair, run_id)
     except BaseException:
         # Without its job the folder is not a run's: nothing was submitted.

@@ -33,6 +33,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "generation": run.generation,
         "reason_code": run.reason_code,
         "reason": run.reason,
+        "notes": list(run.notes),
         "failure": failure_view(run.failure) if run.HasField("failure") else None,
         "sites": [
             {

@@ -19,6 +19,18 @@ class Endpoint:
     port: int
 
 
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What stands for a site where packets are emulated: its gateways run in it."""
+
+    user: str
+    """File of the user namespace to be entered first; empty: none."""
+    net: str
+    """File of the network namespace."""
+    address: str
+    """That gateways bind in it."""
+
+
 # ---------------------------------------------------------------- in
 
 
@@ -58,15 +70,30 @@ class SitePrepared:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespacesOpened:
+    """The WAN is emulated packet by packet; each site has a namespace."""
+
+    namespaces: Mapping[str, Namespace]
+    """By site."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacesRefused:
+    """The WAN cannot be emulated packet by packet here."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class RelayOpened:
-    """The emulated WAN is up."""
+    """The WAN is emulated in user space."""
 
     endpoints: Mapping[str, tuple[Endpoint, ...]]
     """By dialling site: where it reaches the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class RelayEnded:
+class EmulatorEnded:
     """The emulated WAN could not be started, or ended by itself."""
 
     message: str
@@ -118,8 +145,10 @@ Event = (
     | SiteLost
     | AgentEnded
     | SitePrepared
+    | NamespacesOpened
+    | NamespacesRefused
     | RelayOpened
-    | RelayEnded
+    | EmulatorEnded
     | SiteRunning
     | SiteEnded
     | DigestReported
@@ -135,11 +164,18 @@ class SendPrepare:
     """Tell the site's agent to start its gateways."""
 
     site: str
+    namespace: Namespace | None = None
+    """Where to start them; None: where the agent runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNamespaces:
+    """Emulate the WAN packet by packet; NamespacesOpened, -Refused or EmulatorEnded answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRelay:
-    """Start the emulated WAN between these gateways; RelayOpened or RelayEnded answers."""
+    """Emulate the WAN between these gateways; RelayOpened or EmulatorEnded answers."""
 
     endpoints: tuple[Endpoint, ...]
 
@@ -180,4 +216,4 @@ class FinishRun:
     failure: Failure | None
 
 
-Action = SendPrepare | OpenRelay | SendStart | SendStop | RecordEvent | FinishRun
+Action = SendPrepare | OpenNamespaces | OpenRelay | SendStart | SendStop | RecordEvent | FinishRun

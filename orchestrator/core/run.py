@@ -1,6 +1,7 @@
 """The life of one run: all sites start together or none does, and every end has one first cause.
 
-- FORMING: Prepare to all once every site has an agent; Start to all once all are prepared.
+- FORMING: Prepare to all once every site has an agent; Start to all once all are prepared. Where the
+  WAN is emulated, namespaces are opened before Prepare, or else a relay after it.
 - ACTIVE: all sites are running.
 - STOPPING: a failure (after a moment in which the other sites may report theirs) or a cancellation;
   Stop went to every site that was told to prepare.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core import events
 from orchestrator.core.digests import Difference, DigestComparison
-from orchestrator.core.events import Action, Endpoint, RecordEvent
+from orchestrator.core.events import Action, Endpoint, Namespace, RecordEvent
 from orchestrator.core.failures import Failure
 from orchestrator.core.first_failure import first_failure
 from orchestrator.core.states import RunState, SiteState
@@ -35,6 +36,9 @@ _WHAT_IS_MISSING = {
     SiteState.STARTING: "its ranks have not all joined",
 }
 _GONE = frozenset({SiteState.ENDED, SiteState.LOST})
+FALLBACK = (
+    "emulating the WAN in user space: no slow start, congestion control or retransmission, because"
+)
 
 
 @dataclass(slots=True)
@@ -63,7 +67,11 @@ class RunMachine:
         self._sites = {site.name: _Site(site.name) for site in topology.sites}
         self._digests = DigestComparison({site.name: site.num_ranks for site in topology.sites})
         self._start_deadline_s = now_s + self._timeouts.start_s
+        self._are_namespaces_asked = False
         self._is_relay_asked = False
+        self._uses_relay = topology.emulate and topology.emulator == "relay"
+        needs_namespaces = topology.emulate and not self._uses_relay
+        self._namespaces: Mapping[str, Namespace] | None = None if needs_namespaces else {}
         self._failures: list[Failure] = []
         self._collect_deadline_s = float("inf")
         self._cancelled_because = ""
@@ -115,16 +123,44 @@ class RunMachine:
                 return self._ended(event, now_s)
             case events.DigestReported():
                 return self._compared(event, now_s)
+            case events.NamespacesOpened():
+                return self._namespaces_opened(event)
+            case events.NamespacesRefused():
+                return self._namespaces_refused(event, now_s)
             case events.RelayOpened():
-                return self._start(event.endpoints)
-            case events.RelayEnded():
-                return self._relay_ended(event, now_s)
+                return self._relay_opened(event)
+            case events.EmulatorEnded():
+                return self._emulator_ended(event, now_s)
             case events.CancelRequested():
                 return self._cancel(event)
             case events.Ticked():
                 return []
 
-    def _relay_ended(self, event: events.RelayEnded, now_s: float) -> list[Action]:
+    @property
+    def _awaits_namespaces(self) -> bool:
+        return self._are_namespaces_asked and self._namespaces is None
+
+    def _namespaces_opened(self, event: events.NamespacesOpened) -> list[Action]:
+        if not self._awaits_namespaces:
+            return []
+        self._namespaces = event.namespaces
+        return [RecordEvent("wan.emulated", detail={"emulator": "netns"})]
+
+    def _namespaces_refused(self, event: events.NamespacesRefused, now_s: float) -> list[Action]:
+        """Fall back to the relay where the topology leaves the choice, and say what that loses."""
+        if not self._awaits_namespaces:
+            return []
+        if self._topology.emulator == "netns":
+            message = f"emulator: netns was asked for, and cannot be here: {event.why}"
+            return self._fail(Failure(code="LAUNCH_FAILED", message=message, at_s=now_s), now_s)
+        self._namespaces, self._uses_relay = {}, True
+        return [RecordEvent("wan.fallback", detail={"note": f"{FALLBACK} {event.why}"})]
+
+    def _relay_opened(self, event: events.RelayOpened) -> list[Action]:
+        recorded = RecordEvent("wan.emulated", detail={"emulator": "relay"})
+        return [recorded, *self._start(event.endpoints)]
+
+    def _emulator_ended(self, event: events.EmulatorEnded, now_s: float) -> list[Action]:
         failure = Failure(
             code="LAUNCH_FAILED",
             message=f"the WAN emulator is gone: {event.message}",
@@ -249,21 +285,34 @@ class RunMachine:
 
     def _form(self) -> list[Action]:
         """Take all sites one stage further, once all have reached the one before."""
-        if self._is_ending() or self._is_relay_asked:
+        if self._is_ending():
             return []
         states = {site.state for site in self._all()}
-        if states == {SiteState.JOINED} and not any(s.is_told_to_prepare for s in self._all()):
-            for site in self._all():
-                site.is_told_to_prepare = True
-            prepare = [events.SendPrepare(site.name) for site in self._all()]
-            return [RecordEvent("run.preparing"), *prepare]
+        if states == {SiteState.JOINED}:
+            return self._prepare()
         if states != {SiteState.PREPARED}:
             return []
         listening = tuple(endpoint for site in self._all() for endpoint in site.endpoints)
-        if self._topology.emulate:
-            self._is_relay_asked = True
-            return [events.OpenRelay(listening)]
-        return self._start({site.name: self._dialled(site.name, listening) for site in self._all()})
+        if not self._uses_relay:
+            return self._start(
+                {site.name: self._dialled(site.name, listening) for site in self._all()}
+            )
+        if self._is_relay_asked:
+            return []
+        self._is_relay_asked = True
+        return [events.OpenRelay(listening)]
+
+    def _prepare(self) -> list[Action]:
+        """Tell all sites to prepare; where packets are emulated, once the namespaces are there."""
+        if any(site.is_told_to_prepare for site in self._all()):
+            return []
+        if self._namespaces is None:
+            is_first, self._are_namespaces_asked = not self._are_namespaces_asked, True
+            return [events.OpenNamespaces()] if is_first else []
+        for site in self._all():
+            site.is_told_to_prepare = True
+        prepare = [events.SendPrepare(s.name, self._namespaces.get(s.name)) for s in self._all()]
+        return [RecordEvent("run.preparing"), *prepare]
 
     def _dialled(self, source: str, listening: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
         """Return the gateways that a site may dial: those it has a link to."""

@@ -30,6 +30,7 @@ def summarise(
         "state": view.state.value,
         "reason_code": view.reason_code,
         "reason": view.reason,
+        "notes": list(view.notes),
         "steps": measured.last_step,
         "verified_steps": verified_steps,
         "losses": [[step, loss] for step, loss in measured.losses],

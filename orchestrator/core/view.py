@@ -59,6 +59,8 @@ class RunView:
     sites: dict[str, SiteView] = field(default_factory=dict)
     links: tuple[Mapping[str, Any], ...] = ()
     """`source`, `target`, `bytes_per_s` and `rtt_s` of each, as configured."""
+    notes: tuple[str, ...] = ()
+    """What people should know of it beside its state, a line each."""
     created_wall_s: float = 0.0
     ended_wall_s: float = 0.0
 
@@ -71,6 +73,8 @@ class RunView:
                 self.generation, self.created_wall_s = event.generation, event.wall_s
                 self.sites = {name: SiteView() for name in detail["sites"]}
                 self.links = tuple(detail["links"])
+            case "wan.fallback":
+                self.notes = (*self.notes, detail["note"])
             case "run.active":
                 self.state = RunState.ACTIVE
             case "run.stopping":

@@ -37,6 +37,8 @@ class LiveTable:
             yield Text("  ".join(shown))
         if run.reason_code:
             yield Text(f"{figures.words(run.reason_code)}: {figures.words(run.reason)}")
+        for note in run.notes:
+            yield Text(f"note: {figures.words(note)}", style="yellow")
         if run.sites:
             yield Text()
             yield _sites(run)
@@ -50,6 +52,7 @@ def plain_line(run: control_pb2.Run) -> str:
     parts = [_run_state(run), *_figures(run)]
     if run.state in _UNFINISHED:
         parts += [f"{figures.words(site.site)} {_site_state(site)}" for site in run.sites]
+        parts += [f"note: {figures.words(note)}" for note in run.notes]
     if run.reason_code:
         parts.append(f"{figures.words(run.reason_code)}: {figures.words(run.reason)}")
     return "  ".join(parts)

@@ -33,6 +33,8 @@ class RunSummary:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         summary = self._summary
         yield _heading(summary)
+        for note in summary.get("notes") or []:
+            yield Text(f"note: {figures.words(note)}", style="yellow")
         if failure := _failure(summary.get("failure")):
             yield failure
         facts = Table.grid(padding=(0, 2))

@@ -51,11 +51,18 @@ class Gateway:
         self._failed = False
 
     @classmethod
-    async def start(cls, config: GatewayConfig, log_path: Path) -> Gateway:
-        """Start a gateway and tell it what it needs to know."""
+    async def start(
+        cls,
+        config: GatewayConfig,
+        log_path: Path,
+        namespaces: tuple[str, str] | None = None,
+    ) -> Gateway:
+        """Start a gateway, in namespaces if so asked, and tell it what it needs to know."""
         env = {**os.environ, "GLIBC_TUNABLES": _MALLOC, "PYTHONUNBUFFERED": "1"}
         with log_path.open("ab") as log_file:
-            process = await start_leashed(MODULE, [], env=env, log=log_file, talks=True)
+            process = await start_leashed(
+                MODULE, [], env=env, log=log_file, talks=True, namespaces=namespaces
+            )
         gateway = cls(config, process, log_path)
         gateway._tell({"op": "configure", **config.to_json()})
         return gateway

@@ -47,6 +47,7 @@ async def start_leashed(
     env: Mapping[str, str],
     log: IO[bytes],
     talks: bool,
+    namespaces: tuple[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
     """Start `python -m module arguments` in a process group of its own that dies with the agent.
 
@@ -58,10 +59,13 @@ async def start_leashed(
         env: the whole environment.
         log: where stderr goes. The caller closes it.
         talks: stdin and stdout are pipes; else stdin is empty and stdout goes to the log too.
+        namespaces: files of a user namespace (may be empty) and a network namespace to enter.
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+        *(sys.executable, "-m", "sites.leash", str(os.getpid())),
+        *(("--enter", *namespaces) if namespaces else ()),
+        "--",
         *(sys.executable, "-m", module, *arguments),
         stdin=pipe if talks else null,
         stdout=pipe if talks else log,

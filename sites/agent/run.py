@@ -126,7 +126,12 @@ class SiteRun:
             self._documents = documents
             listeners = Listeners(self._on_metric, self._on_digest, self.fail)
             processes = SiteProcesses(
-                documents, self._place.sockets, self._place.bind_host, listeners, tasks
+                documents,
+                self._place.sockets,
+                self._place.bind_host,
+                self._prepare.namespace if self._prepare.HasField("namespace") else None,
+                listeners,
+                tasks,
             )
             self._processes = processes
             endpoints = await processes.start_gateways()

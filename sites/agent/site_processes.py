@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
-from protos.control.v1.control_pb2 import GatewayEndpoint
+from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from sites.agent.documents import Documents
 from sites.agent.failures import SiteError, SiteFailure
 from sites.agent.gateway import Gateway
@@ -42,6 +42,7 @@ class SiteProcesses:
         documents: Documents,
         sockets: Path,
         bind_host: str | None,
+        namespace: Namespace | None,
         listeners: Listeners,
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -51,12 +52,15 @@ class SiteProcesses:
             documents: what to start.
             sockets: folder for the gateways' Unix sockets.
             bind_host: what gateways bind instead of the site's address.
+            namespace: where gateways run instead, and bind its address; None: where this process does.
             listeners: told from `tasks`.
             tasks: owns the tasks that listen to the processes; they end with those.
         """
         self._documents = documents
         self._sockets = sockets
-        self._bind_host = bind_host
+        self._namespaces = (namespace.user, namespace.net) if namespace else None
+        # Not loopback, but nothing outside the emulated WAN reaches it.
+        self._bind_host = namespace.address if namespace else bind_host
         self._listeners = listeners
         self._tasks = tasks
         self._gateways: list[Gateway] = []
@@ -91,7 +95,8 @@ class SiteProcesses:
                 )
             except ConfigError as error:
                 raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error
-            gateway = await Gateway.start(config, documents.node_folder(node) / "gateway.log")
+            log_path = documents.node_folder(node) / "gateway.log"
+            gateway = await Gateway.start(config, log_path, self._namespaces)
             self._gateways.append(gateway)
             self._tasks.create_task(
                 gateway.read(

@@ -13,6 +13,7 @@ def topology_text(
     *,
     ranks: int = 1,
     emulate: bool = False,
+    emulator: str = "auto",
     detect_within: str = "5s",
     start_within: str = "30s",
 ) -> str:
@@ -41,14 +42,17 @@ def topology_text(
             f"start_within: {start_within}}}",
             "security: {mode: insecure}",
             f"emulate: {'true' if emulate else 'false'}",
+            f"emulator: {emulator}",
             "",
         ]
     )
 
 
-def topology(num_sites: int = 2, *, ranks: int = 1, emulate: bool = False) -> Topology:
+def topology(
+    num_sites: int = 2, *, ranks: int = 1, emulate: bool = False, emulator: str = "auto"
+) -> Topology:
     """Return what `topology_text` describes."""
-    text = topology_text(num_sites, ranks=ranks, emulate=emulate)
+    text = topology_text(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
     return load_topology(text, "topology.yaml")
 
 

@@ -29,6 +29,7 @@ def topology_yaml(
     sites: Sequence[tuple[int, int]],
     *,
     emulate: bool = True,
+    emulator: str = "relay",
     addresses: Sequence[str] | None = None,
     detect_within: str = "15s",
     start_within: str = "100s",
@@ -61,6 +62,7 @@ def topology_yaml(
         f"detect_within: {detect_within}, min_sites: {len(sites)}, start_within: {start_within}}}",
         "security: {mode: insecure}",
         f"emulate: {'true' if emulate else 'false'}",
+        f"emulator: {emulator}",
     ]
     return "\n".join(lines) + "\n"
 

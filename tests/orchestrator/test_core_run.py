@@ -21,10 +21,18 @@ COLLECT_S = 1.0
 class World:
     """A machine with a clock, and everything that it ever asked for."""
 
-    def __init__(self, num_sites: int = 2, *, ranks: int = 1, emulate: bool = False) -> None:
+    def __init__(
+        self,
+        num_sites: int = 2,
+        *,
+        ranks: int = 1,
+        emulate: bool = False,
+        emulator: str = "auto",
+    ) -> None:
         self.sites = tuple("abcdefgh"[:num_sites])
         self.now_s = 100.0
-        self.machine = RunMachine(topology(num_sites, ranks=ranks, emulate=emulate), self.now_s)
+        described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
+        self.machine = RunMachine(described, self.now_s)
         self.actions: list[events.Action] = []
 
     def tell(self, *told: events.Event) -> list[events.Action]:
@@ -101,8 +109,55 @@ def test_a_run_that_goes_well() -> None:
     assert world.sent(events.SendStop) == []
 
 
-def test_the_relay_comes_between_prepare_and_start() -> None:
+NAMESPACES = {
+    site: events.Namespace("/proc/1/ns/user", f"/proc/1/fd/{ord(site)}", f"10.0.0.{ord(site)}")
+    for site in "ab"
+}
+
+
+def test_namespaces_come_before_prepare() -> None:
     world = World(2, emulate=True)
+    world.join()
+    assert world.actions.count(events.OpenNamespaces()) == 1
+    world.tell(events.SiteLost("b", "gone"), events.NamespacesOpened(NAMESPACES))
+    assert world.sent(events.SendPrepare) == [], "only one site is there"
+    world.tell(events.SiteJoined("b", "h"))
+    told = [each for each in world.actions if isinstance(each, events.SendPrepare)]
+    assert {each.site: each.namespace for each in told} == NAMESPACES
+    world.tell(prepared("a"), prepared("b"))
+    assert world.sent(events.SendStart) == ["a", "b"], "no relay is needed"
+    assert world.actions.count(events.OpenNamespaces()) == 1
+    assert [each for each in world.actions if isinstance(each, events.OpenRelay)] == []
+
+
+def test_without_namespaces_there_is_the_relay_and_a_line_that_says_so() -> None:
+    world = World(2, emulate=True)
+    world.join()
+    world.tell(events.NamespacesRefused("there is no TUN"), events.NamespacesRefused("again"))
+    (recorded,) = [a for a in recorded_events(world) if a.kind == "wan.fallback"]
+    assert "no slow start, congestion control or retransmission" in str(recorded.detail["note"])
+    assert str(recorded.detail["note"]).endswith("because there is no TUN")
+    assert world.sent(events.SendPrepare) == ["a", "b"]
+    world.tell(prepared("a"), prepared("b"))
+    assert len([each for each in world.actions if isinstance(each, events.OpenRelay)]) == 1
+
+
+def test_namespaces_that_were_asked_for_are_not_replaced() -> None:
+    world = World(2, emulate=True, emulator="netns")
+    world.join()
+    world.tell(events.NamespacesRefused("there is no TUN"))
+    world.wait(COLLECT_S)
+    assert world.finish.reason_code == "LAUNCH_FAILED"
+    assert "netns was asked for, and cannot be here: there is no TUN" in world.finish.reason
+    assert world.sent(events.SendPrepare) == []
+
+
+def recorded_events(world: World) -> list[events.RecordEvent]:
+    return [action for action in world.actions if isinstance(action, events.RecordEvent)]
+
+
+def test_the_relay_comes_between_prepare_and_start() -> None:
+    world = World(2, emulate=True, emulator="relay")
     world.prepare()
     (opened,) = [a for a in world.actions if isinstance(a, events.OpenRelay)]
     assert [endpoint.site for endpoint in opened.endpoints] == ["a", "b"]
@@ -110,7 +165,7 @@ def test_the_relay_comes_between_prepare_and_start() -> None:
     book = {"a": (Endpoint("b", 0, "127.0.0.1", 1),), "b": (Endpoint("a", 0, "127.0.0.1", 2),)}
     started = [s for s in world.tell(events.RelayOpened(book)) if isinstance(s, events.SendStart)]
     assert {start.site: start.endpoints for start in started} == book
-    world.tell(events.RelayEnded("it ended with SIGKILL", "/run/coordinator.log"))
+    world.tell(events.EmulatorEnded("it ended with SIGKILL", "/run/coordinator.log"))
     world.wait(COLLECT_S)
     assert world.sent(events.SendStop) == ["a", "b"]
     world.tell(*(events.SiteEnded(site, succeeded=False) for site in "ab"))
@@ -271,7 +326,10 @@ def test_an_end_that_nobody_asked_for_is_a_failure(succeeded: bool) -> None:
     assert world.finish.reason_code == "SITE_LOST"
 
 
-def random_event(draw: random.Random, world: World) -> events.Event:
+WAN_ANSWERS = ([events.NamespacesOpened({})], [events.NamespacesRefused("there is no TUN")])
+
+
+def random_event(draw: random.Random, world: World, risk: float) -> events.Event:
     site = draw.choice(world.sites)
     code = draw.choice(("RANK_EXITED", "PEER_LOST", "GATEWAY_EXITED"))
     failures = (failure(world, code, site, draw.random(), collateral=draw.random() < 0.3),)
@@ -281,7 +339,8 @@ def random_event(draw: random.Random, world: World) -> events.Event:
         events.SiteEnded(site, False, failures),
         events.SiteEnded(site, succeeded=False),
         events.CancelRequested("by hand"),
-        events.RelayEnded("status 1"),
+        events.EmulatorEnded("status 1"),
+        *draw.choice(WAN_ANSWERS),
         digest(site, draw.choice((1, 1, 1, 2))),
     ]
     common: list[events.Event] = [
@@ -292,11 +351,7 @@ def random_event(draw: random.Random, world: World) -> events.Event:
         events.Ticked(),
         *([events.SiteEnded(site, succeeded=True)] if draw.random() < 0.3 else []),
     ]
-    return draw.choice(rare if draw.random() < world_risk(draw) else common)
-
-
-def world_risk(draw: random.Random) -> float:
-    return draw.choice((0.0, 0.05, 0.3))
+    return draw.choice(rare if draw.random() < risk else common)
 
 
 def check_safety(world: World, seed: int) -> None:
@@ -340,9 +395,11 @@ def test_in_every_order_of_events_a_run_is_safe_and_ends(emulate: bool) -> None:
     for seed in range(400):
         draw = random.Random(seed)
         world = World(draw.choice((2, 3)), emulate=emulate)
+        risk = draw.choice((0.0, 0.05, 0.1, 0.3))
         for _ in range(draw.choice((15, 40, 80))):
             world.now_s += draw.choice((0.0, 0.0, 0.01, 0.5))
-            world.tell(random_event(draw, world))
+            if events.OpenNamespaces() in world.tell(random_event(draw, world, risk)):
+                world.tell(*draw.choice(WAN_ANSWERS))
             check_safety(world, seed)
         world.tell(events.CancelRequested("enough"))
         world.wait(COLLECT_S)

@@ -359,7 +359,7 @@ def test_events_are_followed_to_the_end(tmp_path: Path) -> None:
 @pytest.mark.multiprocess
 def test_an_emulated_wan_gives_each_site_its_own_ports(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with coordinating(tmp_path, topology_text(emulate=True)) as bench:
+        async with coordinating(tmp_path, topology_text(emulate=True, emulator="relay")) as bench:
             echo = await asyncio.start_server(_echo, "127.0.0.1", 0)
             async with echo:
                 port = echo.sockets[0].getsockname()[1]

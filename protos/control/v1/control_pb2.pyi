@@ -857,6 +857,7 @@ class Run(google.protobuf.message.Message):
     ENDED_WALL_S_FIELD_NUMBER: builtins.int
     TOTALS_FIELD_NUMBER: builtins.int
     ACTIVE_S_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -883,6 +884,10 @@ class Run(google.protobuf.message.Message):
     def totals(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """tokens, wire_bytes, held_out_loss, ...: protos/metrics.py"""
 
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """what people should know beside the state: that the emulated WAN does less than asked"""
+
     def __init__(
         self,
         *,
@@ -900,9 +905,10 @@ class Run(google.protobuf.message.Message):
         ended_wall_s: builtins.float = ...,
         totals: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         active_s: builtins.float = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "name", b"name", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_s", b"active_s", "created_wall_s", b"created_wall_s", "ended_wall_s", b"ended_wall_s", "failure", b"failure", "folder", b"folder", "generation", b"generation", "links", b"links", "name", b"name", "notes", b"notes", "reason", b"reason", "reason_code", b"reason_code", "run_id", b"run_id", "sites", b"sites", "state", b"state", "totals", b"totals"]) -> None: ...
 
 global___Run = Run
 

@@ -1,0 +1,227 @@
+"""An emulator's process, from outside: started on a leash, told and heard over its pipes.
+
+The protocol is the same for both emulators: docs/architecture.md, "Emulation".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.local_agents import ended_with
+from protos.errors import IsthmusError
+from topology.changes import Change
+
+RELAY = "orchestrator.emulator.relay"
+NETNS = "orchestrator.emulator.netns"
+STOP_S = 3.0
+APPLY_S = 10.0
+"""It answers within milliseconds, unless the machine is far too busy to emulate anything."""
+LINE_BYTES = 4 << 20
+"""Counters of 4096 links fit."""
+
+Counters = Sequence[Mapping[str, Any]]
+"""One directed link each: `source`, `target`, and figures since the start."""
+
+
+class EmulatorError(IsthmusError):
+    """The emulator does not do what it is there for."""
+
+    code = "EMULATION_FAILED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteNamespace:
+    """What stands for a site where packets are emulated."""
+
+    site: str
+    address: str
+    """Of the site, in every site's namespace."""
+    net: str
+    """File of the network namespace, there for as long as the emulator."""
+    user: str
+    """File of the user namespace that owns it, to be entered first; empty: none."""
+
+
+class Backend:
+    """Owns one emulator process, from `start` to `close`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid = process.pid
+        self.counters: Counters = ()
+        """The latest."""
+        self._process = process
+        self.on_counters: Callable[[Counters], None] | None = None
+        """Called each second with the links' counters."""
+        self._applied: asyncio.Future[int] | None = None
+        self._applying = asyncio.Lock()
+        self._last_words = ""
+        self._ended: asyncio.Task[str] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._complaints = asyncio.create_task(self._pass_complaints_on(), name="emulator-stderr")
+
+    @classmethod
+    async def start(
+        cls, module: str, config: Mapping[str, Any], deadline_s: float
+    ) -> tuple[Backend, bytes]:
+        """Start an emulator; return it, and the line that says that it is up.
+
+        Call it from the main thread: the leash follows the thread that starts the process.
+
+        Args:
+            module: RELAY or NETNS.
+            config: what it reads from its first line.
+            deadline_s: when it has to be up, on the event loop's clock.
+
+        Raises:
+            EmulatorError: it ended, or was not up in time; in its own words if it had any.
+        """
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+            *(sys.executable, "-m", module),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+        )
+        backend = cls(process)
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                line = await backend._configure(config)
+        except TimeoutError:
+            await backend.close()
+            raise EmulatorError("it was not up in time") from None
+        except BaseException:
+            await backend.close()
+            raise
+        backend._ended = asyncio.create_task(backend._listen(), name="emulator")
+        return backend, line
+
+    async def _configure(self, config: Mapping[str, Any]) -> bytes:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(config).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # it has ended, which the next line tells
+            await self._process.stdin.drain()
+        line = await self._process.stdout.readline()
+        if not line:
+            raise EmulatorError(await self._how_it_ended())
+        return line
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """Change the links, all at once; return when it has taken effect.
+
+        Raises:
+            EmulatorError: it has ended, or does not answer.
+        """
+        async with self._applying:
+            assert self._process.stdin is not None
+            self._applied = asyncio.get_running_loop().create_future()
+            message = {"op": "apply", "changes": [change.to_json() for change in changes]}
+            try:
+                async with asyncio.timeout(APPLY_S):
+                    self._process.stdin.write(json.dumps(message).encode() + b"\n")
+                    await self._process.stdin.drain()
+                    await self._applied
+            except ConnectionError as error:
+                raise EmulatorError("it has ended") from error
+            except TimeoutError as error:
+                raise EmulatorError(f"it did not take a change within {APPLY_S:g} s") from error
+
+    def watch(self, on_end: Callable[[str], None]) -> None:
+        """Call `on_end` when the process ends before `close`."""
+        self._watching = asyncio.create_task(self._watch(on_end), name="emulator-watch")
+
+    async def wait_ended(self) -> str:
+        """Return how it ended, when it does."""
+        assert self._ended is not None, "it is up"
+        return await asyncio.shield(self._ended)
+
+    async def close(self) -> None:
+        """End the process and return when it is gone. A second call changes nothing."""
+        assert self._process.stdin is not None
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        self._process.stdin.close()
+        await self._wait_or_kill()
+        await asyncio.wait([self._complaints, *([self._ended] if self._ended else [])])
+
+    async def _watch(self, on_end: Callable[[str], None]) -> None:
+        on_end(await self.wait_ended())
+
+    async def _listen(self) -> str:
+        """Take what it says until its end; return how it ended."""
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError):  # a line without an end: it is killed below
+            while line := await self._process.stdout.readline():
+                self._hear(line)
+        if self._applied is not None and not self._applied.done():
+            self._applied.set_exception(ConnectionResetError())
+        return await self._how_it_ended()
+
+    async def _wait_or_kill(self) -> int:
+        """Return its exit status; one that has closed its output, or lost its input, is to end."""
+        try:
+            async with asyncio.timeout(STOP_S):
+                return await self._process.wait()
+        except TimeoutError:
+            # Never to a process that may be ending: subprocess would take its status from asyncio.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            return await self._process.wait()
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            op = message["op"]
+            if op == "counters":
+                self.counters = tuple(message["links"])
+                if self.on_counters is not None:
+                    self.on_counters(self.counters)
+            elif op == "applied" and self._applied is not None and not self._applied.done():
+                self._applied.set_result(int(message["count"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise AssertionError(f"our own emulator said {line[:200]!r}") from error
+
+    async def _pass_complaints_on(self) -> None:
+        """Copy its stderr to ours, and keep the last line for whoever asks why it ended."""
+        assert self._process.stderr is not None
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:
+                continue  # longer than any line of ours; asyncio has dropped it
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self._last_words = text or self._last_words
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    async def _how_it_ended(self) -> str:
+        status = await self._wait_or_kill()
+        await asyncio.wait([self._complaints])
+        said = f": {self._last_words}" if self._last_words else ""
+        return f"it ended with {ended_with(status)}{said}"
+
+
+def parse_ready(line: bytes) -> tuple[SiteNamespace, ...]:
+    """Return the namespaces of a `ready` line.
+
+    Raises:
+        EmulatorError: it is another line.
+    """
+    try:
+        message = json.loads(line)
+        if message["op"] == "ready":
+            return tuple(SiteNamespace(**each) for each in message["sites"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise EmulatorError(f"not its `ready` line: {line[:200]!r}")

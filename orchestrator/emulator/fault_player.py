@@ -1,0 +1,148 @@
+"""Carries out a fault script on an emulation that is up, each change at its time."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from orchestrator.emulator.backend import EmulatorError
+from topology.changes import Change, Pause
+from topology.errors import ConfigError
+from topology.faults import Fault, FaultScript, Span, TimedChange, expand
+
+MAX_FAULTS = 10_000
+"""Of a script and what was added while it played: enough for days by hand."""
+_TICK_S = 1e-6
+"""The resolution of a script's times."""
+
+
+class Stage(Protocol):
+    """What a script is played on."""
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """Change links, all at once; EmulatorError when they cannot be changed any more."""
+
+    def pause(self, pause: Pause) -> None:
+        """Stop a site's processes, or let them go on."""
+
+
+class FaultPlayer:
+    """Plays one script, to which faults may be added, from `play` until it is cancelled.
+
+    Args:
+        script: What to play.
+        seed: Instead of the script's own.
+        stage: What to play it on.
+        on_played: Told of each change when it has been made.
+    """
+
+    def __init__(
+        self,
+        script: FaultScript,
+        seed: int | None,
+        stage: Stage,
+        on_played: Callable[[TimedChange], None],
+    ) -> None:
+        self._script = script
+        self._seed = seed
+        self._stage = stage
+        self._on_played = on_played
+        self._pending = list(expand(script, seed))
+        self._played_s = -1.0
+        self._began_s: float | None = None
+        self._added = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._has_ended = False
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time since it began to play; 0 before."""
+        return 0.0 if self._began_s is None else self._clock_s() - self._began_s
+
+    async def play(self) -> None:
+        """Make each change when it is due. Returns only when the emulation has ended."""
+        self._began_s = self._clock_s()
+        try:
+            while True:
+                await self._wait_for_due()
+                await self._play_due()
+        except EmulatorError:
+            return  # whoever owns the emulator sees how it ended
+        finally:
+            self._has_ended = True
+            self._moved.set()
+
+    async def add(self, faults: Sequence[Fault]) -> tuple[Change | Pause, ...]:
+        """Have further faults begin now, whatever time they name; those before them keep theirs.
+
+        Returns:
+            What was changed by that at once, once it is.
+
+        Raises:
+            ConfigError: there are too many by now.
+        """
+        if len(self._script.faults) + len(faults) > MAX_FAULTS:
+            raise ConfigError(f"more than {MAX_FAULTS} faults: start the emulation again")
+        now_s = max(round(self.elapsed_s, 6), round(self._played_s + _TICK_S, 6))
+        now = Span(now_s, now_s)
+        begun = tuple(dataclasses.replace(fault, at_s=now) for fault in faults)
+        self._script = dataclasses.replace(self._script, faults=(*self._script.faults, *begun))
+        self._pending = self._after(expand(self._script, self._seed))
+        made = tuple(timed.change for timed in self._pending if timed.at_s == now_s)
+        self._added.set()
+        while not self._has_ended and self._pending and self._pending[0].at_s <= now_s:
+            self._moved.clear()
+            await self._moved.wait()
+        return made
+
+    def _after(self, timeline: Sequence[TimedChange]) -> list[TimedChange]:
+        """Return what was not played yet."""
+        return [timed for timed in timeline if timed.at_s > self._played_s]
+
+    async def _wait_for_due(self) -> None:
+        """Return when the next change is due."""
+        while not self._pending or self.elapsed_s < self._pending[0].at_s:
+            self._added.clear()
+            wait_s = self._pending[0].at_s - self.elapsed_s if self._pending else None
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._added.wait()
+            except TimeoutError:
+                pass
+
+    async def _play_due(self) -> None:
+        """Make all changes of the next instant; links first, all at once."""
+        at_s = self._pending[0].at_s
+        due = list(itertools.takewhile(lambda timed: timed.at_s == at_s, self._pending))
+        self._played_s = at_s  # a fault that is added meanwhile comes after these
+        changes = [timed.change for timed in due if isinstance(timed.change, Change)]
+        if changes:
+            await self._stage.apply(changes)
+        for timed in due:
+            if isinstance(timed.change, Pause):
+                self._stage.pause(timed.change)
+            self._on_played(timed)
+        self._pending = self._after(self._pending)
+        self._moved.set()
+
+    def _clock_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def needs_relay(faults: Iterable[Fault]) -> str | None:
+    """Return why faults can only be played on the relay; None if on any emulator."""
+    for fault in faults:
+        if fault.action in {"reset", "half_open"}:
+            return f"{fault.action}: only the relay can do that to connections"
+    return None
+
+
+def needs_run(faults: Iterable[Fault]) -> str | None:
+    """Return why faults can only be played on a run; None if on any emulation."""
+    for fault in faults:
+        if fault.action == "pause":
+            return f"pause: {fault.site} has no processes here; `isthmus launch --faults` has"
+    return None
