@@ -76,8 +76,10 @@ def _check_keys(document: Document, index: int) -> str | None:
     """Return the fault's one action, after telling what does not belong to it."""
     fault = document.mapping("faults", index)
     actions = [key for key in fault if key in ACTIONS]
+    # An unknown key has been told of, and may be the misspelt one that is missed here.
+    is_spelt_right = fault.keys() <= _KEYS
     if not actions:
-        if fault.keys() <= _KEYS:  # else a misspelt action has been told of
+        if is_spelt_right:
             document.add(("faults", index), f"does nothing: want one of {one_of(ACTIONS)}")
         return None
     action = actions[0]
@@ -94,7 +96,7 @@ def _check_keys(document: Document, index: int) -> str | None:
     for key in _REQUIRED.get(action, ()):
         if key not in fault:
             document.add(("faults", index), f"missing key {key!r}, which {action!r} needs")
-    if action == "link" and not set(_FIGURES) & fault.keys():
+    if action == "link" and is_spelt_right and not set(_FIGURES) & fault.keys():
         document.add(("faults", index), f"changes nothing: want one or more of {one_of(_FIGURES)}")
     if action == "heal" and fault["heal"] == "all" and "oneway" in fault:
         document.add(("faults", index, "oneway"), "has no use with 'heal: all'", at_key=True)
@@ -141,6 +143,7 @@ def _check_partition(document: Document, topology: Topology | None, index: int) 
     groups: list[list[str]] = []
     for group in range(len(document.sequence(*path))):
         groups.append([])
+        sound = sound and bool(document.sequence(*path, group))
         for member in range(len(document.sequence(*path, group))):
             place = (*path, group, member)
             name = document.text(*place)

@@ -1,0 +1,180 @@
+"""What the `wan` fixture gives a test: relays, changes of their links, and fault scripts."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from orchestrator.emulator.child import LinkCounters, RelayProcess, running_relay
+from orchestrator.emulator.config import RelayConfig, RelayEndpoint, shapes_of
+from orchestrator.emulator.link import LinkShape
+from topology.changes import Change
+from topology.errors import ConfigError
+from topology.faults import FaultScript, TimedChange, expand, load_faults
+from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+
+STOP_WITHIN_S = 60.0
+
+
+class PlayingFaults:
+    """A fault script that is being played, in a thread; `Wan` stops it."""
+
+    def __init__(self, wan: Wan, times: Sequence[TimedChange]) -> None:
+        self.times = tuple(times)
+        """All that the script does."""
+        self._wan = wan
+        self._stopping = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._play, name="faults")
+        self._thread.start()
+
+    def wait(self, within_s: float) -> None:
+        """Return when all has happened.
+
+        Raises:
+            TimeoutError: something is still to come after `within_s`.
+            ConfigError: a change could not be made; the rest was not tried.
+        """
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the fault script goes on after {within_s:g} s")
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Leave out what has not happened yet. Idempotent."""
+        self._stopping.set()
+        self._thread.join(STOP_WITHIN_S)
+
+    def _play(self) -> None:
+        began_s = time.monotonic()
+        for at_s, together in itertools.groupby(self.times, key=lambda each: each.at_s):
+            if self._stopping.wait(max(0.0, began_s + at_s - time.monotonic())):
+                return
+            changes = [each.change for each in together if isinstance(each.change, Change)]
+            try:
+                self._wan.apply(changes)
+            except (ConfigError, TimeoutError) as error:  # for the thread that waits
+                self._error = error
+                return
+
+
+class Wan:
+    """An emulated WAN for one test. Calling it starts a relay; it may be called more than once."""
+
+    def __init__(self) -> None:
+        self._relays: list[tuple[RelayProcess, dict[tuple[str, str], LinkShape]]] = []
+        self._playing: list[PlayingFaults] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Wan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for playing in self._playing:
+            playing.stop()
+        self._stack.close()
+
+    def __call__(
+        self,
+        links: Topology | Iterable[LinkShape],
+        endpoints: Iterable[RelayEndpoint],
+        seed: int = 0,
+    ) -> tuple[RelayEndpoint, ...]:
+        """Start a relay, a process that ends with the test.
+
+        Args:
+            links: A topology, or directed links.
+            endpoints: Where each gateway listens.
+            seed: Of jitter and loss.
+
+        Returns:
+            Where to dial instead, in the order of `endpoints`.
+
+        Raises:
+            ConfigError: the links and endpoints do not fit together, or a host has no address.
+        """
+        shapes = shapes_of(links) if isinstance(links, Topology) else tuple(links)
+        config = RelayConfig(links=shapes, endpoints=tuple(endpoints), seed=seed)
+        relay = self._stack.enter_context(running_relay(config))
+        self._relays.append((relay, {(each.source, each.target): each for each in shapes}))
+        return relay.endpoints
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Change links now; return when it has taken effect. Errors as of RelayProcess.apply."""
+        changes = list(changes)
+        known = self._links()
+        for change in changes:
+            if (change.source, change.target) not in known:
+                raise ConfigError(f"there is no link from {change.source} to {change.target}")
+        for relay, links in self._relays:
+            own = [each for each in changes if (each.source, each.target) in links]
+            if own:
+                relay.apply(own)
+
+    def run_faults(self, script: str | FaultScript, seed: int | None = None) -> PlayingFaults:
+        """Begin to play a fault script; it goes on beside the test, and ends with it.
+
+        Args:
+            script: YAML, or what `topology.faults.load_faults` made of it.
+            seed: Instead of the script's own.
+
+        Raises:
+            ConfigError: with every mistake of the YAML; or it pauses a site, of which this fixture
+                knows no processes.
+        """
+        if isinstance(script, str):
+            script = load_faults(script, "faults", _topology(self._links().values()))
+        if any(fault.action == "pause" for fault in script.faults):
+            raise ConfigError("the wan fixture cannot pause a site: stop its processes yourself")
+        playing = PlayingFaults(self, expand(script, seed))
+        self._playing.append(playing)
+        return playing
+
+    def counters(self) -> LinkCounters:
+        """Return what has passed each directed link by now; of a link of several relays, the last."""
+        found: dict[tuple[str, str], dict[str, int]] = {}
+        for relay, _ in self._relays:
+            found.update({pair: dict(counts) for pair, counts in relay.counters().items()})
+        return found
+
+    def _links(self) -> dict[tuple[str, str], LinkShape]:
+        return {pair: shape for _, links in self._relays for pair, shape in links.items()}
+
+
+def _topology(shapes: Iterable[LinkShape]) -> Topology:
+    """Return a topology with these links, and nothing more to its sites than their names."""
+    shapes = list(shapes)
+    nothing = Accelerator(name="none", peak_flops_per_s={}, memory_bytes=1, mfu=1.0)
+    names = dict.fromkeys(name for each in shapes for name in (each.source, each.target))
+    return Topology(
+        name="wan",
+        sites=tuple(
+            Site(
+                name=name,
+                index=index,
+                nodes=1,
+                accelerators_per_node=1,
+                accelerator=nothing,
+                address="127.0.0.1",
+            )
+            for index, name in enumerate(names)
+        ),
+        links=tuple(
+            Link(
+                source=each.source,
+                target=each.target,
+                bytes_per_s=each.bytes_per_s,
+                rtt_s=2 * each.delay_s,
+                rtt_origin="rtt",
+                jitter_s=each.jitter_s,
+                loss=each.loss,
+            )
+            for each in shapes
+        ),
+        failure=Failure(detect_within_s=15.0, min_sites=1, start_within_s=120.0),
+        coordinator=Endpoint(host="127.0.0.1", port=0),
+    )

@@ -1,0 +1,375 @@
+"""What a fault script comes to: times from a seed, and the state of each link under its faults."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.topology.fault_documents import SCRIPT, TOPOLOGY
+from topology.changes import Change, Pause
+from topology.errors import ConfigError
+from topology.faults import (
+    Fault,
+    FaultScript,
+    Figures,
+    Pair,
+    Span,
+    TimedChange,
+    expand,
+    figures_of,
+    load_faults,
+)
+from topology.load import load_topology
+
+CHAIN = load_topology(TOPOLOGY, "topology.yaml")
+LINKS = figures_of(CHAIN)
+State = tuple[bool, dict[str, float]]
+"""Whether a link is cut, and its figures."""
+
+
+def script(*lines: str, seed: int = 0) -> FaultScript:
+    text = "".join(f"  - {{{line}}}\n" for line in lines)
+    return load_faults(f"version: 1\nseed: {seed}\nfaults:\n{text}", "faults.yaml", CHAIN)
+
+
+def told(*lines: str) -> list[str]:
+    return [f"{each.at_s:g} {each.change}" for each in expand(script(*lines))]
+
+
+def states(times: tuple[TimedChange, ...]) -> dict[float, dict[Pair, State]]:
+    """Return what every link is like after each instant, by what an emulator does with a change."""
+    now: dict[Pair, State] = {pair: (False, dict(figures)) for pair, figures in LINKS.items()}
+    found = {0.0: dict(now)}
+    for timed in times:
+        change = timed.change
+        if isinstance(change, Change):
+            pair = (change.source, change.target)
+            is_cut, figures = now[pair]
+            match change.kind:
+                case "cut":
+                    now[pair] = (True, figures)
+                case "heal":
+                    now[pair] = (False, dict(LINKS[pair]))
+                case "shape":
+                    now[pair] = (is_cut, {**figures, **change.figures()})
+        found[timed.at_s] = dict(now)
+    return found
+
+
+def test_what_one_fault_does_is_undone_when_it_ends() -> None:
+    assert told("at: 5s, link: [east, middle], rate: 10Mbit/s, rtt: 80ms, for: 3s") == [
+        "5 east -> middle: 10Mbit/s, 40ms one way, jitter 0s, loss 0%",
+        "5 middle -> east: 10Mbit/s, 40ms one way, jitter 0s, loss 0%",
+        "8 east -> middle: healed",
+        "8 middle -> east: healed",
+    ]
+
+
+def test_one_way_is_the_first_site_to_the_second() -> None:
+    assert told("at: 5s, cut: [west, middle], oneway: true, for: 3s") == [
+        "5 west -> middle: cut",
+        "8 west -> middle: healed",
+    ]
+
+
+def test_a_partition_cuts_what_crosses_its_groups_and_nothing_else() -> None:
+    assert told("at: 0s, partition: [[east, west], [middle]]") == [
+        "0 east -> middle: cut",
+        "0 middle -> east: cut",
+        "0 middle -> west: cut",
+        "0 west -> middle: cut",
+    ]
+    assert len(told("at: 0s, partition: [[east], [middle, west]]")) == 2
+    assert len(told("at: 0s, partition: [[middle], [west]]")) == 2
+
+
+def test_overlapping_faults_leave_what_the_others_do() -> None:
+    """Two shapes and a cut: the last to begin wins each figure, and each `for` ends only its own."""
+    assert told(
+        "at: 1s, link: [middle, west], rate: 10Mbit/s, loss: 5%, oneway: true, for: 10s",
+        "at: 2s, link: [middle, west], rate: 20Mbit/s, oneway: true, for: 4s",
+        "at: 3s, cut: [middle, west], oneway: true, for: 5s",
+    ) == [
+        "1 middle -> west: 10Mbit/s, 20ms one way, jitter 1ms, loss 5%",
+        "2 middle -> west: 20Mbit/s, 20ms one way, jitter 1ms, loss 5%",
+        "3 middle -> west: cut",
+        "6 middle -> west: 10Mbit/s, 20ms one way, jitter 1ms, loss 5%",
+        "8 middle -> west: healed",
+        "8 middle -> west: 10Mbit/s, 20ms one way, jitter 1ms, loss 5%",
+        "11 middle -> west: healed",
+    ]
+
+
+def test_two_cuts_that_overlap_are_one() -> None:
+    assert told(
+        "at: 1s, cut: [east, middle], oneway: true, for: 4s",
+        "at: 2s, cut: [east, middle], oneway: true, for: 5s",
+    ) == ["1 east -> middle: cut", "7 east -> middle: healed"]
+
+
+def test_an_end_comes_before_a_beginning_at_the_same_instant() -> None:
+    """0.1 s + 0.2 s and 0.3 s are one instant, whatever floating point makes of them."""
+    assert told(
+        "at: 300ms, cut: [east, middle], oneway: true, for: 1s",
+        "at: 100ms, link: [east, middle], rate: 1Mbit/s, oneway: true, for: 200ms",
+    ) == [
+        "0.1 east -> middle: 1Mbit/s, 10ms one way, jitter 0s, loss 0%",
+        "0.3 east -> middle: 1Gbit/s, 10ms one way, jitter 0s, loss 0%",
+        "0.3 east -> middle: cut",
+        "1.3 east -> middle: healed",
+    ]
+
+
+def test_healing_ends_what_has_begun_and_not_what_comes() -> None:
+    assert told(
+        "at: 1s, cut: [east, middle], oneway: true, for: 10s",
+        "at: 2s, link: [middle, west], rate: 1Mbit/s, oneway: true",
+        "at: 3s, heal: [east, middle]",
+        "at: 4s, cut: [east, middle], oneway: true",
+        "at: 5s, heal: all",
+        "at: 6s, heal: all",
+    ) == [
+        "1 east -> middle: cut",
+        "2 middle -> west: 1Mbit/s, 20ms one way, jitter 1ms, loss 0.1%",
+        "3 east -> middle: healed",
+        "4 east -> middle: cut",
+        "5 east -> middle: healed",
+        "5 middle -> west: healed",
+    ]
+
+
+def test_a_flap_cuts_again_and_again_until_it_ends_or_is_healed() -> None:
+    flap = "at: 1s, flap: [east, middle], oneway: true, up: 300ms, down: 100ms, for: 1s"
+    assert [line.split()[0] + " " + line.split()[-1] for line in told(flap)] == [
+        *("1 cut", "1.1 healed", "1.4 cut", "1.5 healed", "1.8 cut", "1.9 healed")
+    ]
+    assert told(flap, "at: 1200ms, heal: all") == told(flap)[:2]
+    assert told(flap.replace("for: 1s", "for: 850ms"))[-1] == "1.85 east -> middle: healed"
+
+
+def test_connections_and_sites_are_told_in_order_with_links_first() -> None:
+    assert told(
+        "at: 2s, pause: west, for: 1s",
+        "at: 3s, reset: [east, middle]",
+        "at: 3s, half_open: [middle, east]",
+        "at: 3s, cut: [east, middle], oneway: true",
+        "at: 3s, pause: west, for: 1s",
+    ) == [
+        "2 west: paused",
+        "3 east -> middle: cut",
+        "3 west: goes on",
+        "3 east -> middle: connections reset",
+        "3 middle -> east: connections closed at middle only",
+        "3 west: paused",
+        "4 west: goes on",
+    ]
+
+
+def test_each_change_names_the_fault_it_follows_from() -> None:
+    times = expand(load_faults(SCRIPT, "faults.yaml", CHAIN))
+    assert {each.fault for each in times} == set(range(10)) - {9}  # nothing is left to heal then
+    assert list(times) == sorted(times, key=lambda each: each.at_s)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_seed_gives_the_same_times_and_stays_in_the_ranges(seed: int) -> None:
+    drawn = script("at: 8s..10s, cut: [east, middle], oneway: true, for: 1s..3s", seed=seed)
+    first, last = expand(drawn)
+    assert expand(drawn) == (first, last), f"{seed=}"
+    assert 8 <= first.at_s <= 10, f"{seed=}"
+    assert 1 - 1e-6 <= last.at_s - first.at_s <= 3 + 1e-6, f"{seed=}"
+    assert expand(drawn, seed + 1) != (first, last), f"{seed=}"
+    assert expand(drawn, seed) == expand(dataclasses.replace(drawn, seed=99), seed), f"{seed=}"
+
+
+def test_times_are_the_same_on_every_machine() -> None:
+    times = expand(script("at: 0s..1h, cut: [east, middle], oneway: true, for: 1ms..1h", seed=7))
+    assert [each.at_s for each in times] == [1910.584514, 2041.775916]
+
+
+def test_a_fault_at_the_end_moves_none_before_it() -> None:
+    lines = ["at: 8s..10s, cut: [east, middle]", "at: 1s..9s, reset: [middle, west]"]
+    before = expand(script(*lines))
+    after = expand(script(*lines, "at: 0s..20s, pause: west, for: 1s..2s"))
+    assert [each for each in after if each.fault < 2] == list(before)
+
+
+def spans(low_s: float, high_s: float) -> st.SearchStrategy[Span]:
+    times = st.floats(low_s, high_s, allow_nan=False)
+    return st.tuples(times, times).map(lambda pair: Span(min(pair), max(pair)))
+
+
+FIGURES = st.dictionaries(
+    st.sampled_from(("bytes_per_s", "delay_s", "jitter_s", "loss")),
+    st.sampled_from((0.25, 0.5)),
+    min_size=1,
+)
+SOME_LINKS = st.lists(st.sampled_from(sorted(LINKS)), min_size=1, max_size=4, unique=True).map(
+    tuple
+)
+LASTING = spans(0.01, 5)
+WITHOUT_END = st.builds(Fault, action=st.just("cut"), at_s=spans(0, 9), links=SOME_LINKS)
+FAULTS = st.one_of(
+    st.builds(Fault, action=st.just("cut"), at_s=spans(0, 9), for_s=LASTING, links=SOME_LINKS),
+    st.builds(
+        Fault,
+        action=st.just("link"),
+        at_s=spans(0, 9),
+        for_s=LASTING,
+        links=SOME_LINKS,
+        figures=FIGURES,
+    ),
+    st.builds(
+        Fault,
+        action=st.just("flap"),
+        at_s=spans(0, 9),
+        for_s=LASTING,
+        links=SOME_LINKS,
+        up_s=spans(0.05, 1),
+        down_s=spans(0.05, 1),
+    ),
+    st.builds(Fault, action=st.just("heal"), at_s=spans(0, 9), links=SOME_LINKS),
+)
+SEEDS = st.integers(0, 2**63 - 1)
+
+
+@pytest.mark.slow
+@given(st.lists(FAULTS, max_size=8), SEEDS)
+def test_when_all_has_ended_every_link_is_as_configured(faults: list[Fault], seed: int) -> None:
+    times = expand(FaultScript(seed=seed, faults=tuple(faults), links=LINKS))
+    assert list(times) == sorted(times, key=lambda each: each.at_s)
+    assert all(each.at_s == round(each.at_s, 6) for each in times)
+    last = list(states(times).values())[-1]
+    assert last == {pair: (False, dict(figures)) for pair, figures in LINKS.items()}
+
+
+@pytest.mark.slow
+@given(st.lists(FAULTS | WITHOUT_END, max_size=8), SEEDS)
+def test_a_link_is_at_any_time_what_its_active_faults_make_of_it(
+    faults: list[Fault], seed: int
+) -> None:
+    """Against each fault's own times, as it has them by itself: no machinery in common."""
+    links = LINKS
+    times = expand(FaultScript(seed=seed, faults=tuple(faults), links=links))
+    alone = [intervals(index, faults, seed) for index in range(len(faults))]
+    for at_s, found in states(times).items():
+        for pair in links:
+            assert found[pair] == expected_state(at_s, pair, faults, alone), f"{at_s=} {pair=}"
+
+
+def intervals(index: int, faults: list[Fault], seed: int) -> list[tuple[float, float]]:
+    """Return when a fault would be active, were it the only one: the others do nothing."""
+    fault = faults[index]
+    idle = [dataclasses.replace(each, action="heal", links=()) for each in faults]
+    probe = dataclasses.replace(fault, links=(("east", "middle"),))
+    if fault.action == "link":  # figures that change nothing would not show
+        probe = dataclasses.replace(probe, figures={"loss": 0.75})
+    if fault.action == "heal":
+        probe = dataclasses.replace(probe, action="cut", for_s=None)
+    idle[index] = probe
+    times = expand(FaultScript(seed=seed, faults=tuple(idle), links=LINKS))
+    begins = [each.at_s for each in times if str(each.change).split(": ")[1] != "healed"]
+    ends = [each.at_s for each in times if str(each.change).split(": ")[1] == "healed"]
+    return list(zip(begins, [*ends, float("inf")], strict=False))
+
+
+def expected_state(
+    at_s: float, pair: Pair, faults: list[Fault], alone: list[list[tuple[float, float]]]
+) -> State:
+    is_cut, figures = False, dict(LINKS[pair])
+    order = sorted(range(len(faults)), key=lambda index: (alone[index][0][0], index))
+    for place, index in enumerate(order):
+        fault = faults[index]
+        healed = any(
+            faults[later].action == "heal"
+            and pair in faults[later].links
+            and alone[later][0][0] <= at_s
+            for later in order[place + 1 :]
+        )
+        active = any(begin_s <= at_s < end_s for begin_s, end_s in alone[index])
+        if fault.action == "heal" or pair not in fault.links or healed or not active:
+            continue
+        is_cut = is_cut or fault.figures is None
+        figures.update(fault.figures or {})
+    return is_cut, figures
+
+
+CHANGES = st.one_of(
+    st.builds(
+        Change,
+        kind=st.sampled_from(("cut", "heal", "reset", "half_open")),
+        source=st.just("a"),
+        target=st.just("b"),
+    ),
+    FIGURES.map(lambda figures: Change(kind="shape", source="a", target="b", **figures)),
+)
+
+
+@given(CHANGES)
+def test_a_change_survives_json(change: Change) -> None:
+    assert Change.from_json(json.loads(json.dumps(change.to_json()))) == change
+    assert str(change).startswith("a -> b: ")
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_pause_survives_json(is_paused: bool) -> None:
+    pause = Pause(site="a", is_paused=is_paused)
+    assert Pause.from_json(json.loads(json.dumps(pause.to_json()))) == pause
+
+
+SHAPE = {"kind": "shape", "source": "a", "target": "b"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (7, "change: want an object, got 7"),
+        ({**SHAPE, "rate": 1}, "change: unknown key 'rate'; want kind, source, target"),
+        ({"kind": "cut", "source": "a"}, "change: target is missing"),
+        ({"kind": "cut", "source": "a", "target": 5}, "change.target: want a text, got 5"),
+        ({**SHAPE, "kind": "bend"}, "change.kind: want one of shape, cut, heal"),
+        ({**SHAPE, "target": "a"}, "change.target: want another site"),
+        (SHAPE, "change.shape: want at least one of bytes_per_s"),
+        ({**SHAPE, "kind": "cut", "loss": 0.5}, "change.cut: want none of bytes_per_s"),
+        ({**SHAPE, "loss": 1.5}, "change.loss: want 0 to 1, got 1.5"),
+        ({**SHAPE, "loss": True}, "change.loss: want a number, got True"),
+        ({**SHAPE, "delay_s": -1}, "change.delay_s: want 0 or more"),
+        ({**SHAPE, "bytes_per_s": 0}, "change.bytes_per_s: want more than 0"),
+        ({**SHAPE, "bytes_per_s": float("nan")}, "change.bytes_per_s: want more than 0"),
+        ({**SHAPE, "bytes_per_s": 10**400}, "change: a number is too large"),
+    ],
+)
+def test_what_is_no_change_is_told(wrong: object, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Change.from_json(wrong)
+    assert message in str(raised.value)
+
+
+def test_what_is_no_pause_is_told() -> None:
+    with pytest.raises(ConfigError, match="want pause or resume"):
+        Pause.from_json({"kind": "stop", "site": "a"})
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_an_emulator_imports_changes_without_waiting_for_pydantic() -> None:
+    code = "import sys, topology.faults; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "False False"
+
+
+def test_figures_are_those_of_the_topology() -> None:
+    figures: Figures = LINKS["west", "middle"]
+    assert figures == {"bytes_per_s": 12.5e6, "delay_s": 0.02, "jitter_s": 0.001, "loss": 0.001}
