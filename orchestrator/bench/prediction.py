@@ -17,7 +17,7 @@ import dataclasses
 import math
 
 from orchestrator.bench.record import Predicted
-from topology.compute import num_parameters, step_compute_s
+from topology.compute import num_parameters, site_shares, step_compute_s
 from topology.job import Job
 from topology.wire_time import exchange_time_s
 from topology.world import Topology
@@ -46,14 +46,18 @@ def predict(
     by_site_s = [step_compute_s(job, topology, site) for site in topology.sites]
     if job.exchange.schedule == "off":
         compute_s = expected_s = math.fsum(by_site_s) / len(by_site_s)
-        exchange_s = 0.0
+        exchange_s, efficiency = 0.0, 1.0
     else:
         compute_s = max(by_site_s)
         exchange_s, expected_s = _exchange(job, topology, wire_ratio, compute_s)
+        shares = [sum(site_shares(job, topology, site)) for site in topology.sites]
+        alone = math.fsum(share / site_s for share, site_s in zip(shares, by_site_s, strict=True))
+        efficiency = job.trainer.global_batch / expected_s / alone
     return Predicted(
         compute_s=compute_s,
         exchange_s=exchange_s,
         step_s=expected_s,
+        efficiency=efficiency,
         deviation=step_s / expected_s - 1,
     )
 

@@ -149,8 +149,10 @@ class Predicted:
     exchange_s: float
     """If nothing hid it."""
     step_s: float
+    efficiency: float
+    """That all sites would reach with such a step, each of them computing all the time by itself."""
     deviation: float
-    """Of the measured step from it, as a share of it: 0.02 is 2 % slower."""
+    """Of the measured step from the predicted one, as a share of it: 0.02 is 2 % slower."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

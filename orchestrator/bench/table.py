@@ -73,6 +73,7 @@ def _efficiency(settings: Sequence[Setting], plus_minus: str) -> FittingTable:
         [
             *_setting_columns(settings),
             column("efficiency", lambda result: _interval(result.efficiency, plus_minus)),
+            column("predicted", predicted("{:.3f}".format, "efficiency")),
             column("tokens/s", lambda result: figures.count(result.tokens_per_s.mean)),
             column("step", lambda result: figures.duration(result.step_s.mean)),
             column("predicted", predicted(figures.duration, "step_s")),

@@ -30,6 +30,7 @@ from orchestrator.journal import Journal
 from orchestrator.run_files import METRICS, RunFiles
 from topology.load import load_topology
 from topology.templates import job_yaml, topology_yaml
+from topology.world import Link
 
 BEGAN_S = 1_790_000_000.0
 """Wall time at which every such run was submitted."""
@@ -49,17 +50,38 @@ def record_run(
     buckets: int = 6,
     every: int = 10,
     faults: tuple[Mapping[str, str], ...] = (),
+    name: str = "hello-wan",
     state: str = "SUCCEEDED",
     reason: str = "",
     seed: int = 7,
 ) -> RunFolder:
-    """Write a run that has ended; `every` 0 keeps no timelines."""
+    """Write a run that has ended.
+
+    Args:
+        home: where.
+        run_id: its id.
+        sites: their names, in place of the topology's in all but its file.
+        topology: YAML; that of `isthmus init` if there is none.
+        steps: of training.
+        buckets: a step.
+        every: steps between timelines, and the first three; 0: none.
+        faults: labels of fault records, four seconds apart.
+        name: the job's.
+        state: how it ended; unless SUCCEEDED, rank 1 of the last site was killed.
+        reason: why so.
+        seed: of what is drawn.
+    """
     text = topology or topology_yaml()
     folder, is_new = claim_run_folder(home, run_id, job_yaml())
     assert is_new
     (folder.path / TOPOLOGY).write_text(text, encoding="utf-8")
-    links = load_topology(text, TOPOLOGY).links
-    _journal(folder, sites, links, state, reason)
+    described = load_topology(text, TOPOLOGY)
+    renamed = {site.name: given for site, given in zip(described.sites, sites, strict=True)}
+    links = [
+        dataclasses.replace(link, source=renamed[link.source], target=renamed[link.target])
+        for link in described.links
+    ]
+    _journal(folder, name, sites, links, state, reason)
     pairs = [(link.source, link.target) for link in links]
     records = [
         *_steps(sites, steps, random.Random(seed)),
@@ -95,7 +117,12 @@ def metric(
 
 
 def _journal(
-    folder: RunFolder, sites: tuple[str, ...], links: Any, state: str, reason: str
+    folder: RunFolder,
+    name: str,
+    sites: tuple[str, ...],
+    links: list[Link],
+    state: str,
+    reason: str,
 ) -> None:
     journal = Journal(folder.path)
     generation = journal.raise_generation()
@@ -244,7 +271,7 @@ def _fault(index: int, labels: Mapping[str, str]) -> Record:
 
 
 def record_bench(home: Path, name: str = "b1", *, swept: bool = True) -> Path:
-    """Write a benchmark, of 3 RTTs × 2 bandwidths × 2 codecs or of one setting; return its folder."""
+    """Write a benchmark, of three RTTs, two bandwidths and two codecs, or of one setting; return its folder."""
     sweeps = (
         Sweep(path="links.*.rtt", values=("5ms", "20ms", "80ms")),
         Sweep(path="links.*.bandwidth", values=("200Mbit/s", "1Gbit/s")),
@@ -329,6 +356,7 @@ def _setting(overrides: dict[str, str], index: int) -> Setting:
             compute_s=compute_s,
             exchange_s=exposed_s,
             step_s=predicted_s,
+            efficiency=compute_s / predicted_s,
             deviation=step_s / predicted_s - 1,
         ),
     )

@@ -153,6 +153,7 @@ def test_what_is_predicted() -> None:
     found = predict(serial, TOPOLOGY, "relay", 0.9, 2 * (compute_s + exchange_s))
     assert found is not None
     assert found.step_s == pytest.approx(compute_s + exchange_s)
+    assert found.efficiency == pytest.approx(compute_s / (compute_s + exchange_s))
     assert found.deviation == pytest.approx(1.0)
 
     # One bucket holds the whole gradient: there is nothing that backward could hide.
@@ -163,7 +164,7 @@ def test_what_is_predicted() -> None:
 
     off = predict(benches.a_job("off"), TOPOLOGY, "relay", None, compute_s)
     assert off is not None
-    assert off.exchange_s == 0.0
+    assert (off.exchange_s, off.efficiency) == (0.0, 1.0)
     assert off.deviation == pytest.approx(0.0)
 
 
