@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.blocks import chart
-from orchestrator.report.markup import Markup, element, percent
+from orchestrator.report.markup import Markup, element, percent, shortened
 from orchestrator.view import figures
 
 _ROW_PX = 62
 _BAR_Y_PX, _BAR_PX = 22, 24
 _HIDDEN_Y_PX, _HIDDEN_PX = 49, 5
-_FITS, _FITS_A_PHONE = 0.08, 0.22
+_FITS, _FITS_A_PHONE = 0.06, 0.2
 """Shares of the chart's width that a value's text needs."""
+_MAX_NAME = 36
+"""Characters: beside them a phone has room for the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def stacked_bars(label: str, bars: Sequence[Bar]) -> Markup:
 def _row(bar: Bar, widest_s: float) -> list[Markup]:
     total = figures.duration(bar.total_s)
     drawn = [
-        element("text", bar.name, x=0, y=15, class_="name"),
+        element("text", shortened(bar.name, _MAX_NAME), x=0, y=15, class_="name"),
         element("text", total, x="100%", y=15, class_="end total"),
     ]
     at_s = 0.0

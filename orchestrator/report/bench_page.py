@@ -17,6 +17,7 @@ from orchestrator.report.scales import logarithmic, rounded
 from orchestrator.report.wording import PART_CLASSES
 from orchestrator.view import figures
 
+_MAX_BARS = 40
 _COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
 
 
@@ -54,7 +55,7 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
     for index, curve in enumerate(curves):
         colour = _COLOURS[index % len(_COLOURS)]
         if len(curve.predicted) > 1:
-            series.append(Series("predicted", colour, curve.predicted, dashed=True))
+            series.append(Series("", colour, curve.predicted, dashed=True))
         series.append(_measured(curve, colour))
     values = [y for each in series for _, y in each.points]
     lows = [low for each in series for _, low, _ in each.intervals]
@@ -104,7 +105,9 @@ def _split(done: Sequence[Setting]) -> Markup:
     ]
     behind = table(["setting", *PARTS.values(), "WAN, hidden"], rows)
     note = "The mean over sites and measured steps. The thin line took no time: backward hid it."
-    return section("Where the time of a step went", split_figure(bars, behind, note))
+    if len(bars) > _MAX_BARS:
+        note += f" The first {_MAX_BARS} of {len(bars)} settings are drawn, the table has all."
+    return section("Where the time of a step went", split_figure(bars[:_MAX_BARS], behind, note))
 
 
 def _predicted(bench: Bench) -> Markup:

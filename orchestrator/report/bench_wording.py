@@ -38,7 +38,7 @@ class Curve:
     measured: tuple[Point, ...]
     intervals: tuple[tuple[float, float, float], ...]
     predicted: tuple[Point, ...]
-    """The efficiency if steps had taken as long as was predicted."""
+    """As the topology's figures let expect."""
 
 
 def asked(bench: Bench) -> str:
@@ -94,7 +94,7 @@ def settings_grid(bench: Bench) -> Grid:
                 result.emulator,
             ]
         )
-    return Grid(headings, rows)
+    return Grid(headings, rows).told()
 
 
 def predicted_grid(bench: Bench) -> Grid:
@@ -102,6 +102,8 @@ def predicted_grid(bench: Bench) -> Grid:
     rows = [
         [
             name_of(setting),
+            percent(result.efficiency.mean),
+            percent(predicted.efficiency),
             figures.duration(result.step_s.mean),
             figures.duration(predicted.step_s),
             f"{predicted.deviation * 100:+.1f}%",
@@ -113,8 +115,10 @@ def predicted_grid(bench: Bench) -> Grid:
     ]
     headings = [
         "setting",
-        "step",
+        "efficiency",
         "predicted",
+        "step",
+        "predicted step",
         "deviation",
         "of it compute",
         "exchange, if unhidden",
@@ -140,7 +144,7 @@ def links_grid(bench: Bench) -> Grid:
         for link in setting.result.links
     ]
     headings = ["setting", "link", "bandwidth", "RTT", "loss", "sent a step", "utilisation"]
-    return Grid([*headings, "egress, 10⁹ tokens"], rows, num_text=2)
+    return Grid([*headings, "egress, 10⁹ tokens"], rows, num_text=2).told()
 
 
 def failures_grid(bench: Bench) -> Grid:
@@ -184,11 +188,7 @@ def _curve(name: str, found: list[tuple[float, Result]]) -> Curve:
         for x, result in found
         if (half := result.efficiency.half_width) is not None
     ]
-    predicted = [
-        (x, result.efficiency.mean * result.step_s.mean / result.predicted.step_s)
-        for x, result in found
-        if result.predicted
-    ]
+    predicted = [(x, result.predicted.efficiency) for x, result in found if result.predicted]
     measured = [(x, result.efficiency.mean) for x, result in found]
     return Curve(name, tuple(measured), tuple(intervals), tuple(predicted))
 
@@ -199,7 +199,17 @@ def name_of(setting: Setting) -> str:
 
 
 def _name(overrides: dict[str, str]) -> str:
-    return ", ".join(f"{path.split('.')[-1]} {value}" for path, value in overrides.items())
+    """Return `20ms RTT, 1Gbit/s, fp32`: what a value says by itself is not said again."""
+    return ", ".join(_value(path, value) for path, value in overrides.items())
+
+
+def _value(path: str, value: str) -> str:
+    *before, key = path.split(".")
+    of_one_link = before[:1] == ["links"] and before[1:] != ["*"]
+    words = {"rtt": f"{value} RTT", "bandwidth": value, "codec": value}
+    if key in words and not of_one_link:
+        return words[key]
+    return f"{'.'.join([*before, key]) if of_one_link else key} {value}"
 
 
 def within(interval: Interval) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.blocks import chart, table
-from orchestrator.report.markup import Markup, element, percent
+from orchestrator.report.markup import Markup, element, percent, shortened
 from orchestrator.report.scales import Scale, linear
 from orchestrator.report.timelines import Bucket, SiteTimeline, StepTimeline
 from orchestrator.view import figures
@@ -25,6 +25,8 @@ _AXIS_PX, _HEAD_PX, _COMPUTE_PX, _GAP_PX = 26, 24, 16, 20
 _MAX_PITCH_PX, _MIN_PITCH_PX, _BUCKETS_PX = 13.0, 3.0, 160.0
 _LABELLED_PITCH_PX = 11.0
 """Rows that are lower have no room for a bucket's number."""
+_MAX_NAME = 22
+"""Characters: beside them a phone has room for the step's times."""
 _FITS = 0.16
 """Share of the width that the words in a compute bar need."""
 
@@ -116,7 +118,7 @@ def _site(name: str, site: SiteTimeline, zero_s: float, scale: Scale, lane: _Lan
     length = figures.duration(site.end_s - site.begin_s)
     exposed = figures.duration(site.exposed_s)
     drawn = [
-        element("text", name, x=0, y=lane.top_px + 16, class_="name"),
+        element("text", shortened(name, _MAX_NAME), x=0, y=lane.top_px + 16, class_="name"),
         element(
             "text",
             f"{length}, {exposed} after backward",
@@ -200,4 +202,4 @@ def _rect(
 
 def steps_in_order(steps: Sequence[StepTimeline]) -> list[str]:
     """Return what the step selector offers."""
-    return [f"{step.step}, {figures.duration(step.end_s - step.begin_s)}" for step in steps]
+    return [f"step {step.step}, {figures.duration(step.end_s - step.begin_s)}" for step in steps]

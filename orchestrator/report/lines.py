@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.report.blocks import chart, key
-from orchestrator.report.markup import Markup, element, join, percent
+from orchestrator.report.markup import Markup, element, join, percent, shortened
 from orchestrator.report.scales import Scale
 
 _HEIGHT_PX = 280
@@ -25,6 +25,7 @@ class Series:
     """One line."""
 
     name: str
+    """Empty: neither labelled nor in the key."""
     class_: str
     """Its colour."""
     points: Sequence[tuple[float, float]]
@@ -71,7 +72,11 @@ def line_chart(spec: LineChart) -> Markup:
         *_end_labels(spec),
         class_="lines",
     )
-    names = {f"line {each.class_}": f"{each.name} {each.end}".strip() for each in spec.series}
+    names = {
+        f"line {each.class_}": f"{each.name} {each.end}".strip()
+        for each in spec.series
+        if each.name
+    }
     return join(
         element("p", spec.y_title, class_="axis-title"),
         key(names, "narrow"),
@@ -137,6 +142,7 @@ def _line(series: Series, spec: LineChart) -> Markup:
         element("path", d=path, class_="dashed" if series.dashed else None),
         viewBox=f"0 0 {_UNITS} {_HEIGHT_PX}",
         preserveAspectRatio="none",
+        aria_hidden="true",
         width="100%",
         height=_HEIGHT_PX,
     )
@@ -158,8 +164,10 @@ def _line(series: Series, spec: LineChart) -> Markup:
 
 
 def _end_labels(spec: LineChart) -> list[Markup]:
-    """Return each line's name at its end, moved apart where they would overlap."""
-    wanted = sorted((_y_px(spec, each.points[-1][1]), at) for at, each in enumerate(spec.series))
+    """Return each line's name right of its end, moved apart where they would overlap."""
+    wanted = sorted(
+        (_y_px(spec, each.points[-1][1]), at) for at, each in enumerate(spec.series) if each.name
+    )
     places: list[float] = []
     for y, _ in wanted:
         places.append(max(y, places[-1] + _LABEL_PX) if places else y)
@@ -167,9 +175,7 @@ def _end_labels(spec: LineChart) -> list[Markup]:
     drawn = []
     for (_, at), y in zip(wanted, places, strict=True):
         series = spec.series[at]
-        name = series.name if len(series.name) <= _MAX_LABEL else f"{series.name[:_MAX_LABEL]}…"
-        words = f"{name} {series.end}".strip()
-        x = percent(spec.x(series.points[-1][0]))
-        text = element("text", words, x=x, dx=8, y=y - overflow + 4, class_="label wide")
+        words = f"{shortened(series.name, _MAX_LABEL)} {series.end}".strip()
+        text = element("text", words, x="100%", dx=8, y=y - overflow + 4, class_="label wide")
         drawn.append(element("g", text, class_=f"series {series.class_}"))
     return drawn

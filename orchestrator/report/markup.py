@@ -41,6 +41,11 @@ def text_of(value: str) -> str:
     return "".join(each if each.isprintable() else " " for each in value)
 
 
+def shortened(text: str, max_length: int) -> str:
+    """Return `text`, or its beginning and an ellipsis: drawings cannot wrap words."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
 def _text(child: Markup | str) -> str:
     return child if isinstance(child, Markup) else escape(text_of(child), quote=False)
 

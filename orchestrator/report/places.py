@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from orchestrator.report.facts import SiteFacts
 from orchestrator.report.scales import ticks
 
-ASPECT = 1.9
-"""Width over height of the drawing."""
+ASPECT = 2.3
+"""Width over height of the drawing, as in page.css; on a phone it is drawn higher."""
 _MARGIN = 0.22
 """Of the sites' extent, on each side: names need room."""
 _MIN_SPAN_DEG = 8.0

@@ -168,7 +168,7 @@ def _timeline(facts: RunFacts, prefix: str) -> Markup:
     ]
     chooser = element(
         "div",
-        element("label", "step, and how long it took", for_=f"{prefix}-step"),
+        element("label", "Show", for_=f"{prefix}-step"),
         element("button", "Before", type="button"),
         element("select", *options, id=f"{prefix}-step", autocomplete="off"),
         element("button", "After", type="button"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.report.blocks import key
 from orchestrator.report.facts import LinkFacts, SiteFacts
-from orchestrator.report.markup import Markup, element, join, percent
+from orchestrator.report.markup import Markup, element, join, percent, shortened
 from orchestrator.report.places import ASPECT, Layout, lay_out
 from orchestrator.view import figures
 
@@ -21,8 +21,8 @@ _KEY = {
 }
 _APART_PX = 3.0
 """Half of the way between the two directions of a link."""
-_WIDTH_PX = 720.0
-"""At which two names are told to be close; the drawing itself has any width."""
+_MAX_NAME = 22
+"""Characters of a site's name and of what it has."""
 
 
 def site_map(sites: Sequence[SiteFacts], links: Sequence[LinkFacts]) -> Markup:
@@ -42,7 +42,6 @@ def site_map(sites: Sequence[SiteFacts], links: Sequence[LinkFacts]) -> Markup:
         role="img",
         aria_label=f"Sites {kind}, with the links between them",
         class_="chart map",
-        style=f"aspect-ratio:{ASPECT}",
         width="100%",
     )
     return join(key(_KEY, "links-key"), drawing)
@@ -120,37 +119,20 @@ def _use(
 
 def _site(site: SiteFacts, layout: Layout) -> Markup:
     x, y = layout.places[site.site]
-    above = _has_neighbour_below(site.site, layout.places)
+    # Links lead to the others: the name stands on the other side.
+    others = [place[1] for name, place in layout.places.items() if name != site.site]
+    is_above = math.fsum(others) / len(others) > y
     ranks = "" if site.num_ranks is None else f"{site.num_ranks} on {site.accelerator}"
     side = "end" if x > 0.85 else "start" if x < 0.15 else "mid"
+
+    def text(words: str, max_length: int, dy: int, class_: str) -> Markup:
+        words = shortened(words, max_length)
+        return element("text", words, x=percent(x), y=percent(y), dy=dy, class_=f"{side} {class_}")
+
     return element(
         "g",
+        element("title", f"{site.site}: {ranks}" if ranks else site.site),
         element("circle", cx=percent(x), cy=percent(y), r=7, class_="site"),
-        element(
-            "text",
-            site.site,
-            x=percent(x),
-            y=percent(y),
-            dy=-28 if above else 24,
-            class_=f"{side} name",
-        ),
-        element(
-            "text",
-            ranks,
-            x=percent(x),
-            y=percent(y),
-            dy=-14 if above else 39,
-            class_=f"{side} tick",
-        ),
-    )
-
-
-def _has_neighbour_below(name: str, places: Mapping[str, tuple[float, float]]) -> bool:
-    """Whether another site lies where this one's name would be written."""
-    x, y = places[name]
-    return any(
-        other != name
-        and abs(place[0] - x) * _WIDTH_PX < 110
-        and 0 <= (place[1] - y) * _WIDTH_PX / ASPECT < 70
-        for other, place in places.items()
+        text(site.site, _MAX_NAME, -28 if is_above else 24, "name"),
+        text(ranks, _MAX_NAME, -14 if is_above else 39, "tick"),
     )

@@ -44,6 +44,16 @@ class Grid:
     rows: Sequence[Sequence[str]]
     num_text: int = 1
 
+    def told(self) -> Grid:
+        """Return the table without columns of figures that no row knows."""
+        kept = [
+            at
+            for at in range(len(self.headings))
+            if at < self.num_text or any(row[at] not in {figures.UNKNOWN, ""} for row in self.rows)
+        ]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return Grid([self.headings[at] for at in kept], rows, self.num_text)
+
 
 def title(facts: RunFacts) -> str:
     """Return what the run is called."""
@@ -102,7 +112,7 @@ def split_grid(facts: RunFacts) -> Grid:
         ]
         for site in facts.sites
     ]
-    return Grid(headings, rows)
+    return Grid(headings, rows).told()
 
 
 def links_grid(facts: RunFacts) -> Grid:
@@ -124,7 +134,7 @@ def links_grid(facts: RunFacts) -> Grid:
         ]
         for link in facts.links
     ]
-    return Grid(headings, rows)
+    return Grid(headings, rows).told()
 
 
 def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:

@@ -217,8 +217,10 @@ def _instants(
 ) -> Iterator[TraceEvent]:
     """Yield what happened: of a site in its process, else over the whole trace."""
     told = [(event.wall_s, event.kind, event.site, "event") for event in record.events]
-    for fault in record.faults:
-        told.append((fault.wall_s, f"{fault.what} {fault.where}".strip(), fault.site, "fault"))
+    told += [
+        (fault.wall_s, f"{fault.what} {fault.where}".strip(), fault.site, "fault")
+        for fault in record.faults
+    ]
     for wall_s, name, site, category in told:
         yield {
             "ph": "i",

@@ -91,7 +91,7 @@ def exit_words(exit_code: int) -> str:
 def _three_digits(value: float, base: int, units: tuple[str, ...]) -> str:
     """Return `value` in the largest unit of which there is at least one, after rounding."""
     power = 0
-    while power < len(units) - 1 and float(f"{value / base**power:.3g}") >= base:
+    while power < len(units) - 1 and round(value / base**power) >= base:
         power += 1
     scaled = value / base**power
     decimals = max(0, 3 - len(f"{scaled:.0f}"))

@@ -1,0 +1,243 @@
+"""The page, Markdown and figures of runs and benchmarks: complete, escaped, and honest about gaps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from orchestrator.bench.record import BENCH, Bench, read_bench
+from orchestrator.home import TOPOLOGY, RunFolder
+from orchestrator.recorded import RecordedRun
+from orchestrator.report.facts import RunFacts, run_facts
+from orchestrator.report.markdown import markdown
+from orchestrator.report.page import page
+from orchestrator.report.records import RunRecord, read_record
+from orchestrator.run_files import METRICS
+from tests.fakes.recorded_runs import append_line, metric, record_bench, record_run
+from topology.templates import topology_yaml
+
+HOSTILE = ('"><script>alert(1)</script>', "</title><img src=x onerror=alert(2)>", "a|b`*\u202e\n")
+VOID = {"br", "hr", "input", "link", "meta"}
+FAULTS = (
+    {"what": "shape", "source": "oregon", "target": "virginia"},
+    {"what": "cut", "source": "virginia", "target": "oregon"},
+    {"what": "pause", "site": "montreal"},
+    {"what": "heal"},
+)
+
+
+def record_of(folder: RunFolder) -> RunRecord:
+    recorded = RecordedRun(folder)
+    return read_record(recorded.run(), list(recorded.events(0)))
+
+
+def facts_of(folder: RunFolder) -> RunFacts:
+    return run_facts(record_of(folder))
+
+
+class Balance(HTMLParser):
+    """Holds that every tag ends where it should, and keeps what a page consists of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def checked(text: str) -> Balance:
+    """Parse a page; hold that it is well-formed and asks for nothing from elsewhere."""
+    parsed = Balance()
+    parsed.feed(text)
+    parsed.close()
+    assert not parsed.open
+    for drawing in re.findall(r"<svg class.*?</svg>|<svg role.*?</svg>", text, re.DOTALL):
+        if drawing.count("<svg") == drawing.count("</svg>"):
+            ElementTree.fromstring(drawing)
+    assert {value for name, value in parsed.attributes if name in {"href", "src"}} <= {
+        "data:,",
+        "#figures",
+    }
+    assert "url(" not in text
+    assert "@import" not in text
+    identifiers = [value for name, value in parsed.attributes if name == "id"]
+    assert len(identifiers) == len(set(identifiers))
+    return parsed
+
+
+def page_of(*runs: RunFacts, benches: tuple[Bench, ...] = ()) -> str:
+    return page(list(runs), list(benches), "0.0")
+
+
+def test_the_page_of_a_run_has_all_sections(tmp_path: Path) -> None:
+    facts = facts_of(record_run(tmp_path, faults=FAULTS))
+    text = page_of(facts)
+    checked(text)
+    for title in ("Sites and links", "Where the time", "Timeline", "Loss", "Faults", "The plan"):
+        assert f"<h3>{title}" in text
+    assert "star at virginia" in text
+    assert text.count("data-step=") == 7
+    assert "to 10Mbit/s, delay 40ms" in text
+    assert 'class="missing"' not in text
+
+
+def test_figures_follow_from_the_records(tmp_path: Path) -> None:
+    facts = facts_of(record_run(tmp_path, faults=FAULTS, steps=40))
+    assert (facts.steps, facts.tokens, facts.verified_steps) == (40, pytest.approx(245760), 5)
+    assert facts.tokens_per_s == pytest.approx(245760 / (40 * 0.4))
+    for site in facts.sites:
+        assert sum(site.parts_s.values()) == pytest.approx(site.step_s)
+    link = facts.links[0]
+    assert link.use == pytest.approx(7.5e6 / 25e6)
+    assert link.ratio == pytest.approx(2.85)
+    assert facts.links[-1].sent_bytes is None
+    assert [fault.step for fault in facts.faults] == [10, 20, 30, 40]
+    assert [fault.where for fault in facts.faults] == [
+        "oregon → virginia",
+        "virginia → oregon",
+        "montreal",
+        "",
+    ]
+    assert facts.num_timelines == 7
+    assert json.loads(json.dumps(dataclasses.asdict(facts)))["plan"]["codec"] == "bf16-split"
+
+
+def test_egress_is_priced(tmp_path: Path) -> None:
+    text = topology_yaml().replace("rtt: 62ms,", "rtt: 62ms, egress: 0.02USD/GB,")
+    facts = facts_of(record_run(tmp_path, topology=text))
+    sent = sum(link.sent_bytes or 0 for link in facts.links[:2])
+    assert facts.egress_usd == pytest.approx(sent * 0.02e-9)
+    assert "egress" in page_of(facts)
+
+
+@pytest.mark.slow
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, sites=HOSTILE, name=HOSTILE[0], faults=({"what": HOSTILE[1]},))
+    facts = facts_of(folder)
+    text = page_of(facts, facts)
+    parsed = checked(text)
+    assert parsed.tags.count("script") == 1
+    assert "img" not in parsed.tags
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+    assert "\u202e" not in text
+    written = markdown([facts], [])
+    assert "<script>" not in written.replace("\\<script\\>", "")
+    assert "\u202e" not in written
+
+
+def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
+    facts = facts_of(record_run(tmp_path, state="FAILED", reason="rank 1 was killed"))
+    assert facts.faults[-1].what == "RANK_KILLED"
+    assert facts.faults[-1].where == "montreal"
+    assert facts.faults[-1].step == 30
+    text = page_of(facts)
+    checked(text)
+    assert "/logs/rank1.log" in text
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, every=0)
+    assert "kept no buckets" in page_of(facts_of(folder))
+    (folder.path / METRICS).unlink()
+    (folder.path / TOPOLOGY).unlink()
+    facts = facts_of(folder)
+    assert len(facts.gaps) == 2
+    text = page_of(facts, facts)
+    checked(text)
+    assert METRICS in text
+    assert "No site has told" in text
+    assert "No loss was told" in text
+    assert facts.gaps[0].replace("_", "\\_") in markdown([facts], []).replace("\\#", "#")
+
+
+def test_lines_that_make_no_sense_are_counted_and_left_out(tmp_path: Path) -> None:
+    folder = record_run(tmp_path)
+    before = facts_of(folder)
+    backwards = {"begin_s": 5.0, "computed_s": 4.0, "end_s": 6.0}
+    for line in (
+        "{",
+        "[]",
+        '{"kind": "step"}',
+        json.dumps(metric("nowhere", "step", 1, 0.0, {"loss": 1.0})),
+        json.dumps(metric("oregon", "timeline", 1, 0.0, backwards)),
+        json.dumps({**metric("oregon", "step", 1, 0.0, {}), "wall_s": "NaN"}),
+        "[" * 100_000,
+    ):
+        append_line(folder, f"{line}\n")
+    append_line(folder, '{"kind": "st')  # still being written
+    facts = facts_of(folder)
+    assert facts.losses == before.losses
+    assert [gap for gap in facts.gaps if "7 lines" in gap]
+
+
+@pytest.mark.slow
+def test_a_long_run_is_drawn_in_bounds(tmp_path: Path) -> None:
+    facts = facts_of(record_run(tmp_path, steps=400, every=4, buckets=40))
+    assert facts.num_timelines == 103
+    assert len(facts.timelines) == 12
+    assert [facts.timelines[0].step, facts.timelines[-1].step] == [1, 400]
+    text = page_of(facts)
+    assert "12 of 103 steps" in text
+    assert len(text) < 2 << 20
+
+
+def test_runs_beside_each_other(tmp_path: Path) -> None:
+    one, other = facts_of(record_run(tmp_path)), facts_of(record_run(tmp_path, "r2", seed=8))
+    text = page_of(one, other)
+    checked(text)
+    assert "Side by side" in text
+    assert text.count("<article") == 3
+    assert markdown([one, other], []).startswith("# Side by side")
+
+
+def test_a_sweep_is_drawn_over_both_axes(tmp_path: Path) -> None:
+    bench = read_bench(record_bench(tmp_path) / BENCH)
+    text = page_of(benches=(bench,))
+    checked(text)
+    for title in ("Efficiency over RTT", "Efficiency over bandwidth", "Predicted against measured"):
+        assert f"<h3>{title}" in text
+    assert "5ms RTT, 1Gbit/s, fp32" in text
+    assert "not measured yet" in text
+    assert "RANK_KILLED" in text
+    written = markdown([], [bench])
+    assert "5ms RTT, 1Gbit/s, fp32" in written
+    assert "+1.9%" in text
+    assert "+1.9%" in written
+
+
+def test_a_benchmark_of_one_setting(tmp_path: Path) -> None:
+    bench = read_bench(record_bench(tmp_path, swept=False) / BENCH)
+    text = page_of(benches=(bench,))
+    checked(text)
+    assert "<h3>Efficiency over" not in text
+    assert "as the job says" in text
+
+
+def test_a_benchmark_that_has_measured_nothing(tmp_path: Path) -> None:
+    bench = read_bench(record_bench(tmp_path, swept=False) / BENCH)
+    empty = dataclasses.replace(
+        bench, settings=tuple(dataclasses.replace(each, result=None) for each in bench.settings)
+    )
+    text = page_of(benches=(empty,))
+    checked(text)
+    assert "No setting has a complete repeat" in text
+    assert "not measured yet" in markdown([], [empty])
