@@ -4,10 +4,11 @@ A gradient of n chunks, c bytes each once encoded and framed, crosses links of r
 
 - Gather: every site sends everything to every other, all links at once. The slowest link decides:
   max over links of (n c / r + t / 2).
-- Tree: chunk after chunk goes up to the root and comes back down, as through a pipeline. One chunk
-  takes the sum over the links of its way of (c / r + t / 2); each further one is behind it by its
-  time on the slowest of them. The slowest way, from any leaf up and down to any other, decides:
-  max over ways of (sum of (c / r + t / 2) + (n - 1) c / min r).
+- Tree: chunks go up to the root and come back down, as through a pipeline. A link's g channels carry
+  one chunk each side by side, so that g of them arrive together. These take the sum over the links
+  of their way of (g c / r + t / 2); each further chunk is behind them by its time on the slowest
+  of them. The slowest way, from any leaf up and down to any other, decides:
+  max over ways of (sum of (g c / r + t / 2) + (n - g) c / min r).
 
 Where several trees share a link, its chunks of all trees count for "each further one". Left out:
 what sites do to encode and sum, slow start, and loss.
@@ -59,7 +60,8 @@ def exchange_time_s(
             num_chunks * chunk_bytes / link.bytes_per_s + link.rtt_s / 2
             for link in _all_links(topology)
         )
-    return _tree_time_s(plan, topology, num_chunks, chunk_bytes)
+    num_abreast = min(job.exchange.channels_per_link, num_chunks)
+    return _tree_time_s(plan, topology, num_chunks, num_abreast, chunk_bytes)
 
 
 def _ratio(job: Job, ratio: float | None) -> float:
@@ -84,7 +86,11 @@ def _link(topology: Topology, source: int, target: int) -> Link:
 
 
 def _tree_time_s(
-    plan: ReductionPlan, topology: Topology, num_chunks: int, chunk_bytes: float
+    plan: ReductionPlan,
+    topology: Topology,
+    num_chunks: int,
+    num_abreast: int,
+    chunk_bytes: float,
 ) -> float:
     chunks_of_tree = Counter(plan.tree_index(chunk) for chunk in range(num_chunks))
     ways = [
@@ -99,9 +105,11 @@ def _tree_time_s(
             link = _link(topology, *hop)
             chunks_of_link[link.source, link.target] += count
     return max(
-        sum(chunk_bytes / link.bytes_per_s + link.rtt_s / 2 for link in way)
+        sum(num_abreast * chunk_bytes / link.bytes_per_s + link.rtt_s / 2 for link in way)
         + max(
-            (chunks_of_link[link.source, link.target] - 1) * chunk_bytes / link.bytes_per_s
+            max(0, chunks_of_link[link.source, link.target] - num_abreast)
+            * chunk_bytes
+            / link.bytes_per_s
             for link in way
         )
         for way in ways

@@ -72,8 +72,10 @@ def join(*, alone: bool = False) -> Site:
     except BaseException:
         gateway.close()
         raise
-    if environment.job.exchange.schedule == "off":
+    is_off = environment.job.exchange.schedule == "off"
+    if is_off or len(welcome.sites) == 1:
         link = SiteOnlyLink(gateway)
+    if is_off:
         welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
     return Site(
         link=link,

@@ -1,8 +1,8 @@
-"""The link of a site that trains by itself although there are others: `exchange.schedule: off`."""
+"""The link of a site whose gradients cross to no other: it is the only one, or `schedule: off`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from protos.errors import IsthmusError
 from sites.worker.alone_link import AloneLink
@@ -29,6 +29,12 @@ class SiteOnlyLink(AloneLink):
     ) -> None:
         """Pass one metric on to the coordinator."""
         self._gateway.send_metric(kind, step, values, labels)
+
+    def send_digest(
+        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
+    ) -> None:
+        """Pass this rank's parameter hashes on to the coordinator."""
+        self._gateway.send_digest(step, combined, tensors, names)
 
     def leave(self) -> None:
         """Say that this rank ends because it is done, then close. Idempotent."""

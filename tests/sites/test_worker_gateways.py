@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def test_two_sites_train_as_one_process(tmp_path: Path) -> None:
         _check_records([line for line in process.lines if line["op"] == "metric"])
 
 
-def _check_records(lines: list[dict[str, Any]]) -> None:
+def _check_records(lines: Sequence[Mapping[str, Any]]) -> None:
     """Each step's parts fill it, and its buckets went through their phases in order."""
     for step in range(1, programs.NUM_STEPS + 1):
         of_step = [line for line in lines if line["step"] == step]
@@ -116,7 +116,7 @@ def _check_records(lines: list[dict[str, Any]]) -> None:
             assert total == pytest.approx(parts[name]), name
 
 
-def _values(lines: list[dict[str, Any]], kind: str) -> list[dict[str, float]]:
+def _values(lines: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, float]]:
     return [line["values"] for line in lines if line["kind"] == kind]
 
 

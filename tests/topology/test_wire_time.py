@@ -14,12 +14,12 @@ from topology.world import Topology
 CHUNK = 1000
 
 
-def job(tree: str = "auto", *, codec: str = "fp32", hub: str | None = None) -> Job:
+def job(tree: str = "auto", *, codec: str = "fp32", channels: int = 1) -> Job:
     return Job(
         name="j",
         topology="t.yaml",
-        exchange=Exchange(codec=codec, chunk_bytes=CHUNK),
-        reduction=Reduction(tree=tree, hub=hub),
+        exchange=Exchange(codec=codec, chunk_bytes=CHUNK, channels_per_link=channels),
+        reduction=Reduction(tree=tree),
     )
 
 
@@ -75,6 +75,20 @@ def test_a_star_is_a_pipeline_of_its_slowest_spoke() -> None:
     assert exchange_time_s(job("star"), relayed(TRIANGLE), 1500) == pytest.approx(expected_s)
 
 
+def test_channels_make_a_pipeline_s_steps_longer() -> None:
+    # Two chunks at a time: the first two take both hops, two more follow.
+    expected_s = 2 * (2 * 1069 / 20 + 0.03) + 2 * 1069 / 20
+    assert exchange_time_s(job("star", channels=2), relayed(TRIANGLE), 4000) == pytest.approx(
+        expected_s
+    )
+    # More channels than chunks: all together up, all together down.
+    expected_s = 2 * (4 * 1069 / 20 + 0.03)
+    assert exchange_time_s(job("star", channels=9), relayed(TRIANGLE), 4000) == pytest.approx(
+        expected_s
+    )
+    assert exchange_time_s(job(channels=9), PAIR, 10_000) == exchange_time_s(job(), PAIR, 10_000)
+
+
 def test_a_tree_s_depth_counts_once() -> None:
     line = relayed(LINE)
     (tree,) = plan_reduction(job(), line).trees
@@ -89,4 +103,4 @@ def test_trees_that_share_links_wait_for_each_other() -> None:
     # Two stars over one pair of links: each link carries all 6 chunks, of one tree up, of one down.
     plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
     expected_s = 2 * (10 / 100 + 0.1) + 5 * 10 / 100
-    assert _tree_time_s(plan, pair, 6, 10.0) == pytest.approx(expected_s)
+    assert _tree_time_s(plan, pair, 6, 1, 10.0) == pytest.approx(expected_s)
