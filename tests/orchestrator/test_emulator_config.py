@@ -36,6 +36,13 @@ def test_a_configuration_survives_the_line() -> None:
     assert RelayConfig.from_line(json.dumps(config.to_json()).encode()) == config
 
 
+def test_loss_and_queue_may_be_given() -> None:
+    config = RelayConfig.from_line(
+        line(links=[{**THERE, "loss": 0.01, "queue_bytes": 5000}, {**BACK, "queue_bytes": None}])
+    )
+    assert [(each.loss, each.queue_bytes) for each in config.links] == [(0.01, 5000), (0.0, None)]
+
+
 def test_where_it_listens_survives_the_line() -> None:
     endpoints = RelayConfig.from_line(line()).endpoints
     assert parse_listening(json.dumps(listening_line(endpoints)).encode()) == endpoints
@@ -63,6 +70,9 @@ def test_another_line_is_not_taken_for_where_it_listens(wrong: bytes) -> None:
         (line(links=[{**THERE, "bytes_per_s": "1"}]), r"links\.0\.bytes_per_s: want a number"),
         (line(links=[{**THERE, "delay_s": True}]), r"links\.0\.delay_s: want a number"),
         (line(links=[THERE, {**BACK, "delay_s": -1}]), r"links\.1\.delay_s: want 0 or more"),
+        (line(links=[{**THERE, "loss": 7}]), r"links\.0\.loss: want 0 to 1, got 7"),
+        (line(links=[{**THERE, "loss": None}]), r"links\.0\.loss: want a number, got None"),
+        (line(links=[{**THERE, "queue_bytes": 0.5}]), r"links\.0\.queue_bytes: want a whole"),
         (line(links=[THERE, BACK, THERE]), r"links\.2: eu to us stands there twice"),
         (line(links=[THERE]), r"endpoints\.0: there is no link from us to eu"),
         (line(endpoints=[{**GATEWAY, "port": 0}]), r"endpoints\.0\.port: want 1 to 65535"),
@@ -92,7 +102,13 @@ def test_a_topology_gives_half_its_rtt_each_way() -> None:
         for index, name in enumerate(("eu", "us"))
     )
     link = Link(
-        source="eu", target="us", bytes_per_s=5e6, rtt_s=0.08, rtt_origin="rtt", jitter_s=0.001
+        source="eu",
+        target="us",
+        bytes_per_s=5e6,
+        rtt_s=0.08,
+        rtt_origin="rtt",
+        jitter_s=0.001,
+        loss=0.02,
     )
     topology = Topology(
         name="pair",
@@ -104,3 +120,4 @@ def test_a_topology_gives_half_its_rtt_each_way() -> None:
     [shape] = shapes_of(topology)
     assert (shape.source, shape.target) == ("eu", "us")
     assert (shape.bytes_per_s, shape.delay_s, shape.jitter_s) == (5e6, 0.04, 0.001)
+    assert shape.loss == 0.02

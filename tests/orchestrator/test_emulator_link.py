@@ -122,6 +122,56 @@ def test_order_is_kept_and_the_rate_is_never_exceeded(
         last_due_s[connection] = due_s
 
 
+@given(
+    st.lists(st.integers(1, 100_000), min_size=1, max_size=20),
+    st.floats(0, 2),
+    st.sampled_from((1e3, 1e5, 1e6, 1e9)),
+)
+def test_what_waits_leaves_at_the_new_rate_from_the_moment_it_changes(
+    sizes: list[int], changed_s: float, rate: float
+) -> None:
+    transmitter = transmitter_of(shape(1e5))
+    for num_bytes in sizes:
+        transmitter.admit(num_bytes, 1.0, 0.0)
+    now_s = 1.0 + changed_s
+    waiting_bytes = transmitter.backlog_bytes(now_s)
+    assert waiting_bytes == pytest.approx(max(0.0, sum(sizes) - changed_s * 1e5), abs=1e-3)
+    stretch = transmitter.reshape(shape(rate), now_s)
+    assert stretch == 1e5 / rate
+    assert transmitter.backlog_bytes(now_s) == pytest.approx(waiting_bytes, abs=1e-3)
+    departs_s = transmitter.admit(500, now_s, 0.0).departs_s
+    assert departs_s == pytest.approx(now_s + (waiting_bytes + 500) / rate, abs=1e-3)
+
+
+def test_a_loss_takes_the_rate_twice_and_a_round_trip_longer() -> None:
+    transmitter = transmitter_of(shape(rate=1448.0).changed({"loss": 1.0}))
+    departs_s, transit_s = transmitter.admit(1448, 10.0, 3.0)
+    assert (departs_s, transit_s) == (12.0, 3.5)
+    assert transmitter.lost_packets == 1
+    transmitter.reshape(shape(rate=1448.0), 12.0)
+    assert transmitter.admit(1448, 12.0, 3.0) == (13.0, 0.5)
+    assert transmitter.lost_packets == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_losses_are_as_many_as_configured_and_repeat(seed: int) -> None:
+    """10^5 packets at 0.1 %: 100 losses, and a connection's end has nothing to lose."""
+
+    def lost(num_bytes: int) -> list[int]:
+        generator = random.Random(seed)
+        transmitter = Transmitter(shape().changed({"loss": 0.001}), steady, generator)
+        counts = []
+        for _ in range(10_000):
+            transmitter.admit(num_bytes, 0.0, 0.0)
+            counts.append(transmitter.lost_packets)
+        return counts
+
+    counts = lost(10 * PACKET_BYTES)
+    assert counts == lost(10 * PACKET_BYTES), f"{seed=}"
+    assert counts[-1] == pytest.approx(100, rel=0.1), f"{seed=}"
+    assert lost(0)[-1] == 0, f"{seed=}"
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -129,6 +179,9 @@ def test_order_is_kept_and_the_rate_is_never_exceeded(
         ({"bytes_per_s": float("nan")}, "bytes_per_s: want more than 0"),
         ({"delay_s": -1.0}, "delay_s: want 0 or more"),
         ({"jitter_s": float("inf")}, "jitter_s: want 0 or more"),
+        ({"loss": 1.5}, "loss: want 0 to 1"),
+        ({"loss": float("nan")}, "loss: want 0 to 1"),
+        ({"queue_bytes": 0}, "queue_bytes: want more than 0"),
         ({"target": "eu"}, "target: want another site"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -16,6 +17,8 @@ from orchestrator.emulator.child import running_relay
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint
 from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.pipes import MessageWriter
+from orchestrator.emulator.wan_fixture import Wan
+from topology.changes import Change
 from topology.errors import ConfigError
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.relay"]
@@ -116,6 +119,96 @@ def test_a_refusal_reaches_who_started_it() -> None:
     wrong = RelayConfig(links=made.links, endpoints=made.endpoints, bind_host="203.0.113.7")
     with pytest.raises(ConfigError, match=r"bind_host: 203\.0\.113\.7"), running_relay(wrong):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_its_links_are_changed_and_counted_while_it_runs() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        running_relay(config(server.getsockname()[1])) as relay,
+    ):
+        dial = relay.endpoints[0]
+        with socket.create_connection((dial.host, dial.port), DEADLINE_S) as near:
+            server.settimeout(DEADLINE_S)
+            far, _ = server.accept()
+            with far:
+                far.settimeout(DEADLINE_S)
+                wrong = Change(kind="cut", source="eu", target="mars")
+                with pytest.raises(ConfigError, match=r"changes\.0: there is no link from eu"):
+                    relay.apply([wrong])
+                relay.apply([Change(kind="cut", source="eu", target="us")])
+                near.sendall(b"x")
+                far.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    far.recv(1)
+                assert relay.counters()["eu", "us"]["sent_bytes"] == 0
+                relay.apply([Change(kind="heal", source="eu", target="us")])
+                far.settimeout(DEADLINE_S)
+                assert far.recv(1) == b"x"
+                counters = relay.counters()
+    assert counters["eu", "us"] == {
+        "sent_bytes": 1,
+        "delivered_bytes": 1,
+        "dropped_packets": 0,
+        "lost_packets": 0,
+        "queued_bytes": 0,
+    }
+    assert set(counters) == {("eu", "us"), ("us", "eu")}
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_an_emulator_that_has_gone_is_told_in_its_last_words() -> None:
+    with running_relay(config(9)) as relay:
+        os.kill(relay.pid, signal.SIGKILL)
+        with pytest.raises(ConfigError, match="the emulator ended with status -9"):
+            relay.counters()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_fixture_plays_fault_scripts_and_counts(wan: Wan) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        made = config(server.getsockname()[1])
+        [dial] = wan(made.links, made.endpoints, seed=3)
+        with socket.create_connection((dial.host, dial.port), DEADLINE_S) as near:
+            server.settimeout(DEADLINE_S)
+            far, _ = server.accept()
+            with far:
+                far.settimeout(DEADLINE_S)
+                faults = wan.run_faults(
+                    "version: 1\nfaults:\n"
+                    "  - {at: 0s, link: [eu, us], rtt: 20ms}\n"
+                    "  - {at: 10ms..20ms, cut: [eu, us], for: 10ms}\n"
+                    "  - {at: 50ms, half_open: [eu, us]}\n",
+                    seed=5,
+                )
+                assert [timed.fault for timed in faults.times].count(1) == 6
+                faults.wait(DEADLINE_S)
+                with pytest.raises(ConnectionResetError):
+                    near.recv(1)
+                far.sendall(b"never arrives")
+                wan.apply([Change(kind="reset", source="us", target="eu")])
+                with pytest.raises(ConnectionResetError):
+                    far.recv(1)
+    assert wan.counters()["us", "eu"]["delivered_bytes"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_the_fixture_tells_what_it_cannot_do(wan: Wan) -> None:
+    made = config(9)
+    wan(made.links, made.endpoints)
+    with pytest.raises(ConfigError, match="there is no link from eu to mars"):
+        wan.apply([Change(kind="cut", source="eu", target="mars")])
+    with pytest.raises(ConfigError, match="unknown site 'eux' \\(did you mean 'eu'"):
+        wan.run_faults("version: 1\nfaults:\n  - {at: 1s, cut: [eux, us]}\n")
+    with pytest.raises(ConfigError, match="cannot pause a site"):
+        wan.run_faults("version: 1\nfaults:\n  - {at: 1s, pause: eu, for: 1s}\n")
+    endless = wan.run_faults("version: 1\nfaults:\n  - {at: 1h, cut: [eu, us]}\n")
+    with pytest.raises(TimeoutError, match="goes on after"):
+        endless.wait(0.0)
 
 
 def test_a_reader_that_has_stopped_costs_messages_and_never_waits() -> None:

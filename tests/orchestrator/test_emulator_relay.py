@@ -4,99 +4,15 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import pytest
 
-from orchestrator.emulator.config import RelayConfig, RelayEndpoint
-from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.server import Relay
+from tests.fakes.relay_worlds import Pair, config, run, seconds, until, world
 from topology.errors import ConfigError
 
-Result = TypeVar("Result")
-Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-DEADLINE_S = 30.0
 ABORT = struct.pack("ii", 1, 0)
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await test
-
-    asyncio.run(bounded())
-
-
-def config(port: int, rate: float = 1e9, delay_s: float = 0.0) -> RelayConfig:
-    return RelayConfig(
-        links=tuple(
-            LinkShape(source=source, target=target, bytes_per_s=rate, delay_s=delay_s)
-            for source, target in (("eu", "us"), ("us", "eu"))
-        ),
-        endpoints=(RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=port),),
-    )
-
-
-class World:
-    """A gateway that hands over its connections, behind a relay."""
-
-    def __init__(self, relay: Relay, accepted: asyncio.Queue[Pair]) -> None:
-        self.relay = relay
-        self._accepted = accepted
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def connect(self) -> tuple[Pair, Pair]:
-        """Return a connection's two ends: the dialler's, the gateway's."""
-        endpoint = self.relay.endpoints[0]
-        near = await asyncio.open_connection(endpoint.host, endpoint.port)
-        far = await self._accepted.get()
-        self._writers += [near[1], far[1]]
-        return near, far
-
-    def counters(self) -> dict[tuple[str, str], tuple[int, int]]:
-        return {
-            (link["source"], link["target"]): (link["delivered_bytes"], link["queued_bytes"])
-            for link in self.relay.counters()["links"]
-        }
-
-    async def close(self) -> None:
-        for writer in self._writers:
-            writer.close()
-        for writer in self._writers:
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-
-@contextlib.asynccontextmanager
-async def world(rate: float = 1e9, delay_s: float = 0.0) -> AsyncIterator[World]:
-    accepted: asyncio.Queue[Pair] = asyncio.Queue()
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        accepted.put_nowait((reader, writer))
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    async with Relay(config(server.sockets[0].getsockname()[1], rate, delay_s)) as relay:
-        made = World(relay, accepted)
-        try:
-            yield made
-        finally:
-            await made.close()
-            server.close()
-            await server.wait_closed()
-
-
-async def seconds(waited: Awaitable[Result]) -> tuple[float, Result]:
-    began_s = asyncio.get_running_loop().time()
-    result = await waited
-    return asyncio.get_running_loop().time() - began_s, result
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Look again each millisecond; `run` has the deadline."""
-    while not holds():  # noqa: ASYNC110 - the relay has no event for what only tests ask
-        await asyncio.sleep(0.001)
 
 
 def test_bytes_arrive_both_ways_and_are_counted() -> None:
