@@ -79,6 +79,7 @@ def _figures(
     if min(step_s.values()) <= 0:
         raise MeasurementError("a step took no time at all")
     num_sites = len(by_site)
+    links = _links(by_site, totals, topology)
     return Measured(
         # Where sites wait for each other, all have the same pace; where they do not, each its own.
         tokens_per_s=math.fsum(tokens[site] / step_s[site] for site in by_site),
@@ -90,8 +91,8 @@ def _figures(
                 for name, key in _SPLIT.items()
             }
         ),
-        links=_links(by_site, totals, topology),
-        wire_ratio=_wire_ratio(totals),
+        links=links,
+        wire_ratio=_wire_ratio(links, by_site, topology),
     )
 
 
@@ -120,9 +121,16 @@ def _links(
     return tuple(links)
 
 
-def _wire_ratio(totals: Mapping[tuple[str, str, str], Mapping[str, float]]) -> float | None:
-    raw_bytes = math.fsum(each.get(metrics.RAW_BYTES, 0.0) for each in totals.values())
-    sent_bytes = math.fsum(each.get(metrics.SENT_BYTES, 0.0) for each in totals.values())
+def _wire_ratio(
+    links: Iterable[LinkBytes], by_site: Mapping[str, Steps], topology: Topology
+) -> float | None:
+    """Return bytes sent for each byte of float32: a link of the plan carries each gradient once."""
+    sent_bytes = raw_bytes = 0.0
+    for link in links:
+        if link.bytes_per_step > 0:
+            sent_bytes += link.bytes_per_step
+            rank_bytes = _mean(by_site[link.source], metrics.RAW_BYTES)
+            raw_bytes += rank_bytes * topology.site(link.source).num_ranks
     return sent_bytes / raw_bytes if raw_bytes > 0 else None
 
 

@@ -81,7 +81,9 @@ def test_links_share_what_their_site_sent_in_the_steps_as_their_totals_do() -> N
         (SITES[0], 600.0),
         (SITES[1], 0.0),  # no totals came from there
     ]
-    assert found.wire_ratio == 1.0
+    assert found.wire_ratio == 0.5
+    nothing = measure(records(), TOPOLOGY, warmup_steps=1, steps=3)
+    assert nothing.wire_ratio is None
 
 
 def test_missing_steps_and_figures_are_told() -> None:
