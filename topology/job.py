@@ -2,11 +2,25 @@
 
 from dataclasses import dataclass
 
-CODECS = ("fp32", "bf16", "split", "bf16-split")
-"""What a gradient chunk may travel as; sites/codecs implements them.
+CODECS = (
+    "fp32",
+    "bf16",
+    "split",
+    "bf16-split",
+    "int8",
+    "int8-zstd",
+    "int4",
+    "int4-zstd",
+    "fp8",
+    "fp8-zstd",
+    "topk",
+)
+"""What a gradient chunk may travel as; sites/codecs implements them, docs/codecs.md compares them.
 
 `fp32` and `bf16` are plain; `split` is fp32 cut into byte planes, each under zstd: lossless;
-`bf16-split` rounds to bf16, then compresses the plane with the exponents.
+`bf16-split` rounds to bf16, then compresses the plane with the exponents. `int8`, `int4` and `fp8`
+(e4m3) give each block of 128 elements a scale; with `-zstd`, what compresses is compressed. `topk`
+sends the largest one in a hundred.
 """
 
 TREES = ("auto", "star", "gather")
@@ -26,6 +40,8 @@ class Exchange:
     """How gradients cross the WAN."""
 
     codec: str = "split"
+    error_feedback: bool = True
+    """What a lossy codec loses of a gradient is added to the next one."""
     chunk_bytes: int = 1 << 20
     """Of float32 a chunk, before the codec."""
     channels_per_link: int = 2

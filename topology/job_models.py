@@ -39,6 +39,9 @@ class ExchangeModel(Strict):
     """How gradients cross the WAN."""
 
     codec: Annotated[str, *choice(CODECS)] = _EXCHANGE.codec
+    error_feedback: Annotated[
+        bool, Field(description="Add what a lossy codec loses of a gradient to the next one.")
+    ] = _EXCHANGE.error_feedback
     chunk: Chunk = default(
         format_size(_EXCHANGE.chunk_bytes),
         "Of float32, before the codec: 64KiB to 4MiB. Unit of checksums, scheduling and reduction.",

@@ -98,6 +98,7 @@ _FAULTS_KEYS = FaultsModel.model_fields.keys() - {"version"}
 def _exchange(written: ExchangeModel) -> Exchange:
     return Exchange(
         codec=written.codec,
+        error_feedback=written.error_feedback,
         chunk_bytes=written.chunk,
         channels_per_link=written.channels_per_link,
         bucket_bytes=written.bucket,

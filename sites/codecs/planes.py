@@ -24,10 +24,6 @@ from sites.codecs.plain import round_to_bf16, widen_bf16
 Plane = npt.NDArray[np.uint8]
 
 _COMPRESSED: Final = 1 << 31
-_SAMPLE: Final = 4096
-"""Bytes of a plane, evenly spread, that tell whether compressing it is worth the time."""
-_ENTROPY_MAX: Final = 7.8
-"""Bits a byte; mantissa planes of real gradients measure above 7.9 (of a sample: 7.95)."""
 
 
 class Split(Codec):
@@ -112,8 +108,8 @@ def _pack(planes: list[Plane]) -> bytes:
     table: list[int] = []
     parts: list[Payload] = []
     for plane in planes:
-        frame = zstd_guard.compress(plane.data) if _is_skewed(plane) else None
-        if frame is not None and len(frame) < len(plane):
+        frame = zstd_guard.compress_if_skewed(plane)
+        if frame is not None:
             table.append(len(frame) | _COMPRESSED)
             parts.append(frame)
         else:
@@ -142,11 +138,3 @@ def _unpack(payload: Payload, num_planes: int, numel: int) -> list[Plane]:
         else:
             raise CorruptDataError(f"a plane of {taken_bytes} bytes where {numel} belong")
     return planes
-
-
-def _is_skewed(plane: Plane) -> bool:
-    """Whether the bytes are unequal enough for Huffman codes, by a sample of them."""
-    sample = plane[:: max(1, len(plane) // _SAMPLE)]
-    counts = np.bincount(sample, minlength=256)
-    shares = counts[counts > 0] / max(1, len(sample))
-    return float(-(shares * np.log2(shares)).sum()) < _ENTROPY_MAX

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from sites.codecs.codec import Codec
+from sites.codecs.fp8 import Fp8, Fp8Zstd
+from sites.codecs.integers import Int4, Int4Zstd, Int8, Int8Zstd
 from sites.codecs.plain import Bf16, Fp32
 from sites.codecs.planes import Bf16Split, Split
+from sites.codecs.topk import TopK
 from topology.errors import ConfigError
 
-_CODECS: tuple[Codec, ...] = (Fp32(), Bf16(), Split(), Bf16Split())
+_CODECS: tuple[Codec, ...] = (
+    Fp32(),
+    Bf16(),
+    Split(),
+    Bf16Split(),
+    Int8(),
+    Int8Zstd(),
+    Int4(),
+    Int4Zstd(),
+    Fp8(),
+    Fp8Zstd(),
+    TopK(),
+)
 """Append only: a number is never given to another codec."""
 
 BY_NAME = {codec.name: codec for codec in _CODECS}

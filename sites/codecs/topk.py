@@ -1,0 +1,87 @@
+"""Only the largest: one element in a hundred, by magnitude; all others count as zero.
+
+A payload holds the k values as bfloat16, in the order of their places, then the places: the number of
+elements skipped before each, in base 255 with a digit of 255 for each carry, so that a place takes
+one byte up to 254 skipped ones, and one more for each further 255. k follows from the size of the
+chunk. Of equal magnitudes at the threshold, the first ones go.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protos.errors import CorruptDataError
+from sites.codecs.codec import Floats
+from sites.codecs.lossy import MAGNITUDE, QUANTISED, TOO_LARGE, Lossy
+from sites.codecs.plain import round_to_bf16, widen_bf16
+
+SHARE: Final = 0.01
+_CARRY: Final = 255
+
+Places = npt.NDArray[np.int64]
+
+
+class TopK(Lossy):
+    """The largest elements of a chunk."""
+
+    name = "topk"
+    number = 11
+
+    def _quantise(self, values: Floats) -> bytes | None:
+        if len(values) == 0:
+            return bytes((QUANTISED,))
+        magnitudes = values.view(np.uint32) & MAGNITUDE
+        if magnitudes.max() >= TOO_LARGE:
+            return None
+        places = _largest(magnitudes, num_kept(len(values)))
+        kept = round_to_bf16(values[places]).astype("<u2")
+        return b"".join((bytes((QUANTISED,)), kept.tobytes(), _pack_places(places).tobytes()))
+
+    def _restore(self, body: memoryview, out: Floats, *, is_compressed: bool) -> None:
+        count = num_kept(len(out))
+        most_bytes = 3 * count + len(out) // _CARRY
+        if is_compressed or not 3 * count <= len(body) <= most_bytes:
+            raise CorruptDataError(f"{len(body)} bytes cannot be {count} values and their places")
+        places = _unpack_places(np.frombuffer(body[2 * count :], dtype=np.uint8), count, len(out))
+        kept = np.frombuffer(body[: 2 * count], dtype="<u2")
+        out.fill(0)
+        out[places] = widen_bf16(kept, np.empty(count, dtype=np.float32))
+
+
+def num_kept(numel: int) -> int:
+    """Return how many elements of a chunk are sent: one at least, unless it is empty."""
+    return min(numel, max(1, round(numel * SHARE)))
+
+
+def _largest(magnitudes: npt.NDArray[np.uint32], count: int) -> Places:
+    """Return the places of the `count` largest, ascending."""
+    threshold = np.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
+    above = np.flatnonzero(magnitudes > threshold)
+    equal = np.flatnonzero(magnitudes == threshold)[: count - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def _pack_places(places: Places) -> npt.NDArray[np.uint8]:
+    skipped = np.diff(places, prepend=-1) - 1
+    ends = np.cumsum(skipped // _CARRY + 1) - 1
+    digits = np.full(ends[-1] + 1, _CARRY, dtype=np.uint8)
+    digits[ends] = skipped % _CARRY
+    return digits
+
+
+def _unpack_places(digits: npt.NDArray[np.uint8], count: int, numel: int) -> Places:
+    """Return `count` ascending places below `numel`.
+
+    Raises:
+        CorruptDataError: these are not there, or something else is.
+    """
+    ends = np.flatnonzero(digits != _CARRY)
+    if len(ends) != count or (count and ends[-1] != len(digits) - 1) or (not count and len(digits)):
+        raise CorruptDataError(f"{len(ends)} places in {len(digits)} bytes, where {count} belong")
+    places = np.cumsum(digits, dtype=np.int64)[ends] + np.arange(count)
+    if count and places[-1] >= numel:
+        raise CorruptDataError(f"a value for place {places[-1]} of {numel}")
+    return places

@@ -1,0 +1,247 @@
+"""Quantising codecs: errors within a step, ties to even, nothing saturated, the same on any machine."""
+
+import contextlib
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import google_crc32c
+import hypothesis.strategies as st
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+
+from protos.errors import CorruptDataError
+from sites.codecs import zstd_guard
+from sites.codecs.blocks import BLOCK, TILE, BlockCodec
+from sites.codecs.codec import Codec, Floats
+from sites.codecs.lossy import AS_IT_IS, COMPRESSED, QUANTISED
+from sites.codecs.registry import BY_NAME
+from sites.codecs.topk import num_kept
+
+BLOCKS = [codec for codec in BY_NAME.values() if isinstance(codec, BlockCodec)]
+EACH_BLOCK = pytest.mark.parametrize("codec", BLOCKS, ids=[codec.name for codec in BLOCKS])
+TOPK = BY_NAME["topk"]
+QUANTISING = [*BLOCKS, TOPK]
+EACH = pytest.mark.parametrize("codec", QUANTISING, ids=[codec.name for codec in QUANTISING])
+SIZES = (0, 1, 2, 127, 128, 129, 4097, TILE - 1, TILE + 1, (1 << 18) + 77)
+FINITE = st.integers(0, 2**32 - 1).filter(lambda bits: bits & 0x7FFFFFFF < 0x7F000000)
+"""Bits of the numbers below 2**127, subnormal ones and both zeros among them."""
+
+
+def gradient(seed: int, numel: int) -> Floats:
+    """Return what gradients are like: heavy tails, scales that differ, zeros."""
+    generator = np.random.default_rng(seed)
+    scales = np.exp(generator.normal(-8, 1, -(-numel // 1000))).repeat(1000)[:numel]
+    values = generator.standard_t(4, numel) * scales
+    return np.where(generator.random(numel) < 0.05, 0, values).astype(np.float32)
+
+
+Doubles = npt.NDArray[np.float64]
+
+
+def steps(codec: BlockCodec, values: Floats) -> Doubles:
+    """Return twice the largest error that each element may have, by the definition."""
+    blocks = -(-len(values) // BLOCK)
+    padded = np.zeros(blocks * BLOCK)
+    padded[: len(values)] = np.abs(values.astype(np.float64))
+    peaks = padded.reshape(-1, BLOCK).max(1)
+    scale: Doubles = np.maximum(peaks / codec.level_max * (1 + 2**-7), 2.0**-126)
+    scale = scale.repeat(BLOCK)[: len(values)]
+    if codec.name.startswith("fp8"):
+        np.maximum(padded[: len(values)] * 2.0**-3, scale * 2.0**-9, out=scale)
+    return scale
+
+
+@EACH_BLOCK
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(patterns=st.lists(FINITE, max_size=300))
+def test_no_error_is_larger_than_half_a_step(codec: BlockCodec, patterns: list[int]) -> None:
+    values = np.array(patterns, dtype=np.uint32).view(np.float32)
+    payload = codec.encode(values)
+    assert type(payload) is bytes
+    assert payload[0] in (QUANTISED, COMPRESSED)
+    decoded = codec.decode(payload, len(values))
+    error = np.abs(decoded.astype(np.float64) - values)
+    assert (error <= steps(codec, values) * (0.5 + 1e-5)).all()
+    assert values.view(np.uint32).tolist() == patterns
+
+
+@EACH
+@pytest.mark.parametrize("numel", SIZES)
+def test_sizes(codec: Codec, numel: int) -> None:
+    values = gradient(numel, numel)
+    payload = codec.encode(values)
+    out = np.full(numel, np.nan, dtype=np.float32)
+    decoded = codec.decode(payload, numel)
+    assert codec.decode(memoryview(b"abc" + payload)[3:], numel, out) is out
+    assert out.tobytes() == decoded.tobytes() == codec.quantize(values).tobytes()
+    if isinstance(codec, BlockCodec):
+        assert (np.abs(decoded - values) <= steps(codec, values) * (0.5 + 1e-5)).all()
+    if numel >= 4097:
+        ratio = {"int8": 3.9, "int4": 7.5, "fp8": 3.9, "topk": 80}[codec.name.removesuffix("-zstd")]
+        assert values.nbytes / len(payload) >= ratio
+
+
+@EACH
+@settings(derandomize=True, max_examples=40, deadline=None)
+@given(
+    patterns=st.lists(st.integers(0, 2**32 - 1), max_size=200),
+    special=st.sampled_from(
+        [0x7F800000, 0xFF800000, 0x7FC00001, 0x7F800001, 0xFFFFFFFF, 0x7F000000, 0xFF7FFFFF]
+    ),
+    place=st.integers(0, 200),
+)
+def test_what_is_not_finite_crosses_bit_for_bit(
+    codec: Codec, patterns: list[int], special: int, place: int
+) -> None:
+    patterns.insert(place, special)
+    values = np.array(patterns, dtype=np.uint32).view(np.float32)
+    payload = codec.encode(values)
+    assert payload[0] == AS_IT_IS
+    assert len(payload) == codec.max_bytes(len(values))
+    assert codec.decode(payload, len(values)).view(np.uint32).tolist() == patterns
+
+
+@EACH
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-42, 1.1754944e-38, 1e-30, 3.0, 1.7e38])
+def test_one_and_many_equal_elements(codec: Codec, value: float) -> None:
+    for numel in (1, 1000):
+        decoded = codec.quantize(np.full(numel, value, dtype=np.float32))
+        kept = decoded[: num_kept(numel)] if codec is TOPK else decoded
+        assert np.allclose(kept, np.float32(value), rtol=2**-7, atol=2.0**-127)
+
+
+@pytest.mark.parametrize(("name", "peak"), [("int8", 127), ("int4", 7)])
+def test_ties_go_to_the_even_level(name: str, peak: float) -> None:
+    values = np.array([peak, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 1.49, -peak], dtype=np.float32)
+    expected = [peak, 0, 2, 2, 0, -2, -2, 1, -peak]
+    assert BY_NAME[name].quantize(values).tolist() == expected
+
+
+def test_fp8_rounds_as_the_format_says() -> None:
+    upper = np.arange(1 << 16, dtype=np.uint32) << 16
+    odd = (upper | 0x4001).view(np.float32)
+    values = np.concatenate([upper.view(np.float32), odd])
+    values = values[np.abs(values) <= 448]
+    blocks = np.full((-(-len(values) // 127), BLOCK), 448, dtype=np.float32)  # a scale of 1
+    padded = np.zeros(len(blocks) * 127, dtype=np.float32)
+    padded[: len(values)] = values
+    blocks[:, 1:] = padded.reshape(-1, 127)
+    expected = torch.from_numpy(blocks).to(torch.float8_e4m3fn).float().numpy()
+    assert BY_NAME["fp8"].quantize(blocks.reshape(-1)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("numel", [1, 99, 100, 101, 5000, 30_000])
+def test_topk_keeps_exactly_the_largest(numel: int) -> None:
+    values = gradient(numel, numel)
+    values[numel // 2 :] = np.round(values[numel // 2 :], 3)  # many ties, many zeros
+    decoded = TOPK.quantize(values)
+    order = np.lexsort((np.arange(numel), -np.abs(values)))[: num_kept(numel)]
+    expected = np.zeros(numel, dtype=np.float32)
+    expected[order] = torch.from_numpy(values[order]).to(torch.bfloat16).float().numpy()
+    assert decoded.tobytes() == (expected + 0).tobytes()
+    assert num_kept(numel) == max(1, round(numel / 100))
+
+
+def test_topk_reaches_far_places() -> None:
+    for places in (
+        [0],
+        [254],
+        [255],
+        [256],
+        [509, 510, 511],
+        [9999],
+        [0, 9999],
+        [4, 4 + 256, 4 + 512],
+    ):
+        values = np.zeros(10_000, dtype=np.float32)
+        values[places] = -1.5
+        assert TOPK.quantize(values).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("bf16", 0.00163), ("int8", 0.0130), ("int4", 0.228), ("fp8", 0.0234), ("topk", 0.432)],
+)
+def test_relative_errors(name: str, error: float) -> None:
+    values = gradient(3, 1 << 16)
+    lost = BY_NAME[name].quantize(values) - values
+    assert np.linalg.norm(lost) / np.linalg.norm(values) == pytest.approx(error, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "crc"),
+    [("int8", 582259731), ("int4", 2655856120), ("fp8", 3780187688), ("topk", 4237281705)],
+)
+def test_payloads_are_the_same_bytes_everywhere(name: str, crc: int) -> None:
+    """Made of integers, so that the input itself is the same on every machine."""
+    noise = (np.arange(70_001, dtype=np.uint64) * 2654435761 % 2**32).astype(np.int64) - 2**31
+    values = noise.astype(np.float32) / np.float32(2**40)
+    values *= values * values
+    assert google_crc32c.value(BY_NAME[name].encode(values)) == crc
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_zstd_follows_where_it_pays(name: str) -> None:
+    plain, compressing = BY_NAME[name], BY_NAME[f"{name}-zstd"]
+    values = gradient(1, 1 << 16)
+    payload = compressing.encode(values)
+    assert payload[0] == COMPRESSED
+    assert len(payload) < 0.95 * len(plain.encode(values))
+    assert compressing.quantize(values).tobytes() == plain.quantize(values).tobytes()
+    uniform = (np.arange(1 << 16) * 40503 % 65536 - 32768).astype(np.float32)
+    if name == "int8":  # whose codes are then all as frequent; the others' never are
+        assert compressing.encode(uniform) == plain.encode(uniform)
+    with pytest.raises(CorruptDataError, match="compressed payload"):
+        plain.decode(payload, len(values))
+
+
+def test_zstd_bombs_in_a_payload_are_refused() -> None:
+    bomb = bytes((COMPRESSED,)) + zstd_guard.compress(bytes(32 << 20))
+    tracemalloc.start()
+    for codec in BLOCKS:
+        with pytest.raises(CorruptDataError):
+            codec.decode(bomb, 1000)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 1 << 20
+
+
+@EACH
+@settings(derandomize=True, max_examples=80, deadline=None)
+@given(data=st.data())
+def test_mangled_payloads_decode_or_are_corrupt(codec: Codec, data: st.DataObject) -> None:
+    numel = data.draw(st.integers(0, 400))
+    payload = bytearray(codec.encode(gradient(numel, numel)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(payload)))
+        cut = data.draw(st.integers(0, 3))
+        payload[place : place + cut] = data.draw(st.binary(max_size=4))
+    other = data.draw(st.sampled_from([numel, numel, numel + 1, 2 * numel + 300]))
+    with contextlib.suppress(CorruptDataError):
+        assert codec.decode(bytes(payload), other).shape == (other,)
+
+
+@EACH
+def test_scales_and_places_that_no_encoder_sends_are_refused(codec: Codec) -> None:
+    payload = bytearray(codec.encode(np.full(200, 2.0, dtype=np.float32)))
+    if codec.name.endswith("-zstd"):
+        payload = bytearray(BY_NAME[codec.name.removesuffix("-zstd")].encode(gradient(1, 200)))
+    for changed in (b"\x80\x7f", b"\x80\xff", b"\xff\xff"):
+        if codec is TOPK:
+            payload[-2:] = changed
+        else:
+            payload[1:3] = changed
+        with pytest.raises(CorruptDataError):
+            codec.decode(bytes(payload), 200)
+
+
+@EACH
+def test_threads_do_not_share_scratch_memory(codec: Codec) -> None:
+    chunks = [gradient(seed, 50_000) for seed in range(8)]
+    expected = [codec.quantize(chunk).tobytes() for chunk in chunks]
+    with ThreadPoolExecutor(4) as pool:
+        found = [each.tobytes() for each in pool.map(codec.quantize, chunks * 4)]
+    assert found == expected * 4
