@@ -1,0 +1,210 @@
+"""`isthmus emulate`: the WAN of a topology by itself, entered, changed, checked and cleaned up."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import (
+    Address,
+    faults_option,
+    home_option,
+    json_option,
+    seed_option,
+    set_option,
+)
+from orchestrator.cli.output import Output
+from orchestrator.home import home_folder
+from topology.world import EMULATORS
+
+if TYPE_CHECKING:
+    from orchestrator.core.events import Endpoint
+    from topology.world import Topology
+
+_MODES = ("check", "clean", "enter", "apply")
+
+
+@click.command("emulate")
+@click.argument("arguments", nargs=-1, metavar="[TOPOLOGY] [-- COMMAND...]")
+@click.option("--emulator", type=click.Choice(EMULATORS), help="[the topology's, else auto]")
+@set_option
+@faults_option
+@seed_option
+@click.option("--name", help="Of the emulation, for --enter and --apply. [the topology's]")
+@click.option(
+    "--serve",
+    "served",
+    metavar="SITE=HOST:PORT",
+    multiple=True,
+    help="What the other sites reach through the relay. May be repeated.",
+)
+@click.option(
+    "--enter", nargs=2, metavar="NAME SITE", help="Run COMMAND where site SITE of NAME is."
+)
+@click.option("--apply", metavar="NAME", help="Change NAME: 'link: [a, b], rate: 10Mbit/s'.")
+@click.option("--check", is_flag=True, help="Measure emulated links against their configuration.")
+@click.option("--quick", is_flag=True, help="With --check: few settings.")
+@click.option("--clean", is_flag=True, help="Remove what dead emulations left behind.")
+@home_option
+@json_option
+@click.pass_obj
+def command(
+    output: Output,
+    arguments: tuple[str, ...],
+    emulator: str | None,
+    overrides: tuple[str, ...],
+    faults_path: Path | None,
+    seed: int | None,
+    name: str | None,
+    served: tuple[str, ...],
+    enter: tuple[str, str] | None,
+    apply: str | None,
+    check: bool,
+    quick: bool,
+    clean: bool,
+    home: Path | None,
+) -> int:
+    """Emulate the WAN of TOPOLOGY until Ctrl-C, or until COMMAND ends.
+
+    --enter, --apply, --check and --clean do something else instead: see docs/emulation.md.
+    """
+    modes = {"check": check, "clean": clean, "enter": enter, "apply": apply}
+    given = [mode for mode in _MODES if modes[mode]]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} and --{given[1]}: one at a time")
+    if quick and not check:
+        raise click.UsageError("--quick: goes with --check")
+    if enter:
+        return _enter(output, home_folder(home), *enter, arguments)
+    if apply is not None:
+        return _apply(output, home_folder(home), apply, arguments)
+    if clean:
+        return _clean(output, home_folder(home), arguments)
+    if check:
+        from orchestrator.cli.emulate_check import run_check
+
+        if len(arguments) > 1:
+            raise click.UsageError("--check: at most one TOPOLOGY")
+        path = Path(arguments[0]) if arguments else None
+        return run_check(output, path, overrides, emulator or "auto", quick=quick)
+    if not arguments:
+        raise click.UsageError("want a TOPOLOGY, or one of --enter, --apply, --check, --clean")
+    topology, script = _documents(Path(arguments[0]), overrides, faults_path)
+    from orchestrator.cli.emulate_run import run_emulation
+    from orchestrator.emulator.emulations import is_name
+    from orchestrator.emulator.standing import Wanted
+
+    if name is not None and not is_name(name):
+        raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
+    wanted = Wanted(
+        topology=topology,
+        emulator=emulator or topology.emulator,
+        served=_served(served, topology),
+        script=script,
+        seed=script.seed if seed is None else seed,
+        command=arguments[1:],
+        is_stdout_taken=output.as_json,
+    )
+    return run_emulation(output, wanted, home_folder(home), name)
+
+
+def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -> tuple[Any, Any]:
+    """Return the topology and the fault script; without one, a script without faults."""
+    from orchestrator.documents import load_faults_file, load_topology_file
+    from topology.faults import FaultScript, figures_of
+
+    topology = load_topology_file(path, overrides)
+    if faults_path is not None:
+        return topology, load_faults_file(faults_path, topology)
+    return topology, FaultScript(seed=0, faults=(), links=figures_of(topology))
+
+
+def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
+    """Return what --serve names; the second of a site is its node 1, and so on."""
+    from orchestrator.core.events import Endpoint
+
+    sites = [site.name for site in topology.sites]
+    served: list[Endpoint] = []
+    for text in texts:
+        site, equals, address = text.partition("=")
+        if not equals or site not in sites:
+            raise click.UsageError(
+                f"--serve {text}: want SITE=HOST:PORT, with one of {', '.join(sites)}"
+            )
+        host, _, port = Address().convert(address, None, None).rpartition(":")
+        node = sum(1 for each in served if each.site == site)
+        served.append(Endpoint(site, node, host.strip("[]"), int(port)))
+    return tuple(served)
+
+
+def _enter(output: Output, home: Path, name: str, site: str, arguments: Sequence[str]) -> int:
+    """Become a command where a site is."""
+    from orchestrator.emulator.emulations import find
+
+    if not arguments:
+        raise click.UsageError("--enter: want a command: --enter NAME SITE -- COMMAND...")
+    sites = {each["site"]: each for each in find(home, name)["sites"]}
+    if not sites:
+        raise CommandError(
+            "EMULATION_FAILED",
+            f"{name} is a relay: its sites are no place to enter",
+            {"name": name},
+        )
+    if site not in sites:
+        raise click.UsageError(f"--enter: {name} has no site {site!r}; it has {', '.join(sites)}")
+    place = sites[site]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    leash = [sys.executable, "-m", "sites.leash", "-", "--enter", place["user"], place["net"]]
+    os.execv(sys.executable, [*leash, "--", *arguments])  # noqa: S606 - no shell is wanted
+
+
+def _apply(output: Output, home: Path, name: str, arguments: Sequence[str]) -> int:
+    """Change an emulation that is up."""
+    from orchestrator.emulator.emulations import FOLDER, find
+    from orchestrator.emulator.standing import request_change
+
+    if len(arguments) != 1:
+        raise click.UsageError("--apply: want one change, as 'link: [a, b], rate: 10Mbit/s'")
+    find(home, name)
+    changes = request_change(home / FOLDER / name, arguments[0])
+    return output.result(
+        {"name": name, "changes": changes}, "\n".join(changes) or "nothing is different"
+    )
+
+
+def _clean(output: Output, home: Path, arguments: Sequence[str]) -> int:
+    """Remove what dead emulations left behind, and say what there was."""
+    from orchestrator.emulator.emulations import clean, folders
+
+    if arguments:
+        raise click.UsageError("--clean: takes nothing else")
+    removed = clean(home)
+    up = [folder.name for folder in folders(home)]
+    lines = [
+        f"removed {each.name}"
+        + "".join(f", ended its emulator (pid {pid})" for pid in each.ended_pids)
+        for each in removed
+    ]
+    lines += [f"{name} is up: left alone" for name in up]
+    data = {
+        "removed": [{"name": each.name, "ended_pids": list(each.ended_pids)} for each in removed],
+        "up": up,
+    }
+    return output.result(data, "\n".join(lines) or "nothing was left behind")
+
+
+def how_to_enter(name: str, site: dict[str, Any]) -> list[str]:
+    """Return the two command lines that lead into a site."""
+    user = f"--user={site['user']} --preserve-credentials " if site["user"] else ""
+    return [
+        f"isthmus emulate --enter {shlex.quote(name)} {shlex.quote(site['site'])} -- COMMAND",
+        f"nsenter {user}--net={site['net']} COMMAND",
+    ]

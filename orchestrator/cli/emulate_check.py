@@ -1,0 +1,155 @@
+"""Runs `isthmus emulate --check`: configured against measured, and a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.output import Output
+from orchestrator.core.run import FALLBACK
+from orchestrator.documents import load_topology_file
+from orchestrator.emulator.backend import NETNS, RELAY
+from orchestrator.emulator.check import Effort, opened
+from orchestrator.emulator.fidelity import (
+    NUM_DATAGRAMS,
+    QUICK_DATAGRAMS,
+    Figure,
+    Scene,
+    grid,
+    scenes_of,
+    worst,
+)
+from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.view import figures as shown
+from orchestrator.view.tables import Column, FittingTable
+
+FULL = Effort(window_s=3.0, datagrams=NUM_DATAGRAMS)
+QUICK = Effort(window_s=1.5, datagrams=QUICK_DATAGRAMS)
+
+
+def run_check(
+    output: Output, path: Path | None, overrides: Sequence[str], emulator: str, *, quick: bool
+) -> int:
+    """Measure, print the table and the verdict.
+
+    Raises:
+        CommandError: EMULATION_INEXACT, or EMULATION_FAILED where netns was asked for and cannot be.
+        ConfigError: the topology has mistakes.
+    """
+    module = _chosen(output, emulator)
+    has_loss = module == NETNS  # the relay has no packets that could be counted
+    if path is None:
+        scenes = grid(is_quick=quick, has_loss=has_loss)
+    else:
+        scenes = scenes_of(load_topology_file(path, overrides), has_loss=has_loss)
+    effort = QUICK if quick else FULL
+    output.note(f"measuring for about {shown.duration(max(10.0, effort.estimate_s(scenes)))}")
+    measured = asyncio.run(_measure(output, scenes, module, effort))
+    return _finish(output, module, measured)
+
+
+def _chosen(output: Output, emulator: str) -> str:
+    if emulator == "relay":
+        return RELAY
+    why = netns_problem()
+    if why is None:
+        return NETNS
+    if emulator == "netns":
+        raise CommandError(
+            "EMULATION_FAILED", f"netns was asked for, and cannot be here: {why}", {}
+        )
+    output.note(f"{FALLBACK} {why}")
+    return RELAY
+
+
+async def _measure(
+    output: Output, scenes: Sequence[Scene], module: str, effort: Effort
+) -> list[Figure]:
+    measured = []
+    for scene in scenes:
+        async with opened(scene, module) as bench:
+            async for figure in bench.measure(effort):
+                measured.append(figure)
+                output.note(_line(figure))
+    return measured
+
+
+def _finish(output: Output, module: str, measured: list[Figure]) -> int:
+    name = "netns" if module == NETNS else "relay"
+    failed = [figure for figure in measured if not figure.is_good]
+    if not output.as_json:
+        Console().print(_table(measured))
+    least = worst([each for each in measured if math.isfinite(each.allowed)])
+    if failed and least is not None:
+        raise CommandError(
+            "EMULATION_INEXACT",
+            f"{name}: {len(failed)} of {len(measured)} figures are off by too much, the worst: "
+            f"{_line(least)}",
+            {"emulator": name, "figures": [_view(each) for each in measured]},
+        )
+    verdict = f"{name}: all {len(measured)} figures within tolerance"
+    if least is not None:
+        verdict += f"; the worst used {least.of_allowed:.0%} of it: {_line(least)}"
+    data = {"emulator": name, "is_exact": True, "figures": [_view(each) for each in measured]}
+    return output.result(data, verdict)
+
+
+def _table(measured: Sequence[Figure]) -> FittingTable:
+    return FittingTable(
+        [
+            Column("link", [each.link for each in measured], is_text=True),
+            Column("setting", [each.setting for each in measured], is_text=True),
+            Column("what", [each.what for each in measured], is_text=True),
+            Column("expected", [_value(each, each.expected) for each in measured]),
+            Column("measured", [_value(each, each.measured) for each in measured]),
+            Column("off by", [_off_by(each) for each in measured]),
+            Column("", [_verdict(each) for each in measured], is_text=True),
+            Column(
+                "emulator CPU",
+                [shown.show(each.cpu, shown.share) for each in measured],
+            ),
+        ]
+    )
+
+
+def _line(figure: Figure) -> str:
+    return (
+        f"{figure.setting}  {figure.what}: {_value(figure, figure.measured)}, expected "
+        f"{_value(figure, figure.expected)} ({_off_by(figure)}, {_verdict(figure)})"
+    )
+
+
+def _value(figure: Figure, value: float) -> str:
+    match figure.unit:
+        case "s":
+            return shown.duration(value)
+        case "bytes/s":
+            return shown.rate(value)
+    return f"{value:.3%}"
+
+
+def _off_by(figure: Figure) -> str:
+    if figure.unit == "s":
+        return f"{(figure.measured - figure.expected) * 1e3:+.2f}ms"
+    return f"{figure.deviation:+.1%}"
+
+
+def _verdict(figure: Figure) -> str:
+    if not math.isfinite(figure.allowed):
+        return "not judged"
+    return "ok" if figure.is_good else "TOO FAR"
+
+
+def _view(figure: Figure) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(figure),
+        "deviation": figure.deviation,
+        "is_good": figure.is_good,
+    }

@@ -1,0 +1,98 @@
+"""Runs an emulation for `isthmus emulate TOPOLOGY`, and shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from orchestrator.cli.emulate import how_to_enter
+from orchestrator.cli.output import Output
+from orchestrator.emulator.emulations import claimed
+from orchestrator.emulator.standing import Listeners, Standing, Wanted
+from orchestrator.view.emulation import EmulationTable
+from topology.faults import TimedChange
+
+
+def run_emulation(output: Output, wanted: Wanted, home: Path, name: str | None) -> int:
+    """Emulate until a signal or the end of the command; return the exit status.
+
+    With --json: JSON Lines `up`, `fault` and `counters`, then the envelope.
+
+    Raises:
+        EmulatorError: it cannot be emulated here as wanted.
+        ConfigError: the faults cannot be played here.
+        StateConflictError: the name is taken.
+    """
+    # It is followed: who reads it needs to know where the sites are while it runs.
+    output.streaming = True
+    with claimed(home, name, wanted.topology.name) as folder:
+        shown = Shown(output, wanted)
+        listeners = Listeners(on_up=shown.up, on_fault=shown.fault, on_counters=shown.counters)
+        try:
+            status = asyncio.run(Standing(wanted, folder, listeners).run())
+        finally:
+            shown.close()
+        return output.result({"name": folder.name, "counters": shown.latest}, exit_code=status)
+
+
+class Shown:
+    """What people or programs see of an emulation while it runs."""
+
+    def __init__(self, output: Output, wanted: Wanted) -> None:
+        self.latest: list[Mapping[str, Any]] = []
+        self._output = output
+        self._wanted = wanted
+        self._stack = contextlib.ExitStack()
+        self._live: Live | None = None
+        self._name = ""
+        self._told_s = 0.0
+
+    def up(self, state: Mapping[str, Any]) -> None:
+        """Say where the sites are, and on a terminal start the table."""
+        self._name = state["name"]
+        self._output.event("up", state, "\n".join(_places(state)))
+        console = Console(stderr=True)
+        if console.is_terminal and not console.is_dumb_terminal and not self._wanted.command:
+            live = Live(console=console, auto_refresh=False, transient=True)
+            self._live = self._stack.enter_context(live)
+
+    def fault(self, timed: TimedChange) -> None:
+        """Tell of a change that was made."""
+        fields = {"at_s": timed.at_s, "change": timed.change.to_json()}
+        self._output.event("fault", fields, f"{timed.at_s:.3f} s  {timed.change}")
+
+    def counters(self, counters: Sequence[Mapping[str, Any]]) -> None:
+        """Show the latest counters."""
+        before, self.latest = self.latest, list(counters)
+        now_s = time.monotonic()
+        interval_s, self._told_s = now_s - self._told_s, now_s
+        if self._live is not None:
+            table = EmulationTable(self._name, self._wanted.topology, before, counters, interval_s)
+            self._live.update(table, refresh=True)
+        elif self._output.as_json:
+            self._output.event("counters", {"links": self.latest}, "")
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._stack.close()
+
+
+def _places(state: Mapping[str, Any]) -> list[str]:
+    """Return what people need to use an emulation."""
+    kind = state["emulator"]["kind"]
+    lines = [f"emulation {state['name']} is up ({kind}); Ctrl-C ends it"]
+    for site in state["sites"]:
+        ours, raw = how_to_enter(state["name"], site)
+        lines += [f"{site['site']}  {site['address']}", f"  {ours}", f"  {raw}"]
+    for each in state["endpoints"]:
+        node = f" node {each['node']}" if each["node"] else ""
+        address = f"{each['host']}:{each['port']}"
+        lines.append(f"{each['source']} reaches {each['target']}{node} at {address}")
+    return lines

@@ -1,0 +1,160 @@
+"""The folders of emulations that run by themselves: HOME/emulations/NAME.
+
+Whoever runs an emulation holds the lock in its folder, and the kernel drops the lock with that process:
+so the lock alone tells whether an emulation is up, however it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from protos.errors import IsthmusError, StateConflictError
+
+FOLDER = "emulations"
+STATE = "emulation.json"
+SOCKET = "control.sock"
+_LOCK = "lock"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAX_SAME = 1000
+"""Emulations of one topology that are up at the same time."""
+END_S = 3.0
+
+
+class EmulationNotFoundError(IsthmusError):
+    """There is no emulation of that name that is up."""
+
+    code = "EMULATION_NOT_FOUND"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What `clean` found of an emulation whose owner is gone."""
+
+    name: str
+    ended_pids: tuple[int, ...]
+    """Emulators that had outlived it."""
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name an emulation, and so a folder."""
+    return _NAME.fullmatch(text) is not None
+
+
+@contextlib.contextmanager
+def claimed(home: Path, name: str | None, topology: str) -> Iterator[Path]:
+    """Give the folder of a new emulation, which is gone when the block has ended.
+
+    Args:
+        home: HOME.
+        name: of the emulation; None: the topology's, with a number where that is taken.
+        topology: its name.
+
+    Raises:
+        StateConflictError: the name is taken.
+    """
+    base = name or (topology if is_name(topology) else "emulation")
+    names = [base] if name else [base, *(f"{base}-{n}" for n in range(2, _MAX_SAME))]
+    for each in names:
+        folder = home / FOLDER / each
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _lock(folder)
+        if lock is not None:
+            break
+    else:
+        raise StateConflictError(f"emulation {base} is up already: choose another --name")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def find(home: Path, name: str) -> Mapping[str, Any]:
+    """Return what an emulation that is up says of itself in its folder.
+
+    Raises:
+        EmulationNotFoundError: there is none of that name.
+    """
+    folder = home / FOLDER / name
+    state = _read(folder) if is_name(name) else {}
+    if not state or not is_up(folder):
+        there = ", ".join(sorted(each.name for each in folders(home) if is_up(each))) or "none"
+        raise EmulationNotFoundError(f"there is no emulation {name!r}; up are: {there}")
+    return state
+
+
+def folders(home: Path) -> list[Path]:
+    """Return the folders of all emulations, dead ones too."""
+    root = home / FOLDER
+    return sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+
+
+def is_up(folder: Path) -> bool:
+    """Whether somebody runs the emulation of a folder."""
+    lock = _lock(folder)
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
+def clean(home: Path) -> list[Leftover]:
+    """Remove what emulations left behind whose owner is gone; end emulators that outlived theirs."""
+    found = []
+    for folder in folders(home):
+        lock = _lock(folder)
+        if lock is None:
+            continue
+        try:
+            found.append(Leftover(folder.name, _end_emulator(_read(folder))))
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+    return found
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that holds a folder's lock; None while somebody else does."""
+    path = folder / _LOCK
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last owner may have removed it between our two calls.
+        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads((folder / STATE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _end_emulator(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """End the emulator that a dead owner named, if it is still that process; return its pid."""
+    try:
+        process = psutil.Process(int(state["emulator"]["pid"]))
+        if abs(process.create_time() - float(state["emulator"]["created_s"])) > 0.02:
+            return ()  # its pid is another process's by now
+        process.send_signal(signal.SIGKILL)
+        process.wait(END_S)
+    except (KeyError, TypeError, ValueError, psutil.Error):
+        return ()
+    return (process.pid,)

@@ -1,0 +1,325 @@
+"""An emulation by itself: up until it is told to end, changed while it runs through a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.core.events import Endpoint
+from orchestrator.core.run import FALLBACK
+from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
+from orchestrator.emulator.config import RelayConfig, parse_listening, shapes_of
+from orchestrator.emulator.emulations import SOCKET, STATE
+from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
+from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.local_agents import ended_with
+from orchestrator.run_files import write_atomically
+from orchestrator.wan import dialled
+from topology.changes import Change, Pause
+from topology.errors import ConfigError
+from topology.faults import FaultScript, TimedChange, load_faults
+from topology.world import Topology
+
+START_S = 30.0
+COMMAND_STOP_S = 5.0
+REQUEST_S = 10.0
+REQUEST_BYTES = 64 << 10
+ENVIRONMENT = "ISTHMUS_EMULATION"
+"""In the environment of a command that runs on an emulation: the emulation's name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to emulate, and what for."""
+
+    topology: Topology
+    emulator: str
+    """One of topology.world.EMULATORS."""
+    served: tuple[Endpoint, ...] = ()
+    """What other sites reach through the relay."""
+    script: FaultScript
+    seed: int
+    command: tuple[str, ...] = ()
+    """The emulation ends with it; empty: with a signal."""
+    is_stdout_taken: bool = False
+    """The command's output goes to stderr instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """Who is told of what happens."""
+
+    on_up: Callable[[Mapping[str, Any]], None]
+    """The state that also lies in the folder."""
+    on_fault: Callable[[TimedChange], None]
+    on_counters: Callable[[Sequence[Mapping[str, Any]]], None]
+
+
+class Standing:
+    """One emulation, from `run` to its return."""
+
+    def __init__(self, wanted: Wanted, folder: Path, listeners: Listeners) -> None:
+        self._wanted = wanted
+        self._folder = folder
+        self._listeners = listeners
+        self._backend: Backend | None = None
+        self._player: FaultPlayer | None = None
+        self._module = RELAY
+
+    async def run(self) -> int:
+        """Emulate until a signal, or the end of the command.
+
+        Returns:
+            The command's exit status, or 128 and the signal's number.
+
+        Raises:
+            EmulatorError: it cannot be emulated here as wanted, or the emulator has ended.
+            ConfigError: the faults cannot be played here.
+        """
+        with _signals() as signalled:
+            state = await self._open()
+            assert self._backend is not None
+            try:
+                async with self._controlled(), self._playing():
+                    write_atomically(self._folder / STATE, json.dumps(state) + "\n")
+                    self._listeners.on_up(state)
+                    return await self._until_over(signalled)
+            finally:
+                await self._backend.close()
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """Change links, all at once."""
+        assert self._backend is not None
+        await self._backend.apply(changes)
+
+    def pause(self, pause: Pause) -> None:
+        """There are no processes of sites here; `needs_run` has refused it."""
+        raise AssertionError(pause)
+
+    async def _open(self) -> dict[str, Any]:
+        """Start the emulator; return what others need to know of it."""
+        wanted = self._wanted
+        _refuse(needs_run(wanted.script.faults))
+        self._module = await self._chosen()
+        shapes = shapes_of(wanted.topology)
+        if self._module == NETNS:
+            names = tuple(site.name for site in wanted.topology.sites)
+            config = NetnsConfig(sites=names, links=shapes, seed=wanted.seed).to_json()
+        else:
+            endpoints = dialled(wanted.topology, wanted.served)
+            config = RelayConfig(links=shapes, endpoints=endpoints, seed=wanted.seed).to_json()
+        deadline_s = asyncio.get_running_loop().time() + START_S
+        self._backend, line = await Backend.start(self._module, config, deadline_s)
+        self._backend.on_counters = self._listeners.on_counters
+        is_netns = self._module == NETNS
+        return {
+            "name": self._folder.name,
+            "topology": wanted.topology.name,
+            "pid": os.getpid(),
+            "emulator": {
+                "kind": "netns" if is_netns else "relay",
+                "pid": self._backend.pid,
+                "created_s": psutil.Process(self._backend.pid).create_time(),
+            },
+            "sites": [asdict(each) for each in parse_ready(line)] if is_netns else [],
+            "endpoints": [] if is_netns else [asdict(each) for each in parse_listening(line)],
+        }
+
+    async def _chosen(self) -> str:
+        """Return which emulator it is; EmulatorError where the wanted one cannot be."""
+        wanted = self._wanted
+        if wanted.emulator == "relay" or (wanted.emulator == "auto" and wanted.served):
+            return RELAY
+        why = needs_relay(wanted.script.faults) or await asyncio.to_thread(netns_problem)
+        if why is None:
+            return NETNS
+        if wanted.emulator == "netns":
+            raise EmulatorError(f"netns was asked for, and cannot be here: {why}")
+        raise EmulatorError(f"{FALLBACK} {why}; for the relay, say what to reach: --serve")
+
+    async def _until_over(self, signalled: asyncio.Future[int]) -> int:
+        assert self._backend is not None
+        ended = asyncio.ensure_future(self._backend.wait_ended())
+        command: asyncio.Task[int] | None = None
+        if self._wanted.command:
+            command = asyncio.create_task(self._run_command(), name="command")
+        waits: list[asyncio.Future[Any]] = [signalled, ended, *([command] if command else [])]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise EmulatorError(ended.result())
+            if command is not None and command.done():
+                return command.result()
+            return 128 + signalled.result()
+        finally:
+            for wait in waits[1:]:
+                wait.cancel()
+            await asyncio.wait(waits[1:])
+
+    async def _run_command(self) -> int:
+        """Run the command to its end; when cancelled, end it."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--", *self._wanted.command),
+            stdout=sys.stderr.fileno() if self._wanted.is_stdout_taken else None,
+            env={**os.environ, ENVIRONMENT: self._folder.name},
+        )
+        try:
+            status = await process.wait()
+        finally:
+            await _end(process)
+        if status < 0:
+            sys.stderr.write(f"{self._wanted.command[0]} ended with {ended_with(status)}\n")
+        return status if status >= 0 else 128 - status
+
+    @contextlib.asynccontextmanager
+    async def _playing(self) -> AsyncIterator[None]:
+        wanted = self._wanted
+        player = FaultPlayer(wanted.script, wanted.seed, self, self._listeners.on_fault)
+        self._player = player
+        playing = asyncio.create_task(player.play(), name="faults")
+        try:
+            yield
+        finally:
+            playing.cancel()
+            await asyncio.wait([playing])
+
+    @contextlib.asynccontextmanager
+    async def _controlled(self) -> AsyncIterator[None]:
+        """Answer requests at the folder's socket."""
+        with control_socket() as (listener, within):
+            listener.bind(within(self._folder))
+            listener.listen()
+            async with await asyncio.start_unix_server(
+                self._answer, sock=listener, limit=REQUEST_BYTES
+            ):
+                yield
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request, whatever it is."""
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                request = json.loads(await reader.readline())
+                made = await self._apply_text(request["apply"])
+            answer: dict[str, Any] = {"changes": [str(change) for change in made]}
+        except ConfigError as error:
+            answer = {"error": "; ".join(_located(problem) for problem in error.problems)}
+        except (ValueError, KeyError, TypeError, TimeoutError, EmulatorError) as error:
+            answer = {"error": f"not done: {error}"}
+        with contextlib.suppress(ConnectionError):
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    async def _apply_text(self, text: str) -> Sequence[Change | Pause]:
+        assert self._player is not None
+        script = load_faults(as_script(text), "--apply", self._wanted.topology)
+        _refuse(needs_run(script.faults))
+        if self._module == NETNS:
+            _refuse(needs_relay(script.faults))
+        return await self._player.add(script.faults)
+
+
+def as_script(text: str) -> str:
+    """Return a fault script whose only fault is `text`, which has no time: it begins at once.
+
+    Raises:
+        ConfigError: it is more than one line.
+    """
+    inner = text.strip()
+    if "\n" in inner:
+        raise ConfigError("want one fault in one line, as 'link: [a, b], rate: 10Mbit/s'")
+    if inner.startswith("{") and inner.endswith("}"):
+        inner = inner[1:-1]
+    return f"version: 1\nfaults: [{{at: 0s, {inner}}}]\n"
+
+
+@contextlib.contextmanager
+def control_socket() -> Iterator[tuple[socket.socket, Callable[[Path], str]]]:
+    """Give a socket, and a function that returns a path for it that is short enough anywhere.
+
+    A socket's path must fit into 108 bytes, which a folder's own need not: it is reached through
+    a descriptor of the folder.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def within(folder: Path) -> str:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            return f"/proc/self/fd/{descriptor}/{SOCKET}"
+
+        unix = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        yield unix, within
+
+
+def request_change(folder: Path, text: str) -> list[str]:
+    """Have an emulation that is up make a change; return what was changed, in words.
+
+    Raises:
+        ConfigError: it is none, or cannot be made there.
+        EmulatorError: the emulation does not answer.
+    """
+    with control_socket() as (unix, within):
+        unix.settimeout(REQUEST_S + 1)
+        try:
+            unix.connect(within(folder))
+            unix.sendall(json.dumps({"apply": text}).encode() + b"\n")
+            answer = json.loads(unix.makefile("rb").readline())
+        except (OSError, ValueError) as error:
+            raise EmulatorError(f"emulation {folder.name} does not answer: {error}") from error
+    if "error" in answer:
+        raise ConfigError(answer["error"])
+    return [str(each) for each in answer["changes"]]
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Future[int]]:
+    """Give what the first SIGINT or SIGTERM resolves."""
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[int] = loop.create_future()
+
+    def on_signal(signum: int) -> None:
+        if not first.done():
+            first.set_result(signum)
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for each in signals:
+        loop.add_signal_handler(each, on_signal, int(each))
+    try:
+        yield first
+    finally:
+        for each in signals:
+            loop.remove_signal_handler(each)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a command's process group, if it has not ended; return when it has."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COMMAND_STOP_S):
+                await process.wait()
+
+
+def _refuse(why: str | None) -> None:
+    if why is not None:
+        raise ConfigError(why)
+
+
+def _located(problem: Any) -> str:  # noqa: ANN401 - topology.errors.Problem
+    path = str(problem.path).removeprefix("faults.0.")
+    return f"{problem.message} [{path}]" if path else str(problem.message)
