@@ -11,7 +11,7 @@ from topology.validation import validate
 from topology.world import Topology
 
 
-def check(text: str, source: str, topology: Topology | None = None) -> int:
+def check_faults(text: str, source: str, topology: Topology | None = None) -> int:
     """Return how many faults a script has; without a topology, which names exist is not checked.
 
     Raises:

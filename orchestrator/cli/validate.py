@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,10 @@ from orchestrator.cli.options import json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, load_topology_file, read_text
 from topology.errors import ConfigError
+from topology.fault_loading import check_faults
 from topology.load import document_kind, split_overrides
 from topology.schema import SCHEMAS, schema_text
+from topology.world import Topology
 
 
 @click.command("validate")
@@ -30,9 +33,10 @@ from topology.schema import SCHEMAS, schema_text
 def command(
     output: Output, files: tuple[Path, ...], schema: str | None, overrides: tuple[str, ...]
 ) -> int:
-    """Check topology and job files, which are told apart by what is in them.
+    """Check topologies, jobs and fault scripts, which are told apart by what is in them.
 
-    A job is checked together with the topology that it names.
+    A job is checked together with the topology that it names, a fault script with the topology (or
+    a job's) among the files; without one, whether its sites and links exist is not checked.
     """
     if schema is not None:
         if files:
@@ -42,9 +46,10 @@ def command(
     if not files:
         raise click.UsageError("want at least one FILE, or --schema")
     checked, problems = [], []
+    topology = _topology_among(files, overrides)
     for path in files:
         try:
-            checked.append(_check(path, overrides))
+            checked.append(_check(path, overrides, topology))
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
@@ -52,8 +57,20 @@ def command(
     return output.result({"files": checked}, "\n".join(_line(entry) for entry in checked))
 
 
-def _check(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what was found valid.
+def _topology_among(files: Sequence[Path], overrides: Sequence[str]) -> Topology | None:
+    """Return the first topology that one of the files is or names, if it is valid."""
+    for path in files:
+        with contextlib.suppress(ConfigError):  # told when the file itself is checked
+            match document_kind(read_text(path), str(path)):
+                case "topology":
+                    return load_topology_file(path, split_overrides(overrides)[0])
+                case "job":
+                    return load_pair(path, overrides).topology
+    return None
+
+
+def _check(path: Path, overrides: Sequence[str], topology: Topology | None) -> dict[str, Any]:
+    """Return what was found valid; a fault script against `topology`, where there is one.
 
     Raises:
         ConfigError: the mistakes of this file, and for a job those of its topology.
@@ -67,6 +84,10 @@ def _check(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
             "name": pair.job.name,
             "topology": str(pair.topology_path),
         }
+    if kind == "faults":
+        num_faults = check_faults(read_text(path), str(path), topology)
+        named = None if topology is None else topology.name
+        return {"file": str(path), "kind": kind, "faults": num_faults, "topology": named}
     topology = load_topology_file(path, split_overrides(overrides)[0])
     return {
         "file": str(path),
@@ -81,6 +102,12 @@ def _check(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 def _line(entry: dict[str, Any]) -> str:
     if entry["kind"] == "job":
         return f"{entry['file']}: job {entry['name']!r} is valid, with {entry['topology']}"
+    if entry["kind"] == "faults":
+        faults = f"{entry['faults']} fault" + ("s" if entry["faults"] != 1 else "")
+        told = f"for topology {entry['topology']!r}"
+        if entry["topology"] is None:
+            told = "but its sites and links were not checked: name the topology too"
+        return f"{entry['file']}: fault script with {faults} is valid, {told}"
     return (
         f"{entry['file']}: topology {entry['name']!r} is valid: "
         f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"

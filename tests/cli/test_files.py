@@ -39,6 +39,27 @@ def test_validate_tells_the_kinds_apart(isthmus: Isthmus, files: Path) -> None:
     assert (topology["sites"], topology["ranks"], topology["links"]) == (3, 6, 6)
 
 
+def test_validate_checks_a_fault_script_with_the_topology_beside_it(
+    isthmus: Isthmus, files: Path
+) -> None:
+    faults, topology = files / "faults.yaml", files / "topology.yaml"
+    faults.write_text("version: 1\nfaults:\n  - {at: 5s, cut: [oregon, virginai]}\n")
+    alone = isthmus("validate", faults, "--json")
+    assert alone.code == 0
+    assert alone.envelope["data"]["files"] == [
+        {"file": str(faults), "kind": "faults", "faults": 1, "topology": None}
+    ]
+    for other in (topology, files / "job.yaml"):
+        done = isthmus("validate", faults, other, "--json")
+        assert done.code == 2
+        [where] = done.envelope["error"]["where"]
+        assert (where["line"], where["path"]) == (3, "faults.0.cut.1")
+        assert "did you mean 'virginia'?" in where["message"]
+    faults.write_text(faults.read_text().replace("virginai", "virginia"))
+    done = isthmus("validate", faults, topology, "--json")
+    assert done.envelope["data"]["files"][0]["topology"] == "three-coasts"
+
+
 def test_validate_gives_every_mistake_of_every_file_once(isthmus: Isthmus, files: Path) -> None:
     topology, job = files / "topology.yaml", files / "job.yaml"
     topology.write_text(topology.read_text().replace("rtt: 62ms", "rtt: 62"))
@@ -79,7 +100,7 @@ def test_validate_with_overrides(isthmus: Isthmus, files: Path) -> None:
     assert where["line"] == 0
 
 
-@pytest.mark.parametrize("kind", ["topology", "job"])
+@pytest.mark.parametrize("kind", ["topology", "job", "faults"])
 def test_validate_prints_the_schema(isthmus: Isthmus, kind: str) -> None:
     plain = isthmus("validate", "--schema", kind)
     told = isthmus("validate", "--schema", kind, "--json")

@@ -5,7 +5,7 @@ import pytest
 from tests.topology.documents import changed
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 from topology.errors import ConfigError
-from topology.fault_loading import check
+from topology.fault_loading import check_faults
 from topology.faults import load_faults
 from topology.load import document_kind, load_topology
 
@@ -205,7 +205,7 @@ def test_a_mistake_is_told_at_its_place(old: str, new: str, expected: list[str])
 
 def test_the_script_that_the_mistakes_are_made_in_is_right() -> None:
     assert told(SCRIPT) == []
-    assert check(SCRIPT, "faults.yaml") == 10
+    assert check_faults(SCRIPT, "faults.yaml") == 10
     assert document_kind(SCRIPT, "faults.yaml") == "faults"
 
 
@@ -263,9 +263,9 @@ def test_a_way_that_only_exists_back_is_hinted_at() -> None:
 
 def test_without_a_topology_only_names_are_not_checked() -> None:
     text = changed(SCRIPT, "cut: [east, middle]", "cut: [mars, moon]")
-    assert check(text, "faults.yaml") == 10
+    assert check_faults(text, "faults.yaml") == 10
     with pytest.raises(ConfigError, match="itself"):
-        check(changed(text, "[mars, moon]", "[mars, mars]"), "faults.yaml")
+        check_faults(changed(text, "[mars, moon]", "[mars, mars]"), "faults.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "faults: 7\nversion: 1\n", "version: 1\nfaults: []\n"])
