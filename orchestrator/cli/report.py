@@ -52,7 +52,7 @@ def command(
     """
     runs: list[RunFacts] = []
     benches: list[Bench] = []
-    folders: list[Path] = []
+    folders: list[Path | None] = []
     for name in dict.fromkeys(names or ("",)):
         bench = None if coordinator else _bench_folder(home_folder(home), name)
         if bench is not None:
@@ -87,7 +87,7 @@ def _bench_folder(home: Path, name: str) -> Path | None:
     return found
 
 
-def _default_path(folders: list[Path]) -> Path:
+def _default_path(folders: list[Path | None]) -> Path:
     """Return where the page goes that nobody named a file for.
 
     Raises:
@@ -95,7 +95,7 @@ def _default_path(folders: list[Path]) -> Path:
     """
     if len(folders) > 1:
         raise CommandError("USAGE", "several are compared: name the file with --out FILE")
-    if not folders[0].is_dir():
-        message = f"{folders[0]} is not on this machine: name the file with --out FILE"
+    if folders[0] is None:
+        message = "the run's folder is not on this machine: name the file with --out FILE"
         raise CommandError("USAGE", message)
     return folders[0] / REPORT

@@ -36,21 +36,22 @@ def command(
     It shows each site's compute, every kept bucket's phases, each link's rate, faults and events.
     """
     record = read_run_record(home, coordinator, run_id)
-    if out is None and not record.folder.is_dir():
-        message = f"{record.folder} is not on this machine: name the file with --out FILE"
-        raise CommandError("USAGE", message)
-    path = out or record.folder / TRACE
+    if out is None:
+        if record.folder is None:
+            message = "the run's folder is not on this machine: name the file with --out FILE"
+            raise CommandError("USAGE", message)
+        out = record.folder / TRACE
     made = trace(record)
-    write_atomically(path, strict_json(made) + "\n")
+    write_atomically(out, strict_json(made) + "\n")
     for gap in record.gaps:
         output.note(f"not shown: {gap}")
     if not record.timelines:
         output.note("this run kept no buckets' times: links and events only")
     data = {
         "run_id": record.run.run_id,
-        "trace": str(path.absolute()),
+        "trace": str(out.absolute()),
         "events": len(made["traceEvents"]),
         "steps": len(record.timelines),
         "gaps": record.gaps,
     }
-    return output.result(data, str(path.absolute()))
+    return output.result(data, str(out.absolute()))

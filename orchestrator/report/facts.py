@@ -65,6 +65,10 @@ class LinkFacts:
     """float32 bytes over sent bytes."""
     rtt_s: float | None
     egress_usd: float | None
+    lost_packets: float | None
+    """By the emulator, as configured; like the next, None where the WAN is real."""
+    dropped_packets: float | None
+    """By the emulator, because its queue was full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,10 @@ class RunFacts:
     evaluations: tuple[tuple[int, float], ...]
     faults: tuple[FaultFacts, ...]
     plan: PlanFacts | None
+    emulator: str
+    """`relay` or `netns`; empty: nothing was emulated."""
+    emulator_note: str
+    """What was lost by falling back from another one."""
     num_timelines: int
     """Steps whose buckets were kept."""
     timelines: tuple[StepTimeline, ...]
@@ -157,7 +165,7 @@ def run_facts(record: RunRecord) -> RunFacts:
         reason_code=run.reason_code,
         reason=run.reason,
         log_path=run.failure.log_path if run.HasField("failure") else "",
-        folder=str(record.folder),
+        folder=record.run.folder,
         created_wall_s=run.created_wall_s,
         active_s=active_s,
         steps=measured.last_step,
@@ -179,6 +187,8 @@ def run_facts(record: RunRecord) -> RunFacts:
         evaluations=tuple(record.evaluations),
         faults=_faults(record),
         plan=_plan(record, gaps),
+        emulator=_told(record, "wan.emulated", "emulator"),
+        emulator_note=_told(record, "wan.fallback", "note"),
         num_timelines=len(record.timelines),
         timelines=tuple(choose(record.timelines)),
         gaps=tuple(gaps),
@@ -218,6 +228,7 @@ def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | Non
     described = record.topology.link(link.source, link.target) if record.topology else None
     price = described.egress_usd_per_byte if described else 0.0
     busy = ratio(known(latest, metrics.BUSY_S) or None, active_s)
+    emulated = record.emulated.get((link.source, link.target))
     return LinkFacts(
         source=link.source,
         target=link.target,
@@ -230,6 +241,8 @@ def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | Non
         ratio=ratio(known(latest, metrics.RAW_BYTES) or None, sent_bytes),
         rtt_s=known(latest, metrics.RTT_S),
         egress_usd=price * (sent_bytes or 0.0) if price else None,
+        lost_packets=emulated[-1].lost_packets if emulated else None,
+        dropped_packets=emulated[-1].dropped_packets if emulated else None,
     )
 
 
@@ -282,6 +295,12 @@ def _plan(record: RunRecord, gaps: list[str]) -> PlanFacts | None:
         compute=job.trainer.compute,
         verify_every=job.verify_every,
     )
+
+
+def _told(record: RunRecord, kind: str, key: str) -> str:
+    """Return a word of the last event of that kind, if there is one."""
+    told = [event.detail.get(key) for event in record.events if event.kind == kind]
+    return told[-1] if told and isinstance(told[-1], str) else ""
 
 
 def _exposed_share(sites: Iterable[SiteMetrics]) -> float | None:

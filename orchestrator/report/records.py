@@ -60,6 +60,18 @@ class LinkSample:
     sent_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class EmulatedSample:
+    """The emulator's own totals of one directed link, and its queue."""
+
+    wall_s: float
+    lost_packets: float | None
+    """By the configured loss."""
+    dropped_packets: float | None
+    """By a full queue."""
+    queued_bytes: float
+
+
 @dataclass(slots=True)
 class SiteSums:
     """Sums over a site's steps of what RunMetrics does not sum."""
@@ -75,7 +87,8 @@ class RunRecord:
 
     run: control_pb2.Run
     events: tuple[Event, ...]
-    folder: Path
+    folder: Path | None
+    """None: a folder of another machine, or none that is known."""
     topology: Topology | None
     job: Job | None
     measured: RunMetrics
@@ -85,6 +98,8 @@ class RunRecord:
     """Wall time at which a step's first record came, and the step; in that order."""
     samples: dict[tuple[str, str, str], list[LinkSample]] = field(default_factory=dict)
     """By source, target and node."""
+    emulated: dict[tuple[str, str], list[EmulatedSample]] = field(default_factory=dict)
+    """By source and target; empty where the WAN is real."""
     timelines: list[StepTimeline] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
@@ -101,10 +116,16 @@ class RunRecord:
 
 def read_record(run: control_pb2.Run, events: list[control_pb2.Event]) -> RunRecord:
     """Read what a run's folder holds, beside what its coordinator or its journal says of it."""
-    folder = Path(run.folder)
+    folder = Path(run.folder) if run.folder and Path(run.folder).is_dir() else None
     gaps: list[str] = []
     told = tuple(map(_event, events))
-    topology, job = _documents(folder, told, gaps)
+    topology: Topology | None = None
+    job: Job | None = None
+    if folder is None:
+        named = run.folder or "its folder"
+        gaps.append(f"{named} is not on this machine: no documents, and nothing that was measured")
+    else:
+        topology, job = _documents(folder, told, gaps)
     sites = tuple(site.site for site in run.sites)
     record = RunRecord(
         run=run,
@@ -116,7 +137,8 @@ def read_record(run: control_pb2.Run, events: list[control_pb2.Event]) -> RunRec
         sums={site: SiteSums() for site in sites},
         gaps=gaps,
     )
-    _Measurements(record).read(folder / METRICS)
+    if folder is not None:
+        _Measurements(record).read(folder / METRICS)
     return record
 
 
@@ -137,7 +159,7 @@ class _Measurements:
             for line in _lines(path):
                 self._take(line)
         except FileNotFoundError:
-            record.gaps.append(f"{path} is not on this machine, or nothing was measured")
+            record.gaps.append(f"there is no {path}: nothing was measured")
         except OSError as error:
             record.gaps.append(f"{path}: {error.strerror}")
         if self._num_odd:
@@ -161,6 +183,9 @@ class _Measurements:
             self._num_odd += 1
         elif kind == metrics.FAULT:
             self._record.faults.append(_fault(wall_s, values, labels))
+        elif kind == metrics.EMULATED_LINK:
+            pair = (labels.get("source", ""), labels.get("target", ""))
+            self._record.emulated.setdefault(pair, []).append(_emulated(wall_s, values))
         elif site not in self._record.sums:
             self._num_odd += 1
         elif kind in {metrics.TIMELINE, metrics.BUCKET}:
@@ -191,6 +216,15 @@ class _Measurements:
             key = (labels.get("source", site), labels.get("target", ""), labels.get("node", ""))
             sample = LinkSample(wall_s, values[metrics.SENT_BYTES])
             record.samples.setdefault(key, []).append(sample)
+
+
+def _emulated(wall_s: float, values: Mapping[str, float]) -> EmulatedSample:
+    return EmulatedSample(
+        wall_s,
+        values.get("lost_packets"),
+        values.get("dropped_packets"),
+        values.get("queued_bytes", 0.0),
+    )
 
 
 def _fault(wall_s: float, values: Mapping[str, float], labels: Mapping[str, str]) -> Fault:

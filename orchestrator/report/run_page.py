@@ -37,7 +37,7 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
             class_="meta",
         ),
         _reason(facts),
-        tiles(wording.headline(facts)),
+        tiles(headline) if (headline := wording.headline(facts)) else None,
         join(*(missing(f"Not shown: {gap}.") for gap in facts.gaps)),
         _places(facts),
         _split(facts.sites),

@@ -28,6 +28,10 @@ DEFINITIONS = (
         "configured, busy the share of the run with a frame on the way.",
     ),
     ("Ratio", "float32 bytes of the gradients over the bytes that were sent for them."),
+    (
+        "Lost, dropped",
+        "packets that the emulator lost as configured, and those for which its queue had no room.",
+    ),
 )
 EFFICIENCY = (
     "Scaling efficiency",
@@ -68,17 +72,20 @@ def began(facts: RunFacts) -> str:
 def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     """Return the run's figures: name, figure, and a line under it."""
     entropy = facts.unigram_entropy
-    spent = [
-        f"{show(facts.tokens or None, figures.count)} tokens",
-        f"{facts.steps} steps in {show(facts.active_s, figures.duration)}",
-    ]
+    spent = f"{figures.count(facts.tokens)} tokens, {facts.steps} steps"
+    if facts.active_s:
+        spent += f" in {figures.duration(facts.active_s)}"
     loss_below = "" if entropy is None else f"unigram entropy {figures.loss(entropy)}"
     fell = ""
     if facts.first_loss is not None and facts.last_loss is not None:
         fell = f"from {figures.loss(facts.first_loss)} at the first step"
-    ratio = "" if facts.ratio is None else f"{figures.factor(facts.ratio)} less than float32"
+    ratio = (
+        ""
+        if facts.ratio is None or facts.ratio < 1
+        else f"{figures.factor(facts.ratio)} less than float32"
+    )
     found = [
-        ("tokens a second", show(facts.tokens_per_s, figures.count), ", ".join(spent)),
+        ("tokens a second", show(facts.tokens_per_s, figures.count), spent),
         ("a step", show(facts.step_s, figures.duration), "mean of the slowest site"),
         ("WAN, exposed", show(facts.exposed_share, figures.share), "of the steps' time"),
         ("held-out loss", show(facts.held_out_loss, figures.loss), loss_below),
@@ -89,7 +96,7 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         found.append(("egress", dollars(facts.egress_usd), "at the prices of the topology"))
     if facts.verified_steps:
         found.append(("parameters equal", str(facts.verified_steps), "steps checked, bit for bit"))
-    return found
+    return [entry for entry in found if entry[1] != figures.UNKNOWN]
 
 
 def split_grid(facts: RunFacts) -> Grid:
@@ -118,7 +125,7 @@ def split_grid(facts: RunFacts) -> Grid:
 def links_grid(facts: RunFacts) -> Grid:
     """Return every directed link: configured, and what was measured."""
     headings = ["link", "configured", "throughput", "use", "busy", "sent", "ratio"]
-    headings += ["RTT", "RTT, set", "egress"]
+    headings += ["RTT", "RTT, set", "lost", "dropped", "egress"]
     rows = [
         [
             f"{link.source} → {link.target}",
@@ -130,6 +137,8 @@ def links_grid(facts: RunFacts) -> Grid:
             show(link.ratio, figures.factor),
             show(link.rtt_s, figures.duration),
             show(link.configured_rtt_s, figures.duration),
+            show(link.lost_packets, figures.count),
+            show(link.dropped_packets, figures.count),
             show(link.egress_usd, dollars),
         ]
         for link in facts.links
@@ -172,7 +181,19 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
             else plan.compute,
         ),
         ("parameters compared", verified),
+        ("WAN", _wan(facts)),
     ]
+
+
+def _wan(facts: RunFacts) -> str:
+    if not facts.emulator:
+        return "as it is, not emulated"
+    kinds = {
+        "relay": "through user space, without packets",
+        "netns": "the kernel's own TCP, packet by packet",
+    }
+    about = f"emulated by {facts.emulator}: {kinds.get(facts.emulator, 'as the topology says')}"
+    return f"{about}. {facts.emulator_note}" if facts.emulator_note else about
 
 
 def faults_grid(facts: RunFacts) -> Grid:
@@ -220,6 +241,8 @@ def labels(runs: Sequence[RunFacts]) -> list[str]:
 
 def no_timelines(facts: RunFacts) -> str:
     """Say why there is no timeline."""
+    if not facts.steps:
+        return "No step was done."
     return (
         f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` of the job says in which "
         "steps, and only the worker library of this version sends them."

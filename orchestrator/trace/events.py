@@ -2,7 +2,7 @@
 
     process a site     compute: step > forward and backward, optimizer; a lane for each bucket phase that
                        goes on at once; counters of the training; instants of what happened to the site
-    process "links"    a counter of bytes/s each directed link
+    process "links"    a counter of bytes/s each directed link, and of what waits in the emulator
     process "run"      instants of the run's events and of faults
 
 Times are microseconds since the run was submitted. Pure.
@@ -78,6 +78,7 @@ class _Clock:
         ]
         told += [fault.wall_s for fault in record.faults]
         told += [samples[0].wall_s for samples in record.samples.values()]
+        told += [samples[0].wall_s for samples in record.emulated.values()]
         self.zero_s = min(began + told, default=0.0)
 
     def us(self, wall_s: float) -> float:
@@ -199,6 +200,16 @@ def _link_counters(record: RunRecord, pid: int, clock: _Clock) -> Iterator[Trace
                 "name": name,
                 "ts": clock.us(wall_s),
                 "args": {"bytes/s": bytes_per_s},
+            }
+    for (source, target), emulated in record.emulated.items():
+        for sample in emulated:
+            yield {
+                "ph": "C",
+                "pid": pid,
+                "tid": 0,
+                "name": f"{source} → {target}, queue of the emulator",
+                "ts": clock.us(sample.wall_s),
+                "args": {"bytes": sample.queued_bytes},
             }
 
 

@@ -36,6 +36,7 @@ def error(command: str, *arguments: str, code: str, answer: str = "well") -> Cas
 
 AT = ("--coordinator", "{address}")
 ABOUT_RUNS = ("status", "logs", "events", "wait", "cancel")
+WRITING = ("report", "trace")
 OF_ONE = ("coordinator", "--topology", "{files}/topology.yaml", "--state", "{files}/state")
 AGENT = ("agent", "--topology", "{files}/topology.yaml", "--state", "{files}/state")
 
@@ -80,6 +81,17 @@ CASES = [
     *(error(command, *AT, code="STALE_GENERATION", answer="ABORTED") for command in ABOUT_RUNS),
     *(error(command, *AT, code="INTERNAL", answer="UNIMPLEMENTED") for command in ABOUT_RUNS),
     *(error(command, "--nonsense", code="USAGE") for command in COMMANDS),
+    *(Case(command, ("r1", "--out", "{files}/out", *AT)) for command in WRITING),
+    *(error(command, "r1", *AT, code="USAGE") for command in WRITING),
+    *(
+        error(command, "r1", "--out", "{files}/job.yaml/out", *AT, code="FILE_ERROR")
+        for command in WRITING
+    ),
+    *(error(command, code="RUN_NOT_FOUND") for command in WRITING),
+    *(
+        error(command, "--coordinator", NOWHERE, code="COORDINATOR_UNREACHABLE")
+        for command in WRITING
+    ),
     error("wait", "--timeout", "10", code="USAGE"),
     error(*OF_ONE, "--bind", "0.0.0.0:0", code="INSECURE_ADDRESS"),
     error(*OF_ONE, "--set", "failure.min_sites=9", code="INVALID_CONFIG"),

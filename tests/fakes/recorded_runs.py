@@ -156,6 +156,8 @@ def _journal(
     )
     for site in sites:
         append("site.joined", BEGAN_S + 1, site, host="here")
+    append("wan.fallback", BEGAN_S + 1, note="emulating with the relay: no namespaces here")
+    append("wan.emulated", BEGAN_S + 1, emulator="relay")
     append("run.active", ACTIVE_S)
     progress = {"totals": {"verified_steps": 5.0}, "active_s": 20.0}
     journal.save_progress(folder.run_id, progress)
@@ -228,6 +230,9 @@ def _links(pairs: list[tuple[str, str]], steps: int) -> Iterator[Record]:
             if busy_s:
                 values |= {"throughput_bytes_per_s": sent_bytes / busy_s, "rtt_s": 0.0623}
             wall_s = ACTIVE_S + tick / 2
+            queue = {"lost_packets": float(tick), "dropped_packets": 0.0, "queued_bytes": 1e4}
+            ends = {"source": source, "target": target}
+            yield {**metric("", "emulated_link", -1, wall_s, queue), "labels": ends}
             yield metric(source, "link", 0, wall_s, values, source=source, target=target, node="0")
 
 

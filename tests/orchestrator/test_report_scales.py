@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.report.facts import SiteFacts
 from orchestrator.report.markup import Markup, element, join, shortened
-from orchestrator.report.places import lay_out, latitude, longitude
+from orchestrator.report.places import latitude, lay_out, longitude
 from orchestrator.report.scales import linear, logarithmic, rounded, ticks
 from orchestrator.trace.events import assign_lanes
 
