@@ -128,15 +128,16 @@ def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
 
 
 def _setting_columns(settings: Sequence[Setting]) -> list[Column]:
-    """Return a column a swept path; a row's setting without a sweep has none."""
-    paths = settings[0].overrides if settings else {}
+    """Return a column for each swept path, under its last word where that says which."""
+    paths = list(settings[0].overrides) if settings else []
+    last = [path.rpartition(".")[2] for path in paths]
     return [
         Column(
-            figures.words(path),
+            figures.words(path if last.count(word) > 1 else word),
             [figures.words(setting.overrides.get(path)) for setting in settings],
             is_text=True,
         )
-        for path in paths
+        for path, word in zip(paths, last, strict=True)
     ]
 
 

@@ -13,6 +13,7 @@ from orchestrator.bench.plan import Point
 from orchestrator.bench.record import BENCH, Bench, Question, Setting, Source, read_bench
 from orchestrator.cli.failure import CommandError
 from orchestrator.documents import Pair
+from topology.errors import ConfigError, Problem
 
 LOCK = "lock"
 
@@ -78,6 +79,9 @@ def _resumed(found: Bench, asked: Bench, path: Path, *, resume: bool) -> Bench:
             "options and files, or choose another --name",
             {"bench": str(path), "differs": fields},
         )
+    if [each.overrides for each in found.settings] != [each.overrides for each in asked.settings]:
+        problem = Problem(str(path), 0, 0, "not those that its question makes", "settings")
+        raise ConfigError([problem])
     return found
 
 

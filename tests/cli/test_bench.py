@@ -14,6 +14,8 @@ from tests.cli.conftest import Isthmus
 from tests.fakes.measured_runs import MeasuredRuns
 from tests.multiprocess.harness import Bench, bench, job_yaml, topology_yaml
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredRuns:
@@ -106,6 +108,30 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
     assert not list(home.glob("bench/*"))
 
 
+def test_without_a_job_it_says_how_it_is_used(isthmus: Isthmus) -> None:
+    for arguments in (["bench"], ["bench", "scaling"], ["bench", "--json"]):
+        done = isthmus(*arguments)
+        assert done.code == 2
+        assert "Usage: isthmus bench" in done.err
+    assert "scaling" in isthmus("bench", "--help").out
+    assert "--sweep" in isthmus("bench", "scaling", "--help").out
+
+
+def test_a_bench_json_that_was_changed_by_hand_is_refused(
+    isthmus: Isthmus, files: Path, home: Path, runs: MeasuredRuns
+) -> None:
+    arguments = ("bench", files / "job.yaml", "--repeats", "1", "--name", "mine", "--resume")
+    assert isthmus(*arguments[:-1]).code == 0
+    path = home / "bench" / "mine" / BENCH
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "settings": []}))
+    done = isthmus(*arguments, "--json")
+    assert done.envelope["error"]["code"] == "INVALID_CONFIG"
+    assert "not those that its question makes" in done.envelope["error"]["message"]
+    path.write_text("[]")
+    assert isthmus(*arguments).code == 2
+
+
 def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(
     isthmus: Isthmus, files: Path, home: Path, runs: MeasuredRuns
 ) -> None:
@@ -167,7 +193,6 @@ def test_one_process_at_a_time(
 
 
 @pytest.mark.multiprocess
-@pytest.mark.slow
 def test_two_real_sites(tmp_path: Path) -> None:
     with bench(tmp_path) as run:
         _two_real_sites(run)
