@@ -10,8 +10,14 @@ A gradient of n chunks, c bytes each once encoded and framed, crosses links of r
   of them. The slowest way, from any leaf up and down to any other, decides:
   max over ways of (sum of (g c / r + t / 2) + (n - g) c / min r).
 
-Where several trees share a link, its chunks of all trees count for "each further one". Left out:
-what sites do to encode and sum, slow start, and loss.
+Where several trees share a link, its chunks of all trees count for "each further one".
+
+TCP starts slowly, after compute's pause as on its first day (RFC 5681, 4.1): g connections send 10
+packets each, and twice as many each round trip, until they fill the link. What that leaves unused
+comes on top, on each link of a way: the sum of (t - w / r) over the windows w that are smaller than
+r t and not the last. The relay knows neither packets nor slow start.
+
+Left out: what sites do to encode and sum, loss, and a receiver's window that is too small.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from topology.job import Job
 from topology.trees import ReductionPlan, Tree, plan_reduction
@@ -26,8 +33,11 @@ from topology.world import Link, Topology
 
 FRAME_BYTES = 64 + 5
 """Of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
-PACKET_FACTOR = 1500 / 1448
-"""IP and TCP headers with time stamps, in full packets of 1500 bytes. The relay has no packets."""
+PACKET_BYTES = 1500
+PACKET_FACTOR = PACKET_BYTES / 1448
+"""IP and TCP headers with time stamps, in full packets."""
+FIRST_WINDOW_PACKETS = 10
+"""RFC 6928; Linux starts again from it once a connection was idle for longer than its time-out."""
 RATIOS = {"fp32": 1.0, "bf16": 0.5}
 """Encoded bytes for each byte of float32, where the values do not matter."""
 
@@ -39,8 +49,8 @@ def exchange_time_s(
 
     Args:
         job: gives plan, codec, chunk size.
-        topology: gives the links; its `emulator`, whether there are packets (`auto` counts as
-            netns, and so does a WAN that is not emulated).
+        topology: gives the links; its `emulator`, whether there are packets and slow start (`auto`
+            counts as netns, and so does a WAN that is not emulated).
         raw_bytes: float32 bytes of the whole gradient.
         ratio: encoded bytes for each of them; needed for codecs that compress.
 
@@ -53,15 +63,48 @@ def exchange_time_s(
         return 0.0
     num_chunks = math.ceil(raw_bytes / job.exchange.chunk_bytes)
     chunk_bytes = raw_bytes * _ratio(job, ratio) / num_chunks + FRAME_BYTES
+    num_abreast = min(job.exchange.channels_per_link, num_chunks)
+    first_window_bytes = None
     if not (topology.emulate and topology.emulator == "relay"):
         chunk_bytes *= PACKET_FACTOR
+        first_window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES
+    load = _Load(num_chunks, num_abreast, chunk_bytes, first_window_bytes)
     if plan.is_gather:
         return max(
-            num_chunks * chunk_bytes / link.bytes_per_s + link.rtt_s / 2
+            num_chunks * chunk_bytes / link.bytes_per_s + load.delay_s(link)
             for link in _all_links(topology)
         )
-    num_abreast = min(job.exchange.channels_per_link, num_chunks)
-    return _tree_time_s(plan, topology, num_chunks, num_abreast, chunk_bytes)
+    return _tree_time_s(plan, topology, load)
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What crosses the links."""
+
+    num_chunks: int
+    num_abreast: int
+    """Chunks that are on a link side by side."""
+    chunk_bytes: float
+    """On the wire."""
+    first_window_bytes: float | None
+    """Of all connections of a link together; None: there is no slow start."""
+
+    def delay_s(self, link: Link) -> float:
+        """Return what a link takes beside the time for the bytes."""
+        return link.rtt_s / 2 + self._slow_start_s(link)
+
+    def _slow_start_s(self, link: Link) -> float:
+        if self.first_window_bytes is None:
+            return 0.0
+        unused_s, sent_bytes, window_bytes = 0.0, 0.0, self.first_window_bytes
+        all_bytes = self.num_chunks * self.chunk_bytes
+        while (
+            window_bytes < link.bytes_per_s * link.rtt_s and sent_bytes + window_bytes < all_bytes
+        ):
+            unused_s += link.rtt_s - window_bytes / link.bytes_per_s
+            sent_bytes += window_bytes
+            window_bytes *= 2
+        return unused_s
 
 
 def _ratio(job: Job, ratio: float | None) -> float:
@@ -85,14 +128,8 @@ def _link(topology: Topology, source: int, target: int) -> Link:
     return link
 
 
-def _tree_time_s(
-    plan: ReductionPlan,
-    topology: Topology,
-    num_chunks: int,
-    num_abreast: int,
-    chunk_bytes: float,
-) -> float:
-    chunks_of_tree = Counter(plan.tree_index(chunk) for chunk in range(num_chunks))
+def _tree_time_s(plan: ReductionPlan, topology: Topology, load: _Load) -> float:
+    chunks_of_tree = Counter(plan.tree_index(chunk) for chunk in range(load.num_chunks))
     ways = [
         [_link(topology, *hop) for hop in way]
         for index in chunks_of_tree
@@ -105,10 +142,13 @@ def _tree_time_s(
             link = _link(topology, *hop)
             chunks_of_link[link.source, link.target] += count
     return max(
-        sum(num_abreast * chunk_bytes / link.bytes_per_s + link.rtt_s / 2 for link in way)
+        sum(
+            load.num_abreast * load.chunk_bytes / link.bytes_per_s + load.delay_s(link)
+            for link in way
+        )
         + max(
-            max(0, chunks_of_link[link.source, link.target] - num_abreast)
-            * chunk_bytes
+            max(0, chunks_of_link[link.source, link.target] - load.num_abreast)
+            * load.chunk_bytes
             / link.bytes_per_s
             for link in way
         )

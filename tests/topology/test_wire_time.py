@@ -8,7 +8,7 @@ from protos.frame import HEADER_BYTES
 from tests.topology.test_trees import LINE, TRIANGLE, both_ways, world
 from topology.job import Exchange, Job, Reduction
 from topology.trees import ReductionPlan, plan_reduction, star
-from topology.wire_time import FRAME_BYTES, PACKET_FACTOR, _tree_time_s, exchange_time_s
+from topology.wire_time import FRAME_BYTES, PACKET_FACTOR, _Load, _tree_time_s, exchange_time_s
 from topology.world import Topology
 
 CHUNK = 1000
@@ -60,6 +60,21 @@ def test_packets_have_headers_except_in_the_relay(changes: dict[str, object]) ->
     assert exchange_time_s(job(), packets, 10_000) == pytest.approx(expected_s)
 
 
+def test_slow_start_leaves_a_link_unused() -> None:
+    # 25 MB/s and 20 ms hold 500 kB. Two connections start with 30 kB and double: 30, 60, 120, 240 and
+    # 480 kB are sent in 5 round trips, in which the link could have carried 2500 kB.
+    fast = world(2, both_ways((0, 1, 25e6, 0.02)))
+    two = dataclasses.replace(job(), exchange=Exchange(codec="fp32", channels_per_link=2))
+    chunk_bytes = ((1 << 20) + FRAME_BYTES) * PACKET_FACTOR
+    expected_s = 12 * chunk_bytes / 25e6 + (5 * 0.02 - 930e3 / 25e6) + 0.01
+    assert exchange_time_s(two, fast, 12 << 20) == pytest.approx(expected_s)
+    # One chunk is on one connection: 15 kB, 30 kB, and after two round trips the rest of 104 kB.
+    small_bytes = (100_000 + FRAME_BYTES) * PACKET_FACTOR
+    expected_s = small_bytes / 25e6 + (2 * 0.02 - 45e3 / 25e6) + 0.01
+    assert exchange_time_s(two, fast, 100_000) == pytest.approx(expected_s)
+    assert exchange_time_s(two, relayed(fast), 100_000) == pytest.approx(100_069 / 25e6 + 0.01)
+
+
 def test_nothing_crosses_within_one_site() -> None:
     assert exchange_time_s(job(), world(1, []), 10_000) == 0.0
     assert exchange_time_s(job(), PAIR, 0) == 0.0
@@ -103,4 +118,4 @@ def test_trees_that_share_links_wait_for_each_other() -> None:
     # Two stars over one pair of links: each link carries all 6 chunks, of one tree up, of one down.
     plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
     expected_s = 2 * (10 / 100 + 0.1) + 5 * 10 / 100
-    assert _tree_time_s(plan, pair, 6, 1, 10.0) == pytest.approx(expected_s)
+    assert _tree_time_s(plan, pair, _Load(6, 1, 10.0, None)) == pytest.approx(expected_s)
