@@ -24,6 +24,9 @@ _HTTP2_WINDOW_MIN_BYTES = 4 << 20
 _HTTP2_WINDOW_MAX_BYTES = 256 << 20
 _CHUNKS_IN_FLIGHT = 8
 _STREAMS_MAX = 64
+_ATTEMPT_MS = 100
+_ATTEMPT_RTTS = 4
+"""For a connection attempt, beside _ATTEMPT_MS: more than its round trips, for links have queues."""
 
 
 def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
@@ -34,13 +37,19 @@ def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
 
 
 def client_options(config: GatewayConfig) -> Options:
-    """Return the arguments of a channel to a peer."""
+    """Return the arguments of a channel to a peer.
+
+    gRPC gives a connection attempt no longer than the shortest back-off, and an answer takes one and a
+    half round trips: with a constant one, a peer that is far away would never be reached.
+    """
+    farthest_s = max((link.rtt_s for link in config.links), default=0.0)
+    attempt_ms = _ATTEMPT_MS + int(1000 * _ATTEMPT_RTTS * farthest_s)
     return [
         *_common(config),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", attempt_ms),
         ("grpc.max_reconnect_backoff_ms", 1000),
     ]
 

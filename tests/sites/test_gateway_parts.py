@@ -14,6 +14,7 @@ from sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
 from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.rounds import Rounds
 from sites.gateway.send_queue import SendQueue, outgoing
+from sites.gateway.transport import client_options
 from tests.fakes.gateway_sites import gateway_config
 from topology.errors import ConfigError
 from topology.trees import ReductionPlan, Tree, star
@@ -114,6 +115,15 @@ def test_lateness(
 ) -> None:
     arrival = Arrival(at_s, previous_s, 1000, channels, is_result, rtt_s=0.1, bytes_per_s=10_000.0)
     assert lateness_s(10.0, arrival) == pytest.approx(late_s)
+
+
+@pytest.mark.parametrize("rtt_s", [0.0, 0.08, 0.3])
+def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float) -> None:
+    config = gateway_config(tmp_path, ReductionPlan(2, (), ""), 0)
+    far = replace(config, links=tuple(replace(link, rtt_s=rtt_s) for link in config.links))
+    attempt_ms = dict(client_options(far))["grpc.min_reconnect_backoff_ms"]
+    # The handshake, and the server's settings half a round trip later; and as much for queues.
+    assert attempt_ms >= 100 + 1000 * 3 * rtt_s
 
 
 def test_configuration_survives_json(tmp_path: Path) -> None:
