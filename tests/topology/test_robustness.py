@@ -1,4 +1,4 @@
-"""Whatever stands in a document, the answer is a topology, a job, or problems: never a traceback."""
+"""Whatever stands in a document, the answer is what it describes, or problems: never a traceback."""
 
 import json
 import random
@@ -6,16 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.topology import fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
 from topology.errors import ConfigError
+from topology.faults import FaultScript, expand, load_faults
 from topology.load import load_job, load_topology
 from topology.reading import read_document
 
 JUNK: list[object] = [
     None, True, False, 0, -1, 1e30, "", "x", "oregon", "h100", "80ms", "1Gbit/s", "10.0.0.1:1", [], {},
     [[]], ["oregon", "oregon"], [1, 2], {"like": "oregon"}, {"between": ["ohio", "oregon"]}, [{}],
-    {"x": {"y": []}}, "é" * 99, 10**18, {"version": 1}, [None], {"name": []},
+    {"x": {"y": []}}, "all", "1s..2s", "2s..1s", "..", [["east"], ["west"]], ["east", "middle"], "west",
+    "é" * 99, 10**18, {"version": 1}, [None], {"name": []},
 ]  # fmt: skip
+
+
+CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
 
 
 def spoilt(value: object, chance: random.Random) -> object:
@@ -25,7 +31,9 @@ def spoilt(value: object, chance: random.Random) -> object:
     if isinstance(value, dict):
         kept = {key: spoilt(item, chance) for key, item in value.items() if chance.random() > 0.01}
         if chance.random() < 0.02:
-            kept[chance.choice(["name", "like", "rtt", "x", "0"])] = chance.choice(JUNK)
+            kept[chance.choice(["name", "like", "rtt", "cut", "for", "x", "0"])] = chance.choice(
+                JUNK
+            )
         return kept
     if isinstance(value, list):
         kept_items = [spoilt(item, chance) for item in value if chance.random() > 0.01]
@@ -37,9 +45,11 @@ def spoilt(value: object, chance: random.Random) -> object:
 @pytest.mark.parametrize("seed", range(8))
 def test_spoilt_documents_are_refused_with_problems_only(seed: int) -> None:
     chance = random.Random(seed)
-    sources = [read_document(text, "right.yaml").value for text in (TOPOLOGY, JOB)]
+    loads: list[Callable[[str, str], object]] = [load_topology, load_job, load_script]
+    texts = (TOPOLOGY, JOB, fault_documents.SCRIPT)
+    sources = [read_document(text, "right.yaml").value for text in texts]
     for attempt in range(40):
-        for load, source in zip((load_topology, load_job), sources, strict=True):
+        for load, source in zip(loads, sources, strict=True):
             text = json.dumps(spoilt(source, chance), indent=1, ensure_ascii=False)
             try:
                 load(text, "spoilt.yaml")
@@ -49,7 +59,13 @@ def test_spoilt_documents_are_refused_with_problems_only(seed: int) -> None:
                     assert problem.message, f"{seed=} {attempt=}"
                     assert 1 <= problem.line <= len(lines), f"{seed=} {attempt=}"
                     assert 1 <= problem.column <= len(lines[problem.line - 1]) + 1
-                    assert str(problem).count("^") >= 1 or not lines[problem.line - 1]
+                    assert str(problem).count("^") >= 1 or not problem.excerpt
+
+
+def load_script(text: str, source: str) -> FaultScript:
+    script = load_faults(text, source, CHAIN)
+    assert list(expand(script)) == sorted(expand(script), key=lambda each: each.at_s)
+    return script
 
 
 @pytest.mark.slow
