@@ -73,13 +73,11 @@ class PacketLink:
         return self._queued_bytes
 
     def due_s(self) -> float:
-        """Return when `delivered` next has something; infinity on an idle link."""
+        """Return when to ask for what is `delivered` next; infinity on an idle link."""
         if self._line:
             return self._line[0][0]
-        if self._queue:
-            came_at_s, packet, first, last = self._queue[0]
-            transmit_s = packet.bytes_of(first, last) / self._shape.bytes_per_s
-            return max(came_at_s, self._free_at_s) + transmit_s + self._shape.delay_s
+        if self._queue:  # when its head's transmission begins: then losses and jitter are drawn
+            return max(self._queue[0][0], self._free_at_s)
         return math.inf
 
     def offer(self, packet: Packet, now_s: float) -> None:
