@@ -26,7 +26,7 @@ def page(runs: Sequence[RunFacts], benches: Sequence[Bench], build: str) -> str:
         benches: likewise, after the runs.
         build: the version of isthmus that writes it.
     """
-    names = [wording.title(run) for run in runs] + [bench.name for bench in benches]
+    names = [*wording.labels(runs), *(bench.name for bench in benches)]
     is_single = len(names) == 1
     title = f"{names[0]} · isthmus" if is_single else f"{len(names)} compared · isthmus"
     body = join(
@@ -39,7 +39,7 @@ def page(runs: Sequence[RunFacts], benches: Sequence[Bench], build: str) -> str:
         ),
         element(
             "main",
-            None if is_single else element("h1", f"{', '.join(names)}"),
+            None if is_single else element("h1", ", ".join(names)),
             comparison(runs) if len(runs) > 1 else None,
             *(
                 run_article(run, f"run{index}", "h1" if is_single else "h2")

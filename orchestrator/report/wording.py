@@ -230,7 +230,8 @@ def comparison_grid(runs: Sequence[RunFacts]) -> Grid:
             for name in ("reduction", "codec", "schedule", "compute")
         ),
     ]
-    return Grid(["", *labels(runs)], rows)
+    told = [row for row in rows if any(cell != figures.UNKNOWN for cell in row[1:])]
+    return Grid(["", *labels(runs)], told)
 
 
 def labels(runs: Sequence[RunFacts]) -> list[str]:
