@@ -109,15 +109,19 @@ class Flow:
             stretch: Of the time until it leaves.
             later_s: What is added to the delay.
         """
+        retimed: deque[Item] = deque()
         due_s = 0.0
-        for index, (passage, old_due_s, load) in enumerate(self._items):
-            if passage.departs_s > now_s:
-                departs_s = now_s + (passage.departs_s - now_s) * stretch
-                passage = Passage(departs_s, max(0.0, passage.transit_s + later_s))
-                due_s = max(due_s, departs_s + passage.transit_s)
-                self._items[index] = Item(passage, due_s, load)
+        for item in self._items:
+            departs_s, transit_s = item.passage
+            if departs_s > now_s:
+                departs_s = now_s + (departs_s - now_s) * stretch
+                transit_s = max(0.0, transit_s + later_s)
+                due_s = max(due_s, departs_s + transit_s)
+                retimed.append(Item(Passage(departs_s, transit_s), due_s, item.load))
             else:
-                due_s = old_due_s
+                due_s = item.due_s
+                retimed.append(item)
+        self._items = retimed
         self._last_due_s = due_s
         bound_receive_buffer(self._source, self._link.shape)
         self._schedule()

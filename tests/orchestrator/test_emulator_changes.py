@@ -234,6 +234,52 @@ def test_a_half_open_end_is_read_no_further_than_a_window() -> None:
     run(test())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_survive_any_changes_in_order(seed: int) -> None:
+    """Two connections send both ways while rate, delay, jitter, loss and cuts change at random."""
+
+    async def test() -> None:
+        chance = random.Random(seed)
+        message = chance.randbytes(200_000)
+
+        async def send(writer: asyncio.StreamWriter) -> None:
+            for start in range(0, len(message), 1000):
+                writer.write(message[start : start + 1000])
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.write_eof()
+
+        async with world(1e7, 0.002, seed) as wan:
+            ends = [end for _ in range(2) for end in await wan.connect()]
+            async with asyncio.TaskGroup() as tasks:
+                arrived = [tasks.create_task(reader.read()) for reader, _ in ends]
+                for _, writer in ends:
+                    tasks.create_task(send(writer))
+                for _ in range(150):
+                    wan.relay.apply([anything(chance)])
+                    await asyncio.sleep(0.001)
+                wan.relay.apply([change("heal"), change("heal", BACK)])
+            assert all(task.result() == message for task in arrived), f"{seed=}"
+            for link in wan.relay.counters()["links"]:
+                assert link["sent_bytes"] == link["delivered_bytes"] == 400_000, f"{seed=}"
+                assert link["queued_bytes"] == 0, f"{seed=}"
+
+    run(test())
+
+
+def anything(chance: random.Random) -> Change:
+    kind, link = chance.choice(("shape", "shape", "cut", "heal")), chance.choice((THERE, BACK))
+    figures = {
+        "bytes_per_s": chance.choice((1e5, 1e6, 1e8)),
+        "delay_s": chance.choice((0.0, 0.001, 0.01)),
+        "jitter_s": chance.choice((0.0, 0.005)),
+        "loss": chance.choice((0.0, 0.1, 1.0)),
+    }
+    chosen = chance.sample(sorted(figures), chance.randint(1, 4)) if kind == "shape" else []
+    return change(kind, link, **{name: figures[name] for name in chosen})
+
+
 def test_changes_of_one_message_are_made_all_or_none() -> None:
     async def test() -> None:
         async with world() as wan:
