@@ -1,0 +1,308 @@
+"""The packet emulator with a real kernel: integrity under loss, changes, exits, no privileges."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.losses import LossDeck
+from orchestrator.emulator.namespaces import netns_problem, open_socket
+from orchestrator.emulator.netns_child import NetnsProcess, running_netns
+from orchestrator.emulator.netns_config import NetnsConfig
+from topology.changes import Change
+from topology.errors import ConfigError
+
+COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
+DEADLINE_S = 60.0
+PORT = 5000
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces_are_allowed() -> None:
+    if problem := (os.geteuid() != 0 and "these tests take root") or netns_problem():
+        pytest.skip(problem)
+
+
+def config(bytes_per_s: float = 1.25e8, delay_s: float = 0.0, loss: float = 0.0) -> NetnsConfig:
+    return NetnsConfig(
+        sites=("eu", "us"),
+        links=tuple(
+            LinkShape(
+                source=source, target=target, bytes_per_s=bytes_per_s, delay_s=delay_s, loss=loss
+            )
+            for source, target in itertools.permutations(("eu", "us"))
+        ),
+        seed=7,
+    )
+
+
+@pytest.fixture
+def sockets() -> Iterator[list[socket.socket]]:
+    opened: list[socket.socket] = []
+    yield opened
+    for each in opened:
+        each.close()
+
+
+def socket_at(
+    emulator: NetnsProcess, site: str, opened: list[socket.socket], kind: int = socket.SOCK_STREAM
+) -> socket.socket:
+    made = open_socket(emulator.sites[site].net, kind)
+    made.settimeout(DEADLINE_S)
+    opened.append(made)
+    return made
+
+
+def connection(
+    emulator: NetnsProcess, opened: list[socket.socket]
+) -> tuple[socket.socket, socket.socket]:
+    listener = socket_at(emulator, "us", opened)
+    listener.bind((emulator.sites["us"].address, PORT))
+    listener.listen()
+    near = socket_at(emulator, "eu", opened)
+    near.connect((emulator.sites["us"].address, PORT))
+    far, peer = listener.accept()
+    opened.append(far)
+    far.settimeout(DEADLINE_S)
+    assert peer[0] == emulator.sites["eu"].address
+    return near, far
+
+
+def receive(end: socket.socket, num_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < num_bytes:
+        piece = end.recv(num_bytes - len(data))
+        assert piece, "the connection ended early"
+        data += piece
+    return bytes(data)
+
+
+def round_trip_s(near: socket.socket, far: socket.socket) -> float:
+    began_s = time.monotonic()
+    near.sendall(b"x")
+    far.sendall(receive(far, 1))
+    receive(near, 1)
+    return time.monotonic() - began_s
+
+
+def test_a_connection_carries_every_byte_both_ways_although_packets_are_lost(
+    sockets: list[socket.socket],
+) -> None:
+    rng = random.Random(11)
+    sent = [rng.randbytes(3 << 20), rng.randbytes(3 << 20)]
+    with running_netns(config(delay_s=0.001, loss=0.01)) as emulator:
+        ends = connection(emulator, sockets)
+        senders = [
+            threading.Thread(target=end.sendall, args=(data,))
+            for end, data in zip(ends, sent, strict=True)
+        ]
+        received: dict[int, bytes] = {}
+
+        def take(index: int) -> None:
+            received[index] = receive(ends[1 - index], len(sent[index]))
+
+        takers = [threading.Thread(target=take, args=(index,)) for index in range(2)]
+        for thread in senders + takers:
+            thread.start()
+        for thread in senders + takers:
+            thread.join(DEADLINE_S)
+        counters = emulator.counters()
+    assert {index: hashlib.sha256(data).hexdigest() for index, data in received.items()} == {
+        index: hashlib.sha256(data).hexdigest() for index, data in enumerate(sent)
+    }
+    for passed in counters.values():
+        assert passed["lost_packets"] > 10
+        assert passed["sent_bytes"] > 3 << 20
+        assert passed["delivered_bytes"] < passed["sent_bytes"]
+
+
+def test_the_lost_packets_are_those_that_the_seed_names(sockets: list[socket.socket]) -> None:
+    num_packets, loss = 2000, 0.02
+    with running_netns(config(loss=loss)) as emulator:
+        far = socket_at(emulator, "us", sockets, socket.SOCK_DGRAM)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        far.bind((emulator.sites["us"].address, PORT))
+        near = socket_at(emulator, "eu", sockets, socket.SOCK_DGRAM)
+        near.connect((emulator.sites["us"].address, PORT))
+        lost = LossDeck(loss, random.Random("7/eu/us/loss")).take(num_packets + 1)
+        assert num_packets not in lost
+        arrived = []
+        for index in range(num_packets + 1):
+            near.send(index.to_bytes(4, "big"))
+            # A few at a time, so that no buffer of the kernel has to drop any.
+            while index % 100 == 0 and index not in lost and index not in arrived:
+                arrived.append(int.from_bytes(far.recv(64), "big"))
+        counters = emulator.counters()["eu", "us"]
+    assert arrived == [index for index in range(num_packets + 1) if index not in lost]
+    assert counters["lost_packets"] == len(lost)
+    assert counters["sent_bytes"] == (num_packets + 1) * 32
+
+
+def test_delays_are_as_configured_and_change_while_it_runs(sockets: list[socket.socket]) -> None:
+    with running_netns(config(delay_s=0.02)) as emulator:
+        near, far = connection(emulator, sockets)
+        assert min(round_trip_s(near, far) for _ in range(5)) >= 0.04
+        emulator.apply(
+            [
+                Change(kind="shape", source="eu", target="us", delay_s=0.05),
+                Change(kind="shape", source="us", target="eu", delay_s=0.04),
+            ]
+        )
+        assert min(round_trip_s(near, far) for _ in range(3)) >= 0.09
+
+
+def test_a_cut_blackholes_one_way_and_tcp_goes_on_after_it_is_healed(
+    sockets: list[socket.socket],
+) -> None:
+    with running_netns(config(delay_s=0.001)) as emulator:
+        near, far = connection(emulator, sockets)
+        emulator.apply([Change(kind="cut", source="eu", target="us")])
+        near.sendall(b"x")
+        assert any(emulator.counters()["eu", "us"]["lost_packets"] for _ in range(20))
+        far.sendall(b"y")
+        assert receive(near, 1) == b"y"
+        far.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            far.recv(1)
+        far.settimeout(DEADLINE_S)
+        emulator.apply([Change(kind="heal", source="eu", target="us")])
+        assert receive(far, 1) == b"x"
+
+
+def test_sites_without_a_link_do_not_reach_each_other(sockets: list[socket.socket]) -> None:
+    only = NetnsConfig(sites=("eu", "us"), links=config().links[:1])
+    with running_netns(only) as emulator:
+        near = socket_at(emulator, "us", sockets, socket.SOCK_DGRAM)
+        near.sendto(b"x", (emulator.sites["eu"].address, PORT))
+        counters = emulator.counters()
+    assert list(counters) == [("eu", "us")]
+    assert counters["eu", "us"]["sent_bytes"] == 0
+
+
+def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:
+    with running_netns(config()) as emulator:
+        nets = [Path(site.net) for site in emulator.sites.values()]
+        assert len({net.stat().st_ino for net in nets}) == 2
+        os.kill(emulator.pid, signal.SIGKILL)
+        assert emulator.stop() == -signal.SIGKILL
+        assert not any(net.exists() for net in nets)
+
+
+def test_it_ends_with_its_stdin() -> None:
+    done = subprocess.run(
+        COMMAND,
+        input=json.dumps(config().to_json()) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    ready = json.loads(done.stdout.splitlines()[0])
+    assert ready["op"] == "ready"
+    assert [(site["site"], site["address"], site["user"]) for site in ready["sites"]] == [
+        ("eu", "10.203.0.1", ""),
+        ("us", "10.203.0.2", ""),
+    ]
+
+
+def test_a_change_that_cannot_be_made_ends_it_with_one_line() -> None:
+    with running_netns(config()) as emulator:
+        with pytest.raises(ConfigError, match=r"changes\.0: there is no link from us to mars"):
+            emulator.apply([Change(kind="cut", source="us", target="mars")])
+        assert emulator.stop() == 2
+
+
+def run_as_nobody(permissions: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.unprivileged_netns", permissions],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_without_access_to_tun_it_says_so_in_one_line() -> None:
+    with run_as_nobody("600") as child:
+        out, complaint = child.communicate(json.dumps(config().to_json()) + "\n", DEADLINE_S)
+    if complaint.startswith("netns: user namespace:"):
+        pytest.skip(complaint)
+    assert (child.returncode, out) == (2, "")
+    assert complaint == (
+        "netns: /dev/net/tun: Permission denied; it takes root, or unprivileged user namespaces "
+        "and access to /dev/net/tun\n"
+    )
+
+
+ECHO = """
+import socket, sys
+with socket.create_server((sys.argv[1], 5000)) as server:
+    print("listening", flush=True)
+    peer, _ = server.accept()
+    with peer:
+        peer.sendall(peer.recv(64))
+"""
+ASK = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 5000), 30) as peer:
+    peer.sendall(b"hello")
+    print(peer.recv(64).decode())
+"""
+
+
+def test_without_root_it_makes_a_user_namespace_that_its_owner_can_enter() -> None:
+    def inside(site: dict[str, str], script: str) -> list[str]:
+        entering = ["-m", "sites.leash", "-", "--enter", site["user"], site["net"], "--"]
+        return [sys.executable, *entering, sys.executable, "-c", script, sites[1]["address"]]
+
+    with run_as_nobody("666") as child:
+        stop = threading.Timer(DEADLINE_S, child.kill)
+        stop.start()
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(json.dumps(config().to_json()) + "\n")
+            child.stdin.flush()
+            line = child.stdout.readline()
+            if not line:
+                assert child.stderr is not None
+                pytest.skip(child.stderr.read())
+            sites = json.loads(line)["sites"]
+            assert sites[0]["user"] == f"/proc/{child.pid}/ns/user"
+            echo = subprocess.Popen(inside(sites[1], ECHO), stdout=subprocess.PIPE, text=True)
+            with echo:
+                try:
+                    assert echo.stdout is not None
+                    assert echo.stdout.readline() == "listening\n"
+                    asked = subprocess.run(
+                        inside(sites[0], ASK),
+                        capture_output=True,
+                        text=True,
+                        timeout=DEADLINE_S,
+                        check=True,
+                    )
+                    assert asked.stdout == "hello\n"
+                finally:
+                    echo.kill()
+            child.stdin.close()
+            assert child.wait(DEADLINE_S) == 0
+        finally:
+            stop.cancel()
+            child.kill()
