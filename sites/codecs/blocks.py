@@ -121,7 +121,8 @@ class BlockCodec(Lossy):
         exact += np.uint32(0xFFFF)
         exact >>= np.uint32(16)
         rounded = exact.astype("<u2")
-        return np.maximum(rounded, _SCALE_MIN, out=rounded)
+        np.maximum(rounded, _SCALE_MIN, out=rounded)
+        return rounded
 
     def _body_bytes(self, numel: int) -> int:
         return 2 * _num_blocks(numel) - (-numel // self.codes_per_byte)

@@ -42,6 +42,8 @@ class GatewayConfig:
     """Of each site."""
     plan: ReductionPlan
     codec: str
+    error_feedback: bool
+    """Whether what the codec loses of a gradient is added to the next one."""
     chunk_bytes: int
     channels_per_link: int
     window_bytes: int | None
@@ -141,6 +143,7 @@ def gateway_config(
         ranks_per_node=tuple(each.accelerators_per_node for each in topology.sites),
         plan=plan,
         codec=job.exchange.codec,
+        error_feedback=job.exchange.error_feedback,
         chunk_bytes=job.exchange.chunk_bytes,
         channels_per_link=job.exchange.channels_per_link,
         window_bytes=job.exchange.window_bytes,

@@ -49,6 +49,7 @@ from sites.gateway.reduction import (
     Send,
     roles,
 )
+from sites.gateway.residuals import Residuals
 from sites.gateway.rounds import BucketKey, Rounds
 from sites.gateway.server import Sender
 
@@ -90,6 +91,7 @@ class Exchange:
         self._condition = threading.Condition()
         self._runs: dict[BucketKey, BucketRun] = {}
         self._rounds = Rounds()
+        self._residuals = Residuals()
         self._early_bytes = 0
         self._waiting: list[tuple[Priority, BucketRun, Chunk, Own]] = []
         """A heap: own chunks that are not admitted yet. Priorities are unique."""
@@ -178,7 +180,10 @@ class Exchange:
         cut = grid(post.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
         codec = EXACT if post.exact else self._codec
         bucket = Bucket(config.generation, *key, post.layout, codec, cut, time.thread_time)
-        run.reduction = BucketReduction(bucket, config.plan, self._roles)
+        residuals = None
+        if config.error_feedback and not codec.lossless:
+            residuals = self._residuals.bucket(post.bucket, post.layout, post.numel)
+        run.reduction = BucketReduction(bucket, config.plan, self._roles, residuals)
         run.first = post
         self._rounds.note_posted(key)
         early, run.early = run.early, []

@@ -2,7 +2,8 @@
 
 Events in, actions out; no sockets, threads or clocks. Sums are formed in site order whatever the
 order of arrival, and what a site applies is decoded from the same bytes as everywhere else, so the
-result is bit-identical at all sites by construction.
+result is bit-identical at all sites by construction. A number is rounded by a codec only where it
+travels: what a site adds to its children's sums by itself is added as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from protos.errors import (
 from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Floats
 from sites.gateway.grid import Grid
+from sites.gateway.residuals import BucketResiduals, Residual
 from topology.trees import ReductionPlan
 
 WEIGHT_MAX = float(1 << 53)
@@ -122,13 +124,16 @@ class ChunkReduction:
     decoding and summing.
     """
 
-    def __init__(self, bucket: Bucket, role: Role, chunk: int) -> None:
+    def __init__(self, bucket: Bucket, role: Role, chunk: int, residual: Residual | None) -> None:
         self._bucket = bucket
+        self._residual = residual
         self._codec = bucket.codec
         self._role = role
         self._chunk = chunk
         self._numel = bucket.grid.span(chunk)[1]
         self._own: Own | None = None
+        self._sent: Floats | None = None
+        """The own values as the audience decodes them, until they are in the sum."""
         self._waiting: dict[int, Frame] = {}
         self._seen: set[int] = set()
         self._summed = 0
@@ -166,7 +171,7 @@ class ChunkReduction:
         self._own = own
         if not self._role.audience:
             return self._add_up()
-        payload = self._encode(own.values)
+        payload, self._sent = self._encode(own.values)
         frame = self._frame(Kind.CONTRIBUTION, self._role.site, own.weight, payload)
         return [*(Send(site, frame) for site in self._role.audience), *self._add_up()]
 
@@ -210,15 +215,14 @@ class ChunkReduction:
         return self._complete(total)
 
     def _own_part(self, own: Own) -> Floats:
-        """Return the own values as every site sees them: after the codec.
+        """Return the own values as all see them who sum them: after the codec, in a gather.
 
-        A leaf's codec comes with the sending. What becomes the accumulator is a copy.
+        What becomes the accumulator, and is added to, is a copy.
         """
-        if len(self._role.members) == 1 and self._role.parent is not None:
-            return own.values
-        if not self._codec.lossless:
-            return self._codec.quantize(own.values)
-        return own.values.copy() if self._summed == 0 else own.values
+        part = own.values if self._sent is None else self._sent
+        self._sent = None
+        is_added_to = self._summed == 0 and len(self._role.members) > 1
+        return part.copy() if is_added_to and part is own.values else part
 
     def _add(self, part: Floats, weight: float) -> None:
         if self._sum is None:
@@ -231,7 +235,7 @@ class ChunkReduction:
     def _complete(self, total: Floats) -> list[Action]:
         role = self._role
         if role.parent is not None:
-            payload = self._encode(total)
+            payload, _ = self._encode(total)
             return [
                 Send(role.parent, self._frame(Kind.CONTRIBUTION, role.site, self._weight, payload))
             ]
@@ -244,15 +248,23 @@ class ChunkReduction:
             np.divide(total, divisor, out=self._own.values)
             return [Finish(self._weight)]
         total /= divisor
-        frame = self._frame(Kind.RESULT, role.site, self._weight, self._encode(total))
-        self._own.values[:] = total if self._codec.lossless else self._codec.quantize(total)
+        payload, decoded = self._encode(total)
+        frame = self._frame(Kind.RESULT, role.site, self._weight, payload)
+        self._own.values[:] = decoded
         return [*(Send(child, frame) for child in role.children), Finish(self._weight)]
 
-    def _encode(self, values: Floats) -> bytes:
+    def _encode(self, values: Floats) -> tuple[bytes, Floats]:
+        """Return the payload and what all decode from it; `values` themselves where that is it."""
         begun_s = self._bucket.cpu_s()
-        payload = self._codec.encode(values)
+        if self._codec.lossless:
+            payload, decoded = self._codec.encode(values), values
+        elif self._residual is not None:
+            payload, decoded = self._residual.encode(self._codec, values)
+        else:
+            payload = self._codec.encode(values)
+            decoded = self._codec.decode(payload, self._numel)
         self.encode_s += self._bucket.cpu_s() - begun_s
-        return payload
+        return payload, decoded
 
     def _decode(self, frame: Frame, out: Floats | None = None) -> Floats:
         try:
@@ -281,8 +293,23 @@ class ChunkReduction:
 class BucketReduction:
     """All chunks of one bucket at one site."""
 
-    def __init__(self, bucket: Bucket, plan: ReductionPlan, own_roles: tuple[Role, ...]) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        plan: ReductionPlan,
+        own_roles: tuple[Role, ...],
+        residuals: BucketResiduals | None,
+    ) -> None:
+        """Begin with no chunk.
+
+        Args:
+            bucket: which one, and how it is cut.
+            plan: the run's.
+            own_roles: this site's, from `roles`.
+            residuals: of the rounds before; None: what the codec loses is lost.
+        """
         self.bucket = bucket
+        self._residuals = residuals
         self._plan = plan
         self._roles = own_roles
         self._chunks: dict[int, ChunkReduction] = {}
@@ -292,7 +319,10 @@ class BucketReduction:
         machine = self._chunks.get(index)
         if machine is None:
             role = self._roles[self._plan.tree_index(index)]
-            machine = self._chunks[index] = ChunkReduction(self.bucket, role, index)
+            residual = None
+            if self._residuals is not None:
+                residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
+            machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
         return machine
 
     def check(self, sender: int, frame: Frame) -> None:

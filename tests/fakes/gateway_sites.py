@@ -39,6 +39,7 @@ def gateway_config(
         "ranks_per_node": (1,) * plan.num_sites,
         "plan": plan,
         "codec": "fp32",
+        "error_feedback": True,
         "chunk_bytes": 4096,
         "channels_per_link": 2,
         "window_bytes": None,

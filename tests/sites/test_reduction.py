@@ -5,8 +5,10 @@ import random
 import time
 from dataclasses import replace
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from protos.errors import (
     CorruptDataError,
@@ -31,6 +33,7 @@ from sites.gateway.reduction import (
     Send,
     roles,
 )
+from sites.gateway.residuals import Residuals
 from topology.trees import ReductionPlan, Tree, star
 
 PLANS = {
@@ -53,46 +56,79 @@ def contribution(seed: int, site: int, numel: int, weight: float) -> Floats:
     return values.astype(np.float32)
 
 
-def reference(
-    plan: ReductionPlan, codec: Codec, cut: Grid, parts: list[Floats], weights: list[float]
-) -> Floats:
-    """Sum by the definition, chunk by chunk and recursively."""
-    result = np.empty(cut.numel, dtype=np.float32)
-    for chunk in range(cut.num_chunks):
-        start, count = cut.span(chunk)
-        own = [part[start : start + count] for part in parts]
+class Reference:
+    """Sums by the definition, chunk by chunk and recursively; keeps what encoders owe."""
+
+    def __init__(self, plan: ReductionPlan, codec: Codec, feedback: bool) -> None:
+        self.plan, self.codec, self.feedback = plan, codec, feedback
+        self.owed: dict[tuple[int, int], Floats] = {}
+        """By site and chunk."""
+
+    def reduce(self, cut: Grid, parts: list[Floats], weights: list[float]) -> Floats:
+        result = np.empty(cut.numel, dtype=np.float32)
         divisor = np.float32(sum(weights))
-        if plan.is_gather:
-            total = codec.quantize(own[0])
-            for values in own[1:]:
-                total = total + codec.quantize(values)
-            result[start : start + count] = total / divisor
-            continue
-        tree = plan.trees[plan.tree_index(chunk)]
-        total = subtree_sum(tree, tree.root, codec, own) / divisor
-        result[start : start + count] = codec.quantize(total)
-    return result
+        for chunk in range(cut.num_chunks):
+            start, count = cut.span(chunk)
+            own = [part[start : start + count] for part in parts]
+            if self.plan.num_sites == 1:
+                result[start : start + count] = own[0] / divisor
+            elif self.plan.is_gather:
+                total = self.sent(0, chunk, own[0])
+                for site, values in enumerate(own[1:], 1):
+                    total = total + self.sent(site, chunk, values)
+                result[start : start + count] = total / divisor
+            else:
+                tree = self.plan.trees[self.plan.tree_index(chunk)]
+                total = self.subtree(tree, tree.root, chunk, own) / divisor
+                result[start : start + count] = self.sent(tree.root, chunk, total)
+        return result
 
+    def sent(self, site: int, chunk: int, values: Floats) -> Floats:
+        """Return what all decode of what a site means."""
+        if self.codec.lossless:
+            return values
+        if not self.feedback:
+            return self.codec.quantize(values)
+        meant = self.owed.get((site, chunk), np.zeros_like(values)) + values
+        decoded = self.codec.quantize(meant)
+        self.owed[site, chunk] = meant - decoded
+        return decoded
 
-def subtree_sum(tree: Tree, site: int, codec: Codec, own: list[Floats]) -> Floats:
-    """Return what `site` forms: its own part and its children's sums, in ascending order."""
-    total: Floats | None = None
-    for member in sorted((*tree.children(site), site)):
-        value = own[site] if member == site else subtree_sum(tree, member, codec, own)
-        total = codec.quantize(value) if total is None else total + codec.quantize(value)
-    assert total is not None
-    return total
+    def subtree(self, tree: Tree, site: int, chunk: int, own: list[Floats]) -> Floats:
+        """Return what `site` forms: its own part and its children's sums, in ascending order."""
+        total: Floats | None = None
+        for member in sorted((*tree.children(site), site)):
+            value = own[site]
+            if member != site:
+                value = self.sent(member, chunk, self.subtree(tree, member, chunk, own))
+            total = value if total is None else total + value
+        assert total is not None
+        return total
 
 
 class World:
     """All sites' machines of one bucket, and a wire that reorders and repeats."""
 
-    def __init__(self, plan: ReductionPlan, codec: Codec, numel: int, chunk_numel: int) -> None:
+    def __init__(
+        self,
+        plan: ReductionPlan,
+        codec: Codec,
+        numel: int,
+        chunk_numel: int,
+        residuals: list[Residuals] | None = None,
+        ranks: tuple[int, ...] = RANKS,
+    ) -> None:
         self.plan = plan
-        self.cut = grid(numel, chunk_numel, RANKS[: plan.num_sites])
+        self.cut = grid(numel, chunk_numel, ranks[: plan.num_sites])
         self.bucket = Bucket(3, 7, 2, 99, codec, self.cut, time.thread_time)
         self.sites = [
-            BucketReduction(self.bucket, plan, roles(plan, site)) for site in range(plan.num_sites)
+            BucketReduction(
+                self.bucket,
+                plan,
+                roles(plan, site),
+                None if residuals is None else residuals[site].bucket(2, 99, numel),
+            )
+            for site in range(plan.num_sites)
         ]
         self.finished: dict[tuple[int, int], float] = {}
 
@@ -124,24 +160,91 @@ class World:
                     pending += [(action.site, chunk, Received(site, frame))] * copies
 
 
+def check_rounds(
+    plan: ReductionPlan,
+    codec: Codec,
+    shape: tuple[int, int, tuple[int, ...]],
+    weights: list[list[float]],
+    seed: int,
+    feedback: bool,
+) -> None:
+    """Reduce a bucket in several rounds; all sites must equal the reference in each, bit by bit."""
+    numel, chunk_numel, ranks = shape
+    reference = Reference(plan, codec, feedback)
+    residuals = [Residuals() for _ in range(plan.num_sites)] if feedback else None
+    for round_, own_weights in enumerate(weights):
+        parts = [
+            contribution(seed + round_, site, numel, weight)
+            for site, weight in enumerate(own_weights)
+        ]
+        world = World(plan, codec, numel, chunk_numel, residuals, ranks)
+        with np.errstate(all="ignore"):
+            expected = reference.reduce(world.cut, [part.copy() for part in parts], own_weights)
+        world.run(parts, own_weights, random.Random(seed))
+        assert len(world.finished) == plan.num_sites * world.cut.num_chunks
+        assert set(world.finished.values()) <= {sum(own_weights)}
+        for part in parts:
+            assert part.tobytes() == expected.tobytes(), f"{seed=} {round_=}"
+
+
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
 def test_all_sites_equal_the_reference_in_any_order(name: str, codec: Codec) -> None:
     plan = PLANS[name]
-    for seed, numel in enumerate((0, 1, 3, 40, 97)):
-        weights = [float(value) for value in (3, 0, 5, 1, 2)][: plan.num_sites]
-        expected = None
-        for order_seed in range(4):
-            parts = [contribution(seed, site, numel, weight) for site, weight in enumerate(weights)]
-            world = World(plan, codec, numel, 8)
-            if expected is None:
-                originals = [part.copy() for part in parts]
-                expected = reference(plan, codec, world.cut, originals, weights)
-            world.run(parts, weights, random.Random(order_seed))
-            assert len(world.finished) == plan.num_sites * world.cut.num_chunks
-            assert set(world.finished.values()) <= {sum(weights)}
-            for part in parts:
-                assert part.tobytes() == expected.tobytes(), f"{seed=} {order_seed=}"
+    weights = [[3.0, 0, 5, 1, 2], [0.0, 7, 5, 2, 2], [1.0, 1, 1, 0, 1]]
+    weights = [each[: plan.num_sites] for each in weights if any(each[: plan.num_sites])]
+    for seed, (numel, chunk_numel) in enumerate(((0, 8), (1, 8), (3, 8), (40, 8), (500, 300))):
+        for feedback in (True, False):
+            check_rounds(plan, codec, (numel, chunk_numel, RANKS), weights, seed, feedback)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> ReductionPlan:
+    """Return a gather or a few weighted trees of any form over 1 to 5 sites."""
+    num_sites = draw(st.integers(1, 5))
+    if num_sites == 1 or draw(st.booleans()):
+        return ReductionPlan(num_sites, (), "")
+    trees = []
+    for _ in range(draw(st.integers(1, 3))):
+        order = draw(st.permutations(range(num_sites)))
+        parent = {
+            site: order[draw(st.integers(0, place - 1))]
+            for place, site in enumerate(order)
+            if place > 0
+        }
+        trees.append(Tree(order[0], parent, float(draw(st.integers(1, 3)))))
+    return ReductionPlan(num_sites, tuple(trees), "")
+
+
+@pytest.mark.slow
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(
+    plan=plans(),
+    name=st.sampled_from(sorted(BY_NAME)),
+    numel=st.integers(1, 300),
+    chunk_numel=st.integers(1, 200),
+    ranks=st.tuples(*[st.integers(1, 6)] * 5),
+    weights=st.lists(
+        st.tuples(*[st.sampled_from([0.0, 1.0, 3.0, 2048.0])] * 5), min_size=1, max_size=3
+    ),
+    seed=st.integers(0, 1000),
+    feedback=st.booleans(),
+)
+def test_any_tree_codec_sites_and_order(
+    plan: ReductionPlan,
+    name: str,
+    numel: int,
+    chunk_numel: int,
+    ranks: tuple[int, ...],
+    weights: list[tuple[float, ...]],
+    seed: int,
+    feedback: bool,
+) -> None:
+    chunk_numel = max(chunk_numel, numel // 12)  # a dozen chunks are enough
+    rounds = [
+        [1.0 if site == 0 else each[site] for site in range(plan.num_sites)] for each in weights
+    ]
+    check_rounds(plan, BY_NAME[name], (numel, chunk_numel, ranks), rounds, seed, feedback)
 
 
 def test_lossless_codecs_give_the_plain_weighted_mean() -> None:

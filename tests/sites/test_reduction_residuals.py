@@ -1,0 +1,143 @@
+"""Error feedback: nothing is lost for good, nothing that is not finite stays, and memory has a bound."""
+
+import math
+import random
+import time
+
+import numpy as np
+import pytest
+
+from sites.codecs.blocks import BlockCodec
+from sites.codecs.codec import Codec, Floats
+from sites.codecs.registry import BY_NAME
+from sites.gateway.grid import grid
+from sites.gateway.reduction import Bucket, BucketReduction, Finish, Own, Received, Send, roles
+from sites.gateway.residuals import Residual, Residuals
+from topology.trees import ReductionPlan, star
+
+LOSSY = [codec for codec in BY_NAME.values() if not codec.lossless]
+EACH = pytest.mark.parametrize("codec", LOSSY, ids=[codec.name for codec in LOSSY])
+
+
+def gradient(seed: int, numel: int) -> Floats:
+    generator = np.random.default_rng(seed)
+    return (generator.standard_t(4, numel) * 1e-3 + 1e-5).astype(np.float32)
+
+
+def step_max(codec: Codec, values: Floats) -> float:
+    """Return the largest distance between two neighbouring numbers that the codec has for them."""
+    peak = float(np.abs(values).max())
+    if not isinstance(codec, BlockCodec):  # bf16: 8 bits
+        return peak * 2.0**-7
+    return peak * (2.0**-3 if codec.name.startswith("fp8") else 1.01 / codec.level_max)
+
+
+@EACH
+def test_what_arrives_adds_up_to_what_was_meant(codec: Codec) -> None:
+    """Within one step, or for topk within what one element can wait for: never growing."""
+    residual, numel = Residual(3000), 3000
+    meant, arrived, alone = np.zeros(numel), np.zeros(numel), np.zeros(numel)
+    gaps = []
+    for round_ in range(120):
+        values = gradient(round_, numel)
+        payload, decoded = residual.encode(codec, values)
+        assert decoded.tobytes() == codec.decode(payload, numel).tobytes()
+        meant += values
+        arrived += decoded
+        alone += codec.quantize(values)
+        gaps.append(float(np.abs(meant - arrived).max()))
+    if codec.name != "topk":
+        peak = 2 * np.abs(np.concatenate([gradient(round_, numel) for round_ in range(120)]))
+        assert max(gaps) <= step_max(codec, peak)
+    assert np.linalg.norm(meant - arrived) < 0.5 * np.linalg.norm(meant - alone)
+
+
+def test_what_is_always_rounded_away_arrives_nonetheless() -> None:
+    codec, residual = BY_NAME["int4"], Residual(128)
+    values = np.full(128, 0.1, dtype=np.float32)  # a tenth of a step, beside a peak of 7
+    values[0] = 7
+    decoded = [residual.encode(codec, values)[1] for _ in range(100)]
+    assert not codec.quantize(values)[1:].any()
+    assert np.allclose(np.sum(decoded, axis=0)[1:], 10, atol=1)
+
+
+@EACH
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_kept(codec: Codec, special: float) -> None:
+    residual = Residual(1000)
+    residual.encode(codec, gradient(1, 1000))
+    values = gradient(2, 1000)
+    values[5] = special
+    _, decoded = residual.encode(codec, values)
+    assert np.array_equal(decoded[5], special, equal_nan=True)
+    assert np.isfinite(np.delete(decoded, 5)).all()
+    _, decoded = residual.encode(codec, gradient(3, 1000))
+    assert np.isfinite(decoded).all()
+
+
+def test_residuals_last_as_long_as_the_buckets() -> None:
+    residuals = Residuals()
+    first = residuals.bucket(0, 11, 100)
+    chunk = first.chunk(3, 10)
+    other = residuals.bucket(1, 12, 100)
+    assert residuals.bucket(0, 11, 100) is first
+    assert first.chunk(3, 10) is chunk
+    assert residuals.bucket(1, 12, 100) is other
+    again = residuals.bucket(0, 13, 100)
+    assert again is not first
+    assert residuals.bucket(1, 12, 100) is not other, "the model was cut anew: nothing fits"
+    assert residuals.bucket(0, 13, 101) is not again
+
+
+def reduce_round(
+    plan: ReductionPlan,
+    codec: Codec,
+    residuals: list[Residuals],
+    parts: list[Floats],
+    weights: list[float],
+    order: random.Random,
+) -> None:
+    """Reduce one bucket of one chunk in place."""
+    cut = grid(len(parts[0]), len(parts[0]), (1,) * len(parts))
+    bucket = Bucket(1, 0, 0, 5, codec, cut, time.thread_time)
+    sites = [
+        BucketReduction(bucket, plan, roles(plan, site), residuals[site].bucket(0, 5, cut.numel))
+        for site in range(plan.num_sites)
+    ]
+    pending: list[tuple[int, Own | Received]] = [
+        (site, Own(parts[site], weights[site])) for site in range(plan.num_sites)
+    ]
+    finished = 0
+    while pending:
+        site, event = pending.pop(order.randrange(len(pending)))
+        for action in sites[site].chunk(0).handle(event):
+            if isinstance(action, Send):
+                pending.append((action.site, Received(site, action.frame)))
+            else:
+                assert isinstance(action, Finish)
+                finished += 1
+    assert finished == plan.num_sites
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8", "bf16"])
+@pytest.mark.parametrize(
+    "plan", [ReductionPlan(3, (), ""), ReductionPlan(3, (star(3, 1),), "")], ids=["gather", "star"]
+)
+def test_the_updates_add_up_over_many_rounds(plan: ReductionPlan, name: str) -> None:
+    """All sites apply the same, and the sum stays within a step of each encoder on the way."""
+    codec, numel, weights = BY_NAME[name], 500, [5.0, 1.0, 3.0]
+    residuals = [Residuals() for _ in range(3)]
+    order, meant, applied = random.Random(4), np.zeros(numel), np.zeros(numel)
+    peak = np.zeros(1, dtype=np.float32)
+    for round_ in range(60):
+        parts = [
+            gradient(100 * round_ + site, numel) * np.float32(weights[site]) for site in range(3)
+        ]
+        peak = np.maximum(peak, max(np.abs(part).max() for part in parts))
+        meant += np.sum(parts, axis=0, dtype=np.float64) / 9
+        reduce_round(plan, codec, residuals, parts, weights, order)
+        assert parts[0].tobytes() == parts[1].tobytes() == parts[2].tobytes()
+        applied += parts[0]
+    # Three encoders of parts, whose steps are divided by 9; at a star's root, one of their mean.
+    bound = (3 / 9 + 1 / 3) * step_max(codec, 2 * peak)
+    assert np.abs(meant - applied).max() <= bound
