@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.core.metrics import RunMetrics
 from orchestrator.documents import read_text
@@ -26,6 +26,9 @@ from topology.job import Job
 from topology.load import load_job, load_topology
 from topology.world import Topology
 
+MAX_SAMPLES = 20_000
+"""Of one link: once there are more, every second one is let go. They are totals, so nothing is lost
+but detail."""
 MAX_LINE_BYTES = 1 << 20
 """Of metrics.jsonl; the longest that are written are some kilobytes."""
 
@@ -70,6 +73,9 @@ class EmulatedSample:
     dropped_packets: float | None
     """By a full queue."""
     queued_bytes: float
+
+
+Sample = TypeVar("Sample", LinkSample, EmulatedSample)
 
 
 @dataclass(slots=True)
@@ -164,6 +170,10 @@ class _Measurements:
             record.gaps.append(f"{path}: {error.strerror}")
         if self._num_odd:
             record.gaps.append(f"{path}: {self._num_odd} lines make no sense and were left out")
+        if self._timelines.num_dropped:
+            record.gaps.append(
+                f"the timelines of {self._timelines.num_dropped} steps, for they are many"
+            )
         record.evaluations = sorted(self._evaluations.items())
         record.step_ends = sorted((wall_s, step) for step, wall_s in self._step_ends.items())
         record.timelines = self._timelines.steps(record.sites)
@@ -185,7 +195,7 @@ class _Measurements:
             self._record.faults.append(_fault(wall_s, values, labels))
         elif kind == metrics.EMULATED_LINK:
             pair = (labels.get("source", ""), labels.get("target", ""))
-            self._record.emulated.setdefault(pair, []).append(_emulated(wall_s, values))
+            _keep(self._record.emulated.setdefault(pair, []), _emulated(wall_s, values))
         elif site not in self._record.sums:
             self._num_odd += 1
         elif kind in {metrics.TIMELINE, metrics.BUCKET}:
@@ -215,7 +225,13 @@ class _Measurements:
         elif kind == metrics.LINK and metrics.SENT_BYTES in values:
             key = (labels.get("source", site), labels.get("target", ""), labels.get("node", ""))
             sample = LinkSample(wall_s, values[metrics.SENT_BYTES])
-            record.samples.setdefault(key, []).append(sample)
+            _keep(record.samples.setdefault(key, []), sample)
+
+
+def _keep(samples: list[Sample], sample: Sample) -> None:
+    samples.append(sample)
+    if len(samples) > MAX_SAMPLES:
+        del samples[1::2]
 
 
 def _emulated(wall_s: float, values: Mapping[str, float]) -> EmulatedSample:

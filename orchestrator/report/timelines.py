@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from protos import metrics
 
 MAX_STEPS = 12
-"""Steps that a page draws; a trace has all."""
+"""Steps that a page draws; a trace has all that were read."""
+MAX_READ_STEPS = 2000
+"""Steps that are kept at least; once they are twice as many, every second one is let go."""
+
+_OPEN_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,9 @@ class TimelineReader:
     def __init__(self) -> None:
         self._steps: dict[tuple[int, str], SiteTimeline] = {}
         self._buckets: dict[tuple[int, str], dict[int, Bucket]] = {}
+        self._known: set[int] = set()
+        self.num_dropped = 0
+        """Steps that were let go, so that memory is bounded however long the run was."""
 
     def add(self, site: str, kind: str, step: int, values: Mapping[str, float]) -> bool:
         """Take one record; False if a time is missing or they run backwards."""
@@ -73,6 +80,9 @@ class TimelineReader:
             if times is None:
                 return False
             self._steps[key] = SiteTimeline(times[0], times[1], times[2])
+            self._known.add(step)
+            if len(self._known) > 2 * MAX_READ_STEPS:
+                self._thin()
             return True
         names = (metrics.SUBMITTED_S, metrics.POSTED_S, metrics.REDUCED_S, metrics.FINISHED_S)
         times = _rising(values, names)
@@ -88,6 +98,14 @@ class TimelineReader:
             index, times[0], times[1], times[2], times[3], rest
         )
         return True
+
+    def _thin(self) -> None:
+        """Let every second step go, but for the last ones: some sites have yet to tell of them."""
+        dropped = set(sorted(self._known)[1:-_OPEN_STEPS:2])
+        self.num_dropped += len(dropped)
+        self._known -= dropped
+        self._steps = {key: each for key, each in self._steps.items() if key[0] not in dropped}
+        self._buckets = {key: each for key, each in self._buckets.items() if key[0] not in dropped}
 
     def steps(self, sites: Iterable[str]) -> list[StepTimeline]:
         """Return the steps in order, their sites in that of `sites`, their buckets by index."""
@@ -105,8 +123,10 @@ def choose(steps: list[StepTimeline], limit: int = MAX_STEPS) -> list[StepTimeli
     """Return at most `limit` steps: evenly over the run, the first and the last among them."""
     if len(steps) <= limit:
         return steps
-    wanted = {round(index * (len(steps) - 1) / (limit - 1)) for index in range(limit)}
-    return [steps[index] for index in sorted(wanted)]
+    first, last = steps[0].step, steps[-1].step
+    wanted = [first + (last - first) * index / (limit - 1) for index in range(limit)]
+    nearest = {min(range(len(steps)), key=lambda at: abs(steps[at].step - step)) for step in wanted}
+    return [steps[index] for index in sorted(nearest)]
 
 
 def typical(steps: list[StepTimeline]) -> StepTimeline:

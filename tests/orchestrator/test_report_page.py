@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -17,8 +18,10 @@ from orchestrator.recorded import RecordedRun
 from orchestrator.report.facts import RunFacts, run_facts
 from orchestrator.report.markdown import markdown
 from orchestrator.report.page import page
-from orchestrator.report.records import RunRecord, read_record
+from orchestrator.report.records import MAX_SAMPLES, RunRecord, read_record
+from orchestrator.report.timelines import MAX_READ_STEPS, TimelineReader, choose
 from orchestrator.run_files import METRICS
+from orchestrator.trace.events import rates
 from tests.fakes.recorded_runs import append_line, metric, record_bench, record_run
 from topology.templates import topology_yaml
 
@@ -246,3 +249,36 @@ def test_a_benchmark_that_has_measured_nothing(tmp_path: Path) -> None:
     checked(text)
     assert "No setting has a complete repeat" in text
     assert "not measured yet" in markdown([], [empty])
+
+
+def test_the_longest_runs_are_read_in_bounds() -> None:
+    reader = TimelineReader()
+    for step in range(3 * MAX_READ_STEPS):
+        for site in ("b", "a"):
+            times = {"submitted_s": 1.0, "posted_s": 1.1, "reduced_s": 1.2, "finished_s": 1.3}
+            assert reader.add(site, "bucket", step, {"bucket": 0.0, **times})
+            assert reader.add(site, "timeline", step, {"begin_s": 0, "computed_s": 1, "end_s": 2})
+    steps = reader.steps(("a", "b"))
+    assert MAX_READ_STEPS <= len(steps) <= 2 * MAX_READ_STEPS
+    assert len(steps) + reader.num_dropped == 3 * MAX_READ_STEPS
+    assert {tuple(step.sites) for step in steps} == {("a", "b")}
+    assert all(len(site.buckets) == 1 for step in steps for site in step.sites.values())
+    chosen = [step.step for step in choose(steps)]
+    assert (chosen[0], chosen[-1], len(chosen)) == (0, 3 * MAX_READ_STEPS - 1, 12)
+    apart = [after - before for before, after in itertools.pairwise(chosen)]
+    assert max(apart) - min(apart) <= 4
+
+
+@pytest.mark.slow
+def test_samples_of_a_link_are_thinned_to_coarser_ones(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, steps=1, every=0)
+    ends = {"source": "oregon", "target": "virginia", "node": "1"}
+    for tick in range(MAX_SAMPLES + 2):
+        append_line(
+            folder,
+            json.dumps(metric("oregon", "link", 0, 1e9 + tick, {"sent_bytes": 3.0 * tick}, **ends))
+            + "\n",
+        )
+    samples = record_of(folder).samples["oregon", "virginia", "1"]
+    assert len(samples) <= MAX_SAMPLES // 2 + 2
+    assert {rate for _, rate in list(rates(samples))[:-1]} == {3.0}
