@@ -90,10 +90,10 @@ class RelayConfig:
             if name not in names:
                 raise ConfigError(f"unknown key {name!r}; the keys are {', '.join(names)}")
         return cls(
-            links=_parse_list(fields, "links", LinkShape),
-            endpoints=_parse_list(fields, "endpoints", RelayEndpoint),
-            seed=_scalar(fields.get("seed", 0), "int", "seed"),
-            bind_host=_scalar(fields.get("bind_host", "127.0.0.1"), "str", "bind_host"),
+            links=parse_list(fields, "links", LinkShape),
+            endpoints=parse_list(fields, "endpoints", RelayEndpoint),
+            seed=parse_scalar(fields.get("seed", 0), "int", "seed"),
+            bind_host=parse_scalar(fields.get("bind_host", "127.0.0.1"), "str", "bind_host"),
         )
 
 
@@ -129,7 +129,7 @@ def parse_listening(line: bytes) -> tuple[RelayEndpoint, ...]:
         raise ConfigError(f"not a line of the relay: {line[:200]!r}") from error
     if not isinstance(fields, dict) or fields.get("op") != "listening":
         raise ConfigError(f"not a `listening` line of the relay: {line[:200]!r}")
-    return _parse_list(fields, "endpoints", RelayEndpoint)
+    return parse_list(fields, "endpoints", RelayEndpoint)
 
 
 def apply_line(changes: Iterable[Change]) -> dict[str, Any]:
@@ -157,7 +157,8 @@ def parse_apply(line: bytes) -> tuple[Change, ...]:
     return tuple(Change.from_json(each, f"changes.{i}") for i, each in enumerate(changes))
 
 
-def _parse_list(fields: dict[str, Any], name: str, kind: type[Kind]) -> tuple[Kind, ...]:
+def parse_list(fields: dict[str, Any], name: str, kind: type[Kind]) -> tuple[Kind, ...]:
+    """Return the objects of that kind in the list `fields[name]`; ConfigError names the place."""
     items = fields.get(name)
     if not isinstance(items, list):
         raise ConfigError(f"{name}: want a list, got {items!r:.100}")
@@ -174,7 +175,7 @@ def _parse(item: object, kind: type[Kind], where: str) -> Kind:
     values = {}
     for name, field in known.items():
         if name in item:
-            values[name] = _scalar(item[name], str(field.type), f"{where}.{name}")
+            values[name] = parse_scalar(item[name], str(field.type), f"{where}.{name}")
         elif field.default is dataclasses.MISSING:
             raise ConfigError(f"{where}: {name} is missing")
     try:
@@ -183,8 +184,8 @@ def _parse(item: object, kind: type[Kind], where: str) -> Kind:
         raise ConfigError(f"{where}.{error.problems[0].message}") from error
 
 
-def _scalar(value: object, kind: str, where: str) -> Any:  # noqa: ANN401 - what `kind` names
-    """Return `value` if it is what the annotation says; a bool is not a number."""
+def parse_scalar(value: object, kind: str, where: str) -> Any:  # noqa: ANN401 - what `kind` names
+    """Return `value` if it is what the annotation says, else a ConfigError; a bool is no number."""
     kind, _, optional = kind.partition(" | ")
     if optional and value is None:
         return None

@@ -65,14 +65,23 @@ def _serve() -> None:
         while True:
             if router.run(report_s, stdin.descriptor):
                 for line in stdin.lines():
-                    changes = parse_changes(line, config.links)
-                    router.apply(changes)
-                    messages.answer({"op": "applied", "count": len(changes)})
+                    messages.answer(_obey(line, config, router))
+                    messages.offer(router.counters())
                 if stdin.has_ended:
                     return
             if time.monotonic() >= report_s:
                 messages.offer(router.counters())
                 report_s += COUNTERS_EVERY_S
+
+
+def _obey(line: bytes, config: NetnsConfig, router: Router) -> dict[str, Any]:
+    """Make the changes that a line asks for, all or none; return the answer."""
+    try:
+        changes = parse_changes(line, config.links)
+    except ConfigError as error:
+        return {"op": "refused", "message": error.problems[0].message}
+    router.apply(changes)
+    return {"op": "applied", "count": len(changes)}
 
 
 def _make_sites(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.emulator.config import _parse_list, _scalar
+from orchestrator.emulator.config import parse_list, parse_scalar
 from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.tun import MAX_SITES
 from topology.changes import Change
@@ -64,9 +64,9 @@ class NetnsConfig:
         if not isinstance(sites, list):
             raise ConfigError(f"sites: want a list, got {sites!r:.100}")
         return cls(
-            sites=tuple(_scalar(site, "str", f"sites.{at}") for at, site in enumerate(sites)),
-            links=_parse_list(fields, "links", LinkShape),
-            seed=_scalar(fields.get("seed", 0), "int", "seed"),
+            sites=tuple(parse_scalar(site, "str", f"sites.{at}") for at, site in enumerate(sites)),
+            links=parse_list(fields, "links", LinkShape),
+            seed=parse_scalar(fields.get("seed", 0), "int", "seed"),
         )
 
 
