@@ -118,7 +118,7 @@ class Backend:
         """Change the links, all at once; return when it has taken effect.
 
         Raises:
-            EmulatorError: it has ended, or does not answer.
+            EmulatorError: it refuses, has ended, or does not answer.
         """
         async with self._applying:
             assert self._process.stdin is not None
@@ -187,6 +187,8 @@ class Backend:
                     self.on_counters(self.counters)
             elif op == "applied" and self._applied is not None and not self._applied.done():
                 self._applied.set_result(int(message["count"]))
+            elif op == "refused" and self._applied is not None and not self._applied.done():
+                self._applied.set_exception(EmulatorError(str(message["message"])))
         except (ValueError, KeyError, TypeError) as error:
             raise AssertionError(f"our own emulator said {line[:200]!r}") from error
 
