@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from orchestrator.emulator.link import LinkShape
 from topology.changes import Change
 from topology.errors import ConfigError
+from topology.faults import figures_of
 from topology.world import Topology
 
 MAX_LINE_BYTES = 1 << 20
@@ -98,18 +99,12 @@ class RelayConfig:
 
 
 def shapes_of(topology: Topology) -> tuple[LinkShape, ...]:
-    """Return the links of a topology as they are emulated: half the RTT each way."""
-    return tuple(
-        LinkShape(
-            source=link.source,
-            target=link.target,
-            bytes_per_s=link.bytes_per_s,
-            delay_s=link.rtt_s / 2,
-            jitter_s=link.jitter_s,
-            loss=link.loss,
-        )
-        for link in topology.links
-    )
+    """Return the links of a topology as they are emulated, in its order."""
+    shapes = []
+    for (source, target), figures in figures_of(topology).items():
+        values: dict[str, Any] = {**figures}
+        shapes.append(LinkShape(source=source, target=target, **values))
+    return tuple(shapes)
 
 
 def listening_line(endpoints: Iterable[RelayEndpoint]) -> dict[str, Any]:

@@ -82,9 +82,9 @@ class Flow:
         self._blocked = False
         self._ended = False
         self.is_closed = False
+        bound_receive_buffer(source, link.shape)
         link.flows.add(self)
         opposite.returning.add(self)
-        bound_receive_buffer(source, link.shape)
 
     def start(self) -> None:
         """Begin to read; both sockets are connected."""
