@@ -75,7 +75,11 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
         for curve in curves
         for x, y in curve.measured
     ]
-    note = "Vertical lines are 95 % intervals of the mean over repeats. Dashed: as predicted."
+    note = "One repeat says nothing about its interval."
+    if lows:
+        note = "Vertical lines are 95 % intervals of the mean over repeats."
+    if any(curve.predicted for curve in curves):
+        note += " Dashed: as predicted."
     behind = table(["setting", axis.words, "efficiency"], rows)
     return section(f"Efficiency over {axis.words}", figure(line_chart(spec), behind, note=note))
 
