@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.emulator.config import parse_list, parse_scalar
+from orchestrator.emulator.config import parse_apply, parse_list, parse_scalar
 from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.tun import MAX_SITES
 from topology.changes import Change
@@ -55,7 +55,12 @@ class NetnsConfig:
         Raises:
             ConfigError: it is not a configuration; the message names the place.
         """
-        fields = _parse_object(line)
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"want one line of JSON with sites and links: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigError("want one JSON object with sites and links")
         names = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             if name not in names:
@@ -76,13 +81,7 @@ def parse_changes(line: bytes, links: Sequence[LinkShape]) -> tuple[Change, ...]
     Raises:
         ConfigError: it is another line, or one of them cannot be done here.
     """
-    message = _parse_object(line)
-    if message.get("op") != "apply":
-        raise ConfigError(f"op: want apply, got {message.get('op')!r:.100}")
-    items = message.get("changes")
-    if not isinstance(items, list):
-        raise ConfigError(f"changes: want a list, got {items!r:.100}")
-    changes = tuple(Change.from_json(item, f"changes.{at}") for at, item in enumerate(items))
+    changes = parse_apply(line)
     known = {(link.source, link.target) for link in links}
     for index, change in enumerate(changes):
         if (change.source, change.target) not in known:
@@ -95,13 +94,3 @@ def parse_changes(line: bytes, links: Sequence[LinkShape]) -> tuple[Change, ...]
                 f"want one of {', '.join(KINDS_HERE)}"
             )
     return changes
-
-
-def _parse_object(line: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"want one line of JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"want one JSON object, got {fields!r:.100}")
-    return fields

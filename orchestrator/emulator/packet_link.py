@@ -30,7 +30,10 @@ from orchestrator.emulator.packets import Packet, Part
 MTU_BYTES = 1500
 PIECE_S = 0.001
 MIN_QUEUE_BYTES = 64 * MTU_BYTES
-"""Room for one frame of the kernel and half another, however short the link is."""
+"""Room for one frame of the kernel and half another, however narrow the link is."""
+MIN_QUEUE_S = 0.005
+"""Room for what comes at once when this machine was busy elsewhere for a moment: on a short link a
+smaller queue would show TCP a congestion that the link does not have."""
 
 
 @dataclass(slots=True)
@@ -175,4 +178,5 @@ class PacketLink:
 
 def default_queue_bytes(shape: LinkShape) -> int:
     """Return the room of a queue that is not configured: what a round trip at full rate carries."""
-    return max(MIN_QUEUE_BYTES, round(shape.bytes_per_s * 2 * shape.delay_s))
+    queue_s = max(MIN_QUEUE_S, 2 * shape.delay_s)
+    return max(MIN_QUEUE_BYTES, round(shape.bytes_per_s * queue_s))

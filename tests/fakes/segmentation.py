@@ -42,7 +42,12 @@ def tcp_frame(rng: random.Random, payload: bytes, segment_bytes: int, flags: int
     vnet = struct.pack(
         "=BBHHHH",
         # A kernel reports its linear part, which may hold payload, as the header's length.
-        *(1, int(is_long), header_bytes + 40 if is_long else 0, segment_bytes if is_long else 0),
+        *(
+            1,
+            int(is_long),
+            header_bytes + min(40, len(payload)) if is_long else 0,
+            segment_bytes if is_long else 0,
+        ),
         *(IP_BYTES, 16),
     )
     return vnet + ip + tcp + options + payload

@@ -209,4 +209,5 @@ def test_a_cut_loses_all_that_is_under_way_until_it_is_mended() -> None:
 
 def test_a_queue_holds_a_round_trip_at_full_rate_and_never_less_than_a_burst() -> None:
     assert default_queue_bytes(shape(bytes_per_s=1.25e8, delay_s=0.04)) == 10_000_000
+    assert default_queue_bytes(shape(bytes_per_s=1.25e8, delay_s=0.0)) == 625_000
     assert default_queue_bytes(shape(bytes_per_s=1e4, delay_s=0.0)) == MIN_QUEUE_BYTES
