@@ -22,14 +22,17 @@ Left out: what sites do to encode and sum, loss, and a receiver's window that is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from topology.job import Job
 from topology.trees import ReductionPlan, Tree, plan_reduction
 from topology.world import Link, Topology
+
+Hop = tuple[int, int]
+"""A directed link, by the indices of its sites."""
 
 FRAME_BYTES = 64 + 5
 """Of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
@@ -58,9 +61,24 @@ def exchange_time_s(
         ValueError: no ratio for a codec that compresses.
         ConfigError: the job's tree does not fit the topology.
     """
+    return max(crossing_times_s(job, topology, raw_bytes, ratio).values(), default=0.0)
+
+
+def crossing_times_s(
+    job: Job, topology: Topology, raw_bytes: int, ratio: float | None = None
+) -> dict[tuple[int, int], float]:
+    """Return by which time after one site's start another is done, as far as the first decides.
+
+    Arguments and errors are those of `exchange_time_s`.
+
+    Returns:
+        Seconds from the first site's having its gradient to the second's having the last of the sum
+        that depends on it, by their indices. Pairs whose sites do not wait for each other are
+        missing; in a tree, a site other than the root waits for its own.
+    """
     plan = plan_reduction(job, topology)
     if raw_bytes == 0 or plan.num_sites == 1:
-        return 0.0
+        return {}
     num_chunks = math.ceil(raw_bytes / job.exchange.chunk_bytes)
     chunk_bytes = raw_bytes * _ratio(job, ratio) / num_chunks + FRAME_BYTES
     num_abreast = min(job.exchange.channels_per_link, num_chunks)
@@ -70,11 +88,8 @@ def exchange_time_s(
         first_window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES
     load = _Load(num_chunks, num_abreast, chunk_bytes, first_window_bytes)
     if plan.is_gather:
-        return max(
-            num_chunks * chunk_bytes / link.bytes_per_s + load.delay_s(link)
-            for link in _all_links(topology)
-        )
-    return _tree_time_s(plan, topology, load)
+        return _gather_times_s(topology, load)
+    return _tree_times_s(plan, topology, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +130,12 @@ def _ratio(job: Job, ratio: float | None) -> float:
     return known
 
 
-def _all_links(topology: Topology) -> Iterator[Link]:
-    for one in range(len(topology.sites)):
-        for other in range(len(topology.sites)):
-            if one != other:
-                yield _link(topology, one, other)
+def _gather_times_s(topology: Topology, load: _Load) -> dict[tuple[int, int], float]:
+    times_s = {}
+    for pair in itertools.permutations(range(len(topology.sites)), 2):
+        link = _link(topology, *pair)
+        times_s[pair] = load.num_chunks * load.chunk_bytes / link.bytes_per_s + load.delay_s(link)
+    return times_s
 
 
 def _link(topology: Topology, source: int, target: int) -> Link:
@@ -128,43 +144,44 @@ def _link(topology: Topology, source: int, target: int) -> Link:
     return link
 
 
-def _tree_time_s(plan: ReductionPlan, topology: Topology, load: _Load) -> float:
+def _tree_times_s(
+    plan: ReductionPlan, topology: Topology, load: _Load
+) -> dict[tuple[int, int], float]:
     chunks_of_tree = Counter(plan.tree_index(chunk) for chunk in range(load.num_chunks))
-    ways = [
-        [_link(topology, *hop) for hop in way]
-        for index in chunks_of_tree
-        for way in _ways(plan.trees[index])
-    ]
-    chunks_of_link: Counter[tuple[str, str]] = Counter()
+    chunks_of_hop: Counter[Hop] = Counter()
     for index, count in chunks_of_tree.items():
-        hops = {hop for way in _ways(plan.trees[index]) for hop in way}
-        for hop in hops:
-            link = _link(topology, *hop)
-            chunks_of_link[link.source, link.target] += count
-    return max(
-        sum(
-            load.num_abreast * load.chunk_bytes / link.bytes_per_s + load.delay_s(link)
-            for link in way
-        )
-        + max(
-            max(0, chunks_of_link[link.source, link.target] - load.num_abreast)
-            * load.chunk_bytes
-            / link.bytes_per_s
-            for link in way
-        )
-        for way in ways
-    )
+        for child, parent in plan.trees[index].parent.items():
+            chunks_of_hop[child, parent] += count
+            chunks_of_hop[parent, child] += count
+    times_s: dict[tuple[int, int], float] = {}
+    for index in chunks_of_tree:
+        for pair in itertools.product(range(plan.num_sites), repeat=2):
+            way = _way(plan.trees[index], *pair)
+            if way:
+                way_s = _way_time_s(way, topology, load, chunks_of_hop)
+                times_s[pair] = max(way_s, times_s.get(pair, 0.0))
+    return times_s
 
 
-def _ways(tree: Tree) -> Iterator[list[tuple[int, int]]]:
-    """Yield the hops from each leaf up to the root and down to each leaf."""
-    ups = [_up(tree, site) for site in tree.parent if not tree.children(site)]
-    for up in ups:
-        for other in ups:
-            yield [*up, *((target, source) for source, target in reversed(other))]
+def _way_time_s(
+    way: list[Hop], topology: Topology, load: _Load, chunks_of_hop: Counter[Hop]
+) -> float:
+    """Return the seconds from the first chunk's leaving to the last one's arriving."""
+    first_s = further_s = 0.0
+    for hop in way:
+        link = _link(topology, *hop)
+        chunk_s = load.chunk_bytes / link.bytes_per_s
+        first_s += load.num_abreast * chunk_s + load.delay_s(link)
+        further_s = max(further_s, (chunks_of_hop[hop] - load.num_abreast) * chunk_s)
+    return first_s + further_s
 
 
-def _up(tree: Tree, site: int) -> list[tuple[int, int]]:
+def _way(tree: Tree, source: int, target: int) -> list[Hop]:
+    """Return the hops from a site up to the root and down to another."""
+    return [*_up(tree, source), *(hop[::-1] for hop in reversed(_up(tree, target)))]
+
+
+def _up(tree: Tree, site: int) -> list[Hop]:
     hops = []
     while site != tree.root:
         hops.append((site, tree.parent[site]))

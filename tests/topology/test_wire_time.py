@@ -8,7 +8,14 @@ from protos.frame import HEADER_BYTES
 from tests.topology.test_trees import LINE, TRIANGLE, both_ways, world
 from topology.job import Exchange, Job, Reduction
 from topology.trees import ReductionPlan, plan_reduction, star
-from topology.wire_time import FRAME_BYTES, PACKET_FACTOR, _Load, _tree_time_s, exchange_time_s
+from topology.wire_time import (
+    FRAME_BYTES,
+    PACKET_FACTOR,
+    _Load,
+    _tree_times_s,
+    crossing_times_s,
+    exchange_time_s,
+)
 from topology.world import Topology
 
 CHUNK = 1000
@@ -118,4 +125,22 @@ def test_trees_that_share_links_wait_for_each_other() -> None:
     # Two stars over one pair of links: each link carries all 6 chunks, of one tree up, of one down.
     plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
     expected_s = 2 * (10 / 100 + 0.1) + 5 * 10 / 100
-    assert _tree_time_s(plan, pair, _Load(6, 1, 10.0, None)) == pytest.approx(expected_s)
+    assert max(_tree_times_s(plan, pair, _Load(6, 1, 10.0, None)).values()) == pytest.approx(
+        expected_s
+    )
+
+
+def test_who_waits_for_whom() -> None:
+    gather = crossing_times_s(job(), PAIR, 10_000)
+    assert gather == {
+        (0, 1): pytest.approx(10 * 1069 / 500 + 0.1),
+        (1, 0): pytest.approx(10 * 1069 / 2000 + 0.05),
+    }
+    # Of the star, everyone waits for everyone, but the root not for itself.
+    found = crossing_times_s(job("star"), relayed(TRIANGLE), 2000)
+    assert set(found) == {(one, other) for one in range(3) for other in range(3)} - {(1, 1)}
+    slow_s, fast_s = 1069 / 20, 1069 / 50
+    assert found[0, 1] == pytest.approx(2 * slow_s + 0.03)
+    assert found[2, 1] == pytest.approx(2 * fast_s + 0.005)
+    assert found[2, 0] == pytest.approx(fast_s + 0.005 + slow_s + 0.03 + slow_s)
+    assert found[2, 2] == pytest.approx(2 * (fast_s + 0.005) + fast_s)
