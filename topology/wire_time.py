@@ -153,9 +153,10 @@ def _tree_times_s(
         for child, parent in plan.trees[index].parent.items():
             chunks_of_hop[child, parent] += count
             chunks_of_hop[parent, child] += count
+    sites = range(plan.num_sites)
     times_s: dict[tuple[int, int], float] = {}
     for index in chunks_of_tree:
-        for pair in itertools.product(range(plan.num_sites), repeat=2):
+        for pair in itertools.product(sites, sites):
             way = _way(plan.trees[index], *pair)
             if way:
                 way_s = _way_time_s(way, topology, load, chunks_of_hop)
