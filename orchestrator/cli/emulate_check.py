@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from orchestrator.view import figures as shown
 from orchestrator.view.tables import Column, FittingTable
 
 FULL = Effort(window_s=3.0, datagrams=NUM_DATAGRAMS)
+TABLE_WIDTH = 120
+"""Where no terminal sets one."""
 QUICK = Effort(window_s=1.5, datagrams=QUICK_DATAGRAMS)
 
 
@@ -85,7 +88,7 @@ def _finish(output: Output, module: str, measured: list[Figure]) -> int:
     name = "netns" if module == NETNS else "relay"
     failed = [figure for figure in measured if not figure.is_good]
     if not output.as_json:
-        Console().print(_table(measured))
+        Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(_table(measured))
     least = worst([each for each in measured if math.isfinite(each.allowed)])
     if failed and least is not None:
         raise CommandError(

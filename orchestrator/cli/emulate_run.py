@@ -39,7 +39,7 @@ def run_emulation(output: Output, wanted: Wanted, home: Path, name: str | None) 
             status = asyncio.run(Standing(wanted, folder, listeners).run())
         finally:
             shown.close()
-        return output.result({"name": folder.name, "counters": shown.latest}, exit_code=status)
+    return output.result({"name": folder.name, "counters": shown.latest}, exit_code=status)
 
 
 class Shown:

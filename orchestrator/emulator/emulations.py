@@ -29,6 +29,8 @@ _LOCK = "lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_SAME = 1000
 """Emulations of one topology that are up at the same time."""
+GRACE_S = 0.5
+"""For an emulator to end by itself, as it does when its owner is gone."""
 END_S = 3.0
 
 
@@ -153,6 +155,11 @@ def _end_emulator(state: Mapping[str, Any]) -> tuple[int, ...]:
         process = psutil.Process(int(state["emulator"]["pid"]))
         if abs(process.create_time() - float(state["emulator"]["created_s"])) > 0.02:
             return ()  # its pid is another process's by now
+        with contextlib.suppress(psutil.TimeoutExpired):
+            process.wait(GRACE_S)
+            return ()
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ()  # it has ended; whoever adopted it has not noticed yet
         process.send_signal(signal.SIGKILL)
         process.wait(END_S)
     except (KeyError, TypeError, ValueError, psutil.Error):

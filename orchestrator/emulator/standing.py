@@ -308,8 +308,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     for signum in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.killpg(process.pid, signum)
+        except ProcessLookupError:  # it may not lead a group yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(COMMAND_STOP_S):
                 await process.wait()

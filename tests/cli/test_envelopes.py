@@ -50,6 +50,23 @@ CASES = [
     error("validate", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("validate", "{files}/topology.yaml", "--set", "links.0.rtt=1", code="INVALID_CONFIG"),
     Case("completion", ("bash",)),
+    Case("emulate", ("--clean",)),
+    error("emulate", "--enter", "gone", "oregon", "true", code="EMULATION_NOT_FOUND"),
+    error("emulate", "--apply", "gone", "heal: all", code="EMULATION_NOT_FOUND"),
+    error("emulate", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    error(
+        "emulate", "{files}/topology.yaml", "--faults", "{files}/job.yaml", code="INVALID_CONFIG"
+    ),
+    error("emulate", "--check", "--clean", code="USAGE"),
+    error("emulate", "{files}/topology.yaml", "--serve", "nowhere=127.0.0.1:1", code="USAGE"),
+    error(
+        *("emulate", "{files}/topology.yaml", "--serve", "oregon=10.0.0.1:1"),
+        code="INSECURE_ADDRESS",
+    ),
+    error("launch", "{files}/job.yaml", "--faults", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    error("launch", "{files}/job.yaml", "--seed", "3", code="USAGE"),
+    error("launch", "{files}/job.yaml", "--faults", "f.yaml", *AT, code="USAGE"),
+    error("launch", "{files}/job.yaml", "--faults", "f.yaml", "--no-emulate", code="USAGE"),
     Case("launch", ("{files}/job.yaml", "--detach", *AT)),
     Case("launch", ("{files}/job.yaml", "--run-id", "r1", *AT)),
     error("launch", "{files}/absent.yaml", code="INVALID_CONFIG"),

@@ -35,7 +35,19 @@ def leash(parent_pid: int, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["12"], ["x", "--", "true"], ["12", "true", "--"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["12"],
+        ["x", "--", "true"],
+        ["12", "true", "--"],
+        ["-", "--", "true"],
+        ["12", "--enter", "", "--", "true"],
+        ["12", "--enter", "", "", "--", "true"],
+        ["-", "--enter", "u", "n", "--"],
+    ],
+)
 def test_wrong_arguments_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +97,35 @@ def test_sigkill_of_the_parent_kills_the_child() -> None:
         parent.communicate()
         if child is not None and _lives(child):
             child.kill()
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("user", "net", "named"),
+    [
+        ("", "/no/namespace", "/no/namespace: No such file or directory"),
+        ("/no/user", "/proc/self/ns/net", "/no/user: No such file or directory"),
+        ("", "/proc/self/ns/uts", "/proc/self/ns/uts: Invalid argument"),
+    ],
+)
+def test_a_namespace_that_cannot_be_entered_is_named_with_a_cure(
+    user: str, net: str, named: str
+) -> None:
+    for parent in (str(os.getpid()), "-"):
+        ended = subprocess.run(
+            [
+                *(sys.executable, "-m", "sites.leash", parent, "--enter", user, net, "--"),
+                *(sys.executable, "-c", "print('started')"),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout) == (1, "")
+        (line,) = ended.stderr.splitlines()
+        assert named in line or "Operation not permitted" in line
+        assert line.endswith("use the relay (emulator: relay)")
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -1,0 +1,288 @@
+"""`isthmus emulate`: up, entered, changed, ended, killed; and nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli import emulate_check
+from orchestrator.emulator.fidelity import Figure
+from orchestrator.emulator.namespaces import netns_problem
+from tests.cli.conftest import Isthmus
+from tests.fakes.worlds import topology_text
+
+MARK = "ISTHMUS_TEST_MARK"
+WITHIN_S = 60.0
+LOOK_S = 0.02
+FOREVER = "import signal; signal.pause()"
+ECHO_ONCE = """
+import socket, sys
+with socket.create_server((sys.argv[1], 7000)) as server:
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(connection.recv(100))
+"""
+ASK_ONCE = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 7000), timeout=30) as connection:
+    connection.sendall(b"hello")
+    print(connection.recv(100).decode())
+"""
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+
+class Bench:
+    """Emulations started in a HOME of their own, and their processes, found by a mark."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.topology = folder / "topology.yaml"
+        self.topology.write_text(topology_text(2))
+        self.mark = uuid.uuid4().hex
+        self.env = {**os.environ, MARK: self.mark, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli.main", "emulate", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.env,
+        )
+        self.started.append(process)
+        return process
+
+    def up(self, *arguments: str) -> dict[str, Any]:
+        """Start an emulation; return what it says when it is up."""
+        process = self.start(str(self.topology), "--json", *arguments)
+        return self.event(process, "up")
+
+    def event(self, process: subprocess.Popen[str], kind: str) -> dict[str, Any]:
+        """Return the next JSON line of a kind."""
+        assert process.stdout is not None
+        deadline_s = time.monotonic() + WITHIN_S
+        while True:
+            ready, _, _ = select.select([process.stdout], [], [], deadline_s - time.monotonic())
+            assert ready, f"no {kind} event in time"
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == kind:
+                return event
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command in a process of its own, to its end."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=WITHIN_S)
+        return process.returncode, out, err
+
+    def left(self) -> list[str]:
+        """Return the living processes that were started here."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and int(entry.name) != os.getpid():
+                    marked = f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
+                    command = (entry / "cmdline").read_bytes()
+                    if marked and command:
+                        found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+        return found
+
+    def wait_for_nothing_left(self) -> None:
+        deadline_s = time.monotonic() + WITHIN_S
+        while left := self.left():
+            assert time.monotonic() < deadline_s, left
+            time.sleep(LOOK_S)  # no children of ours: there is nothing to wait on
+
+    def folders(self) -> list[str]:
+        root = self.home / "emulations"
+        return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+        self.wait_for_nothing_left()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def needs_netns() -> None:
+    if why := netns_problem():
+        pytest.skip(why)
+
+
+def test_sites_are_entered_and_reach_each_other(
+    bench: Bench, isthmus: Isthmus, needs_netns: None
+) -> None:
+    state = bench.up("--emulator", "netns")
+    assert bench.folders() == ["small"]
+    address = {each["site"]: each["address"] for each in state["sites"]}
+    python = ("--", sys.executable, "-c")
+
+    server = bench.start("--enter", "small", "b", *python, ECHO_ONCE, address["b"])
+    assert server.stdout is not None
+    assert server.stdout.readline() == "listening\n", server.communicate()
+    asked = bench.run("--enter", "small", "a", *python, ASK_ONCE, address["b"])
+
+    assert asked == (0, "hello\n", "")
+    assert server.wait(WITHIN_S) == 0
+    done = isthmus("emulate", "--enter", "small", "c", "--", "true")
+    assert (done.code, "has no site 'c'; it has a, b" in done.err) == (2, True)
+
+    done = isthmus("emulate", "--apply", "small", "link: [a, b], rtt: 300ms, oneway: true")
+    assert (done.code, done.out) == (0, "a -> b: 100Mbit/s, 150ms one way, jitter 0s, loss 0%\n")
+    done = isthmus("emulate", "--apply", "small", "link: [a, bb], rtt: 300ms")
+    assert (done.code, "'bb'" in done.err, "Traceback" in done.err) == (2, True, False)
+    done = isthmus("emulate", "--apply", "small", "reset: [a, b]")
+    assert (done.code, "only the relay" in done.err) == (2, True)
+    done = isthmus("emulate", "--apply", "small", "pause: a, for: 1s")
+    assert (done.code, "has no processes here" in done.err) == (2, True)
+
+    bench.started[0].send_signal(signal.SIGINT)
+    end = bench.event(bench.started[0], "terminal")
+    assert (end["exit_code"], bench.started[0].wait(WITHIN_S)) == (130, 130)
+    assert bench.folders() == []
+    bench.wait_for_nothing_left()
+
+
+def test_the_relay_carries_what_is_served_and_its_faults_are_told(
+    bench: Bench, isthmus: Isthmus, tmp_path: Path
+) -> None:
+    faults = tmp_path / "faults.yaml"
+    faults.write_text("version: 1\nfaults:\n  - {at: 0s, reset: [a, b]}\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        served = f"b=127.0.0.1:{server.getsockname()[1]}"
+        state = bench.up("--serve", served, "--faults", str(faults), "--seed", "3")
+        fault = bench.event(bench.started[0], "fault")
+        assert fault["change"] == {"kind": "reset", "source": "a", "target": "b"}
+        (endpoint,) = state["endpoints"]
+        assert (endpoint["source"], endpoint["target"]) == ("a", "b")
+        with socket.create_connection((endpoint["host"], endpoint["port"]), WITHIN_S) as dialled:
+            server.settimeout(WITHIN_S)
+            accepted, _ = server.accept()
+            with accepted:
+                dialled.sendall(b"hello")
+                accepted.settimeout(WITHIN_S)
+                assert accepted.recv(100) == b"hello"
+    done = isthmus("emulate", "--enter", "small", "a", "--", "true")
+    assert (done.code, "no place to enter" in done.err) == (3, True)
+    bench.started[0].terminate()
+    assert bench.event(bench.started[0], "terminal")["exit_code"] == 143
+    assert bench.folders() == []
+
+
+def test_it_ends_with_its_command_and_as_it_did(bench: Bench) -> None:
+    code, out, _ = bench.run(
+        *(str(bench.topology), "--emulator", "relay", "--name", "mine", "--"),
+        *(sys.executable, "-c", "import os; print(os.environ['ISTHMUS_EMULATION']); os._exit(7)"),
+    )
+    assert (code, out.splitlines()[-1]) == (7, "mine")
+    assert bench.folders() == []
+    bench.wait_for_nothing_left()
+
+
+@pytest.mark.parametrize("victim", ["owner", "emulator"])
+def test_after_sigkill_only_a_folder_may_be_left(
+    bench: Bench, isthmus: Isthmus, victim: str
+) -> None:
+    command = ("--", sys.executable, "-c", FOREVER)
+    state = bench.up("--emulator", "relay", *command)
+    os.kill(state["pid"] if victim == "owner" else state["emulator"]["pid"], signal.SIGKILL)
+    _, err = bench.started[0].communicate(timeout=WITHIN_S)
+
+    bench.wait_for_nothing_left()
+    if victim == "emulator":
+        assert (bench.started[0].returncode, "it ended with SIGKILL" in err) == (3, True)
+        assert bench.folders() == []
+        return
+    assert bench.folders() == ["small"]
+    done = isthmus("emulate", "--clean", "--json")
+    assert done.envelope["data"] == {"removed": [{"name": "small", "ended_pids": []}], "up": []}
+    assert bench.folders() == []
+    assert isthmus("emulate", "--clean").out == "nothing was left behind\n"
+
+
+def test_what_cannot_be_emulated_is_refused_in_a_line(
+    isthmus: Isthmus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "topology.yaml"
+    path.write_text(topology_text(2))
+    faults = tmp_path / "faults.yaml"
+    faults.write_text("version: 1\nfaults:\n  - {at: 0s, pause: a, for: 1s}\n")
+    monkeypatch.setattr("orchestrator.emulator.standing.netns_problem", lambda: "there is no TUN")
+
+    asked = isthmus("emulate", path, "--emulator", "netns")
+    assert (asked.code, "cannot be here: there is no TUN" in asked.err) == (3, True)
+    auto = isthmus("emulate", path)
+    assert auto.code == 3
+    assert (
+        "no slow start, congestion control or retransmission, because there is no TUN" in auto.err
+    )
+    assert "--serve" in auto.err
+    paused = isthmus("emulate", path, "--emulator", "relay", "--faults", faults)
+    assert (paused.code, "isthmus launch --faults" in paused.err) == (2, True)
+    assert not list((tmp_path / "home" / "emulations").iterdir())
+
+
+def test_the_check_has_a_verdict(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = 0.0205
+
+    def figure(what: str, unit: str, values: tuple[float, float, float]) -> Figure:
+        expected, got, allowed = values
+        return Figure(
+            link="a -> b",
+            setting="100Mbit/s, 20ms",
+            what=what,
+            unit=unit,
+            expected=expected,
+            measured=got,
+            allowed=allowed,
+            cpu=0.25,
+        )
+
+    async def measure(*_: object) -> list[Figure]:
+        return [
+            figure("RTT", "s", (0.02, measured, 1e-3)),
+            figure("1 connection", "bytes/s", (1e7, 9.9e6, 3e5)),
+        ]
+
+    monkeypatch.setattr(emulate_check, "_measure", measure)
+    good = isthmus("emulate", "--check", "--emulator", "relay")
+    assert good.code == 0
+    assert "relay: all 2 figures within tolerance; the worst used 50% of it" in good.out
+    assert "25%" in good.out, "the emulator's CPU"
+    data = isthmus("emulate", "--check", "--emulator", "relay", "--json").envelope["data"]
+    assert (data["is_exact"], [figure["is_good"] for figure in data["figures"]]) == (
+        True,
+        [True, True],
+    )
+    measured = 0.03
+    bad = isthmus("emulate", "--check", "--emulator", "relay", "--json")
+    assert (bad.code, bad.envelope["error"]["code"]) == (3, "EMULATION_INEXACT")
+    assert "1 of 2 figures are off by too much, the worst: 100Mbit/s, 20ms" in bad.err

@@ -1,0 +1,77 @@
+"""Folders of emulations: claimed by a lock, found while it is held, cleaned when it is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.emulator.emulations import (
+    STATE,
+    EmulationNotFoundError,
+    Leftover,
+    claimed,
+    clean,
+    find,
+    folders,
+    is_up,
+)
+from protos.errors import StateConflictError
+
+
+def test_a_name_is_claimed_by_one_and_free_again(tmp_path: Path) -> None:
+    with claimed(tmp_path, None, "wan") as first, claimed(tmp_path, None, "wan") as second:
+        assert (first.name, second.name) == ("wan", "wan-2")
+        assert is_up(first)
+        assert clean(tmp_path) == [], "both are up"
+        with (
+            pytest.raises(StateConflictError, match="wan is up already"),
+            claimed(tmp_path, "wan", "x"),
+        ):
+            pass
+    assert folders(tmp_path) == []
+    with claimed(tmp_path, None, "a name with spaces") as folder:
+        assert folder.name == "emulation"
+
+
+def test_only_what_is_up_is_found(tmp_path: Path) -> None:
+    with claimed(tmp_path, "w1", "x") as folder:
+        (folder / STATE).write_text('{"name": "w1"}')
+        assert find(tmp_path, "w1") == {"name": "w1"}
+        with pytest.raises(EmulationNotFoundError, match="no emulation 'w2'; up are: w1"):
+            find(tmp_path, "w2")
+    for name in ("w1", "../w1", ""):
+        with pytest.raises(EmulationNotFoundError, match="up are: none"):
+            find(tmp_path, name)
+
+
+@pytest.mark.multiprocess
+def test_leftovers_are_removed_and_an_emulator_that_outlived_its_owner_ended(
+    tmp_path: Path,
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        created_s = psutil.Process(child.pid).create_time()
+        for name, state in {
+            "dead": {"emulator": {"pid": child.pid, "created_s": created_s}},
+            "reused": {"emulator": {"pid": child.pid, "created_s": created_s - 60}},
+            "odd": {"emulator": []},
+        }.items():
+            folder = tmp_path / "emulations" / name
+            folder.mkdir(parents=True)
+            (folder / STATE).write_text(json.dumps(state))
+        with claimed(tmp_path, "living", "x"):
+            assert clean(tmp_path) == [
+                Leftover("dead", (child.pid,)),
+                Leftover("odd", ()),
+                Leftover("reused", ()),
+            ]
+            assert [folder.name for folder in folders(tmp_path)] == ["living"]
+        assert not psutil.pid_exists(child.pid)
+    finally:
+        child.kill()
+        child.communicate()

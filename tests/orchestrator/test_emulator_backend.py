@@ -1,0 +1,116 @@
+"""An emulator's process from outside: told, heard, refused, killed, and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import psutil
+import pytest
+
+from orchestrator.emulator import backend as module
+from orchestrator.emulator.backend import RELAY, Backend, EmulatorError, parse_ready
+from orchestrator.emulator.config import RelayConfig, shapes_of
+from tests.fakes.worlds import topology
+from topology.changes import Change
+
+WITHIN_S = 30.0
+CONFIG = RelayConfig(links=shapes_of(topology(2)), endpoints=()).to_json()
+CHANGE = Change(kind="cut", source="a", target="b")
+
+
+def play(story: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 2 * WITHIN_S))
+
+
+async def started() -> Backend:
+    deadline_s = asyncio.get_running_loop().time() + WITHIN_S
+    backend, line = await Backend.start(RELAY, CONFIG, deadline_s)
+    assert b"listening" in line
+    return backend
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_it_is_told_and_heard_and_goes_in_peace() -> None:
+    async def story() -> None:
+        ended: list[str] = []
+        counted = asyncio.Event()
+        backend = await started()
+        process = psutil.Process(backend.pid)
+        try:
+            backend.on_counters = lambda counters: counted.set()
+            backend.watch(ended.append)
+            await backend.apply([CHANGE])
+            async with asyncio.timeout(WITHIN_S):
+                await counted.wait()
+            assert {(each["source"], each["target"]) for each in backend.counters} == {
+                ("a", "b"),
+                ("b", "a"),
+            }
+        finally:
+            await backend.close()
+            await backend.close()
+        assert not process.is_running()
+        assert ended == [], "it was asked to"
+        with pytest.raises(EmulatorError):
+            await backend.apply([CHANGE])
+
+    play(story)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_one_that_is_killed_is_noticed_and_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STOP_S", 0.2)
+
+    async def story() -> None:
+        backend = await started()
+        try:
+            ended = asyncio.get_running_loop().create_future()
+            backend.watch(ended.set_result)
+            os.kill(backend.pid, signal.SIGSTOP)
+            applying = asyncio.create_task(backend.apply([CHANGE]))
+            await asyncio.sleep(0)
+            os.kill(backend.pid, signal.SIGKILL)
+            async with asyncio.timeout(WITHIN_S):
+                assert await ended == "it ended with SIGKILL"
+                with pytest.raises(EmulatorError):
+                    await applying
+        finally:
+            await backend.close()
+
+    play(story)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_what_it_refuses_is_told_in_its_own_words(capfd: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        deadline_s = asyncio.get_running_loop().time() + WITHIN_S
+        with pytest.raises(EmulatorError, match=r"status 2: .*unknown key 'linkss'"):
+            await Backend.start(RELAY, {"linkss": []}, deadline_s)
+        with pytest.raises(EmulatorError, match="not up in time"):
+            await Backend.start(RELAY, CONFIG, asyncio.get_running_loop().time())
+        left = psutil.Process().children(recursive=True)
+        assert not [each for each in left if "emulator.relay" in " ".join(_command(each))]
+
+    play(story)
+    assert "unknown key" in capfd.readouterr().err, "it is in our own log, too"
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b'{"op": "ready"}', b'{"op": "ready", "sites": [1]}'])
+def test_what_is_not_a_ready_line(line: bytes) -> None:
+    with pytest.raises(EmulatorError, match="ready"):
+        parse_ready(line)
