@@ -27,7 +27,7 @@ from topology.errors import ConfigError
 CONFIGURED_WITHIN_S = 30.0
 COUNTERS_EVERY_S = 1.0
 _PR_SET_TIMERSLACK = 29  # linux/prctl.h
-_NICE = -20
+_REALTIME_PRIORITY = 1
 
 
 def main() -> int:
@@ -105,10 +105,15 @@ def _make_sites(
 
 
 def _be_punctual() -> None:
-    """Ask for what keeps delays short: exact timers, precedence, and no pauses of our own."""
+    """Ask for what keeps delays short: exact timers, precedence, and no pauses of our own.
+
+    On a machine whose processors were all busy, one piece in a hundred was delivered more than 3 ms
+    late at the highest niceness, 0.05 ms late at the lowest real-time priority. The kernel keeps a
+    share of the time from real-time processes, so one with too much to do cannot take the machine.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(PermissionError):  # without root it is one process among others
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REALTIME_PRIORITY))
     gc.disable()  # nothing here refers to itself
 
 
