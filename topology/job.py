@@ -14,13 +14,14 @@ CODECS = (
     "fp8",
     "fp8-zstd",
     "topk",
+    "topk-zstd",
 )
 """What a gradient chunk may travel as; sites/codecs implements them, docs/codecs.md compares them.
 
 `fp32` and `bf16` are plain; `split` is fp32 cut into byte planes, each under zstd: lossless;
 `bf16-split` rounds to bf16, then compresses the plane with the exponents. `int8`, `int4` and `fp8`
-(e4m3) give each block of 128 elements a scale; with `-zstd`, what compresses is compressed. `topk`
-sends the largest one in a hundred.
+(e4m3) give each block of 128 elements a scale; `topk` sends the largest one in a hundred. With
+`-zstd`, what compresses is compressed.
 """
 
 TREES = ("auto", "star", "gather")

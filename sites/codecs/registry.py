@@ -7,7 +7,7 @@ from sites.codecs.fp8 import Fp8, Fp8Zstd
 from sites.codecs.integers import Int4, Int4Zstd, Int8, Int8Zstd
 from sites.codecs.plain import Bf16, Fp32
 from sites.codecs.planes import Bf16Split, Split
-from sites.codecs.topk import TopK
+from sites.codecs.topk import TopK, TopKZstd
 from topology.errors import ConfigError
 
 _CODECS: tuple[Codec, ...] = (
@@ -22,6 +22,7 @@ _CODECS: tuple[Codec, ...] = (
     Fp8(),
     Fp8Zstd(),
     TopK(),
+    TopKZstd(),
 )
 """Append only: a number is never given to another codec."""
 

@@ -8,14 +8,15 @@ chunk. Of equal magnitudes at the threshold, the first ones go.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from protos.errors import CorruptDataError
+from sites.codecs import zstd_guard
 from sites.codecs.codec import Floats
-from sites.codecs.lossy import MAGNITUDE, QUANTISED, TOO_LARGE, Lossy
+from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, TOO_LARGE, Lossy
 from sites.codecs.plain import round_to_bf16, widen_bf16
 
 SHARE: Final = 0.01
@@ -29,6 +30,8 @@ class TopK(Lossy):
 
     name = "topk"
     number = 11
+    compresses: ClassVar[bool] = False
+    """Whether zstd follows, where it pays."""
 
     def _quantise(self, values: Floats) -> bytes | None:
         if len(values) == 0:
@@ -38,17 +41,34 @@ class TopK(Lossy):
             return None
         places = _largest(magnitudes, num_kept(len(values)))
         kept = round_to_bf16(values[places]).astype("<u2")
-        return b"".join((bytes((QUANTISED,)), kept.tobytes(), _pack_places(places).tobytes()))
+        body = np.concatenate((kept.view(np.uint8), _pack_places(places)))
+        frame = zstd_guard.compress_if_skewed(body) if self.compresses else None
+        if frame is not None:
+            return bytes((COMPRESSED,)) + frame
+        return bytes((QUANTISED,)) + body.tobytes()
 
     def _restore(self, body: memoryview, out: Floats, *, is_compressed: bool) -> None:
         count = num_kept(len(out))
         most_bytes = 3 * count + len(out) // _CARRY
-        if is_compressed or not 3 * count <= len(body) <= most_bytes:
-            raise CorruptDataError(f"{len(body)} bytes cannot be {count} values and their places")
+        size = zstd_guard.content_bytes(body) if is_compressed else len(body)
+        if not 3 * count <= size <= most_bytes:
+            raise CorruptDataError(f"{size} bytes cannot be {count} values and their places")
+        if is_compressed:
+            if not self.compresses:
+                raise CorruptDataError(f"a compressed payload of {self.name}")
+            body = memoryview(zstd_guard.decompress(body, size))
         places = _unpack_places(np.frombuffer(body[2 * count :], dtype=np.uint8), count, len(out))
         kept = np.frombuffer(body[: 2 * count], dtype="<u2")
         out.fill(0)
         out[places] = widen_bf16(kept, np.empty(count, dtype=np.float32))
+
+
+class TopKZstd(TopK):
+    """The same under zstd, where that pays."""
+
+    name = "topk-zstd"
+    number = 12
+    compresses = True
 
 
 def num_kept(numel: int) -> int:

@@ -73,6 +73,18 @@ def _is_skewed(octets: npt.NDArray[np.uint8]) -> bool:
     return float(-(shares * np.log2(shares)).sum()) < _ENTROPY_MAX
 
 
+def content_bytes(frame: Payload) -> int:
+    """Return the size that a frame says its content has: whether to believe it is the caller's.
+
+    Raises:
+        CorruptDataError: it is not a frame.
+    """
+    try:
+        return int(zstandard.get_frame_parameters(frame).content_size)
+    except zstandard.ZstdError as error:
+        raise CorruptDataError(f"zstd: {error}") from error
+
+
 def decompress(frame: Payload, expected_bytes: int) -> bytes:
     """Return the content of one frame.
 
