@@ -41,7 +41,15 @@ PACKET_FACTOR = PACKET_BYTES / 1448
 """IP and TCP headers with time stamps, in full packets."""
 FIRST_WINDOW_PACKETS = 10
 """RFC 6928; Linux starts again from it once a connection was idle for longer than its time-out."""
-RATIOS = {"fp32": 1.0, "bf16": 0.5}
+_SCALE_BYTES = 2 / 128
+"""Of an element, where a block has a scale: sites/codecs/blocks.py."""
+RATIOS = {
+    "fp32": 1.0,
+    "bf16": 0.5,
+    "int8": (1 + _SCALE_BYTES) / 4,
+    "fp8": (1 + _SCALE_BYTES) / 4,
+    "int4": (0.5 + _SCALE_BYTES) / 4,
+}
 """Encoded bytes for each byte of float32, where the values do not matter."""
 
 

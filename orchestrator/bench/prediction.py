@@ -19,7 +19,7 @@ import math
 from orchestrator.bench.record import Predicted
 from topology.compute import num_parameters, site_shares, step_compute_s
 from topology.job import Job
-from topology.wire_time import exchange_time_s
+from topology.wire_time import RATIOS, exchange_time_s
 from topology.world import Topology
 
 FLOAT32_BYTES = 4
@@ -67,7 +67,7 @@ def _exchange(
 ) -> tuple[float, float]:
     """Return the time of one exchange by itself, and that of the step with it."""
     gradient_bytes = FLOAT32_BYTES * num_parameters(job.trainer.model)
-    ratio = wire_ratio if job.exchange.codec in _COMPRESSING else None
+    ratio = None if job.exchange.codec in RATIOS else wire_ratio
     exchange_s = exchange_time_s(job, topology, gradient_bytes, ratio)
     if job.exchange.schedule == "serial":
         return exchange_s, compute_s + exchange_s
@@ -75,6 +75,3 @@ def _exchange(
     last_s = exchange_time_s(job, topology, math.ceil(gradient_bytes / num_buckets), ratio)
     first_s = compute_s / 3 + 2 * compute_s / 3 / num_buckets
     return exchange_s, max(first_s + exchange_s, compute_s + last_s)
-
-
-_COMPRESSING = ("split", "bf16-split")

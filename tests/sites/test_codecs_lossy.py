@@ -19,6 +19,7 @@ from sites.codecs.codec import Codec, Floats
 from sites.codecs.lossy import AS_IT_IS, COMPRESSED, QUANTISED
 from sites.codecs.registry import BY_NAME
 from sites.codecs.topk import num_kept
+from topology.wire_time import RATIOS
 
 BLOCKS = [codec for codec in BY_NAME.values() if isinstance(codec, BlockCodec)]
 EACH_BLOCK = pytest.mark.parametrize("codec", BLOCKS, ids=[codec.name for codec in BLOCKS])
@@ -82,6 +83,12 @@ def test_sizes(codec: Codec, numel: int) -> None:
     if numel >= 4097:
         ratio = {"int8": 3.9, "int4": 7.5, "fp8": 3.9, "topk": 80}[codec.name.removesuffix("-zstd")]
         assert values.nbytes / len(payload) >= ratio
+
+
+def test_predictions_know_what_does_not_depend_on_values() -> None:
+    values = gradient(1, 1 << 18)
+    for name, ratio in RATIOS.items():
+        assert len(BY_NAME[name].encode(values)) == pytest.approx(values.nbytes * ratio, abs=1)
 
 
 @EACH
