@@ -45,7 +45,13 @@ def test_losses_equal_those_of_one_process(
 # Every codec with every tree: tests/sites/test_reduction.py. Here each once, through everything.
 @pytest.mark.parametrize(
     ("codec", "tree"),
-    [("fp32", "gather"), ("bf16", "star"), ("split", "star"), ("bf16-split", "gather")],
+    [
+        ("fp32", "gather"),
+        ("bf16", "star"),
+        ("split", "star"),
+        ("bf16-split", "gather"),
+        ("int4-zstd", "star"),
+    ],
 )
 def test_parameters_stay_bit_identical_with_each_codec(run: Bench, codec: str, tree: str) -> None:
     sites = [(1, 1), (1, 2), (1, 1)]
