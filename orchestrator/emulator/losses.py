@@ -16,6 +16,8 @@ import math
 import random
 
 LOSSES_PER_DECK = 4
+MAX_DECK_PACKETS = 1 << 40
+"""However small the probability is. No link carries that many."""
 
 
 class LossDeck:
@@ -51,7 +53,7 @@ class LossDeck:
         return lost
 
     def _shuffle(self) -> None:
-        self._left = math.ceil(LOSSES_PER_DECK / self._probability)
+        self._left = math.ceil(min(MAX_DECK_PACKETS, LOSSES_PER_DECK / self._probability))
         due = self._probability * self._left + self._carry
         # Rounding errors of the carry must never ask for more losses than there are packets.
         num_lost = min(self._left, math.floor(due + 1e-9))

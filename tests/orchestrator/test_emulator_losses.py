@@ -58,4 +58,5 @@ def test_seeds_differ_and_places_are_irregular() -> None:
 
 def test_the_extremes() -> None:
     assert losses(0.0, 1, [1000]) == []
+    assert losses(5e-324, 1, [1000]) == []
     assert losses(1.0, 1, [7, 1000]) == list(range(1007))
