@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.emulator.link import LinkShape
@@ -20,6 +20,7 @@ from tests.fakes.segmentation import segments, tcp_frame
 
 SHAPE = LinkShape(source="eu", target="us", bytes_per_s=1.25e6, delay_s=0.04)
 INF = float("inf")
+FIXED = settings(deadline=None, derandomize=True, max_examples=100)
 
 
 def shape(**fields: float | None) -> LinkShape:
@@ -96,6 +97,8 @@ def test_a_long_frame_goes_in_pieces_and_loses_its_tail_where_the_queue_ends() -
     assert len({arrived_s for arrived_s, _ in world.arrivals}) == 4
 
 
+@pytest.mark.slow
+@FIXED
 @given(
     fields=st.fixed_dictionaries(
         {
