@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 
@@ -14,8 +13,9 @@ from orchestrator.bench.prediction import predict
 from orchestrator.bench.record import Failed, Run
 from tests.fakes import benches
 from tests.fakes.measured_runs import link_record, step_record
-from topology.compute import num_parameters, step_compute_s
+from topology.compute import layer_times, num_parameters, step_compute_s
 from topology.wire_time import exchange_time_s
+from topology.world import Topology
 
 TOPOLOGY = benches.a_topology()
 SITES = benches.SITES
@@ -170,21 +170,34 @@ def test_what_is_predicted() -> None:
     assert off.deviation == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("rate", ["2Mbit/s", "200Mbit/s"])
-def test_overlap_is_predicted_by_whatever_is_slower(rate: str) -> None:
-    topology, job = benches.a_topology(bandwidth=rate), benches.a_job("overlap")
-    job = dataclasses.replace(job, exchange=dataclasses.replace(job.exchange, bucket_bytes=1 << 18))
-    gradient_bytes = 4 * num_parameters(job.trainer.model)
-    num_buckets = math.ceil(gradient_bytes / (1 << 18))
-    compute_s = step_compute_s(job, topology, topology.sites[0])
+@pytest.mark.parametrize(
+    ("rate", "micro_batch"), [("2Mbit/s", 32), ("2Gbit/s", 32), ("2Mbit/s", 8)]
+)
+def test_overlap_is_predicted_by_whatever_is_slower(rate: str, micro_batch: int) -> None:
+    topology, job = a_swift_link(rate), benches.a_job("overlap")
+    job = dataclasses.replace(
+        job,
+        exchange=dataclasses.replace(job.exchange, bucket_bytes=1 << 18),
+        trainer=dataclasses.replace(job.trainer, micro_batch=micro_batch),
+    )
+    site = topology.sites[0]
+    compute_s = step_compute_s(job, topology, site)
+    embedding, first_block, *_ = layer_times(job, site, micro_batch)
     found = predict(job, topology, "relay", None, 1.0)
     assert found is not None
     if rate == "2Mbit/s":
-        first_s = compute_s * (1 / 3 + 2 / 3 / num_buckets)
-        assert found.step_s == pytest.approx(first_s + found.exchange_s)
+        # The WAN decides, which begins when the last block and the head are done.
+        later_s = embedding.backward_s + first_block.backward_s
+        assert found.step_s == pytest.approx(compute_s - later_s + found.exchange_s)
     else:
-        last_s = exchange_time_s(job, topology, math.ceil(gradient_bytes / num_buckets))
+        # The accelerator does: what is left is the first block, and 384 rows of the embeddings.
+        num_left = 12 * 128 * 128 + 4 * 128 + 384 * 128
+        last_s = exchange_time_s(job, topology, 4 * num_left)
         assert found.step_s == pytest.approx(compute_s + last_s)
+
+
+def a_swift_link(rate: str) -> Topology:
+    return benches.a_topology(rtt="1ms", bandwidth=rate)
 
 
 def test_packets_have_headers_and_compression_is_what_was_measured() -> None:
