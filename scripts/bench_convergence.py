@@ -16,8 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from sites.codecs.codec import Floats
@@ -45,6 +43,7 @@ PLANS = {"gather": ReductionPlan(2, (), ""), "star": ReductionPlan(2, (star(2, 0
 ALONE = ReductionPlan(1, (), "")
 BUCKET_NUMEL = Exchange().bucket_bytes // 4
 CHUNK_NUMEL = Exchange().chunk_bytes // 4
+_LINE = "{:18}  {:>13}  {:>12}  {:>10}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,9 @@ class Wan:
                         events.append((action.site, Received(site, action.frame)))
 
 
-def train(setting: Setting, plan: ReductionPlan, corpus: Corpus, config: Trainer) -> list[float]:
+def train(
+    setting: Setting, plan: ReductionPlan, corpus: Corpus, config: Trainer
+) -> tuple[float, float]:
     """Return the final held-out loss, and the factor by which what was sent is smaller than fp32."""
     model = Gpt(config.model, config.seed)
     optimizer = make_optimizer(model, config.optimizer)
@@ -118,7 +119,7 @@ def train(setting: Setting, plan: ReductionPlan, corpus: Corpus, config: Trainer
         optimizer.step()
     loss_sum, tokens = evaluate(model, corpus.held_out, config, ranks=1, rank=0)
     raw_bytes = 4 * sum(parameter.numel() for parameter in parameters) * config.steps
-    return [loss_sum / tokens, len(setting.shares) * raw_bytes / max(1, wan.wire_bytes)]
+    return loss_sum / tokens, len(setting.shares) * raw_bytes / max(1, wan.wire_bytes)
 
 
 def gradient_sum(model: nn.Module, text: Bytes, config: Trainer, samples: range) -> Floats:
@@ -171,15 +172,15 @@ def main() -> None:
     names = arguments.codec or [
         name for name, codec in BY_NAME.items() if not codec.lossless and not name.endswith("-zstd")
     ]
-    table = Table("codec", "held-out loss", "against fp32", "smaller by")
+    print(_LINE.format("codec", "held-out loss", "against fp32", "smaller by"))
     baseline = 0.0
     for setting in settings(names):
         plan = ALONE if setting.shares == WHOLE else PLANS[arguments.tree]
         loss, ratio = train(setting, plan, corpus, config)
         baseline = baseline or loss
         sent = "" if setting.shares == WHOLE else f"{ratio:.2f}"
-        table.add_row(setting.name, f"{loss:.4f}", f"{loss / baseline - 1:+.2%}", sent)
-    Console().print(table)
+        line = _LINE.format(setting.name, f"{loss:.4f}", f"{loss / baseline - 1:+.2%}", sent)
+        print(line.rstrip(), flush=True)
 
 
 if __name__ == "__main__":

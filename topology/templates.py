@@ -61,7 +61,7 @@ topology: topology.yaml # relative to this file
 
 # How gradients cross the WAN.
 exchange:
-  codec: bf16-split     # fp32 | bf16 | split (lossless) | bf16-split (bf16, exponents compressed)
+  codec: bf16-split     # lossless: fp32, split; lossy: bf16, bf16-split, int8, fp8, int4, topk
   chunk: 256KiB         # unit of sending, checking and summing, in float32
   bucket: 1MiB          # gradients that start crossing together, while backward goes on
   channels_per_link: 2  # TCP connections between two sites

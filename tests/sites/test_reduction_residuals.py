@@ -3,6 +3,8 @@
 import math
 import random
 import time
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from sites.codecs.registry import BY_NAME
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Bucket, BucketReduction, Finish, Own, Received, Send, roles
 from sites.gateway.residuals import Residual, Residuals
+from tests.fakes.gateway_rank import GatewayRank
+from tests.fakes.gateway_sites import gateway_config, gateways
 from topology.trees import ReductionPlan, star
 
 LOSSY = [codec for codec in BY_NAME.values() if not codec.lossless]
@@ -141,3 +145,42 @@ def test_the_updates_add_up_over_many_rounds(plan: ReductionPlan, name: str) -> 
     # Three encoders of parts, whose steps are divided by 9; at a star's root, one of their mean.
     bound = (3 / 9 + 1 / 3) * step_max(codec, 2 * peak)
     assert np.abs(meant - applied).max() <= bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feedback", [True, False])
+def test_gateways_keep_what_they_owe_unless_told_not_to(feedback: bool, tmp_path: Path) -> None:
+    """Over real connections: a tenth of a step each round arrives in the end, or never."""
+    plan = ReductionPlan(2, (), "")
+    configs = [
+        gateway_config(tmp_path, plan, site, codec="int4", error_feedback=feedback)
+        for site in range(2)
+    ]
+    applied = np.zeros(200)
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [
+            stack.enter_context(GatewayRank(member.config.socket_path, 0)) for member in members
+        ]
+        for rank, member in zip(ranks, members, strict=True):
+            assert rank.receive()["op"] == "welcome"
+            member.wait("connected")
+            rank.share(0, 200)
+        for round_ in range(31):
+            for rank in ranks:
+                rank.regions[0][:] = 0.1
+                rank.regions[0][::50] = 7
+                # In between, an exact bucket of the same number: it neither gets nor spoils anything.
+                rank.reduce(round_, 0, 200, 1.0, exact=round_ == 10)
+            replies = [rank.receive() for rank in ranks]
+            assert [reply["op"] for reply in replies] == ["reduced", "reduced"]
+            first, second = (rank.regions[0] for rank in ranks)
+            assert first.tobytes() == second.tobytes()
+            if round_ == 10:
+                assert first[1] == np.float32(0.1)
+            else:
+                applied += first
+        for rank, member in zip(ranks, members, strict=True):
+            rank.leave()
+            member.gateway.stop()
+    others = np.delete(applied, range(0, 200, 50))
+    assert np.allclose(others, 3 if feedback else 0, atol=1.01 if feedback else 0)
