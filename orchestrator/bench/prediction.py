@@ -1,8 +1,8 @@
 """What a step should take by the topology's figures alone, and how far the measured one is from it. Pure.
 
 - exchange off: a site's compute time; sites do not wait for each other, so the mean over them.
-- serial: the slowest site's compute, then the exchange: c + x(G), with x(b) the time of an exchange
-  of b bytes (topology/wire_time.py) and G the whole gradient.
+- serial: topology/serial_step.py. For equal sites that is compute, then the exchange: c + x(G), with
+  x(b) the time of an exchange of b bytes (topology/wire_time.py) and G the whole gradient.
 - overlap: gradients are ready layer by layer while the last micro-batch goes backward, and leave when
   they fill a bucket. The WAN takes them in that order and pauses only when there is nothing to send:
   max over releases k of (t(k) + x(all gradients from k on)), where k is released at t(k).
@@ -25,6 +25,7 @@ from topology.compute import (
     step_compute_s,
 )
 from topology.job import Job
+from topology.serial_step import serial_step_s
 from topology.wire_time import RATIOS, exchange_time_s
 from topology.world import Site, Topology
 
@@ -79,7 +80,7 @@ def _exchange(
     ratio = None if job.exchange.codec in RATIOS else wire_ratio
     exchange_s = exchange_time_s(job, topology, gradient_bytes, ratio)
     if job.exchange.schedule == "serial":
-        return exchange_s, compute_s + exchange_s
+        return exchange_s, serial_step_s(job, topology, gradient_bytes, ratio)
     left_bytes, expected_s = gradient_bytes, compute_s
     for ready_s, num_bytes in _releases(job, slowest, num_sequences):
         left_s = exchange_time_s(job, topology, left_bytes, ratio)
