@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,12 +87,14 @@ def _together(question: Question, base: Pair, swept: Sequence[str]) -> Pair:
     steps = question.warmup_steps + question.steps
     overrides = [
         *question.overrides,
+        # On this machine nothing else could be between the sites that the topology describes.
+        f"emulate={json.dumps(len(base.topology.sites) > 1)}",
         f"trainer.compute={question.compute}",
         f"trainer.steps={steps}",
         f"trainer.evaluate_every={steps}",
         "trainer.evaluation_batches=1",
         *([] if question.schedule is None else [f"exchange.schedule={question.schedule}"]),
-        *([] if question.emulator is None else [f"emulator={question.emulator}", "emulate=true"]),
+        *([] if question.emulator is None else [f"emulator={question.emulator}"]),
         *swept,
     ]
     pair = load_pair(base.job_path, overrides, base.topology_path)

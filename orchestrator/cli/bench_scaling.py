@@ -44,10 +44,10 @@ def _question_options(function: Options) -> Options:
         ),
         click.option(
             "--steps",
-            type=click.IntRange(1, 100_000),
+            type=click.IntRange(2, 100_000),
             default=20,
             show_default=True,
-            help="Measured, of each run.",
+            help="Measured, of each run; an even number.",
         ),
         click.option(
             "--warmup",
@@ -126,6 +126,11 @@ def command(
     """
     if no_exchange and no_overlap:
         raise click.UsageError("--no-overlap has no use with --no-exchange: nothing crosses")
+    if steps % 2:
+        raise click.UsageError(
+            f"--steps: want an even number, got {steps}: where sites wait for each other, longer and "
+            "shorter steps take turns, and only pairs of them have the mean"
+        )
     if name is not None and not is_run_id(name):
         raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
     if resume and name is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,12 +66,12 @@ def test_options_become_the_documents_of_runs(
     isthmus: Isthmus, files: Path, runs: MeasuredRuns
 ) -> None:
     done = isthmus(
-        *("bench", files / "job.yaml", "--repeats", "1", "--steps", "3", "--warmup", "2"),
+        *("bench", files / "job.yaml", "--repeats", "1", "--steps", "4", "--warmup", "2"),
         *("--no-overlap", "--compute", "real", "--emulator", "relay", "--set", "trainer.seed=9"),
     )
     assert done.code == 0
     pair = runs.pairs[-1]
-    assert pair.job.trainer.steps == 5
+    assert pair.job.trainer.steps == 6
     assert pair.job.trainer.seed == 9
     assert pair.job.trainer.compute == "real"
     assert pair.job.exchange.schedule == "serial"
@@ -85,6 +86,7 @@ def test_options_become_the_documents_of_runs(
         (["--name", "../x"], "USAGE", "--name"),
         (["--resume"], "USAGE", "--name"),
         (["--steps", "0"], "USAGE", "--steps"),
+        (["--steps", "9"], "USAGE", "an even number"),
         (["--compute", "guessed"], "USAGE", "--compute"),
         (["--sweep", "links.*.rtx=5ms,20ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
         (["--sweep", "links.*.rtt"], "INVALID_CONFIG", "want PATH=V1,V2"),
@@ -144,7 +146,7 @@ def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(
     assert len(read_bench(home / "bench" / "mine" / BENCH).settings[0].runs) == 5
 
     assert isthmus(*arguments).code == 8
-    other = isthmus(*arguments, "--resume", "--steps", "9", "--json")
+    other = isthmus(*arguments, "--resume", "--steps", "8", "--json")
     assert other.code == 8
     assert other.envelope["error"]["where"]["differs"] == ["steps"]
     job = files / "job.yaml"
@@ -193,20 +195,25 @@ def test_one_process_at_a_time(
 
 
 @pytest.mark.multiprocess
-def test_two_real_sites(tmp_path: Path) -> None:
+def test_a_benchmark_that_was_interrupted_goes_on_with_real_runs(
+    isthmus: Isthmus, tmp_path: Path, runs: MeasuredRuns
+) -> None:
+    """Three real runs would be right, and take long: the first one is a fake."""
     with bench(tmp_path) as run:
-        _two_real_sites(run)
+        job = run.write(topology_yaml([(1, 1), (1, 1)], emulate=False), job_yaml())
+        arguments = (
+            *("bench", str(job), "--json", "--emulator", "relay", "--no-overlap"),
+            *("--repeats", "1", "--steps", "2", "--warmup", "1", "--name", "mine"),
+        )
+        runs.interrupt_at = 1
+        assert isthmus(*arguments).code == 130
+        _two_real_runs(run, run.isthmus(*arguments, "--resume").check().envelope["data"])
 
 
-def _two_real_sites(run: Bench) -> None:
-    job = run.write(topology_yaml([(1, 1), (1, 1)]), job_yaml(steps=4))
-    result = run.isthmus(
-        *("bench", str(job), "--json", "--emulator", "relay", "--no-overlap"),
-        *("--repeats", "1", "--steps", "3", "--warmup", "1", "--name", "mine"),
-    ).check()
-    data = result.envelope["data"]
+def _two_real_runs(run: Bench, data: dict[str, Any]) -> None:
     (setting,) = data["settings"]
     assert [each["site"] for each in setting["runs"]] == ["a", "b", None]
+    assert [each["emulator"] for each in setting["runs"]] == ["none", "none", "relay"]
     figures = setting["result"]
     assert (figures["compute"], figures["emulator"]) == ("modelled", "relay")
     split = figures["split"]

@@ -54,7 +54,7 @@ def a_question(*sweeps: str, **changes: object) -> Question:
         schedule=None,
         emulator=None,
         warmup_steps=2,
-        steps=3,
+        steps=4,
         repeats=2,
         sweeps=parse_sweeps(sweeps),
     )
@@ -150,12 +150,18 @@ def test_a_sweep_that_changes_nothing_is_refused(job: Path) -> None:
 def test_what_all_sites_run(job: Path) -> None:
     (point,) = load(job, schedule="serial", emulator="relay", overrides=("trainer.seed=5",))
     found = point.together
-    assert (found.job.trainer.steps, found.job.trainer.evaluate_every) == (5, 5)
+    assert (found.job.trainer.steps, found.job.trainer.evaluate_every) == (6, 6)
     assert found.job.trainer.compute == "modelled"
     assert found.job.trainer.seed == 5
     assert found.job.exchange.schedule == "serial"
     assert (found.topology.emulate, found.topology.emulator) == (True, "relay")
     assert found.job.verify_every > 0
+
+
+def test_links_are_emulated_whatever_the_topology_says(job: Path) -> None:
+    (point,) = load(job, overrides=("emulate=false",))
+    assert point.together.topology.emulate
+    assert not point.solo["a"].topology.emulate
 
 
 def test_without_exchange_parameters_are_not_compared(job: Path) -> None:
