@@ -18,6 +18,8 @@ FAULT = "fault"
 """A change to the emulated WAN, as it was made; labels `what`, `source`, `target` or `site`."""
 EMULATED_LINK = "emulated_link"
 """The emulator's own totals of one directed link since it began; labels `source`, `target`."""
+ALLREDUCE = "allreduce"
+"""One repetition of `isthmus bench allreduce` at one rank, counted by `step` from 0; label DIGEST."""
 
 # kind "step"
 LOSS = "loss"
@@ -74,6 +76,16 @@ FINISHED_S = "finished_s"
 # kind "fault" (and what a `shape` sets: `bytes_per_s`, `delay_s`, `jitter_s`, `loss`)
 AT_S = "at_s"
 """When the script has it, since the run became active."""
+
+# kind "allreduce" (and RAW_BYTES: of the tensor; BEGIN_S, END_S: of the all-reduce)
+GATEWAYS_CPU_S = "gateways_cpu_s"
+"""CPU time that the site's gateways used meanwhile; of its first rank, 0 of the others."""
+RANK_CPU_S = "rank_cpu_s"
+"""Likewise, of the rank's process."""
+RELATIVE_ERROR = "relative_error"
+"""Of the result, ‖x - mean‖ ÷ ‖mean‖; the last repetition of the first site's first rank has it."""
+DIGEST = "digest"
+"""A label: hash of all bits of the result."""
 
 # kind "evaluation"
 HELD_OUT_LOSS = "held_out_loss"

@@ -8,7 +8,10 @@ import click
 
 from orchestrator.cli.options import json_option
 
-SUBCOMMANDS = {"scaling": "Run each site by itself, then all together, and divide."}
+SUBCOMMANDS = {
+    "scaling": "Run each site by itself, then all together, and divide.",
+    "allreduce": "Time the exchange between sites by itself.",
+}
 """The subcommand `x` is `command` in the module orchestrator.cli.bench_x."""
 DEFAULT = "scaling"
 
@@ -38,7 +41,7 @@ class BenchGroup(click.Group):
 @click.group("bench", cls=BenchGroup)
 @json_option
 def command() -> None:
-    """Measure scaling efficiency: each site by itself, then all together.
+    """Measure what sites reach together, or the exchange between them by itself.
 
     `isthmus bench JOB` is `isthmus bench scaling JOB`.
     """

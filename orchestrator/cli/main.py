@@ -29,7 +29,7 @@ COMMANDS = {
     "emulate": "Emulate the WAN of a topology by itself; enter, change and check it.",
     "report": "Write what runs and benchmarks came to as one page, by default of the latest run.",
     "trace": "Write a run as trace events, for Perfetto and chrome://tracing.",
-    "bench": "Measure scaling efficiency: each site by itself, then all together.",
+    "bench": "Measure scaling efficiency, or the exchange between sites by itself.",
     "coordinator": "Run a coordinator here, for agents that dial in.",
     "agent": "Run the agent of one site here.",
     "completion": "Print the completion script of a shell.",

@@ -1,0 +1,102 @@
+"""The runs of `isthmus bench allreduce`: one job that ships, and the overrides of each setting."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.documents import Pair, load_pair, load_topology_file
+from topology.load import split_overrides
+from topology.trees import plan_reduction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure: every combination of the first three."""
+
+    sizes_bytes: tuple[int, ...]
+    codecs: tuple[str, ...]
+    trees: tuple[str, ...]
+    topology_path: Path
+    overrides: tuple[str, ...]
+    """The user's own, of both documents; what stands in the fields here wins over them."""
+    count: int
+    """Repetitions a run, the warm-up included."""
+    channels_per_link: int | None
+    chunk_bytes: int | None
+    is_one_rank_a_site: bool
+    emulator: str | None
+    """`auto`, `relay`, `netns` or `none`; None: as the topology says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One setting, and the documents of its run."""
+
+    size_bytes: int
+    codec: str
+    tree: str
+    pair: Pair
+
+    @property
+    def plan(self) -> str:
+        """How chunks are reduced, in words."""
+        return plan_reduction(self.pair.job, self.pair.topology).why
+
+
+def combinations(wanted: Wanted) -> list[Combination]:
+    """Return the settings, sizes first.
+
+    Raises:
+        ConfigError: a document has mistakes in some setting.
+    """
+    shared = _shared_overrides(wanted)
+    found = []
+    for size_bytes, codec, tree in itertools.product(
+        wanted.sizes_bytes, wanted.codecs, wanted.trees
+    ):
+        own = [
+            f"exchange.codec={codec}",
+            f"reduction.tree={tree}",
+            f"arguments={json.dumps([str(size_bytes), str(wanted.count)])}",
+        ]
+        pair = load_pair(_job_path(), [*shared, *own], wanted.topology_path)
+        found.append(Combination(size_bytes, codec, tree, pair))
+    return found
+
+
+def _shared_overrides(wanted: Wanted) -> list[str]:
+    overrides = list(wanted.overrides)
+    if wanted.channels_per_link is not None:
+        overrides.append(f"exchange.channels_per_link={wanted.channels_per_link}")
+    if wanted.chunk_bytes is not None:
+        overrides.append(f"exchange.chunk={wanted.chunk_bytes}B")
+    if wanted.emulator == "none":
+        overrides.append("emulate=false")
+    elif wanted.emulator is not None:
+        overrides += ["emulate=true", f"emulator={wanted.emulator}"]
+    if wanted.is_one_rank_a_site:
+        topology = load_topology_file(wanted.topology_path, split_overrides(wanted.overrides)[0])
+        for site in topology.sites:
+            overrides += [
+                f"sites.{site.index}.nodes=1",
+                f"sites.{site.index}.accelerators_per_node=1",
+            ]
+    return overrides
+
+
+def _job_path() -> Path:
+    """Return the job that ships with the sites' part, without importing what is theirs."""
+    found = importlib.util.find_spec("sites")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "bench" / "allreduce.yaml"
+
+
+def sizes_of(found: Sequence[Combination]) -> tuple[int, ...]:
+    """Return each size once, in order."""
+    return tuple(dict.fromkeys(each.size_bytes for each in found))

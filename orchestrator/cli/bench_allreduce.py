@@ -1,0 +1,295 @@
+"""`isthmus bench allreduce`: how long the exchange between sites takes by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from orchestrator.bench.allreduce_gloo import measure_gloo, require_full_mesh
+from orchestrator.bench.allreduce_plan import Wanted, combinations
+from orchestrator.bench.allreduce_record import (
+    ALLREDUCE,
+    AllReduceBench,
+    Gloo,
+    Question,
+    Setting,
+    to_json,
+)
+from orchestrator.bench.allreduce_run import AllReduce, MeasureGloo
+from orchestrator.bench.allreduce_table import AllReduceTables
+from orchestrator.cli.display import unwinding_sigterm
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import Decorator, Duration, home_option, json_option, set_option
+from orchestrator.cli.output import INTERRUPTED, Output
+from orchestrator.cli.whole_run import run_to_end
+from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.home import home_folder, is_run_id, new_run_id
+from orchestrator.view import figures
+from topology.job import CODECS, TREES
+from topology.units import UnitError, format_size, parse_size
+from topology.world import EMULATORS, Topology
+
+Options = Callable[..., object]
+MAX_BYTES = 16 << 30
+"""Ranks hold the tensor three times, and the host's memory is all there is."""
+
+
+class TensorSize(click.ParamType[int]):
+    """A size with its unit, of whole float32 numbers; given to the command in bytes."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        """Return bytes."""
+        try:
+            size_bytes = parse_size(value)
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+        if size_bytes % 4 or not 4 <= size_bytes <= MAX_BYTES:
+            self.fail(f"want a multiple of 4B up to {format_size(MAX_BYTES)}", param, ctx)
+        return size_bytes
+
+
+def _what_options(function: Options) -> Options:
+    """Declare what is measured."""
+    declared: list[Decorator] = [
+        click.option(
+            "--size",
+            "sizes_bytes",
+            type=TensorSize(),
+            multiple=True,
+            default=("64MiB",),
+            show_default=True,
+            help="Of the float32 tensor; may be repeated, like the next two.",
+        ),
+        click.option(
+            "--codec",
+            "codecs",
+            type=click.Choice(CODECS),
+            multiple=True,
+            default=("fp32",),
+            show_default=True,
+            help="What it travels as.",
+        ),
+        click.option(
+            "--tree",
+            "trees",
+            type=click.Choice(TREES),
+            multiple=True,
+            default=("auto",),
+            show_default=True,
+            help="Along which links it is summed.",
+        ),
+        click.option(
+            "--streams", type=click.IntRange(1, 32), help="Connections between two gateways."
+        ),
+        click.option("--chunk", "chunk_bytes", type=TensorSize(), help="Of float32, a frame."),
+        set_option,
+        click.option(
+            "--all-ranks",
+            is_flag=True,
+            help="As many ranks a site as the topology says. [one a site]",
+        ),
+    ]
+    for option in reversed(declared):
+        function = option(function)
+    return function
+
+
+def _how_options(function: Options) -> Options:
+    """Declare how it is measured."""
+    declared: list[Decorator] = [
+        click.option(
+            "--repeats",
+            type=click.IntRange(1, 1000),
+            default=5,
+            show_default=True,
+            help="That count.",
+        ),
+        click.option(
+            "--warmup",
+            type=click.IntRange(0, 1000),
+            default=2,
+            show_default=True,
+            help="Before those.",
+        ),
+        click.option(
+            "--emulator",
+            type=click.Choice((*EMULATORS, "none")),
+            help="What stands between the sites. [as the topology says]",
+        ),
+        click.option(
+            "--against",
+            type=click.Choice(("gloo",)),
+            help="Measure that too, on the same links: netns, or none at all.",
+        ),
+        click.option("--name", help="Of the benchmark and its folder. [made up]"),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=Duration(),
+            default="10min",
+            show_default=True,
+            help="A combination that takes longer has failed.",
+        ),
+        home_option,
+        json_option,
+    ]
+    for option in reversed(declared):
+        function = option(function)
+    return function
+
+
+@click.command("allreduce")
+@click.argument("topology", type=click.Path(path_type=Path))
+@_what_options
+@_how_options
+@click.pass_obj
+def command(
+    output: Output,
+    topology: Path,
+    sizes_bytes: tuple[int, ...],
+    codecs: tuple[str, ...],
+    trees: tuple[str, ...],
+    streams: int | None,
+    chunk_bytes: int | None,
+    overrides: tuple[str, ...],
+    all_ranks: bool,
+    repeats: int,
+    warmup: int,
+    emulator: str | None,
+    against: str | None,
+    name: str | None,
+    timeout_s: float,
+    home: Path | None,
+) -> int:
+    """Time the average of one tensor over all sites of TOPOLOGY, for each combination.
+
+    Every combination is an ordinary run on this machine, with one rank a site. After each repetition
+    the results of all sites are compared bit for bit.
+    """
+    if name is not None and not is_run_id(name):
+        raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
+    name = name or f"allreduce-{new_run_id()}"
+    folder = home_folder(home) / "bench" / name
+    wanted = Wanted(
+        sizes_bytes=tuple(dict.fromkeys(sizes_bytes)),
+        codecs=tuple(dict.fromkeys(codecs)),
+        trees=tuple(dict.fromkeys(trees)),
+        topology_path=topology,
+        overrides=overrides,
+        count=warmup + repeats,
+        channels_per_link=streams,
+        chunk_bytes=chunk_bytes,
+        is_one_rank_a_site=not all_ranks,
+        emulator=emulator,
+    )
+    found = combinations(wanted)
+    gloo = None
+    if against is not None:
+        gloo = _gloo(found[0].pair.topology, warmup, repeats, timeout_s)
+    question = Question(
+        topology=str(topology.absolute()),
+        overrides=overrides,
+        warmup=warmup,
+        repeats=repeats,
+        is_one_rank_a_site=not all_ranks,
+        against=against,
+    )
+    num_parts = len(found) + (len(wanted.sizes_bytes) if gloo else 0)
+    bench = AllReduce(
+        folder,
+        AllReduceBench(name=name, question=question, settings=()),
+        found,
+        launch=functools.partial(run_to_end, timeout_s=timeout_s, show=lambda _: None),
+        gloo=gloo,
+        tell=Progress(output, num_parts).tell,
+        new_run_id=new_run_id,
+    )
+    return _measure(output, bench, folder)
+
+
+class Progress:
+    """Says on stderr what is measured, and what it came to."""
+
+    def __init__(self, output: Output, total: int) -> None:
+        self._output = output
+        self._total = total
+        self._begun = 0
+
+    def tell(self, name: str, made: Setting | Gloo | None) -> None:
+        """Tell that something begins, or what it came to."""
+        if made is None:
+            self._begun += 1
+            return
+        if isinstance(made, Gloo):
+            outcome = figures.duration(made.times.median_s)
+        elif made.figures is not None:
+            outcome = figures.duration(made.figures.times.median_s)
+        else:
+            assert made.failed is not None
+            outcome = f"FAILED, {made.failed.code}: {figures.words(made.failed.message)}"
+        size = figures.size(made.size_bytes)
+        self._output.note(f"[{self._begun}/{self._total}] {size}, {name}: {outcome}")
+
+
+def _gloo(topology: Topology, warmup: int, repeats: int, timeout_s: float) -> MeasureGloo:
+    """Return what measures Gloo, where it can be.
+
+    Raises:
+        CommandError: Gloo cannot cross the links as they are emulated here.
+        ConfigError: some site cannot reach another.
+    """
+    require_full_mesh(topology)
+    if topology.emulate:
+        why = netns_problem() if topology.emulator != "relay" else "the relay was asked for"
+        if why is not None:
+            raise CommandError(
+                "EMULATION_FAILED",
+                f"--against gloo needs network namespaces (--emulator netns), or none: {why}",
+            )
+    return functools.partial(
+        measure_gloo,
+        topology,
+        warmup=warmup,
+        repeats=repeats,
+        is_emulated=topology.emulate,
+        timeout_s=timeout_s,
+    )
+
+
+def _measure(output: Output, bench: AllReduce, folder: Path) -> int:
+    """Measure, and tell what it came to; return the exit status.
+
+    Raises:
+        CommandError: something failed.
+    """
+    interrupted = False
+    with unwinding_sigterm():
+        try:
+            bench.run()
+        except KeyboardInterrupt:
+            interrupted = True
+    if not output.as_json:
+        Console().print(AllReduceTables(bench.bench))
+    output.note(f"kept in {folder / ALLREDUCE}")
+    data = {**to_json(bench.bench), "folder": str(folder)}
+    if interrupted:
+        return output.result({**data, "interrupted": True}, exit_code=INTERRUPTED)
+    failed = [each for each in bench.bench.settings if each.failed is not None]
+    where = {"bench": str(folder / ALLREDUCE)}
+    if failed:
+        first = failed[0].failed
+        assert first is not None
+        what = f"run {failed[0].run_id}: {first.code}: {first.message}"
+        where |= {"run_id": failed[0].run_id, "folder": str(folder / "runs" / failed[0].run_id)}
+        raise CommandError("BENCHMARK_INCOMPLETE", what, where)
+    if bench.gloo_failed:
+        raise CommandError("BENCHMARK_INCOMPLETE", bench.gloo_failed, where)
+    return output.result(data)

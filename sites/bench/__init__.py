@@ -1,0 +1,1 @@
+"""What `isthmus bench` runs inside sites, and what it is compared with."""

@@ -1,0 +1,248 @@
+"""isthmus bench allreduce: its options, both streams, interruption, failures, and one real benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.allreduce_record import ALLREDUCE, Gloo, Times
+from orchestrator.bench.measurement import MeasurementError
+from orchestrator.bench.record import Failed
+from tests.cli.conftest import Isthmus
+from tests.fakes.measured_allreduces import MeasuredAllReduces
+from tests.multiprocess.harness import bench, job_yaml, topology_yaml
+from topology.world import Topology
+
+
+@pytest.fixture
+def topology(files: Path) -> Path:
+    """Three sites that all reach each other."""
+    path = files / "three.yaml"
+    path.write_text(topology_yaml([(2, 2), (1, 1), (1, 2)]))
+    return path
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredAllReduces:
+    """What the command makes instead of real runs; Gloo takes 8 s."""
+    made = MeasuredAllReduces()
+
+    def gloo(_: Topology, size_bytes: int, *, warmup: int, repeats: int, **__: object) -> Gloo:
+        times = Times(cold_s=9.0, all_s=(8.0,) * repeats)
+        return Gloo(size_bytes=size_bytes, times=times, cpu_s_per_gb=0.25)
+
+    monkeypatch.setattr("orchestrator.cli.bench_allreduce.run_to_end", made)
+    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_gloo", gloo)
+    monkeypatch.setattr("orchestrator.cli.bench_allreduce.netns_problem", lambda: None)
+    return made
+
+
+def test_every_combination_is_a_run_and_a_row(
+    isthmus: Isthmus, topology: Path, home: Path, runs: MeasuredAllReduces
+) -> None:
+    done = isthmus(
+        *("bench", "allreduce", topology, "--name", "mine"),
+        *("--size", "1MiB", "--size", "4MiB", "--codec", "fp32", "--codec", "int8"),
+        *("--tree", "gather", "--tree", "star"),
+    )
+    assert done.code == 0
+    asked = [
+        (pair.job.arguments[0], pair.job.exchange.codec, pair.job.reduction.tree)
+        for pair in runs.pairs
+    ]
+    assert asked == [
+        (str(size), codec, tree)
+        for size in (1 << 20, 4 << 20)
+        for codec in ("fp32", "int8")
+        for tree in ("gather", "star")
+    ]
+    assert "benchmark mine" in done.out
+    assert done.out.count("int8") == 2 * 4
+    assert "[8/8] 4MiB, int8, star: 4s" in done.err
+    assert str(home / "bench" / "mine" / ALLREDUCE) in done.err
+
+
+def test_options_become_the_documents_of_runs(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces
+) -> None:
+    arguments = (
+        "bench",
+        "allreduce",
+        topology,
+        "--size",
+        "1MiB",
+        "--repeats",
+        "3",
+        "--warmup",
+        "1",
+    )
+    done = isthmus(
+        *arguments,
+        *("--streams", "7", "--chunk", "128KiB", "--emulator", "netns"),
+        *("--set", "links.0.rtt=70ms", "--set", "exchange.bucket=2MiB"),
+    )
+    assert done.code == 0
+    pair = runs.pairs[-1]
+    assert pair.job.arguments == (str(1 << 20), "4")
+    assert pair.job.entrypoint is not None
+    assert (pair.job_path.parent / pair.job.entrypoint).is_file()
+    assert (pair.job.exchange.channels_per_link, pair.job.exchange.chunk_bytes) == (7, 128 << 10)
+    assert pair.job.exchange.bucket_bytes == 2 << 20
+    assert (pair.topology.emulate, pair.topology.emulator) == (True, "netns")
+    assert pair.topology.links[0].rtt_s == 0.07
+    assert [site.num_ranks for site in pair.topology.sites] == [1, 1, 1]
+
+    assert isthmus(*arguments, "--all-ranks", "--emulator", "none").code == 0
+    pair = runs.pairs[-1]
+    assert [site.num_ranks for site in pair.topology.sites] == [4, 1, 2]
+    assert not pair.topology.emulate
+
+
+def test_the_envelope_is_the_file(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces
+) -> None:
+    done = isthmus(
+        *("bench", "allreduce", topology, "--json", "--size", "1MiB", "--emulator", "netns"),
+        *("--against", "gloo"),
+    )
+    assert done.code == 0
+    data = done.envelope["data"]
+    folder = Path(data.pop("folder"))
+    assert data == json.loads((folder / ALLREDUCE).read_text())
+    (setting,) = data["settings"]
+    assert setting["figures"]["times"]["median_s"] == 4
+    assert setting["figures"]["over_bound"] > 1
+    assert setting["over_gloo"] == 2
+    assert data["gloo"][0]["times"] == {
+        "cold_s": 9,
+        "all_s": [8] * 5,
+        "median_s": 8,
+        "min_s": 8,
+        "max_s": 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "word"),
+    [
+        (["--size", "3B"], "USAGE", "multiple of 4B"),
+        (["--size", "64"], "USAGE", "--size"),
+        (["--codec", "int3"], "USAGE", "--codec"),
+        (["--tree", "bush"], "USAGE", "--tree"),
+        (["--streams", "0"], "USAGE", "--streams"),
+        (["--chunk", "4B"], "INVALID_CONFIG", "64KiB"),
+        (["--name", "../x"], "USAGE", "--name"),
+        (["--set", "links.0.rtx=3ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
+        (["--against", "gloo", "--emulator", "relay"], "EMULATION_FAILED", "namespaces"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anything_runs(
+    isthmus: Isthmus,
+    topology: Path,
+    home: Path,
+    runs: MeasuredAllReduces,
+    options: list[str],
+    code: str,
+    word: str,
+) -> None:
+    done = isthmus("bench", "allreduce", topology, *options, "--json")
+    assert done.envelope["error"]["code"] == code
+    assert word in done.envelope["error"]["message"]
+    assert runs.pairs == []
+    assert not list(home.glob("bench/*"))
+
+
+def test_gloo_is_refused_where_packets_cannot_be_emulated(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.cli.bench_allreduce.netns_problem", lambda: "not here")
+    arguments = ("bench", "allreduce", topology, "--against", "gloo", "--json")
+    done = isthmus(*arguments, "--emulator", "auto")
+    assert done.envelope["error"]["code"] == "EMULATION_FAILED"
+    assert "not here" in done.envelope["error"]["message"]
+    assert isthmus(*arguments, "--emulator", "none").code == 0
+
+
+def test_a_failed_run_is_named_and_the_others_are_shown(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces
+) -> None:
+    runs.fails = {"bf16": Failed(code="RANK_EXITED", message="rank 0 ended")}
+    done = isthmus(
+        *("bench", "allreduce", topology, "--codec", "bf16", "--codec", "fp32", "--size", "1MiB")
+    )
+    assert done.code == 1
+    assert "FAILED, RANK_EXITED: rank 0 ended" in done.err
+    assert "4s" in done.out
+
+
+def test_results_that_differ_fail(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces
+) -> None:
+    runs.differs = "fp32"
+    done = isthmus("bench", "allreduce", topology, "--size", "1MiB", "--json")
+    assert (done.code, done.envelope["error"]["code"]) == (1, "BENCHMARK_INCOMPLETE")
+    assert "repetition 1: the results of" in done.envelope["error"]["message"]
+    assert done.envelope["error"]["where"]["run_id"]
+
+
+def test_gloos_failure_keeps_what_was_measured(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gloo(*_: object, **__: object) -> Gloo:
+        raise MeasurementError("Gloo at a failed: no way")
+
+    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_gloo", gloo)
+    done = isthmus(
+        *("bench", "allreduce", topology, "--size", "1MiB"),
+        *("--emulator", "none", "--against", "gloo"),
+    )
+    assert done.code == 1
+    assert "no way" in done.err
+    assert "4s" in done.out
+
+
+def test_ctrl_c_keeps_what_is_measured(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces
+) -> None:
+    runs.interrupt_at = 1
+    done = isthmus(
+        *("bench", "allreduce", topology, "--codec", "fp32", "--codec", "bf16", "--json")
+    )
+    assert done.code == done.envelope["exit_code"] == 130
+    assert done.envelope["data"]["interrupted"] is True
+    assert [each["codec"] for each in done.envelope["data"]["settings"]] == ["fp32"]
+
+
+@pytest.mark.parametrize("name", ["two", "three", "four", "one_slow"])
+def test_the_topologies_that_ship_can_be_measured_against_gloo(
+    isthmus: Isthmus, runs: MeasuredAllReduces, name: str
+) -> None:
+    path = Path(__file__).parents[2] / "scripts" / "bench_allreduce" / f"{name}.yaml"
+    done = isthmus("bench", "allreduce", path, "--size", "1MiB", "--against", "gloo")
+    assert done.code == 0
+    assert "x Gloo" in done.out
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_real_sites(tmp_path: Path) -> None:
+    with bench(tmp_path) as run:
+        run.write(topology_yaml([(1, 2), (1, 1)]), job_yaml())
+        result = run.isthmus(
+            *("bench", "allreduce", str(tmp_path / "topology.yaml"), "--json", "--all-ranks"),
+            *("--size", "1MiB", "--codec", "int8", "--repeats", "2", "--warmup", "1"),
+            *("--emulator", "none", "--against", "gloo"),
+        ).check()
+        data = result.envelope["data"]
+        (setting,) = data["settings"]
+        figures = setting["figures"]
+        assert setting["emulator"] == "none"
+        assert len(figures["times"]["all_s"]) == 2
+        assert figures["site_sent_bytes"] == pytest.approx((1 << 20) / 4, rel=0.05)
+        assert 0 < figures["relative_error"] < 0.02
+        assert figures["gateways_cpu_s_per_gb"] > 0
+        assert figures["ranks_cpu_s_per_gb"] > 0
+        assert setting["over_gloo"] > 0
+        run.wait_for_nothing_left(20)

@@ -1,0 +1,182 @@
+"""Figures of all-reduce benchmarks against numbers worked out by hand, and Gloo over real links."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.bench.allreduce_figures import PAYLOAD_SHARE, Asked, figures_of
+from orchestrator.bench.allreduce_gloo import measure_gloo, require_full_mesh
+from orchestrator.bench.allreduce_record import Figures
+from orchestrator.bench.measurement import MeasurementError
+from orchestrator.emulator.namespaces import netns_problem
+from protos import metrics
+from tests.fakes import benches
+from tests.fakes.measured_allreduces import link_totals, repetition
+from topology.errors import ConfigError
+from topology.job import Exchange, Job, Reduction
+from topology.wire_time import exchange_time_s
+from topology.world import Topology
+
+SITES = benches.SITES
+TOPOLOGY = benches.a_topology()
+LINK = TOPOLOGY.links[0]
+SIZE_BYTES = 100 << 20
+ASKED = Asked(
+    job=Job(name="x", topology="t", exchange=Exchange(codec="fp32")),
+    topology=TOPOLOGY,
+    size_bytes=SIZE_BYTES,
+    warmup=1,
+    repeats=3,
+    emulator="netns",
+)
+
+
+def records(asked: Asked = ASKED, sent_share: float = 1.0) -> list[dict[str, Any]]:
+    """Two sites; repetition n takes n + 1 s, of which the second site misses the first 0.25 s."""
+    found = [
+        repetition(
+            site,
+            step,
+            begin_s=100.0 * step + 0.25 * index,
+            end_s=100.0 * step + 1.25 + step - 0.1 * index,
+            gateways_cpu_s=0.2 * (1 + index),
+        )
+        for step in range(asked.count)
+        for index, site in enumerate(SITES)
+    ]
+    found[-2]["values"][metrics.RELATIVE_ERROR] = 0.125
+    raw_bytes = float(asked.count * asked.size_bytes)
+    found += [
+        link_totals(*pair, sent_bytes=sent_share * raw_bytes, raw_bytes=raw_bytes)
+        for pair in (SITES, SITES[::-1])
+    ]
+    return found
+
+
+def figures(asked: Asked = ASKED, sent_share: float = 1.0) -> Figures:
+    return figures_of(records(asked, sent_share), asked)
+
+
+def test_a_repetition_lasts_from_the_last_begin_to_the_last_end() -> None:
+    found = figures()
+    assert found.times.cold_s == pytest.approx(1.0)
+    assert found.times.all_s == pytest.approx((2.0, 3.0, 4.0))
+    assert (found.times.min_s, found.times.median_s) == pytest.approx((2.0, 3.0))
+    assert found.times.max_s == pytest.approx(4.0)
+    assert found.algorithm_bytes_per_s == pytest.approx(SIZE_BYTES / 3)
+    assert found.relative_error == 0.125
+
+
+def test_links_carry_a_repetitions_part_of_their_totals() -> None:
+    found = figures(sent_share=0.25)
+    assert [(each.source, each.target) for each in found.links] == [SITES, SITES[::-1]]
+    assert found.site_sent_bytes == SIZE_BYTES / 4
+    for link in found.links:
+        assert link.sent_bytes == SIZE_BYTES / 4
+        assert link.share == pytest.approx(SIZE_BYTES / 4 / (LINK.bytes_per_s * 3.0))
+
+
+@pytest.mark.parametrize(("emulator", "share"), [("netns", PAYLOAD_SHARE), ("relay", 1.0)])
+def test_the_bound_of_a_gather_is_its_bytes_and_half_a_round_trip(
+    emulator: str, share: float
+) -> None:
+    found = figures(dataclasses.replace(ASKED, emulator=emulator), sent_share=0.5)
+    expected_s = SIZE_BYTES / 2 / (share * LINK.bytes_per_s) + LINK.rtt_s / 2
+    # wire_time adds the headers of frames to bytes that hold them already: 69 a MiB.
+    assert found.bound_s == pytest.approx(expected_s, rel=2e-4)
+    assert found.bound_s is not None
+    assert found.over_bound == pytest.approx(3.0 / found.bound_s)
+
+
+def test_the_bound_of_a_tree_is_wire_times_without_slow_start() -> None:
+    job = dataclasses.replace(ASKED.job, reduction=Reduction(tree="star"))
+    warm = dataclasses.replace(
+        TOPOLOGY,
+        emulate=True,
+        emulator="relay",
+        links=tuple(
+            dataclasses.replace(link, bytes_per_s=PAYLOAD_SHARE * link.bytes_per_s)
+            for link in TOPOLOGY.links
+        ),
+    )
+    found = figures(dataclasses.replace(ASKED, job=job))
+    assert found.bound_s == pytest.approx(exchange_time_s(job, warm, SIZE_BYTES), rel=2e-4)
+
+
+def test_without_an_emulated_wan_nothing_is_compared_with_links() -> None:
+    found = figures(dataclasses.replace(ASKED, emulator="none"))
+    assert found.bound_s is None
+    assert found.over_bound is None
+    assert all(link.share is None for link in found.links)
+
+
+def test_cpu_is_the_mean_over_sites_after_the_warm_up() -> None:
+    found = figures()
+    num_gb = SIZE_BYTES / 1e9
+    assert found.gateways_cpu_s_per_gb == pytest.approx((0.2 + 0.4) / 2 / num_gb)
+    assert found.ranks_cpu_s_per_gb == pytest.approx(0.5 / num_gb)
+
+
+def without(found: Iterable[dict[str, Any]], site: str, step: int) -> list[dict[str, Any]]:
+    return [each for each in found if (each["site"], each["step"]) != (site, step)]
+
+
+def test_a_repetition_that_is_missing_is_named() -> None:
+    with pytest.raises(
+        MeasurementError, match=f"rank 0 of {SITES[1]} has no record of repetition 3 of 4"
+    ):
+        figures_of(without(records(), SITES[1], 2), ASKED)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_results_that_differ_in_a_bit_are_an_error(step: int) -> None:
+    found = records()
+    for each in found:
+        if (each["site"], each["step"]) == (SITES[1], step) and each["kind"] == metrics.ALLREDUCE:
+            each["labels"] = {metrics.DIGEST: "another"}
+    with pytest.raises(MeasurementError, match=rf"repetition {step + 1}: the results of .* differ"):
+        figures_of(found, ASKED)
+
+
+def test_gloo_is_refused_where_sites_cannot_reach_each_other() -> None:
+    one_way = dataclasses.replace(TOPOLOGY, links=TOPOLOGY.links[:1])
+    with pytest.raises(ConfigError, match=f"none from {LINK.target} to {LINK.source}"):
+        require_full_mesh(one_way)
+    require_full_mesh(TOPOLOGY)
+
+
+def fast(topology: Topology) -> Topology:
+    links = (dataclasses.replace(each, bytes_per_s=1e8, rtt_s=0.002) for each in topology.links)
+    return dataclasses.replace(topology, links=tuple(links))
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_gloo_over_emulated_packets() -> None:
+    if problem := (os.geteuid() != 0 and "this test takes root") or netns_problem():
+        pytest.skip(problem)
+    found = measure_gloo(
+        fast(TOPOLOGY), 1 << 20, warmup=1, repeats=2, is_emulated=True, timeout_s=60.0
+    )
+    assert len(found.times.all_s) == 2
+    assert found.times.min_s > 0.01  # 1 MiB at 100 MB/s: it did cross the link
+    assert found.cpu_s_per_gb > 0
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_a_gloo_process_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("orchestrator.bench.allreduce_gloo.LOOPBACK", "no-such-device")
+    with pytest.raises(MeasurementError, match=rf"Gloo at ({'|'.join(SITES)}) failed: .*"):
+        measure_gloo(TOPOLOGY, 4096, warmup=0, repeats=1, is_emulated=False, timeout_s=60.0)
+    assert not list(tmp_path.iterdir())
