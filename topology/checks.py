@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.overrides import read_with_overrides
-from topology.trees import plan_reduction
+from topology.reduction_plans import plan_reduction
 from topology.world import Topology
 
 

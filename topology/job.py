@@ -1,5 +1,6 @@
 """A training job as the rest of isthmus sees it. Made from YAML by topology.load; frozen."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 CODECS = (
@@ -24,7 +25,8 @@ CODECS = (
 `-zstd`, what compresses is compressed.
 """
 
-TREES = ("auto", "star", "gather")
+TREES = ("auto", "gather", "star", "ring", "hierarchy")
+"""Who sums what (topology/reduction_plans.py, docs/trees.md)."""
 SCHEDULES = ("overlap", "serial", "off")
 """When buckets cross the WAN: while backward goes on, only once it has ended, or never.
 
@@ -55,12 +57,27 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTree:
+    """A reduction tree as a job writes it. Sites by name; topology.named_trees checks them."""
+
+    root: str
+    parents: Mapping[str, str]
+    """Whom each site but the root sends its sum to, and has the result from."""
+    weight: int = 1
+    """Share of the chunks, relative to the other trees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
     """Which sites sum, and where."""
 
     tree: str = "auto"
     hub: str | None = None
     """The star's centre; chosen by bandwidth when absent."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Of a hierarchy: sites near each other; by their round trips when absent."""
+    trees: tuple[NamedTree, ...] = ()
+    """Instead of a form: exactly these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from topology.fields import (
     version_one,
 )
 from topology.job import CODECS, COMPUTES, SCHEDULES, TREES, Job
+from topology.trees import TREES_MAX, WEIGHT_MAX
 from topology.units import format_fraction, format_size
 
 _JOB = Job(name="job", topology="topology.yaml")
@@ -65,16 +66,44 @@ class ExchangeModel(Strict):
         return self
 
 
+class TreeModel(Strict):
+    """One reduction tree over all sites."""
+
+    root: Annotated[Text, Field(description="The site that forms the whole sum.")]
+    parents: Annotated[
+        dict[str, Text],
+        Field(min_length=1, description="Whom each other site sends its sum to."),
+    ]
+    weight: Annotated[
+        int,
+        Field(ge=1, le=WEIGHT_MAX, description="Share of the chunks, relative to the other trees."),
+    ] = 1
+
+
 class ReductionModel(Strict):
     """Which sites sum, and where."""
 
     tree: Annotated[str, *choice(TREES)] = _REDUCTION.tree
     hub: Annotated[str | None, Field(description="The star's centre.")] = _REDUCTION.hub
+    groups: list[Annotated[list[Text], Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Of a hierarchy: sites near each other; by their round trips when absent.",
+    )
+    trees: list[TreeModel] = Field(
+        default_factory=list,
+        max_length=TREES_MAX,
+        description="Instead of a form: exactly these, each over all sites.",
+    )
 
     @model_validator(mode="after")
-    def _hub_needs_a_star(self) -> Self:
-        if self.hub is not None and self.tree == "gather":
-            raise KeyedError("hub", "has no use with tree: gather")
+    def _keys_fit_the_form(self) -> Self:
+        if self.hub is not None and self.tree not in ("auto", "star"):
+            raise KeyedError("hub", f"has no use with tree: {self.tree}")
+        if self.groups and self.tree != "hierarchy":
+            raise KeyedError("groups", f"has no use with tree: {self.tree}; want tree: hierarchy")
+        if self.trees and (self.tree != "auto" or self.hub is not None):
+            other = "hub" if self.hub is not None else f"tree: {self.tree}"
+            raise KeyedError("trees", f"has no use with {other}: the trees say it all")
         return self
 
 

@@ -8,8 +8,8 @@ Pure: whoever calls reads the file.
 from collections.abc import Sequence
 
 from topology.fault_models import FaultsModel
-from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
-from topology.job_models import ExchangeModel, JobModel, TrainerModel
+from topology.job import Data, Exchange, Job, Model, NamedTree, Optimizer, Reduction, Trainer
+from topology.job_models import ExchangeModel, JobModel, ReductionModel, TrainerModel
 from topology.models import TopologyModel
 from topology.overrides import read_with_overrides
 from topology.references import check_references
@@ -51,7 +51,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         entrypoint=model.entrypoint,
         arguments=tuple(model.arguments),
         exchange=_exchange(model.exchange),
-        reduction=Reduction(tree=model.reduction.tree, hub=model.reduction.hub),
+        reduction=_reduction(model.reduction),
         verify_every=model.verify.parameters_every,
         timeline_every=model.timeline.every,
         trainer=_trainer(model.trainer),
@@ -104,6 +104,18 @@ def _exchange(written: ExchangeModel) -> Exchange:
         bucket_bytes=written.bucket,
         window_bytes=written.window,
         schedule=written.schedule,
+    )
+
+
+def _reduction(written: ReductionModel) -> Reduction:
+    return Reduction(
+        tree=written.tree,
+        hub=written.hub,
+        groups=tuple(tuple(group) for group in written.groups),
+        trees=tuple(
+            NamedTree(root=tree.root, parents=dict(tree.parents), weight=tree.weight)
+            for tree in written.trees
+        ),
     )
 
 

@@ -26,7 +26,8 @@ from topology.compute import (
 )
 from topology.job import Job
 from topology.serial_step import serial_step_s
-from topology.wire_time import RATIOS, exchange_time_s
+from topology.wire_load import RATIOS
+from topology.wire_time import exchange_time_s
 from topology.world import Site, Topology
 
 FLOAT32_BYTES = 4

@@ -15,7 +15,7 @@ from orchestrator.view.figures import known, ratio
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
-from topology.trees import plan_reduction
+from topology.reduction_plans import plan_reduction
 from topology.world import Location, Topology
 
 PARTS = {

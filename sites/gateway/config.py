@@ -9,8 +9,9 @@ from typing import Any
 from protos.frame import MAX_PAYLOAD_BYTES
 from topology.errors import ConfigError
 from topology.job import Job
+from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
-from topology.trees import ReductionPlan, Tree, plan_reduction
+from topology.trees import ReductionPlan, Tree
 from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64

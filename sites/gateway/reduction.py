@@ -312,18 +312,23 @@ class BucketReduction:
         self._residuals = residuals
         self._plan = plan
         self._roles = own_roles
+        # The trees take turns from bucket to bucket: each bucket anew would favour the first ones.
+        self._first_turn = bucket.index * bucket.grid.num_chunks
         self._chunks: dict[int, ChunkReduction] = {}
 
     def chunk(self, index: int) -> ChunkReduction:
         """Return the machine of one chunk."""
         machine = self._chunks.get(index)
         if machine is None:
-            role = self._roles[self._plan.tree_index(index)]
+            role = self._role(index)
             residual = None
             if self._residuals is not None:
                 residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
             machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
         return machine
+
+    def _role(self, chunk: int) -> Role:
+        return self._roles[self._plan.tree_index(self._first_turn + chunk)]
 
     def check(self, sender: int, frame: Frame) -> None:
         """Compare a frame of this bucket with this site's own plan, before anything is decoded.
@@ -358,7 +363,7 @@ class BucketReduction:
     def _check_part(self, sender: int, frame: Frame) -> None:
         key = frame.key
         name = f"round {key.round} bucket {key.bucket} chunk {key.chunk}"
-        role = self._roles[self._plan.tree_index(key.chunk)]
+        role = self._role(key.chunk)
         if key.kind is Kind.CONTRIBUTION:
             allowed = sender != role.site and sender in role.members and key.site == sender
         else:

@@ -44,10 +44,11 @@ PLANS = {
     "chain-4": ReductionPlan(4, (Tree(2, {0: 1, 1: 2, 3: 2}),), ""),
     "deep-5": ReductionPlan(5, (Tree(4, {0: 3, 1: 3, 3: 2, 2: 4}),), ""),
     "weighted-3": ReductionPlan(
-        3, (Tree(0, {1: 0, 2: 0}, 2.0), Tree(2, {0: 1, 1: 2}, 1.0), star(3, 1)), ""
+        3, (Tree(0, {1: 0, 2: 0}, 2), Tree(2, {0: 1, 1: 2}, 1), star(3, 1)), ""
     ),
 }
 RANKS = (2, 3, 1, 5, 4)
+BUCKET = 2
 
 
 def contribution(seed: int, site: int, numel: int, weight: float) -> Floats:
@@ -78,7 +79,9 @@ class Reference:
                     total = total + self.sent(site, chunk, values)
                 result[start : start + count] = total / divisor
             else:
-                tree = self.plan.trees[self.plan.tree_index(chunk)]
+                # The trees go on taking turns where the bucket before, as long as this one, has ended.
+                turn = BUCKET * cut.num_chunks + chunk
+                tree = self.plan.trees[self.plan.tree_index(turn)]
                 total = self.subtree(tree, tree.root, chunk, own) / divisor
                 result[start : start + count] = self.sent(tree.root, chunk, total)
         return result
@@ -120,13 +123,13 @@ class World:
     ) -> None:
         self.plan = plan
         self.cut = grid(numel, chunk_numel, ranks[: plan.num_sites])
-        self.bucket = Bucket(3, 7, 2, 99, codec, self.cut, time.thread_time)
+        self.bucket = Bucket(3, 7, BUCKET, 99, codec, self.cut, time.thread_time)
         self.sites = [
             BucketReduction(
                 self.bucket,
                 plan,
                 roles(plan, site),
-                None if residuals is None else residuals[site].bucket(2, 99, numel),
+                None if residuals is None else residuals[site].bucket(BUCKET, 99, numel),
             )
             for site in range(plan.num_sites)
         ]
@@ -212,7 +215,7 @@ def plans(draw: st.DrawFn) -> ReductionPlan:
             for place, site in enumerate(order)
             if place > 0
         }
-        trees.append(Tree(order[0], parent, float(draw(st.integers(1, 3)))))
+        trees.append(Tree(order[0], parent, draw(st.integers(1, 3))))
     return ReductionPlan(num_sites, tuple(trees), "")
 
 

@@ -346,8 +346,11 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
     ("tree: star", "tree: gather", ["5:32 has no use with tree: gather [reduction.hub]"]),
     (
         "tree: star",
-        "tree: ring",
-        ["5:19 want 'auto', 'star' or 'gather', got 'ring' [reduction.tree]"],
+        "tree: stars",
+        [
+            "5:19 want 'auto', 'gather', 'star', 'ring' or 'hierarchy', got 'stars' "
+            "(did you mean 'star'?) [reduction.tree]"
+        ],
     ),
     (
         "parameters_every: 5",

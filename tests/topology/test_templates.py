@@ -4,8 +4,8 @@ from pathlib import Path
 
 from topology.checks import check_pair
 from topology.load import document_kind, load_job, load_topology
+from topology.reduction_plans import plan_reduction
 from topology.templates import SCHEMA_FOLDER, job_yaml, topology_yaml
-from topology.trees import plan_reduction
 
 
 def test_the_templates_load_and_fit_together() -> None:

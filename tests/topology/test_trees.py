@@ -1,15 +1,21 @@
-"""Reduction plans: stars, gather, the widest tree, shares, and links that are missing."""
+"""Plans as the gateways use them: shares, turns, neighbours; and the shapes of trees that have names."""
 
 import random
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topology.errors import ConfigError
-from topology.job import Job, Reduction
-from topology.trees import ReductionPlan, Tree, plan_reduction, star
+from topology.job import Job, NamedTree, Reduction
+from topology.pairs import pairs_of
+from topology.reduction_plans import plan_reduction
+from topology.tree_hierarchy import groups_by_delay, hierarchy
+from topology.tree_shapes import ring_paths, rooted, way_up
+from topology.tree_times import shares_of_hops
+from topology.trees import ReductionPlan, Tree, star
 from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
 
 CPU = Accelerator(name="cpu", peak_flops_per_s={"fp32": 1e9}, memory_bytes=1 << 30, mfu=0.3)
@@ -49,25 +55,63 @@ def both_ways(*links: tuple[int, int, float, float]) -> list[tuple[int, int, flo
     return [*links, *((other, one, rate, rtt) for one, other, rate, rtt in links)]
 
 
-def job(tree: str = "auto", hub: str | None = None) -> Job:
-    return Job(name="j", topology="t.yaml", reduction=Reduction(tree=tree, hub=hub))
+def random_world(chance: random.Random, num_sites: int) -> Topology:
+    """Return a connected topology: a random tree, and some links beside it."""
+    pairs = {(chance.randrange(child), child) for child in range(1, num_sites)}
+    for _ in range(chance.randrange(2 * num_sites)):
+        one, other = sorted(chance.sample(range(num_sites), 2))
+        pairs.add((one, other))
+    rates, rtts = [1e6, 5e6, 9e6, 9e7], [0.001, 0.01, 0.08]
+    links = ((*pair, chance.choice(rates), chance.choice(rtts)) for pair in sorted(pairs))
+    return world(num_sites, both_ways(*links))
+
+
+def job(
+    tree: str = "auto",
+    hub: str | None = None,
+    groups: tuple[tuple[str, ...], ...] = (),
+    trees: tuple[NamedTree, ...] = (),
+) -> Job:
+    wanted = Reduction(tree=tree, hub=hub, groups=groups, trees=trees)
+    return Job(name="j", topology="t.yaml", reduction=wanted)
 
 
 TRIANGLE = world(3, both_ways((0, 1, 20.0, 0.06), (1, 2, 50.0, 0.01), (0, 2, 10.0, 0.07)))
 LINE = world(4, both_ways((0, 1, 20.0, 0.01), (1, 2, 20.0, 0.01), (2, 3, 20.0, 0.01)))
+SQUARE = world(
+    4, both_ways((0, 1, 9.0, 0.01), (1, 2, 9.0, 0.01), (2, 3, 9.0, 0.01), (0, 3, 9.0, 0.01))
+)
 
 
-def refusal(wanted: Job, topology: Topology) -> str:
-    """Return `path: message` of the one problem."""
+def refusals(wanted: Job, topology: Topology) -> list[str]:
+    """Return `path: message` of each problem."""
     with pytest.raises(ConfigError) as raised:
         plan_reduction(wanted, topology)
-    (problem,) = raised.value.problems
-    return f"{problem.path}: {problem.message}"
+    return [f"{problem.path}: {problem.message}" for problem in raised.value.problems]
 
 
-def test_automatic_is_the_star_whose_slowest_link_is_fastest() -> None:
-    plan = plan_reduction(job(), TRIANGLE)
+def check_plan(plan: ReductionPlan, topology: Topology, told: str = "") -> None:
+    """Each tree reaches every site, without a circle, over links that are there both ways."""
+    sites = range(len(topology.sites))
+    for tree in plan.trees:
+        assert tree.weight >= 1, told
+        assert set(tree.parent) | {tree.root} == set(sites), told
+        assert tree.root not in tree.parent, told
+        for site in sites:
+            steps, at = 0, site
+            while at != tree.root:
+                at, steps = tree.parent[at], steps + 1
+                assert steps < len(sites), f"a circle, {told}"
+    for site in sites:
+        for other in plan.neighbours(site):
+            assert site in plan.neighbours(other), told
+            assert topology.link(f"s{site}", f"s{other}") is not None, told
+
+
+def test_a_star_is_the_one_whose_slowest_link_is_fastest() -> None:
+    plan = plan_reduction(job("star"), TRIANGLE)
     assert plan.trees == (Tree(1, {0: 1, 2: 1}),)
+    assert plan.why == "star at s1: its slowest link is the fastest of all stars'"
     assert not plan.is_gather
     assert plan.neighbours(1) == (0, 2)
     assert plan.neighbours(0) == (1,)
@@ -77,24 +121,16 @@ def test_automatic_is_the_star_whose_slowest_link_is_fastest() -> None:
 
 def test_equal_stars_are_told_apart_by_rtt_then_by_order() -> None:
     near_two = both_ways((0, 1, 5.0, 0.03), (1, 2, 5.0, 0.01), (0, 2, 5.0, 0.02))
-    assert plan_reduction(job(), world(3, near_two)).trees[0].root == 2
+    assert plan_reduction(job("star"), world(3, near_two)).trees[0].root == 2
     even = both_ways((0, 1, 5.0, 0.01), (1, 2, 5.0, 0.01), (0, 2, 5.0, 0.01))
-    assert plan_reduction(job(), world(3, even)).trees[0].root == 0
+    assert plan_reduction(job("star"), world(3, even)).trees[0].root == 0
 
 
 def test_a_slow_direction_makes_the_whole_star_slow() -> None:
     links = dict.fromkeys([(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0)], 50.0)
     links[0, 1] = 1.0
     topology = world(3, [(*pair, rate, 0.01) for pair, rate in links.items()])
-    assert plan_reduction(job(), topology).trees[0].root == 2
-
-
-def test_two_sites_gather_unless_the_job_names_a_hub() -> None:
-    pair = world(2, both_ways((0, 1, 1.0, 0.01)))
-    plan = plan_reduction(job(), pair)
-    assert plan.is_gather
-    assert plan.neighbours(0) == (1,)
-    assert plan_reduction(job(hub="s1"), pair).trees == (star(2, 1),)
+    assert plan_reduction(job("star"), topology).trees[0].root == 2
 
 
 def test_gather_has_everyone_as_a_neighbour() -> None:
@@ -102,85 +138,152 @@ def test_gather_has_everyone_as_a_neighbour() -> None:
     assert [plan.neighbours(site) for site in range(3)] == [(1, 2), (0, 2), (0, 1)]
 
 
-def test_one_site_exchanges_nothing() -> None:
-    assert plan_reduction(job(), world(1, [])).neighbours(0) == ()
+@pytest.mark.parametrize("tree", ["auto", "star", "gather", "ring", "hierarchy"])
+def test_one_site_exchanges_nothing(tree: str) -> None:
+    assert plan_reduction(job(tree), world(1, [])).neighbours(0) == ()
 
 
-def test_where_no_star_reaches_all_the_widest_lowest_tree_is_taken() -> None:
-    plan = plan_reduction(job(), LINE)
-    assert plan.trees == (Tree(1, {0: 1, 2: 1, 3: 2}),)
-    assert plan.neighbours(2) == (1, 3)
-
-
-def test_the_widest_tree_goes_round_a_narrow_link() -> None:
-    ring = world(
-        4, both_ways((0, 1, 9.0, 0.01), (1, 2, 1.0, 0.01), (2, 3, 9.0, 0.01), (3, 0, 9.0, 0.01))
+def test_a_ring_is_a_path_for_each_site_with_that_site_in_its_middle() -> None:
+    plan = plan_reduction(job("ring"), SQUARE)
+    assert plan.trees == (
+        Tree(0, {1: 0, 2: 1, 3: 0}),
+        Tree(1, {2: 1, 3: 2, 0: 1}),
+        Tree(2, {3: 2, 0: 3, 1: 2}),
+        Tree(3, {0: 3, 1: 0, 2: 3}),
     )
-    (tree,) = plan_reduction(job(), ring).trees
-    assert {frozenset(edge) for edge in tree.parent.items()} == {
-        frozenset({0, 1}),
-        frozenset({2, 3}),
-        frozenset({0, 3}),
-    }
+    assert plan.neighbours(0) == (1, 3)
+    assert "s0 - s1 - s2 - s3 - s0" in plan.why
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_every_link_of_a_ring_carries_its_fair_share(size: int) -> None:
+    trees = ring_paths(range(size))
+    assert [tree.root for tree in trees] == list(range(size))
+    shares = shares_of_hops(ReductionPlan(size, trees, ""))
+    around = {(site, (site + 1) % size) for site in range(size)}
+    assert set(shares) == around | {hop[::-1] for hop in around}
+    if size > 2:
+        assert {share * size for share in shares.values()} == {size - 1}
+    for tree in trees:
+        longest = max(len(way_up(tree, site)) for site in range(size))
+        assert longest == size // 2, "no root is farther from the ends than it must be"
+
+
+def test_groups_are_sites_much_nearer_to_each_other_than_to_the_rest() -> None:
+    near = [(0, 2, 9.0, 0.002), (1, 3, 9.0, 0.003)]
+    far = [(0, 1, 9.0, 0.08), (0, 3, 9.0, 0.09), (1, 2, 9.0, 0.07), (2, 3, 9.0, 0.08)]
+    two = world(4, both_ways(*near, *far))
+    assert groups_by_delay(pairs_of(two)) == ((0, 2), (1, 3))
+    even = world(3, both_ways((0, 1, 9.0, 0.05), (1, 2, 9.0, 0.06), (0, 2, 9.0, 0.07)))
+    assert groups_by_delay(pairs_of(even)) == ((0, 1, 2),)
+    assert groups_by_delay(pairs_of(TRIANGLE)) == ((0,), (1, 2))
+    assert groups_by_delay(pairs_of(world(2, both_ways((0, 1, 1.0, 0.1))))) == ((0, 1),)
+    same_place = world(3, both_ways((0, 1, 9.0, 0.0), (1, 2, 9.0, 0.01), (0, 2, 9.0, 0.01)))
+    assert groups_by_delay(pairs_of(same_place)) == ((0, 1), (2,))
+
+
+def test_a_hierarchy_has_a_head_in_each_group_with_the_best_links() -> None:
+    inside = [(0, 1, 90.0, 0.001), (2, 3, 90.0, 0.001)]
+    between = [(0, 2, 5.0, 0.08), (0, 3, 9.0, 0.08), (1, 2, 5.0, 0.08), (1, 3, 5.0, 0.08)]
+    topology = world(4, both_ways(*inside, *between))
+    plan = plan_reduction(job("hierarchy"), topology)
+    assert plan.trees == (Tree(0, {1: 0, 2: 3, 3: 0}),)
+    assert plan.why == "two levels, [s0, s1], [s2, s3]: within each to its head, then to s0"
+    other = plan_reduction(job("hierarchy", groups=(("s0", "s3"), ("s2", "s1"))), topology)
+    assert other.trees == (Tree(0, {1: 0, 2: 1, 3: 0}),)
+    # A group whose members do not reach each other has no head.
+    assert hierarchy(pairs_of(LINE), ((0, 2), (1, 3))) is None
+    assert refusals(job("hierarchy", groups=(("s0", "s2"), ("s1", "s3"))), LINE) == [
+        "reduction.groups: no members with links to their groups reach each other, "
+        "of the groups [s0, s2], [s1, s3]"
+    ]
+
+
+def test_a_tree_hangs_from_the_site_that_is_nearest_to_the_farthest() -> None:
+    line = ((0, 1), (1, 2), (2, 3))
+    assert rooted(pairs_of(LINE), line, 7) == Tree(1, {0: 1, 2: 1, 3: 2}, 7)
+    far_end = world(4, both_ways((0, 1, 20.0, 0.01), (1, 2, 20.0, 0.01), (2, 3, 20.0, 0.05)))
+    assert rooted(pairs_of(far_end), line, 1).root == 2
 
 
 def test_what_the_links_do_not_allow_is_refused() -> None:
-    assert refusal(job("star"), LINE) == (
+    assert refusals(job("star"), LINE) == [
         "reduction.tree: no site has links to all others: a star has no centre"
-    )
-    assert refusal(job("gather"), LINE) == (
+    ]
+    assert refusals(job("gather"), LINE) == [
         "reduction.tree: gather needs links both ways between all sites; 's0' lacks them with s2, s3"
-    )
-    assert refusal(job("star", "s0"), LINE) == (
+    ]
+    assert refusals(job("star", "s0"), LINE) == [
         "reduction.hub: 's0' has no links both ways with s2, s3"
-    )
-    assert refusal(job("star", "s9"), LINE) == "reduction.hub: unknown site 's9'"
-    assert "not connected" in refusal(job(), world(3, both_ways((0, 1, 1.0, 0.01))))
+    ]
+    assert refusals(job("star", "s9"), LINE) == ["reduction.hub: unknown site 's9'"]
+    assert refusals(job("ring"), LINE) == [
+        "reduction.tree: a ring goes round the sites in the topology's order; "
+        "there are no links both ways between 's3' and 's0'"
+    ]
+    assert "not connected" in refusals(job(), world(3, both_ways((0, 1, 1.0, 0.01))))[0]
 
 
 def test_a_link_back_is_needed_for_a_star() -> None:
     one_way = [*both_ways((0, 1, 5.0, 0.01), (1, 2, 5.0, 0.01)), (0, 2, 99.0, 0.01)]
-    assert plan_reduction(job(), world(3, one_way)).trees[0].root == 1
-    assert "has no links both ways with s2" in refusal(job("star", "s0"), world(3, one_way))
+    assert plan_reduction(job("star"), world(3, one_way)).trees[0].root == 1
+    assert refusals(job("star", "s0"), world(3, one_way)) == [
+        "reduction.hub: 's0' has no links both ways with s2"
+    ]
+
+
+def weighted(weights: Sequence[int]) -> ReductionPlan:
+    trees = tuple(Tree(index, {}, weight) for index, weight in enumerate(weights))
+    return ReductionPlan(len(trees), trees, "")
 
 
 def test_chunks_are_shared_by_weight_and_evenly_spread() -> None:
-    plan = ReductionPlan(3, (Tree(0, {}, 3.0), Tree(1, {}, 1.0)), "")
-    assert [plan.tree_index(chunk) for chunk in range(8)] == [0, 0, 1, 0, 0, 0, 1, 0]
+    plan = weighted([3, 1])
+    assert [plan.tree_index(turn) for turn in range(8)] == [0, 0, 1, 0, 0, 0, 1, 0]
+    assert weighted([30, 10]).turns == plan.turns
+    assert weighted([5, 5, 5]).turns == (0, 1, 2)
+    assert weighted([7]).turns == (0,)
+    assert ReductionPlan(3, (), "").tree_index(5) == 0
 
 
 @pytest.mark.slow
-@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5), st.integers(1, 256))
-def test_no_tree_is_ever_a_whole_chunk_ahead_of_its_share(
-    weights: list[float], num_chunks: int
-) -> None:
-    trees = tuple(Tree(index, {}, weight) for index, weight in enumerate(weights))
-    plan = ReductionPlan(len(trees), trees, "")
-    given_chunks = [plan.tree_index(chunk) for chunk in range(num_chunks)]
-    for index, weight in enumerate(weights):
-        share = weight / sum(weights) * num_chunks
-        assert given_chunks.count(index) < share + 1 + 1e-9
-    assert plan.tree_index(num_chunks + 256) == plan.tree_index(num_chunks)
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=8))
+def test_no_tree_is_ever_a_whole_chunk_ahead_of_its_share_or_behind(weights: list[int]) -> None:
+    plan = weighted(weights)
+    given_chunks = [0] * len(weights)
+    for turn in range(len(plan.turns)):
+        given_chunks[plan.tree_index(turn)] += 1
+        for index, weight in enumerate(weights):
+            assert abs(given_chunks[index] * sum(weights) - weight * (turn + 1)) < sum(weights)
+    shares = Counter(plan.turns)
+    assert all(
+        shares[index] * sum(weights) == weight * len(plan.turns)
+        for index, weight in enumerate(weights)
+    )
+    assert plan.tree_index(len(plan.turns) + 1) == plan.tree_index(1)
+
+
+def test_a_turn_costs_the_same_whatever_its_number() -> None:
+    plan = weighted([100, 99, 98, 1])
+    assert len(plan.turns) == 298
+    assert plan.tree_index(10**15) == plan.turns[10**15 % 298]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_plan_reaches_every_site_over_links_that_exist(seed: int) -> None:
     chance = random.Random(seed)
-    num_sites = chance.randint(2, 8)
-    # A random tree keeps the sites connected; some more links make other shapes possible.
-    pairs = {(chance.randrange(child), child) for child in range(1, num_sites)}
-    pairs |= {tuple(sorted(chance.sample(range(num_sites), 2))) for _ in range(num_sites)}  # type: ignore[misc]
-    links = both_ways(*((*pair, chance.choice([1.0, 5.0, 9.0]), 0.01) for pair in sorted(pairs)))
-    topology = world(num_sites, links)
-    plan = plan_reduction(job(), topology)
-    for site in range(num_sites):
-        for other in plan.neighbours(site):
-            assert site in plan.neighbours(other), f"{seed=}"
-            assert topology.link(f"s{site}", f"s{other}") is not None, f"{seed=}"
-    for tree in plan.trees:
-        assert set(tree.parent) | {tree.root} == set(range(num_sites)), f"{seed=}"
-        for site in range(num_sites):
-            steps, at = 0, site
-            while at != tree.root:
-                at, steps = tree.parent[at], steps + 1
-                assert steps < num_sites, f"a circle, {seed=}"
+    topology = random_world(chance, chance.randint(2, 8))
+    for tree in ("auto", "star", "gather", "ring", "hierarchy"):
+        try:
+            plan = plan_reduction(job(tree), topology)
+        except ConfigError:
+            assert tree != "auto", f"{seed=}"
+            continue
+        assert plan.why
+        check_plan(plan, topology, f"{tree} {seed=}")
+
+
+def test_a_star_by_hub_and_its_weight() -> None:
+    assert star(3, 1, 4) == Tree(1, {0: 1, 2: 1}, 4)
+    assert plan_reduction(job("auto", "s2"), TRIANGLE).trees == (star(3, 2),)

@@ -7,15 +7,11 @@ import pytest
 from protos.frame import HEADER_BYTES
 from tests.topology.test_trees import LINE, TRIANGLE, both_ways, world
 from topology.job import Exchange, Job, Reduction
-from topology.trees import ReductionPlan, plan_reduction, star
-from topology.wire_time import (
-    FRAME_BYTES,
-    PACKET_FACTOR,
-    _Load,
-    _tree_times_s,
-    crossing_times_s,
-    exchange_time_s,
-)
+from topology.reduction_plans import plan_reduction
+from topology.tree_times import Load, plan_times_s
+from topology.trees import ReductionPlan, star
+from topology.wire_load import FRAME_BYTES, PACKET_FACTOR
+from topology.wire_time import crossing_times_s, exchange_time_s
 from topology.world import Topology
 
 CHUNK = 1000
@@ -125,7 +121,7 @@ def test_trees_that_share_links_wait_for_each_other() -> None:
     # Two stars over one pair of links: each link carries all 6 chunks, of one tree up, of one down.
     plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
     expected_s = 2 * (10 / 100 + 0.1) + 5 * 10 / 100
-    assert max(_tree_times_s(plan, pair, _Load(6, 1, 10.0, None)).values()) == pytest.approx(
+    assert max(plan_times_s(plan, pair, Load(6, 1, 10.0, None)).values()) == pytest.approx(
         expected_s
     )
 

@@ -1,0 +1,223 @@
+"""Which trees a job's chunks take: as the job says, or the weighted set that is fastest.
+
+Pure, and in integers and exact fractions up to the plan's whole-number weights: every site makes the
+plan for itself, from the configuration whose hash all have compared, and all must make the same.
+
+`auto` compares, by topology.tree_times, on what a step brings (the gradient of the model that ships;
+of a script of the user's own, whose model is not known, JUDGED_BYTES):
+
+- the star, or else the tree, whose slowest link is fastest;
+- gather, where all pairs have links: one way instead of two, but every byte on every link;
+- the best packing of stars, and of trees of any form (topology.tree_packing): every link as busy as
+  is of use, by the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+
+from topology.compute import num_parameters
+from topology.errors import ConfigError, Problem
+from topology.job import Job
+from topology.named_trees import named_groups, named_trees, refused
+from topology.pairs import Pairs, pairs_of
+from topology.suggest import did_you_mean
+from topology.tree_hierarchy import Groups, groups_by_delay, hierarchy
+from topology.tree_packing import Packing, pack_stars, pack_trees
+from topology.tree_shapes import best_hub, ring_paths, rooted, widest_tree
+from topology.tree_times import plan_times_s, seconds_per_byte
+from topology.tree_weights import small_weights
+from topology.trees import ReductionPlan, Tree, star
+from topology.wire_load import RATIOS, wire_load
+from topology.world import Topology
+
+JUDGED_BYTES = 64 << 20
+"""Enough for bandwidth to count more than delay on most links."""
+_AS_GOOD = 1.02
+"""Of two plans whose times differ by less, the simpler one is taken."""
+
+
+def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
+    """Return the trees for a job.
+
+    Automatic: the given `trees`; else the star at `hub` if the job names one; else gather for two
+    sites; else what is fastest of what the file's head lists.
+
+    Raises:
+        ConfigError: what is asked for needs a link, or a site, that the topology does not have.
+            Problems have paths in the job.
+    """
+    pairs, wanted = pairs_of(topology), job.reduction
+    if wanted.hub is not None and wanted.hub not in pairs.names:
+        hint = did_you_mean(wanted.hub, pairs.names)
+        raise ConfigError([refused("hub", f"unknown site {wanted.hub!r}{hint}")])
+    if wanted.trees:
+        return _named(job, pairs)
+    if pairs.num_sites == 1:
+        return ReductionPlan(1, (), "one site: nothing crosses")
+    if wanted.tree == "gather":
+        return _gather(pairs)
+    if wanted.tree == "ring":
+        return _ring(pairs)
+    if wanted.tree == "hierarchy":
+        return _hierarchy(job, pairs)
+    if wanted.tree == "star" or wanted.hub is not None:
+        return _star(pairs, wanted.hub)
+    return _automatic(job, topology, pairs)
+
+
+def _refuse(key: str, message: str) -> ConfigError:
+    return ConfigError([refused(key, message)])
+
+
+def _named(job: Job, pairs: Pairs) -> ReductionPlan:
+    problems: list[Problem] = []
+    if pairs.num_sites == 1:
+        problems.append(refused("trees", "one site has nothing to reduce: leave the trees out"))
+    trees = tuple(named_trees(job.reduction.trees, pairs, problems))
+    if problems:
+        raise ConfigError(problems)
+    many = "the tree" if len(trees) == 1 else f"the {len(trees)} trees"
+    return ReductionPlan(
+        pairs.num_sites, trees, f"{many} that the job gives: {_roots(trees, pairs)}"
+    )
+
+
+def _gather(pairs: Pairs) -> ReductionPlan:
+    for site, name in enumerate(pairs.names):
+        missing = pairs.missing(site)
+        if missing:
+            raise _refuse(
+                "tree",
+                "gather needs links both ways between all sites; "
+                f"{name!r} lacks them with {', '.join(missing)}",
+            )
+    return ReductionPlan(pairs.num_sites, (), "gather: every site sends to every other")
+
+
+def _star(pairs: Pairs, hub_name: str | None) -> ReductionPlan:
+    if hub_name is None:
+        hub = best_hub(pairs)
+        if hub is None:
+            raise _refuse("tree", "no site has links to all others: a star has no centre")
+        why = f"star at {pairs.names[hub]}: its slowest link is the fastest of all stars'"
+        return ReductionPlan(pairs.num_sites, (star(pairs.num_sites, hub),), why)
+    hub = pairs.names.index(hub_name)
+    missing = pairs.missing(hub)
+    if missing:
+        raise _refuse("hub", f"{hub_name!r} has no links both ways with {', '.join(missing)}")
+    return ReductionPlan(pairs.num_sites, (star(pairs.num_sites, hub),), f"star at {hub_name}")
+
+
+def _ring(pairs: Pairs) -> ReductionPlan:
+    order = range(pairs.num_sites)
+    for site in order:
+        after = (site + 1) % pairs.num_sites
+        if not pairs.rate(site, after):
+            one, other = pairs.names[site], pairs.names[after]
+            raise _refuse(
+                "tree",
+                "a ring goes round the sites in the topology's order; "
+                f"there are no links both ways between {one!r} and {other!r}",
+            )
+    why = (
+        f"ring {' - '.join((*pairs.names, pairs.names[0]))}: a path from each site both ways round"
+    )
+    return ReductionPlan(pairs.num_sites, ring_paths(order), why)
+
+
+def _hierarchy(job: Job, pairs: Pairs) -> ReductionPlan:
+    problems: list[Problem] = []
+    if job.reduction.groups:
+        groups = named_groups(job.reduction.groups, pairs.names, problems)
+    else:
+        groups = groups_by_delay(pairs)
+    if problems:
+        raise ConfigError(problems)
+    tree = hierarchy(pairs, groups)
+    told = _groups_told(groups, pairs)
+    if tree is None:
+        key = "groups" if job.reduction.groups else "tree"
+        raise _refuse(
+            key, f"no members with links to their groups reach each other, of the groups {told}"
+        )
+    why = f"two levels, {told}: within each to its head, then to {pairs.names[tree.root]}"
+    return ReductionPlan(pairs.num_sites, (tree,), why)
+
+
+def _groups_told(groups: Groups, pairs: Pairs) -> str:
+    return ", ".join(f"[{', '.join(pairs.names[site] for site in group)}]" for group in groups)
+
+
+def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
+    simplest = widest_tree(pairs)
+    if simplest is None:
+        raise ConfigError("links: the sites are not connected in both directions")
+    if pairs.num_sites == 2:
+        return _gather(pairs)
+    plans = [ReductionPlan(pairs.num_sites, (simplest,), "")]
+    if not any(pairs.missing(site) for site in range(pairs.num_sites)):
+        plans.append(_gather(pairs))
+    stars = pack_stars(pairs)
+    packings = [pack_trees(pairs)] if stars is None else [stars, pack_trees(pairs)]
+    plans += [ReductionPlan(pairs.num_sites, _weighted(pairs, each), "") for each in packings]
+    times_s = [_judged_s(job, topology, plan) for plan in plans]
+    chosen = next(
+        plan
+        for plan, time_s in zip(plans, times_s, strict=True)
+        if time_s <= _AS_GOOD * min(times_s)
+    )
+    return dataclasses.replace(chosen, why=_why(chosen, plans[0], topology, pairs))
+
+
+def _weighted(pairs: Pairs, packing: Packing) -> tuple[Tree, ...]:
+    weights = small_weights(packing, pairs)
+    return tuple(
+        rooted(pairs, edges, weight)
+        for (edges, _), weight in zip(packing.trees, weights, strict=True)
+        if weight > 0
+    )
+
+
+def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:
+    raw_bytes = JUDGED_BYTES
+    if job.entrypoint is None:
+        raw_bytes = 4 * num_parameters(job.trainer.model)
+    ratio = RATIOS.get(job.exchange.codec, 1.0)
+    # Connections are warm for most of a run: slow start would make every further hop look worse.
+    load = dataclasses.replace(wire_load(job, topology, raw_bytes, ratio), first_window_bytes=None)
+    return max(plan_times_s(plan, topology, load).values())
+
+
+def _why(plan: ReductionPlan, simplest: ReductionPlan, topology: Topology, pairs: Pairs) -> str:
+    """Return what was chosen, and which links it waits for."""
+    busy_s = seconds_per_byte(plan, topology)
+    most_s = max(busy_s.values())
+    binding = sorted(
+        {tuple(sorted(hop)) for hop, each_s in busy_s.items() if each_s > 0.97 * most_s}
+    )
+    named = [f"{pairs.names[one]}-{pairs.names[other]}" for one, other in binding]
+    shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+    binds = f"{shown} {'binds' if len(named) == 1 else 'bind'}"
+    if plan.is_gather:
+        return f"gather, one way instead of two, for so few chunks; {binds}"
+    if len(plan.trees) == 1:
+        return f"{_roots(plan.trees, pairs)}; {binds}"
+    gain = max(seconds_per_byte(simplest, topology).values()) / most_s
+    return f"{_roots(plan.trees, pairs)}: {gain:.2g} times the bandwidth of the best single tree; {binds}"
+
+
+def _roots(trees: Sequence[Tree], pairs: Pairs) -> str:
+    """Return the trees by their roots, with their shares: `star at a` or `3 trees at a 60%, b 40%`."""
+    if len(trees) == 1:
+        form = "star" if set(trees[0].parent.values()) == {trees[0].root} else "tree"
+        return f"{form} at {pairs.names[trees[0].root]}"
+    total = sum(tree.weight for tree in trees)
+    share = {
+        root: Fraction(sum(tree.weight for tree in trees if tree.root == root), total)
+        for root in sorted({tree.root for tree in trees})
+    }
+    listed = ", ".join(f"{pairs.names[root]} {round(100 * part)}%" for root, part in share.items())
+    return f"{len(trees)} trees at {listed}"

@@ -1,0 +1,165 @@
+"""How long the chunks of a plan take from site to site. Pure.
+
+n chunks, c bytes each once encoded and framed, cross links of rate r and round trip t:
+
+- Gather: every site sends everything to every other, all links at once. The slowest link decides:
+  max over links of (n c / r + t / 2).
+- Trees: chunks go up to the root and come back down, as through a pipeline. A link's g channels carry
+  one chunk each side by side, so that g of them arrive together. These take the sum over the links
+  of their way of (g c / r + t / 2); each further chunk is behind them by its time on the slowest
+  of them. The slowest way, from any leaf up and down to any other, decides:
+  max over ways of (sum of (g c / r + t / 2) + max over its links of (m - g) c / r).
+  m counts the chunks of all trees on that link, those that go up and those that come down.
+
+TCP starts slowly, after compute's pause as on its first day (RFC 5681, 4.1): g connections send 10
+packets each, and twice as many each round trip, until they fill the link. What that leaves unused
+comes on top, on each link of a way: the sum of (t - w / r) over the windows w that are smaller than
+r t and not the last. The relay knows neither packets nor slow start.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+from topology.tree_shapes import way_up
+from topology.trees import ReductionPlan, Tree
+from topology.world import Link, Topology
+
+Hop = tuple[int, int]
+"""A directed link, by the indices of its sites."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is reduced."""
+
+    num_chunks: int
+    num_abreast: int
+    """Chunks that are on a link side by side, at most."""
+    chunk_bytes: float
+    """On the wire."""
+    first_window_bytes: float | None
+    """Of all connections of a link together; None: there is no slow start."""
+
+    def delay_s(self, link: Link, num_chunks: int) -> float:
+        """Return what a link takes beside the time for the bytes of `num_chunks`."""
+        return link.rtt_s / 2 + self._slow_start_s(link, num_chunks)
+
+    def _slow_start_s(self, link: Link, num_chunks: int) -> float:
+        if self.first_window_bytes is None:
+            return 0.0
+        unused_s, sent_bytes, window_bytes = 0.0, 0.0, self.first_window_bytes
+        all_bytes = num_chunks * self.chunk_bytes
+        while (
+            window_bytes < link.bytes_per_s * link.rtt_s and sent_bytes + window_bytes < all_bytes
+        ):
+            unused_s += link.rtt_s - window_bytes / link.bytes_per_s
+            sent_bytes += window_bytes
+            window_bytes *= 2
+        return unused_s
+
+
+def plan_times_s(
+    plan: ReductionPlan, topology: Topology, load: Load
+) -> dict[tuple[int, int], float]:
+    """Return by which time after one site's start another is done, as far as the first decides.
+
+    Returns:
+        Seconds from the first site's having its part to the second's having the last of the sum
+        that depends on it, by their indices. Pairs whose sites do not wait for each other are
+        missing; in a tree, a site other than the root waits for its own.
+    """
+    return (_gather_times_s if plan.is_gather else _tree_times_s)(plan, topology, load)
+
+
+def shares_of_hops(plan: ReductionPlan) -> dict[Hop, Fraction]:
+    """Return which share of all chunks crosses each directed link, in the long run."""
+    if plan.is_gather:
+        return dict.fromkeys(itertools.permutations(range(plan.num_sites), 2), Fraction(1))
+    total = sum(tree.weight for tree in plan.trees)
+    shares: dict[Hop, Fraction] = {}
+    for tree in plan.trees:
+        for child, parent in tree.parent.items():
+            for hop in ((child, parent), (parent, child)):
+                shares[hop] = shares.get(hop, Fraction(0)) + Fraction(tree.weight, total)
+    return shares
+
+
+def seconds_per_byte(plan: ReductionPlan, topology: Topology) -> dict[Hop, float]:
+    """Return how long each directed link is busy for one byte that all sites sum up.
+
+    The largest is the time that the plan cannot beat, however well it is pipelined.
+    """
+    return {
+        hop: float(share) / _link(topology, *hop).bytes_per_s
+        for hop, share in shares_of_hops(plan).items()
+    }
+
+
+def _link(topology: Topology, source: int, target: int) -> Link:
+    link = topology.link(topology.sites[source].name, topology.sites[target].name)
+    assert link is not None, "the plan uses links that are there"
+    return link
+
+
+def _gather_times_s(
+    plan: ReductionPlan, topology: Topology, load: Load
+) -> dict[tuple[int, int], float]:
+    times_s = {}
+    for pair in itertools.permutations(range(plan.num_sites), 2):
+        link, num_chunks = _link(topology, *pair), load.num_chunks
+        bytes_s = num_chunks * load.chunk_bytes / link.bytes_per_s
+        times_s[pair] = bytes_s + load.delay_s(link, num_chunks)
+    return times_s
+
+
+def _tree_times_s(
+    plan: ReductionPlan, topology: Topology, load: Load
+) -> dict[tuple[int, int], float]:
+    chunks_of_tree = _chunks_of_trees(plan, load.num_chunks)
+    chunks_of_hop: Counter[Hop] = Counter()
+    for index, count in chunks_of_tree.items():
+        for child, parent in plan.trees[index].parent.items():
+            chunks_of_hop[child, parent] += count
+            chunks_of_hop[parent, child] += count
+    sites = range(plan.num_sites)
+    times_s: dict[tuple[int, int], float] = {}
+    for index in chunks_of_tree:
+        for pair in itertools.product(sites, sites):
+            way = _way(plan.trees[index], *pair)
+            if way:
+                way_s = _way_time_s(way, topology, load, chunks_of_hop)
+                times_s[pair] = max(way_s, times_s.get(pair, 0.0))
+    return times_s
+
+
+def _chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
+    """Return how many of the first chunks each tree carries; its cost does not grow with them."""
+    periods, rest = divmod(num_chunks, len(plan.turns))
+    counts = Counter(plan.turns[:rest])
+    if periods:
+        for index, count in Counter(plan.turns).items():
+            counts[index] += periods * count
+    return counts
+
+
+def _way_time_s(
+    way: list[Hop], topology: Topology, load: Load, chunks_of_hop: Counter[Hop]
+) -> float:
+    """Return the seconds from the first chunk's leaving to the last one's arriving."""
+    first_s = further_s = 0.0
+    for hop in way:
+        link, num_chunks = _link(topology, *hop), chunks_of_hop[hop]
+        num_abreast = min(load.num_abreast, num_chunks)
+        chunk_s = load.chunk_bytes / link.bytes_per_s
+        first_s += num_abreast * chunk_s + load.delay_s(link, num_chunks)
+        further_s = max(further_s, (num_chunks - num_abreast) * chunk_s)
+    return first_s + further_s
+
+
+def _way(tree: Tree, source: int, target: int) -> list[Hop]:
+    """Return the hops from a site up to the root and down to another."""
+    return [*way_up(tree, source), *(hop[::-1] for hop in reversed(way_up(tree, target)))]
