@@ -11,7 +11,8 @@ torch is imported with the first use of a name below, so that everything else he
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sites.worker.site import Site, join
+    from sites.worker.joining import join
+    from sites.worker.site import Site
 
 __all__ = ["Site", "join"]
 
@@ -20,6 +21,6 @@ def __getattr__(name: str) -> object:
     """Import the worker library when a script first asks for it."""
     if name not in __all__:
         raise AttributeError(f"module 'sites' has no attribute {name!r}")
-    from sites.worker import site
+    from sites.worker import joining
 
-    return getattr(site, name)
+    return getattr(joining, name)

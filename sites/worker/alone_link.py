@@ -10,12 +10,19 @@ import numpy.typing as npt
 from protos.errors import IsthmusError
 from sites.worker.link import Reduce, Reduced
 from sites.worker.region import map_region
+from sites.worker.transfer import padded_shape
 
 
 class AloneLink:
     """Divides a shard by the site's tokens where it lies. A `Link`; metrics go nowhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int = 1) -> None:
+        """Hold nothing yet.
+
+        Args:
+            world_size: ranks of the site.
+        """
+        self._world_size = world_size
         self._regions: dict[int, npt.NDArray[np.float32]] = {}
         self._on_reduced: Callable[[Reduced], None] = lambda _: None
 
@@ -32,7 +39,8 @@ class AloneLink:
 
     def reduce(self, request: Reduce) -> None:
         """Divide, and say so at once."""
-        shard = self._regions[request.region]
+        _, shard_numel = padded_shape(request.numel, self._world_size)
+        shard = self._regions[request.region][:shard_numel]
         # A weight of 0 is reported, and refused, by whoever hears of the result.
         np.divide(shard, np.float32(request.weight or 1.0), out=shard)
         self._on_reduced(

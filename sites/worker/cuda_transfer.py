@@ -7,12 +7,12 @@ bucket are enqueued on another side stream; the future is completed under it, so
 event there, for which DDP makes the compute stream wait.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from sites.worker.collectives import Collectives, wait
-from sites.worker.transfer import Pending, Slot, padded_shape
+from sites.worker.transfer import Pending, Slot, padded_shape, read_pieces
 
 
 class CudaTransfer:
@@ -74,12 +74,14 @@ class CudaTransfer:
             wait(pending)
             return float(total.item())
 
-    def deliver(self, slot: Slot, values: torch.Tensor, complete: Callable[[], None]) -> None:
+    def deliver(
+        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
+    ) -> None:
         """Enqueue everything on the side stream and complete under it."""
         with torch.cuda.stream(self._up):
             slot.shard.copy_(slot.region, non_blocking=True)
             wait(self._collectives.all_gather(slot.padded, slot.shard))
-            values.copy_(slot.padded[: slot.numel])
+            read_pieces(slot.padded, pieces)
             complete()
 
 

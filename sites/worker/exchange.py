@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -32,10 +32,10 @@ from protos.errors import (
 from sites.worker.link import Link, Reduce, Reduced
 from sites.worker.region import FLOAT_BYTES, create_region
 from sites.worker.rounds import Bucket, Round
-from sites.worker.transfer import Slot, Transfer, padded_shape
+from sites.worker.transfer import Slot, Transfer, padded_shape, write_pieces
 
-MAX_BUCKETS = 4096
-"""Of one round. DDP's default of 25 MiB a bucket reaches 100 GB."""
+MAX_BUCKETS = 1 << 16
+"""Of one round. 4 MiB a bucket, the shipped setting, reaches 256 GiB."""
 
 
 class Exchange:
@@ -107,50 +107,65 @@ class Exchange:
         if self._error is not None:
             raise self._error
 
-    def begin(self, tokens: float) -> None:
+    def begin(self, tokens: float, *, first_bucket: int = 0, num_slots: int = MAX_BUCKETS) -> None:
         """Open the next round. The previous one is complete, and every rank opens this one.
 
         Args:
             tokens: this rank's weight in the round's averages; not negative.
+            first_bucket: the number of its first bucket. What a lossy codec loses of a bucket is
+                owed to the next one of the same number, so each sequence of buckets that comes
+                again and again has numbers of its own.
+            num_slots: buckets under way, at most: then `submit` waits.
         """
         self.check()
         if self._round is not None and self._round.num_finished < len(self._round.buckets):
-            raise LocalProtocolError("a backward pass began before the previous one was complete")
+            raise LocalProtocolError(
+                "an average over sites began before the previous one, a backward pass say, was complete"
+            )
         total, pending = self._transfer.launch_sum(tokens)
         with self._changed:
-            self._round = Round(self._num_rounds, tokens, total, pending)
+            self._round = Round(self._num_rounds, tokens, total, pending, first_bucket, num_slots)
             self._num_rounds += 1
 
     def submit(
-        self, values: torch.Tensor, layout: int, *, exact: bool = False
+        self, pieces: Sequence[torch.Tensor], layout: int, *, exact: bool = False
     ) -> torch.futures.Future[torch.Tensor]:
-        """Average `values` over all ranks of all sites, weighted by their tokens, in place.
+        """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
         Args:
-            values: floating point, shape (N,), contiguous, on the transfer's device. Overwritten.
+            pieces: what it consists of, one at least: floating point, shape (n,), contiguous.
+                Overwritten.
             layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
             exact: let nothing but fp32 cross the WAN.
 
         Returns:
-            Completed with `values`. Open futures end with the error that `wait` raises.
+            Completed with the first of `pieces`. Open futures end with the error that `wait`
+            raises.
 
         Steps inside the site: P - 1 each for reduce-scatter and all-gather, P ranks.
         """
         self.check()
         current = self._round
         assert current is not None, "begin comes first"
-        if len(current.buckets) == MAX_BUCKETS:
-            raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: raise bucket_cap_mb")
         index = len(current.buckets)
-        slot = self._slot(index, values.numel())
+        if index == MAX_BUCKETS:
+            raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: make them larger")
+        if index >= current.num_slots:
+            self._wait_finished(current, index - current.num_slots + 1)
+            current.buckets[index - current.num_slots].future.wait()  # on CUDA this stream does
+        slot_index = index % current.num_slots
+        slot = self._slot(slot_index, sum(each.numel() for each in pieces))
         with torch.no_grad():
-            _scale(values, current.tokens, slot.padded)
+            write_pieces(pieces, current.tokens, slot.padded)
         pending = self._transfer.launch(slot)
         future = self._transfer.make_future()
         first = min(self._rank * slot.region.numel(), slot.numel)
         raw_bytes = FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
         now_s = self._now_s()
-        bucket = Bucket(index, slot, values, layout, exact, pending, future, raw_bytes, now_s)
+        number = current.first_bucket + index
+        bucket = Bucket(
+            number, slot_index, slot, pieces, layout, exact, pending, future, raw_bytes, now_s
+        )
         with self._changed:
             current.buckets.append(bucket)
             current.last_submit_s = now_s
@@ -167,17 +182,7 @@ class Exchange:
         """
         current = self._round
         assert current is not None, "begin comes first"
-        self._release(current)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._error or current.num_finished == len(current.buckets),
-                self._deadline_s,
-            )
-            complete = current.num_finished == len(current.buckets)
-        self.check()
-        if not complete:
-            self.fail(DeadlineExceededError(_late(current, self._deadline_s)))
-            self.check()
+        self._wait_finished(current, len(current.buckets))
         return current
 
     def fail(self, error: IsthmusError) -> None:
@@ -191,6 +196,19 @@ class Exchange:
             self._changed.notify_all()
         for bucket in opened:
             bucket.future.set_exception(error)  # type: ignore[arg-type] # annotated wrongly by torch
+
+    def _wait_finished(self, current: Round, num_buckets: int) -> None:
+        """Wait until the first `num_buckets` of a round are in place."""
+        self._release(current)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._error or current.num_finished >= num_buckets, self._deadline_s
+            )
+            complete = current.num_finished >= num_buckets
+        self.check()
+        if not complete:
+            self.fail(DeadlineExceededError(_late(current, self._deadline_s)))
+            self.check()
 
     def _release(self, current: Round) -> None:
         """Give the posting thread all buckets that it has not had."""
@@ -208,13 +226,13 @@ class Exchange:
             if bucket.done:
                 return
             bucket.done = True
-        bucket.future.set_result(bucket.values)
+        bucket.future.set_result(bucket.pieces[0])
 
     def _slot(self, index: int, numel: int) -> Slot:
-        """Return the buffers of a bucket; DDP changes its buckets once, after the first pass."""
+        """Return buffers for a bucket: those of an earlier one, where they are large enough."""
         slot = self._slots.get(index)
-        if slot is not None and slot.numel == numel:
-            return slot
+        if slot is not None and slot.numel >= numel:
+            return slot.cut(numel, self._world_size)
         if slot is not None:
             self._transfer.drop_slot(slot)
         _, shard_numel = padded_shape(numel, self._world_size)
@@ -241,7 +259,7 @@ class Exchange:
         """Hand shards to the gateway, in order, as their reduce-scatters complete."""
         while (item := self._to_post.get()) is not None and self._error is None:
             current, buckets = item
-            if buckets[0].index == 0:
+            if buckets[0].number == current.first_bucket:
                 current.site_weight = self._transfer.read_sum(current.total, current.pending)
             for bucket in buckets:
                 computed_s = self._transfer.collect(bucket.slot, bucket.pending)
@@ -258,8 +276,8 @@ class Exchange:
         self._link.reduce(
             Reduce(
                 round=current.number,
-                bucket=bucket.index,
-                region=bucket.index,
+                bucket=bucket.number,
+                region=bucket.slot_index,
                 numel=bucket.slot.numel,
                 layout=bucket.layout,
                 weight=current.site_weight,
@@ -270,15 +288,10 @@ class Exchange:
     def _on_reduced(self, reduced: Reduced) -> None:
         """Note a result. Called by the link's thread."""
         with self._changed:
-            current = self._round
-            known = (
-                current is not None
-                and reduced.round == current.number
-                and 0 <= reduced.bucket < len(current.buckets)
-            )
-            if current is not None and known and not current.buckets[reduced.bucket].reduced:
-                current.buckets[reduced.bucket].reduced = reduced
-                current.buckets[reduced.bucket].reduced_s = self._now_s()
+            bucket = None if self._round is None else self._round.find(reduced)
+            if bucket is not None and bucket.reduced is None:
+                bucket.reduced = reduced
+                bucket.reduced_s = self._now_s()
                 self._changed.notify_all()
                 return
         self.fail(
@@ -299,8 +312,8 @@ class Exchange:
                 raise DeadlineExceededError(_late(current, self._deadline_s))
             weight = bucket.reduced.weight
             if weight == 0.0:
-                raise NoTokensError("count_tokens: no rank of any site has tokens")
-            self._transfer.deliver(bucket.slot, bucket.values, partial(self._complete, bucket))
+                raise NoTokensError("no rank of any site has tokens (count_tokens)")
+            self._transfer.deliver(bucket.slot, bucket.pieces, partial(self._complete, bucket))
             with self._changed:
                 if not math.isnan(weight):
                     current.weight = weight
@@ -314,16 +327,3 @@ def _late(current: Round, deadline_s: float) -> str:
         f"round {current.number}: {current.num_finished} of {len(current.buckets)} buckets were "
         f"back after {deadline_s:g} s; is another site still computing?"
     )
-
-
-def _scale(values: torch.Tensor, tokens: float, padded: torch.Tensor) -> None:
-    """Write tokens * values as float32, and zeros behind; `values` is not modified."""
-    scaled = padded[: values.numel()]
-    padded[values.numel() :].zero_()
-    if tokens == 0.0:
-        scaled.zero_()  # Not a product: a loss over no tokens is often NaN.
-    elif values.dtype == torch.float32:
-        torch.mul(values, tokens, out=scaled)
-    else:
-        scaled.copy_(values)
-        scaled.mul_(tokens)

@@ -29,7 +29,7 @@ class GradientHook:
             # exception in a future into an unreadable one.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._exchange.begin(self._tokens.take())
-        return self._exchange.submit(bucket.buffer(), self._layout(bucket))
+        return self._exchange.submit([bucket.buffer()], self._layout(bucket))
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds since the last call: one for each backward pass that synchronised."""

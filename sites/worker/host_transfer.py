@@ -1,11 +1,11 @@
 """Gradients in host memory: the reduce-scatter's output is the shared memory itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from sites.worker.collectives import Collectives, wait
-from sites.worker.transfer import Pending, Slot, padded_shape
+from sites.worker.transfer import Pending, Slot, padded_shape, read_pieces
 
 
 class HostTransfer:
@@ -48,8 +48,10 @@ class HostTransfer:
         wait(pending)
         return float(total.item())
 
-    def deliver(self, slot: Slot, values: torch.Tensor, complete: Callable[[], None]) -> None:
-        """All-gather, cut the padding off, convert to the bucket's dtype."""
+    def deliver(
+        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
+    ) -> None:
+        """All-gather, cut the padding off, convert to the pieces' dtypes."""
         wait(self._collectives.all_gather(slot.padded, slot.shard))
-        values.copy_(slot.padded[: slot.numel])
+        read_pieces(slot.padded, pieces)
         complete()

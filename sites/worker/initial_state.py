@@ -1,4 +1,4 @@
-"""Makes the initial parameters and buffers of all sites those of the first site, bit for bit.
+"""Makes tensors of all sites those of the first site, bit for bit: a model's initial state, say.
 
 The exchange adds float32 numbers, so bytes travel as numbers: each pair of bytes is a whole number
 below 65536, exact in float32, and so is its sum with the zeros of every other rank. Hence any
@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from sites.worker.digest import as_bytes, digest_of
 from sites.worker.exchange import Exchange
@@ -26,7 +25,7 @@ _NO_HASH = 65536.0
 
 
 class InitialState:
-    """Compares, and where needed copies, the state of one rank's model."""
+    """Compares, and where needed copies, the tensors of one rank."""
 
     def __init__(
         self,
@@ -43,19 +42,20 @@ class InitialState:
         self._rank = rank
         self._device = device
 
-    def equalise(self, model: nn.Module) -> bool:
+    def equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> bool:
         """Give every site the first site's state. A collective of all ranks of all sites.
 
-        Ranks of a site usually have equal states already, for DDP sees to that unless a script asks
-        it not to.
+        Ranks of a site may differ too: the first one's state counts.
+
+        Args:
+            named: tensors of any dtype, overwritten.
 
         Returns:
             Whether any ranks differed: the same at all.
 
         Raises:
-            IsthmusError: the models differ in names, shapes or dtypes, or the exchange failed.
+            IsthmusError: the sites' tensors differ in names, shapes or dtypes, or the exchange failed.
         """
-        named = [*model.named_parameters(), *model.named_buffers()]
         layout = layout_of(named)
         combined = digest_of(named).combined.to_bytes(8, "little")
         if self._all_sites_have(combined, layout):
@@ -106,7 +106,7 @@ class InitialState:
     def _sum(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
         """Add whole numbers below 65536 over sites, in place: a round in which each weighs 1."""
         self._exchange.begin(1.0 if self._rank == 0 else 0.0)
-        futures = [self._exchange.submit(each, layout, exact=True) for each in buckets]
+        futures = [self._exchange.submit([each], layout, exact=True) for each in buckets]
         self._exchange.wait()
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,9 +16,11 @@ from sites.worker.transfer import Pending, Slot
 class Bucket:
     """One bucket on its way."""
 
-    index: int
+    number: int
+    """What the gateway knows it by."""
+    slot_index: int
     slot: Slot
-    values: torch.Tensor
+    pieces: Sequence[torch.Tensor]
     layout: int
     exact: bool
     pending: Pending
@@ -44,6 +47,10 @@ class Round:
     """Of this rank."""
     total: torch.Tensor
     pending: Pending
+    first_bucket: int
+    """The number of its first bucket."""
+    num_slots: int
+    """Buckets under way, at most."""
     site_weight: float = 0.0
     """Tokens of this site."""
     weight: float = 0.0
@@ -54,6 +61,13 @@ class Round:
     num_finished: int = 0
     last_submit_s: float = 0.0
     end_s: float = 0.0
+
+    def find(self, reduced: Reduced) -> Bucket | None:
+        """Return the bucket that a result is of; None: of none of this round."""
+        index = reduced.bucket - self.first_bucket
+        if reduced.round != self.number or not 0 <= index < len(self.buckets):
+            return None
+        return self.buckets[index]
 
     @property
     def raw_bytes(self) -> int:

@@ -3,89 +3,35 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
+import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from protos.errors import ConfigMismatchError
-from sites.worker.alone_link import AloneLink
+from sites.codecs.registry import codec_named
+from sites.worker.arguments import check_list, check_tensors
+from sites.worker.average import TensorAverage
 from sites.worker.collectives import Collectives
 from sites.worker.cuda_transfer import CudaTransfer
 from sites.worker.digest import digest_of
-from sites.worker.environment import Environment, NotLaunchedError, lone_topology
 from sites.worker.exchange import Exchange
-from sites.worker.gateway_link import GatewayLink
 from sites.worker.gradient_hook import GradientHook
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Welcome
-from sites.worker.process_group import choose_device, ensure_process_group, local_rank
-from sites.worker.site_only_link import SiteOnlyLink
+from sites.worker.rounds import Round
 from sites.worker.step_log import StepLog
 from sites.worker.tokens import TokenCount
 from topology.job import Job
 from topology.timeouts import Timeouts
 from topology.world import Topology
-
-
-def join(*, alone: bool = False) -> Site:
-    """Enter the run that isthmus started this process for. Once a process, from every rank.
-
-    Initialises torch.distributed inside the site (NCCL where there is CUDA, else Gloo) unless the script
-    has done so, and makes the rank's CUDA device the current one.
-
-    Args:
-        alone: outside a run, return a site without others instead of an error, so that the same
-            script also runs under torchrun or python; inside a run it changes nothing.
-
-    Raises:
-        NotLaunchedError: outside a run.
-        ConfigError: the launcher's variables or files are wrong.
-        IsthmusError: the gateway refuses this rank or does not answer.
-    """
-    try:
-        environment = Environment.read(os.environ)
-    except NotLaunchedError:
-        if not alone:
-            raise
-        return _join_alone()
-    timeouts = Timeouts.derive(environment.topology.failure)
-    device = choose_device()
-    owns_group = ensure_process_group(device, timeouts.process_group_s)
-    gateway = GatewayLink(environment.gateway, send_timeout_s=timeouts.process_group_s)
-    link: Link = gateway
-    try:
-        welcome = gateway.join(
-            rank=dist.get_rank(),
-            local_rank=local_rank(),
-            generation=environment.generation,
-            timeout_s=timeouts.start_s,
-        )
-        _check_size(welcome)
-    except BaseException:
-        gateway.close()
-        raise
-    is_off = environment.job.exchange.schedule == "off"
-    if is_off or len(welcome.sites) == 1:
-        link = SiteOnlyLink(gateway)
-    if is_off:
-        welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
-    return Site(
-        link=link,
-        welcome=welcome,
-        job=environment.job,
-        topology=environment.topology,
-        run_folder=environment.run_folder,
-        device=device,
-        owns_group=owns_group,
-    )
 
 
 class Site:
@@ -118,7 +64,7 @@ class Site:
         device: torch.device,
         owns_group: bool,
     ) -> None:
-        """Made by `join`."""
+        """Made by `sites.join`."""
         self.name = welcome.site
         self.index = welcome.site_index
         self.num_sites = len(welcome.sites)
@@ -137,6 +83,8 @@ class Site:
         self._tokens = TokenCount()
         self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
         self._exchange: Exchange | None = None
+        self._average: TensorAverage | None = None
+        self._counts_steps = False
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -155,39 +103,65 @@ class Site:
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
         _check_types(model, optimizer)
-        if self._exchange is not None:
-            raise RuntimeError("site.synchronize: a model is synchronised already")
-        # A peer that is gone is noticed by the gateway; this bounds what is slow, as compilation is.
-        deadline_s = max(self._timeouts.process_group_s, self._timeouts.start_s)
-        collectives = Collectives(self._timeouts.process_group_s)
-        on_cuda = self.device.type == "cuda"
-        self._exchange = Exchange(
-            self._link,
-            CudaTransfer(collectives, self.device) if on_cuda else HostTransfer(collectives),
-            rank=self.rank,
-            world_size=self.world_size,
-            deadline_s=deadline_s,
-            overlaps=self.job.exchange.schedule != "serial",
-        )
-        self._exchange.start()
+        self._begin_counting("synchronize")
+        exchange = self._open()
+        self.broadcast(model.module)
+        hook = GradientHook(exchange, self._tokens, model)
+        model.register_comm_hook(None, hook.reduce)
+        self._count_steps(optimizer, model.module.named_parameters, hook.take_rounds)
+
+    def all_reduce(
+        self, tensors: Sequence[torch.Tensor], *, tokens: float = 1.0, exact: bool = False
+    ) -> None:
+        """Average tensors over all ranks of all sites, weighted by tokens, in place.
+
+        A collective: every rank of every site calls it with the same sequence of shapes and dtypes, before,
+        after or without `synchronize`, but not during a backward pass. They cross as float32, which
+        float64 exceeds, under the job's codec; of a lossy one, tensors of one dimension or none are
+        spared. With `exchange.schedule: off` the average is over this site's ranks.
+
+        Args:
+            tensors: floating point, of any shapes, dtypes and strides, none of them twice. Empty ones
+                and an empty list are fine.
+            tokens: this rank's weight; 0: it contributes nothing, whatever the tensors hold.
+            exact: let nothing but fp32 cross the WAN: for what is no gradient.
+
+        Raises:
+            TypeError, ValueError: something else than this.
+            IsthmusError: the sites' lists differ in more than values, no rank has tokens, or the
+                exchange failed. Then the tensors hold anything.
+        """
+        check_tensors("site.all_reduce", tensors)
+        if not (math.isfinite(tokens) and tokens >= 0):
+            raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
+        named = [(str(index), each) for index, each in enumerate(tensors)]
+        self._open_average().average(named, tokens, exact=exact)
+
+    def broadcast(self, state: nn.Module | Sequence[torch.Tensor]) -> None:
+        """Give every rank of every site the values of the first site's first rank, bit for bit.
+
+        A collective of all ranks of all sites. Where all are equal already, only a hash crosses.
+
+        Args:
+            state: a module, whose parameters and buffers are meant, or tensors of any dtype.
+
+        Raises:
+            TypeError: something else.
+            IsthmusError: names, shapes or dtypes differ, or the exchange failed.
+        """
+        if isinstance(state, nn.Module):
+            named = [*state.named_parameters(), *state.named_buffers()]
+        else:
+            check_list("site.broadcast", state)
+            named = [(str(index), each) for index, each in enumerate(state)]
         is_off = self.job.exchange.schedule == "off"
         InitialState(
-            self._exchange,
+            self._open(),
             site_index=0 if is_off else self.index,
             num_sites=1 if is_off else self.num_sites,
             rank=self.rank,
             device=self.device,
-        ).equalise(model.module)
-        hook = GradientHook(self._exchange, self._tokens, model)
-        model.register_comm_hook(None, hook.reduce)
-        self._send_digest(model, 0)
-        self._steps.restart_clock()
-
-        def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
-            self._steps.end_step(hook.take_rounds())
-            self._send_digest(model, self._steps.num_steps)
-
-        optimizer.register_step_post_hook(end_step)
+        ).equalise(named)
 
     def count_tokens(self, tokens: int) -> None:
         """Say how many tokens are behind this rank's gradient: its weight in the average.
@@ -239,40 +213,65 @@ class Site:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _send_digest(self, model: DistributedDataParallel, step: int) -> None:
+    def _open(self) -> Exchange:
+        """Return the pipeline, started by the first that needs it: every rank of the site does then."""
+        if self._exchange is None:
+            # A peer that is gone is noticed by the gateway; this bounds what is slow, as compilation is.
+            deadline_s = max(self._timeouts.process_group_s, self._timeouts.start_s)
+            collectives = Collectives(self._timeouts.process_group_s)
+            on_cuda = self.device.type == "cuda"
+            self._exchange = Exchange(
+                self._link,
+                CudaTransfer(collectives, self.device) if on_cuda else HostTransfer(collectives),
+                rank=self.rank,
+                world_size=self.world_size,
+                deadline_s=deadline_s,
+                overlaps=self.job.exchange.schedule != "serial",
+            )
+            self._exchange.start()
+        return self._exchange
+
+    def _open_average(self) -> TensorAverage:
+        if self._average is None:
+            exchange = self.job.exchange
+            self._average = TensorAverage(
+                self._open(),
+                bucket_bytes=exchange.bucket_bytes,
+                is_lossy=not codec_named(exchange.codec).lossless,
+            )
+        return self._average
+
+    def _begin_counting(self, caller: str) -> None:
+        if self._counts_steps:
+            raise RuntimeError(f"site.{caller}: a model is synchronised already")
+        self._counts_steps = True
+
+    def _count_steps(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+        take_rounds: Callable[[], list[Round]],
+    ) -> None:
+        """Make each of the optimizer's steps one of the run: its record, and its digest."""
+        self._send_digest(parameters(), 0)
+        self._steps.restart_clock()
+
+        def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
+            self._steps.end_step(take_rounds())
+            self._send_digest(parameters(), self._steps.num_steps)
+
+        optimizer.register_step_post_hook(end_step)
+
+    def _send_digest(self, parameters: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
         """Send hashes of all parameters, in the steps that are verified.
 
         Not of buffers: a running mean is each rank's own, as in DistributedDataParallel.
         """
         if self._verify_every == 0 or step % self._verify_every != 0:
             return
-        digest = digest_of(model.module.named_parameters())
+        digest = digest_of(parameters)
         shown = digest.bounded()
         self._link.send_digest(step, digest.combined, shown.tensors, shown.names)
-
-
-def _join_alone() -> Site:
-    topology_timeouts = Timeouts.derive(lone_topology(1).failure)
-    device = choose_device()
-    owns_group = ensure_process_group(device, topology_timeouts.process_group_s)
-    num_ranks = dist.get_world_size()
-    welcome = Welcome(
-        site="alone",
-        site_index=0,
-        sites=("alone",),
-        ranks_per_site=(num_ranks,),
-        verify_every=0,
-        config_hash="",
-    )
-    return Site(
-        link=AloneLink(),
-        welcome=welcome,
-        job=Job(name="alone", topology=""),
-        topology=lone_topology(num_ranks),
-        run_folder=Path.cwd(),
-        device=device,
-        owns_group=owns_group,
-    )
 
 
 def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:
@@ -281,15 +280,6 @@ def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:
         name: float(value.detach() if isinstance(value, torch.Tensor) else value)
         for name, value in values.items()
     }
-
-
-def _check_size(welcome: Welcome) -> None:
-    expected, actual = welcome.ranks_per_site[welcome.site_index], dist.get_world_size()
-    if expected != actual:
-        raise ConfigMismatchError(
-            f"site {welcome.site} has {expected} ranks by the topology, but torch.distributed has "
-            f"{actual}: its default process group must be the whole site"
-        )
 
 
 def _check_types(model: object, optimizer: object) -> None:

@@ -12,9 +12,9 @@ from sites.worker.link import Link, Reduced
 class SiteOnlyLink(AloneLink):
     """Divides a shard by the site's tokens; all else goes to the gateway. A `Link`."""
 
-    def __init__(self, gateway: Link) -> None:
+    def __init__(self, gateway: Link, world_size: int = 1) -> None:
         """Take a gateway's link; owned from now on."""
-        super().__init__()
+        super().__init__(world_size)
         self._gateway = gateway
 
     def start(

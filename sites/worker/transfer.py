@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ class Slot:
     """The buffers of one bucket, kept from round to round."""
 
     numel: int
+    """Elements of the bucket."""
     padded: torch.Tensor
     """float32[P s] on the rank's device: the scaled bucket, later all sites' mean."""
     shard: torch.Tensor
@@ -26,6 +27,13 @@ class Slot:
     """float32[s] of shared memory. On the host `shard` is the same memory: no copy."""
     computed: torch.cuda.Event | None = None
     """On CUDA: this round's values are in `padded`."""
+
+    def cut(self, numel: int, world_size: int) -> Slot:
+        """Return views for a bucket of `numel` elements, no more than this one has."""
+        padded_numel, shard_numel = padded_shape(numel, world_size)
+        return Slot(
+            numel, self.padded[:padded_numel], self.shard[:shard_numel], self.region[:shard_numel]
+        )
 
 
 class Transfer(Protocol):
@@ -59,8 +67,40 @@ class Transfer(Protocol):
     def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
         """Wait for a scalar's sum and return it. From the posting thread."""
 
-    def deliver(self, slot: Slot, values: torch.Tensor, complete: Callable[[], None]) -> None:
-        """All-gather the region's result into `values`, then complete. From the last thread."""
+    def deliver(
+        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
+    ) -> None:
+        """All-gather the region's result into `pieces`, then complete. From the last thread."""
+
+
+def write_pieces(pieces: Sequence[torch.Tensor], tokens: float, padded: torch.Tensor) -> None:
+    """Write tokens * pieces as float32, one after another, and zeros behind.
+
+    Args:
+        pieces: floating point, shape (n,) each, on any device. Not modified.
+        tokens: not negative.
+        padded: float32, shape (N,), N at least the sum of all n. Overwritten.
+    """
+    start = 0
+    for each in pieces:
+        scaled = padded[start : start + each.numel()]
+        start += each.numel()
+        if tokens == 0.0:
+            scaled.zero_()  # Not a product: a loss over no tokens is often NaN.
+        elif each.dtype == torch.float32 and each.device == padded.device:
+            torch.mul(each, tokens, out=scaled)
+        else:
+            scaled.copy_(each)
+            scaled.mul_(tokens)
+    padded[start:].zero_()
+
+
+def read_pieces(padded: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+    """Write what lies in `padded`, one after another, into `pieces`, in their dtypes."""
+    start = 0
+    for each in pieces:
+        each.copy_(padded[start : start + each.numel()])
+        start += each.numel()
 
 
 def padded_shape(numel: int, world_size: int) -> tuple[int, int]:

@@ -222,8 +222,9 @@ class FakeGateways:
         for site, ranks in enumerate(self.ranks_per_site):
             own = [item for item in requests if item[0].site == site]
             weights.append({each["weight"] for _, each in own})
-            shards = [connection.regions[each["region"]] for connection, each in own]
-            assert {len(shard) for shard in shards} == {-(-numel // ranks)}, "shard size"
+            shard_numel = -(-numel // ranks)
+            shards = [connection.regions[each["region"]][:shard_numel] for connection, each in own]
+            assert {len(shard) for shard in shards} == {shard_numel}, "shard size"
             total += np.concatenate(shards)[:numel]
         assert all(len(each) == 1 for each in weights), "ranks of a site name different weights"
         weight = sum(each.pop() for each in weights)
@@ -231,8 +232,9 @@ class FakeGateways:
             total /= np.float32(weight)
         for connection, each in requests:
             shard = connection.regions[each["region"]]
-            start = connection.rank * len(shard)
-            part = total[start : start + len(shard)]
+            shard_numel = -(-numel // self.ranks_per_site[connection.site])
+            start = connection.rank * shard_numel
+            part = total[start : start + shard_numel]
             shard[: len(part)] = part
             connection.send(
                 op="reduced",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -33,9 +34,21 @@ Program = Callable[[Path, str], None]
 
 
 def run_ranks(
-    folder: Path, sockets: Sequence[Path], ranks_per_site: Sequence[int], program: Program
+    folder: Path,
+    sockets: Sequence[Path],
+    ranks_per_site: Sequence[int],
+    program: Program,
+    job: Sequence[str] = (),
 ) -> dict[str, int | None]:
-    """Run `program` in every rank of every site; return exit codes by the ranks' names."""
+    """Run `program` in every rank of every site; return exit codes by the ranks' names.
+
+    Args:
+        folder: for results and documents.
+        sockets: of each site's gateway.
+        ranks_per_site: in site order.
+        program: what ranks run.
+        job: settings that the job file has not, as `exchange.codec=int8`.
+    """
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.fakes.ranks", "sites.worker.site"])
     processes = {}
@@ -43,6 +56,7 @@ def run_ranks(
         for rank in range(ranks):
             name = f"site{site}-rank{rank}"
             environ = environment(folder, site, rank, ranks_per_site, sockets[site])
+            environ["ISTHMUS_OVERRIDES"] = json.dumps({"job": [*job]})
             processes[name] = context.Process(
                 target=_rank, args=(program, folder, name, environ), daemon=True
             )

@@ -22,7 +22,7 @@ from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Reduce, Reduced, Welcome
 from sites.worker.process_group import ensure_process_group
 from sites.worker.site import Site
-from sites.worker.transfer import Pending, Slot
+from sites.worker.transfer import Pending, Slot, read_pieces
 from topology.job import Job
 
 LONG_S = 30.0
@@ -96,9 +96,10 @@ class StreamTransfer(HostTransfer):
 
         return StreamFuture()
 
-    def deliver(self, slot: Slot, values: torch.Tensor, complete: Callable[[], None]) -> None:
-        result = slot.padded[: slot.numel].clone()
-        self.enqueued.append(partial(values.copy_, result))
+    def deliver(
+        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
+    ) -> None:
+        self.enqueued.append(partial(read_pieces, slot.padded.clone(), pieces))
         complete()
 
 
@@ -161,7 +162,7 @@ def test_a_lone_rank_gets_its_own_values_back(start: Start) -> None:
         values = [torch.arange(float(numel)) for numel in numels]
         wanted = [each.clone() for each in values]
         exchange.begin(2.0)
-        futures = [exchange.submit(each, layout=0) for each in values]
+        futures = [exchange.submit([each], layout=0) for each in values]
         finished = exchange.wait()
         for future, each, found in zip(futures, wanted, values, strict=True):
             assert torch.equal(future.wait(), each)
@@ -183,7 +184,7 @@ def test_initial_state_waits_for_what_is_only_enqueued() -> None:
     net = nn.Linear(3, 1)
     state = InitialState(exchange, site_index=1, num_sites=2, rank=0, device=torch.device("cpu"))
     try:
-        assert state.equalise(net)
+        assert state.equalise([*net.named_parameters()])
     finally:
         exchange.close()
     for each in net.parameters():
@@ -204,7 +205,7 @@ def test_what_a_device_still_computes_is_not_communication() -> None:
     exchange.start()
     try:
         exchange.begin(1.0)
-        exchange.submit(torch.ones(3), layout=0)
+        exchange.submit([torch.ones(3)], layout=0)
         times = exchange.wait().times
     finally:
         exchange.close()
@@ -216,7 +217,7 @@ def test_what_a_device_still_computes_is_not_communication() -> None:
 def test_no_tokens_mean_no_gradient_even_of_nan(start: Start) -> None:
     exchange = start(AloneLink())
     exchange.begin(0.0)
-    future = exchange.submit(torch.full((3,), float("nan")), layout=0)
+    future = exchange.submit([torch.full((3,), float("nan"))], layout=0)
     with pytest.raises(NoTokensError):
         exchange.wait()
     with pytest.raises(NoTokensError):
@@ -226,7 +227,7 @@ def test_no_tokens_mean_no_gradient_even_of_nan(start: Start) -> None:
 def test_a_link_that_never_answers_meets_the_deadline(start: Start) -> None:
     exchange = start(DeafLink(), deadline_s=0.05)
     exchange.begin(1.0)
-    future = exchange.submit(torch.ones(3), layout=0)
+    future = exchange.submit([torch.ones(3)], layout=0)
     with pytest.raises(DeadlineExceededError, match="round 0: 0 of 1 buckets"):
         exchange.wait()
     assert future.done(), "nothing that waits for it hangs"
@@ -237,7 +238,7 @@ def test_a_link_that_never_answers_meets_the_deadline(start: Start) -> None:
 def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
     exchange = start(BrokenLink())
     exchange.begin(1.0)
-    exchange.submit(torch.ones(3), layout=0)
+    exchange.submit([torch.ones(3)], layout=0)
     with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
         exchange.wait()
     exchange.fail(IsthmusError("later"))
@@ -254,7 +255,7 @@ def test_an_answer_that_was_not_asked_for_is_refused(
 
     exchange = start(ScriptedLink(answer))
     exchange.begin(1.0)
-    exchange.submit(torch.ones(3), layout=0)
+    exchange.submit([torch.ones(3)], layout=0)
     with pytest.raises(IsthmusError, match="not asked for"):
         exchange.wait()
 
@@ -262,8 +263,8 @@ def test_an_answer_that_was_not_asked_for_is_refused(
 def test_a_round_begins_after_the_last_one(start: Start) -> None:
     exchange = start(DeafLink())
     exchange.begin(1.0)
-    exchange.submit(torch.ones(3), layout=0)
-    with pytest.raises(LocalProtocolError, match="before the previous one was complete"):
+    exchange.submit([torch.ones(3)], layout=0)
+    with pytest.raises(LocalProtocolError, match="before the previous one, a backward pass say"):
         exchange.begin(1.0)
 
 
@@ -322,6 +323,35 @@ def test_what_is_not_ddp_is_refused() -> None:
         site.synchronize(net, optimizer)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
         site.synchronize(nn.parallel.DistributedDataParallel(net), "sgd")  # type: ignore[arg-type]
+    site.leave()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "kind", "said"),
+    [
+        (torch.ones(2), TypeError, "want a list of tensors, got a Tensor"),
+        ([1.0], TypeError, r"tensors\[0\] is a float"),
+        (
+            [torch.ones(1), torch.ones(1, dtype=torch.int64)],
+            TypeError,
+            r"tensors\[1\] is of torch.int64",
+        ),
+        ([torch.ones(1).to_sparse()], TypeError, "to_dense"),
+        ([torch.ones(1)] * 2, ValueError, "comes twice"),
+    ],
+    ids=["no list", "a number", "integers", "sparse", "twice"],
+)
+def test_what_cannot_be_averaged_is_refused(
+    tensors: list[torch.Tensor], kind: type[Exception], said: str
+) -> None:
+    site = _site(RecordingLink())
+    with pytest.raises(kind, match=said):
+        site.all_reduce(tensors)
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="0 or more"):
+            site.all_reduce([torch.ones(1)], tokens=wrong)
+    with pytest.raises(TypeError, match=r"site\.broadcast: want a list of tensors, got a str"):
+        site.broadcast("model")  # type: ignore[arg-type]
     site.leave()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,14 @@ def run(
     verify_every: int = 1,
     swap_from_round: int | None = None,
     fail_at: tuple[int, int, dict[str, str] | None] | None = None,
+    job: Sequence[str] = (),
 ) -> tuple[dict[str, Any], FakeGateways]:
     """Run a program in all ranks of both sites; each must end well."""
     with FakeGateways(
         folder, SITES, verify_every=verify_every, swap_from_round=swap_from_round, fail_at=fail_at
     ) as gateways:
         paths = [gateways.path(site) for site in range(len(SITES))]
-        codes = run_ranks(folder, paths, SITES, program)
+        codes = run_ranks(folder, paths, SITES, program, job)
     assert codes == dict.fromkeys(NAMES, 0)
     assert gateways.problems == []
     return results(folder), gateways

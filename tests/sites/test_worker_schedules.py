@@ -104,7 +104,7 @@ def one_round(link: Link, *, overlaps: bool, sizes: Sequence[int] = (5, 3, 2)) -
     try:
         exchange.begin(2.0)
         for size in sizes:
-            exchange.submit(torch.ones(size), layout=0)
+            exchange.submit([torch.ones(size)], layout=0)
         return exchange.wait()
     finally:
         exchange.close()
@@ -139,8 +139,8 @@ def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
     try:
         exchange.begin(1.0)
         # Complete before the next bucket, and before the end of the round.
-        exchange.submit(torch.ones(4), layout=0).wait()
-        exchange.submit(torch.ones(4), layout=0)
+        exchange.submit([torch.ones(4)], layout=0).wait()
+        exchange.submit([torch.ones(4)], layout=0)
         done = exchange.wait()
     finally:
         exchange.close()
@@ -171,7 +171,9 @@ def test_a_site_by_itself_asks_nobody() -> None:
     done = one_round(link, overlaps=True)
     assert (gateway.posted, gateway.regions) == ([], [])
     assert (done.weight, done.wire_bytes, done.raw_bytes) == (2.0, 0, 40)
-    assert all(torch.equal(each.values, torch.ones_like(each.values)) for each in done.buckets)
+    assert all(
+        torch.equal(each.pieces[0], torch.ones_like(each.pieces[0])) for each in done.buckets
+    )
     link.send_metric("step", 1, {"loss": 1.0}, {})
     assert gateway.metrics == [("step", 1, {"loss": 1.0})]
     link.send_digest(2, 17, [17], ["weight"])

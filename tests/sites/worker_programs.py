@@ -85,7 +85,7 @@ def train_bfloat16(folder: Path, name: str) -> None:
 
 
 def _train(folder: Path, name: str, dtype: torch.dtype) -> None:
-    site = _join()
+    site = join_site()
     net = build(seed=site.index, dtype=dtype)
     model = DistributedDataParallel(net, bucket_cap_mb=0.004)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -120,7 +120,7 @@ def _train(folder: Path, name: str, dtype: torch.dtype) -> None:
 
 def train_equal(folder: Path, name: str) -> None:
     """Start with the same model everywhere; no step."""
-    site = _join()
+    site = join_site()
     net = build(seed=7)
     site.synchronize(*_wrapped(net))
     site.leave()
@@ -129,7 +129,7 @@ def train_equal(folder: Path, name: str) -> None:
 
 def train_unequal_ranks(folder: Path, name: str) -> None:
     """The first ranks of all sites have the same model, the others do not; no step."""
-    site = _join()
+    site = join_site()
     net = build(seed=7 if site.rank == 0 else 8)
     model = DistributedDataParallel(net, init_sync=False)
     site.synchronize(model, torch.optim.SGD(net.parameters(), lr=LEARNING_RATE))
@@ -139,14 +139,14 @@ def train_unequal_ranks(folder: Path, name: str) -> None:
 
 def train_other_model(folder: Path, name: str) -> None:
     """The second site has one layer more."""
-    site = _join()
+    site = join_site()
     net = nn.Sequential(nn.Linear(3, 3), *([nn.Linear(3, 3)] if site.index else []))
-    _note_error(folder, name, lambda: site.synchronize(*_wrapped(net)))
+    note_error(folder, name, lambda: site.synchronize(*_wrapped(net)))
 
 
 def backward_until_error(folder: Path, name: str) -> None:
     """Train until something raises; note what."""
-    site = _join()
+    site = join_site()
     model, optimizer = _wrapped(build(seed=0))
     site.synchronize(model, optimizer)
 
@@ -155,12 +155,12 @@ def backward_until_error(folder: Path, name: str) -> None:
             backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 
-    _note_error(folder, name, steps)
+    note_error(folder, name, steps)
 
 
 def die_in_second_step(folder: Path, name: str) -> None:
     """The last rank ends without a word; the others note what they hear."""
-    site = _join()
+    site = join_site()
     model, optimizer = _wrapped(build(seed=0))
     site.synchronize(model, optimizer)
 
@@ -171,12 +171,12 @@ def die_in_second_step(folder: Path, name: str) -> None:
             backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 
-    _note_error(folder, name, steps)
+    note_error(folder, name, steps)
 
 
 def forget_tokens(folder: Path, name: str) -> None:
     """Count tokens for the first step only."""
-    site = _join()
+    site = join_site()
     model, optimizer = _wrapped(build(seed=0))
     site.synchronize(model, optimizer)
 
@@ -186,10 +186,10 @@ def forget_tokens(folder: Path, name: str) -> None:
             backward(loss_of(model, step, site.global_rank, 0, torch.float32))
             optimizer.step()
 
-    _note_error(folder, name, steps)
+    note_error(folder, name, steps)
 
 
-def _join() -> Site:
+def join_site() -> Site:
     """Join; torch.distributed is initialised before, from a file, which needs no port."""
     dist.init_process_group(
         "gloo",
@@ -205,7 +205,8 @@ def _wrapped(net: nn.Module) -> tuple[DistributedDataParallel, torch.optim.Optim
     return model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
-def _note_error(folder: Path, name: str, attempt: Callable[[], None]) -> None:
+def note_error(folder: Path, name: str, attempt: Callable[[], None]) -> None:
+    """Save what an attempt raises."""
     try:
         attempt()
     except (IsthmusError, RuntimeError) as error:

@@ -1,0 +1,49 @@
+"""What a script may hand over, checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def check_list(caller: str, tensors: object) -> None:
+    """Refuse what is no sequence of tensors.
+
+    Raises:
+        TypeError: and what it is.
+    """
+    if isinstance(tensors, torch.Tensor | str) or not isinstance(tensors, Sequence):
+        raise TypeError(f"{caller}: want a list of tensors, got a {type(tensors).__name__}")
+    for index, each in enumerate(tensors):
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"{caller}: tensors[{index}] is a {type(each).__name__}, want a tensor")
+
+
+def check_tensors(caller: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse what cannot be averaged in place.
+
+    Raises:
+        TypeError: no list of tensors, or one of them is not made of floating point numbers.
+        ValueError: one of them comes twice.
+    """
+    check_list(caller, tensors)
+    for index, each in enumerate(tensors):
+        problem = why_not_averaged(each)
+        if problem is not None:
+            raise TypeError(f"{caller}: tensors[{index}] is {problem}")
+    if len({id(each) for each in tensors}) != len(tensors):
+        raise ValueError(f"{caller}: a tensor comes twice; name each once")
+
+
+def why_not_averaged(tensor: torch.Tensor) -> str | None:
+    """Return what is wrong with a tensor and the cure; None: it can be averaged."""
+    if tensor.layout != torch.strided:
+        return f"of layout {tensor.layout}: call to_dense(), or make gradients with sparse=False"
+    if not tensor.is_floating_point():
+        return f"of {tensor.dtype}: convert it to a floating-point dtype"
+    if hasattr(tensor, "placements"):
+        return (
+            "a DTensor: let site.synchronize(model, optimizer) average a sharded model's gradients"
+        )
+    return None

@@ -1,0 +1,120 @@
+"""Averages lists of tensors over all ranks of all sites: what needs no backward pass to hide behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from sites.worker.exchange import MAX_BUCKETS, Exchange
+from sites.worker.layout import layout_of
+from sites.worker.region import FLOAT_BYTES
+from sites.worker.rounds import Round
+
+IN_FLIGHT_BYTES = 256 << 20
+"""Of float32 that are under way at once: twice what fills 10 Gbit/s over 100 ms."""
+MAX_LISTS = 64
+"""Different lists whose rounding errors a lossy codec may owe to their next average."""
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+
+class TensorAverage:
+    """Cuts lists of tensors into buckets and sends each list in a round of its own."""
+
+    def __init__(self, exchange: Exchange, *, bucket_bytes: int, is_lossy: bool) -> None:
+        """Do nothing yet.
+
+        Args:
+            exchange: takes the buckets.
+            bucket_bytes: of float32 a bucket, at most.
+            is_lossy: the codec rounds; then what is of one dimension crosses exactly.
+        """
+        self._exchange = exchange
+        self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
+        self._num_slots = max(2, IN_FLIGHT_BYTES // (self._bucket_numel * FLOAT_BYTES))
+        self._is_lossy = is_lossy
+        self._lists: dict[int, int] = {}
+
+    def average(self, named: Named, tokens: float, *, exact: bool = False) -> Round | None:
+        """Average in place, weighted by tokens; a collective of all ranks of all sites.
+
+        Args:
+            named: floating point, of any shape and strides, on any device.
+            tokens: this rank's weight; not negative.
+            exact: let nothing but fp32 cross the WAN.
+
+        Returns:
+            The round; None where there is no element, for then nothing crosses.
+
+        Raises:
+            IsthmusError: sites' lists differ in names, order, shapes or dtypes, or the exchange
+                failed. Then the tensors hold anything.
+        """
+        tensors = [each.detach() for _, each in named if each.numel()]
+        if not tensors:
+            return None
+        layout = layout_of(named)
+        self._exchange.begin(
+            tokens, first_bucket=self._first_bucket(layout), num_slots=self._num_slots
+        )
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        futures = []
+        for group, is_exact in split_by_exactness(tensors, exact=exact, is_lossy=self._is_lossy):
+            for pieces in pack(_flat(group, copies), self._bucket_numel):
+                futures.append(self._exchange.submit(pieces, layout, exact=is_exact))  # noqa: PERF401 - it waits
+        finished = self._exchange.wait()
+        for future in futures:
+            future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
+        for tensor, copy in copies:
+            tensor.copy_(copy.view(tensor.shape))
+        return finished
+
+    def _first_bucket(self, layout: int) -> int:
+        """Return where a list's bucket numbers begin; 0 is the backward pass's."""
+        index = self._lists.setdefault(layout, len(self._lists))
+        return MAX_BUCKETS * (1 + index % MAX_LISTS)
+
+
+def split_by_exactness(
+    tensors: Sequence[torch.Tensor], *, exact: bool, is_lossy: bool
+) -> list[tuple[list[torch.Tensor], bool]]:
+    """Return groups of tensors in their order, and whether each crosses exactly.
+
+    Gains and biases, of one dimension, are so few that their size does not count, and one of them
+    acts on a whole channel; besides, a block's scale would be the largest of quite different ones.
+    """
+    if exact or not is_lossy:
+        return [([*tensors], exact)]
+    matrices = [each for each in tensors if each.dim() > 1]
+    vectors = [each for each in tensors if each.dim() <= 1]
+    return [(group, is_exact) for group, is_exact in ((matrices, False), (vectors, True)) if group]
+
+
+def pack(flats: Iterator[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:
+    """Cut flat tensors, one after another, into buckets: lists of views, all full but the last."""
+    bucket: list[torch.Tensor] = []
+    room = bucket_numel
+    for each in flats:
+        start = 0
+        while start < each.numel():
+            piece = each[start : start + room]
+            bucket.append(piece)
+            start += piece.numel()
+            room -= piece.numel()
+            if room == 0:
+                yield bucket
+                bucket, room = [], bucket_numel
+    if bucket:
+        yield bucket
+
+
+def _flat(
+    tensors: Sequence[torch.Tensor], copies: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Iterator[torch.Tensor]:
+    """Flatten in row-major order; what is not contiguous is copied, which `copies` notes."""
+    for each in tensors:
+        flat = each.reshape(-1)
+        if flat.data_ptr() != each.data_ptr():
+            copies.append((each, flat))
+        yield flat

@@ -1,0 +1,106 @@
+"""How a process becomes a rank of a run: what `sites.join` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch.distributed as dist
+
+from protos.errors import ConfigMismatchError
+from sites.worker.alone_link import AloneLink
+from sites.worker.environment import Environment, NotLaunchedError, lone_topology
+from sites.worker.gateway_link import GatewayLink
+from sites.worker.link import Link, Welcome
+from sites.worker.process_group import choose_device, ensure_process_group, local_rank
+from sites.worker.site import Site
+from sites.worker.site_only_link import SiteOnlyLink
+from topology.job import Job
+from topology.timeouts import Timeouts
+
+
+def join(*, alone: bool = False) -> Site:
+    """Enter the run that isthmus started this process for. Once a process, from every rank.
+
+    Initialises torch.distributed inside the site (NCCL where there is CUDA, else Gloo) unless the script
+    has done so, and makes the rank's CUDA device the current one.
+
+    Args:
+        alone: outside a run, return a site without others instead of an error, so that the same
+            script also runs under torchrun or python; inside a run it changes nothing.
+
+    Raises:
+        NotLaunchedError: outside a run.
+        ConfigError: the launcher's variables or files are wrong.
+        IsthmusError: the gateway refuses this rank or does not answer.
+    """
+    try:
+        environment = Environment.read(os.environ)
+    except NotLaunchedError:
+        if not alone:
+            raise
+        return _join_alone()
+    timeouts = Timeouts.derive(environment.topology.failure)
+    device = choose_device()
+    owns_group = ensure_process_group(device, timeouts.process_group_s)
+    gateway = GatewayLink(environment.gateway, send_timeout_s=timeouts.process_group_s)
+    link: Link = gateway
+    try:
+        welcome = gateway.join(
+            rank=dist.get_rank(),
+            local_rank=local_rank(),
+            generation=environment.generation,
+            timeout_s=timeouts.start_s,
+        )
+        _check_size(welcome)
+    except BaseException:
+        gateway.close()
+        raise
+    is_off = environment.job.exchange.schedule == "off"
+    if is_off or len(welcome.sites) == 1:
+        link = SiteOnlyLink(gateway, dist.get_world_size())
+    if is_off:
+        welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
+    return Site(
+        link=link,
+        welcome=welcome,
+        job=environment.job,
+        topology=environment.topology,
+        run_folder=environment.run_folder,
+        device=device,
+        owns_group=owns_group,
+    )
+
+
+def _join_alone() -> Site:
+    topology_timeouts = Timeouts.derive(lone_topology(1).failure)
+    device = choose_device()
+    owns_group = ensure_process_group(device, topology_timeouts.process_group_s)
+    num_ranks = dist.get_world_size()
+    welcome = Welcome(
+        site="alone",
+        site_index=0,
+        sites=("alone",),
+        ranks_per_site=(num_ranks,),
+        verify_every=0,
+        config_hash="",
+    )
+    return Site(
+        link=AloneLink(num_ranks),
+        welcome=welcome,
+        job=Job(name="alone", topology=""),
+        topology=lone_topology(num_ranks),
+        run_folder=Path.cwd(),
+        device=device,
+        owns_group=owns_group,
+    )
+
+
+def _check_size(welcome: Welcome) -> None:
+    expected, actual = welcome.ranks_per_site[welcome.site_index], dist.get_world_size()
+    if expected != actual:
+        raise ConfigMismatchError(
+            f"site {welcome.site} has {expected} ranks by the topology, but torch.distributed has "
+            f"{actual}: its default process group must be the whole site"
+        )

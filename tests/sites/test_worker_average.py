@@ -1,0 +1,171 @@
+"""Averages of any tensors: packing, in one process, and over two sites around fake gateways."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from protos.errors import NoTokensError
+from sites.worker.alone_link import AloneLink
+from sites.worker.average import MAX_LISTS, TensorAverage, pack, split_by_exactness
+from sites.worker.collectives import Collectives
+from sites.worker.exchange import MAX_BUCKETS, Exchange
+from sites.worker.host_transfer import HostTransfer
+from sites.worker.link import Reduce
+from sites.worker.process_group import ensure_process_group
+from tests.sites import average_programs as programs
+from tests.sites.test_worker_ranks import NAMES, bits, run
+
+LONG_S = 30.0
+
+
+class CountingLink(AloneLink):
+    """Keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Reduce] = []
+        self.regions: list[int] = []
+
+    def add_region(self, region: int, numel: int, descriptor: int) -> None:
+        self.regions.append(region)
+        super().add_region(region, numel, descriptor)
+
+    def reduce(self, request: Reduce) -> None:
+        self.requests.append(request)
+        super().reduce(request)
+
+
+@pytest.fixture
+def link() -> CountingLink:
+    return CountingLink()
+
+
+@pytest.fixture
+def exchange(link: CountingLink) -> Iterator[Exchange]:
+    """The pipeline of this process as the only rank."""
+    ensure_process_group(torch.device("cpu"), LONG_S)
+    transfer = HostTransfer(Collectives(LONG_S))
+    exchange = Exchange(link, transfer, rank=0, world_size=1, deadline_s=LONG_S)
+    exchange.start()
+    yield exchange
+    exchange.close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packing_loses_nothing_and_fills_every_bucket_but_the_last(seed: int) -> None:
+    draw = random.Random(seed)
+    numels = [draw.choice([0, 1, 2, 7, 30]) for _ in range(draw.randrange(12))]
+    flats = [torch.arange(each) + 100 * index for index, each in enumerate(numels)]
+    buckets = [*pack(iter(flats), 8)]
+    sizes = [sum(each.numel() for each in bucket) for bucket in buckets]
+    assert all(size == 8 for size in sizes[:-1]), f"{seed=}"
+    assert all(1 <= size <= 8 for size in sizes), f"{seed=}"
+    pieces = [each for bucket in buckets for each in bucket]
+    assert [*torch.cat([torch.empty(0), *pieces])] == [*torch.cat([torch.empty(0), *flats])]
+    storages = {each.untyped_storage().data_ptr() for each in flats}
+    assert all(each.untyped_storage().data_ptr() in storages for each in pieces), "views"
+
+
+def test_what_has_one_dimension_is_exact_under_a_codec_that_rounds() -> None:
+    matrix, vector, scalar = torch.ones(2, 2), torch.ones(2), torch.tensor(1.0)
+    tensors = [vector, matrix, scalar]
+    assert split_by_exactness(tensors, exact=False, is_lossy=False) == [(tensors, False)]
+    assert split_by_exactness(tensors, exact=True, is_lossy=True) == [(tensors, True)]
+    split = split_by_exactness(tensors, exact=False, is_lossy=True)
+    assert split == [([matrix], False), ([vector, scalar], True)]
+    assert split_by_exactness([matrix], exact=False, is_lossy=True) == [([matrix], False)]
+
+
+def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
+    exchange: Exchange, link: CountingLink
+) -> None:
+    """What a lossy codec owes to a list is owed by bucket number; memory is owed to nobody."""
+    average = TensorAverage(exchange, bucket_bytes=16, is_lossy=True)
+    lists = [[("a", torch.ones(2, 5))], [("b", torch.ones(3, 3)), ("c", torch.ones(2))]]
+    for index in (0, 1, 0):
+        average.average(lists[index], 2.0)
+    found = [(each.round, each.bucket // MAX_BUCKETS, each.exact) for each in link.requests]
+    first, second = [(1, False)] * 3, [(2, False)] * 3 + [(2, True)]
+    assert found == [
+        (number, *each) for number, of_list in enumerate((first, second, first)) for each in of_list
+    ]
+    assert [each.bucket % MAX_BUCKETS for each in link.requests] == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
+    assert max(link.regions) == 3
+    assert all(torch.equal(each, torch.ones_like(each)) for many in lists for _, each in many)
+    for index in range(MAX_LISTS + 1):
+        average.average([(str(index), torch.ones(1))], 1.0)
+    assert max(each.bucket for each in link.requests) < MAX_BUCKETS * (MAX_LISTS + 1) < 1 << 32
+
+
+def test_only_so_much_is_under_way(exchange: Exchange, link: CountingLink) -> None:
+    """However long a round, its buckets pass through the same few buffers."""
+    values = torch.arange(50.0)
+    exchange.begin(1.0, num_slots=2)
+    for each in values.view(50, 1):
+        exchange.submit([each], layout=0)
+    exchange.wait()
+    assert torch.equal(values, torch.arange(50.0))
+    assert [each.region for each in link.requests] == [0, 1] * 25
+    assert link.regions == [0, 1]
+
+
+def test_no_tokens_at_all_are_an_error(exchange: Exchange) -> None:
+    average = TensorAverage(exchange, bucket_bytes=16, is_lossy=False)
+    with pytest.raises(NoTokensError):
+        average.average([("a", torch.full((3,), float("nan")))], 0.0)
+
+
+def expected(call: int) -> list[torch.Tensor]:
+    """One process over the lists of all ranks."""
+    lists = [programs.tensors_of(rank, call) for rank in range(len(NAMES))]
+    tokens = [programs.tokens_of(rank, call) for rank in range(len(NAMES))]
+    found = []
+    for many in zip(*lists, strict=True):
+        total = torch.zeros(many[0].shape, dtype=torch.float64)
+        for weight, each in zip(tokens, many, strict=True):
+            total += weight / sum(tokens) * each.detach()
+        found.append(total.to(many[0].dtype))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_averages_are_those_of_one_process(tmp_path: Path) -> None:
+    job = [f"exchange.bucket={programs.BUCKET_BYTES}B"]
+    saved, gateways = run(tmp_path, programs.averages, job=job)
+    for call in range(3):
+        found = [saved[name][call] for name in NAMES]
+        for tensor, wanted in zip(found[0][:-1], expected(call), strict=True):
+            assert (tensor.shape, tensor.dtype) == (wanted.shape, wanted.dtype)
+            rounding = 2**-7 if tensor.dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(tensor, wanted, rtol=rounding, atol=1e-6)
+        assert float(found[0][-1]) == 1.5, "of ranks 0 to 3"
+        for other in found[1:]:
+            assert [bits(each) for each in other] == [bits(each) for each in found[0]]
+    assert max(each["numel"] for each in gateways.reduced) == programs.BUCKET_BYTES // 4
+    assert {each["round"] for each in gateways.reduced} == {*range(6)}, "empty lists do not cross"
+    assert gateways.metrics == [], "no optimizer, no steps"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_broadcast_gives_everybody_the_first_ranks_bits(tmp_path: Path) -> None:
+    saved, gateways = run(tmp_path, programs.broadcasts)
+    found = {name: [bits(each) for each in saved[name]["tensors"]] for name in NAMES}
+    assert saved[NAMES[0]]["tensors"][1].tolist() == [0, 1, 2, 3, 4]
+    assert all(each == found[NAMES[0]] for each in found.values())
+    assert [each["round"] for each in gateways.reduced] == [0, 1, 2], "hash, bytes, and a hash"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_lists_that_differ_are_named(tmp_path: Path) -> None:
+    saved, _ = run(tmp_path, programs.averages_other_shapes)
+    assert {saved[name]["code"] for name in NAMES} == {"LAYOUT_MISMATCH"}
