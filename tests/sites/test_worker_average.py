@@ -130,7 +130,7 @@ def expected(call: int) -> list[torch.Tensor]:
     for many in zip(*lists, strict=True):
         total = torch.zeros(many[0].shape, dtype=torch.float64)
         for weight, each in zip(tokens, many, strict=True):
-            total += weight / sum(tokens) * each.detach()
+            total += weight / sum(tokens) * each.detach().double()
         found.append(total.to(many[0].dtype))
     return found
 
