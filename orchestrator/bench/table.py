@@ -51,7 +51,8 @@ def _heading(bench: Bench) -> Text:
     asked = bench.question
     results = [each.result for each in bench.settings if each.result is not None]
     text = Text(f"benchmark {figures.words(bench.name)}", style="bold")
-    how = [f"{asked.compute} compute"]
+    shared = ": all sites share this machine" if asked.compute == "real" else ""
+    how = [f"{asked.compute} compute{shared}"]
     how += sorted({f"exchange: {each.schedule}" for each in results})
     emulators = sorted({each.emulator for each in results})
     how += ["; ".join(EMULATORS.get(name, figures.words(name)) for name in emulators)]
@@ -121,8 +122,9 @@ def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
             Column("RTT", [figures.duration(link.rtt_s) for _, link in rows]),
             Column("bytes", [figures.size(link.bytes_per_step) for _, link in rows]),
             Column("use", [_percent(link.utilisation) for _, link in rows]),
-            Column("egress", [_usd(link.egress_usd_per_step) for _, link in rows]),
-            Column("per 1e9 tokens", [_usd(link.egress_usd_per_1e9_tokens) for _, link in rows]),
+            Column(
+                "egress, 1e9 tokens", [_usd(link.egress_usd_per_1e9_tokens) for _, link in rows]
+            ),
         ]
     )
 

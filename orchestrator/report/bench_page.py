@@ -119,7 +119,7 @@ def _predicted(bench: Bench) -> Markup:
     if not grid.rows:
         words = "Nothing was predicted: that takes modelled compute and the trainer that ships."
         return section("Predicted against measured", missing(words))
-    lead = "What the topology's figures alone let expect, and what was measured."
+    lead = "What the topology's figures alone let expect, beside what was measured."
     return section("Predicted against measured", grid_table(grid), lead=lead)
 
 

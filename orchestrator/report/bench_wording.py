@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,9 +45,14 @@ class Curve:
 def asked(bench: Bench) -> str:
     """Return what was measured, and how."""
     question = bench.question
+    results = [setting.result for setting in bench.settings if setting.result]
+    schedules = ", ".join(sorted({result.schedule for result in results}))
+    emulators = ", ".join(sorted({result.emulator for result in results}))
+    shared = ", and all sites share this machine" if question.compute == "real" else ""
     return (
-        f"job {bench.job.name} on {bench.topology.name} · compute is {question.compute} · "
-        f"{_plural(question.repeats, 'repeat')} of {_plural(question.steps, 'step')}, after "
+        f"job {bench.job.name} on {bench.topology.name} · compute is {question.compute}{shared} · "
+        + (f"exchange: {schedules} · WAN emulator: {emulators} · " if results else "")
+        + f"{_plural(question.repeats, 'repeat')} of {_plural(question.steps, 'step')}, after "
         f"{question.warmup_steps} to warm up · "
         f"{_plural(len(bench.settings), 'setting')}"
     )
@@ -58,10 +64,15 @@ def headline(bench: Bench) -> list[tuple[str, str, str]]:
     if len(results) == 1:
         ((_, result),) = results
         return [
-            ("efficiency", percent(result.efficiency.mean), within(result.efficiency)),
+            (
+                "efficiency",
+                percent(result.efficiency.mean),
+                within(result.efficiency) or "one repeat: no interval",
+            ),
             ("tokens a second", figures.count(result.tokens_per_s.mean), "all sites together"),
             ("a step", figures.duration(result.step_s.mean), "mean over sites and steps"),
             ("WAN, exposed", percent(result.shares.get("exposed_inter", 0.0)), "of the step"),
+            *([("egress", egress, "for 10⁹ tokens")] if (egress := _egress(result)) else []),
         ]
     best = max(results, key=lambda pair: pair[1].efficiency.mean)
     worst = min(results, key=lambda pair: pair[1].efficiency.mean)
@@ -75,7 +86,7 @@ def headline(bench: Bench) -> list[tuple[str, str, str]]:
 def settings_grid(bench: Bench) -> Grid:
     """Return each setting's figures."""
     headings = ["setting", "efficiency", "95 %", "tokens/s", "step", "compute", "inside site"]
-    headings += ["WAN, exposed", "waiting", "emulator"]
+    headings += ["WAN, exposed", "waiting", "egress, 10⁹ tokens"]
     rows = []
     for setting in bench.settings:
         result = setting.result
@@ -91,7 +102,7 @@ def settings_grid(bench: Bench) -> Grid:
                 figures.count(result.tokens_per_s.mean),
                 figures.duration(result.step_s.mean),
                 *(figures.show(share, percent) for share in shares),
-                result.emulator,
+                _egress(result),
             ]
         )
     return Grid(headings, rows).told()
@@ -118,10 +129,10 @@ def predicted_grid(bench: Bench) -> Grid:
         "efficiency",
         "predicted",
         "step",
-        "predicted step",
+        "predicted",
         "deviation",
-        "of it compute",
-        "exchange, if unhidden",
+        "predicted compute",
+        "and exchange, if unhidden",
     ]
     return Grid(headings, rows)
 
@@ -210,6 +221,12 @@ def _value(path: str, value: str) -> str:
     if key in words and not of_one_link:
         return words[key]
     return f"{'.'.join([*before, key]) if of_one_link else key} {value}"
+
+
+def _egress(result: Result) -> str:
+    """Return what all links together cost for 10⁹ tokens; empty where nothing does."""
+    amount = math.fsum(link.egress_usd_per_1e9_tokens for link in result.links)
+    return dollars(amount) if amount else ""
 
 
 def within(interval: Interval) -> str:

@@ -46,7 +46,7 @@ def page(runs: Sequence[RunFacts], benches: Sequence[Bench], build: str) -> str:
                 for index, run in enumerate(runs)
             ),
             *(bench_article(bench, "h1" if is_single else "h2") for bench in benches),
-            _definitions(has_benches=bool(benches)),
+            _definitions(has_runs=bool(runs), has_benches=bool(benches)),
             id="figures",
         ),
         element("footer", f"Written by isthmus {build}. This file is complete: it loads nothing."),
@@ -64,8 +64,11 @@ def page(runs: Sequence[RunFacts], benches: Sequence[Bench], build: str) -> str:
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
 
 
-def _definitions(*, has_benches: bool) -> Markup:
-    entries = [*wording.DEFINITIONS, *([wording.EFFICIENCY] if has_benches else [])]
+def _definitions(*, has_runs: bool, has_benches: bool) -> Markup:
+    entries = [
+        *(wording.DEFINITIONS if has_runs else ()),
+        *(wording.BENCH_DEFINITIONS if has_benches else ()),
+    ]
     return element("section", element("h3", "How the figures are made"), fact_list(entries))
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from orchestrator.core.metrics import RunMetrics
 from orchestrator.documents import read_text
 from orchestrator.home import JOB, TOPOLOGY
-from orchestrator.report.timelines import StepTimeline, TimelineReader
+from orchestrator.report.timelines import StepTimeline, TimelineReader, hold_back
 from orchestrator.run_files import METRICS
 from orchestrator.view import figures
 from protos import metrics
@@ -177,6 +177,8 @@ class _Measurements:
         record.evaluations = sorted(self._evaluations.items())
         record.step_ends = sorted((wall_s, step) for step, wall_s in self._step_ends.items())
         record.timelines = self._timelines.steps(record.sites)
+        if record.job is not None and record.job.exchange.schedule == "serial":
+            hold_back(record.timelines)
         record.faults.sort(key=lambda fault: fault.wall_s)
 
     def _take(self, line: bytes) -> None:

@@ -202,6 +202,8 @@ def _timeline(facts: RunFacts, prefix: str) -> Markup:
 
 def _losses(facts: RunFacts) -> Markup:
     series = []
+    if facts.plan is not None and facts.plan.compute == "modelled":
+        return section("Loss", missing("Compute is modelled: nothing is learnt."))
     if facts.losses:
         end = figures.loss(facts.losses[-1][1])
         series.append(Series("training", "c0", facts.losses, end))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -130,9 +131,24 @@ def choose(steps: list[StepTimeline], limit: int = MAX_STEPS) -> list[StepTimeli
 
 
 def typical(steps: list[StepTimeline]) -> StepTimeline:
-    """Return the step of median length; the first ones, which warm up, are seldom it."""
+    """Return the step of median length; the first ones, which warm up and are longer, are seldom it."""
     by_length = sorted(steps, key=lambda step: step.end_s - step.begin_s)
-    return by_length[len(by_length) // 2]
+    return by_length[(len(by_length) - 1) // 2]
+
+
+def hold_back(steps: Iterable[StepTimeline]) -> None:
+    """Let no bucket be submitted before backward has ended, as `schedule: serial` has it.
+
+    Until then it waited for backward, not for the ranks of its site.
+    """
+    for site in (site for step in steps for site in step.sites.values()):
+        site.buckets = [
+            dataclasses.replace(
+                bucket,
+                submitted_s=min(bucket.posted_s, max(bucket.submitted_s, site.computed_s)),
+            )
+            for bucket in site.buckets
+        ]
 
 
 def _rising(values: Mapping[str, float], names: tuple[str, ...]) -> list[float] | None:

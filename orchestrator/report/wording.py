@@ -14,8 +14,8 @@ from protos import metrics
 DEFINITIONS = (
     (
         "Tokens a second",
-        "tokens of the run over the time that the slowest site's steps took; starting and "
-        "evaluating are left out.",
+        "tokens of the run over the time that the slowest site's steps took. Starting is left out; "
+        "an evaluation belongs to the step after it.",
     ),
     (
         "Exposed",
@@ -33,10 +33,33 @@ DEFINITIONS = (
         "packets that the emulator lost as configured, and those for which its queue had no room.",
     ),
 )
-EFFICIENCY = (
-    "Scaling efficiency",
-    "tokens a second of all sites together over the sum of each site's by itself, with its 95 % "
-    "interval over the repeats.",
+BENCH_DEFINITIONS = (
+    (
+        "Scaling efficiency",
+        "tokens a second of all sites together over the sum of each site's by itself, which has the "
+        "same share of the batch and exchanges nothing. Divided within each repeat; the interval holds "
+        "the mean over repeats with 95 % confidence (Student's t).",
+    ),
+    (
+        "A step",
+        "compute + inside site + WAN, exposed + waiting for others: the mean over sites and measured "
+        "steps. What crossed while backward still computed is hidden, and no part of the step.",
+    ),
+    (
+        "Utilisation",
+        "bytes sent a step over what the link could have carried in the time of a step. Frames and "
+        "their headers count, headers of packets do not.",
+    ),
+    (
+        "Egress",
+        "the topology's price for those bytes, for each 10⁹ tokens of all sites; a setting's is the "
+        "sum over its links.",
+    ),
+    (
+        "Predicted",
+        "a step from the topology's figures alone: accelerators, links, sizes. Deviation is how much "
+        "longer the measured step is.",
+    ),
 )
 
 
@@ -77,6 +100,7 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         spent += f" in {figures.duration(facts.active_s)}"
     loss_below = "" if entropy is None else f"unigram entropy {figures.loss(entropy)}"
     fell = ""
+    learns = facts.plan is None or facts.plan.compute != "modelled"
     if facts.first_loss is not None and facts.last_loss is not None:
         fell = f"from {figures.loss(facts.first_loss)} at the first step"
     ratio = (
@@ -89,7 +113,7 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         ("a step", show(facts.step_s, figures.duration), "mean of the slowest site"),
         ("WAN, exposed", show(facts.exposed_share, figures.share), "of the steps' time"),
         ("held-out loss", show(facts.held_out_loss, figures.loss), loss_below),
-        ("training loss", show(facts.last_loss, figures.loss), fell),
+        ("training loss", show(facts.last_loss if learns else None, figures.loss), fell),
         ("sent over the WAN", show(facts.sent_bytes, figures.size), ratio),
     ]
     if facts.egress_usd is not None:

@@ -54,6 +54,7 @@ def record_run(
     state: str = "SUCCEEDED",
     reason: str = "",
     seed: int = 7,
+    job_overrides: tuple[str, ...] = (),
 ) -> RunFolder:
     """Write a run that has ended.
 
@@ -70,6 +71,7 @@ def record_run(
         state: how it ended; unless SUCCEEDED, rank 1 of the last site was killed.
         reason: why so.
         seed: of what is drawn.
+        job_overrides: each --set of the job.
     """
     text = topology or topology_yaml()
     folder, is_new = claim_run_folder(home, run_id, job_yaml())
@@ -81,7 +83,7 @@ def record_run(
         dataclasses.replace(link, source=renamed[link.source], target=renamed[link.target])
         for link in described.links
     ]
-    _journal(folder, name, sites, links, state, reason)
+    _journal(folder, name, sites, links, state, reason, job_overrides)
     pairs = [(link.source, link.target) for link in links]
     records = [
         *_steps(sites, steps, random.Random(seed)),
@@ -123,6 +125,7 @@ def _journal(
     links: list[Link],
     state: str,
     reason: str,
+    job_overrides: tuple[str, ...],
 ) -> None:
     journal = Journal(folder.path)
     generation = journal.raise_generation()
@@ -153,6 +156,7 @@ def _journal(
         folder=str(folder.path),
         sites=sites,
         links=shapes,
+        job_overrides=job_overrides,
     )
     for site in sites:
         append("site.joined", BEGAN_S + 1, site, host="here")

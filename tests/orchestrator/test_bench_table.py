@@ -30,7 +30,7 @@ def test_settings_have_a_row_with_their_figures() -> None:
     # 0.4 s of 0.4 + 0.32 + 0.01 s; each repeat is a thousandth slower than the one before.
     assert rows[0][:5] == ["20ms", "50Mbit/s", "0.547", "±", "0.001"]
     assert any("virginia → oregon" in line for line in shown.splitlines())
-    assert "per 1e9 tokens" in shown
+    assert "egress, 1e9 tokens" in shown
 
 
 def test_what_is_not_measured_is_a_dash() -> None:

@@ -152,6 +152,27 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     assert "\u202e" not in written
 
 
+@pytest.mark.parametrize(("schedule", "expected_s"), [("overlap", 1.0), ("serial", 3.0)])
+def test_with_a_serial_schedule_buckets_wait_for_the_end_of_backward(
+    tmp_path: Path, schedule: str, expected_s: float
+) -> None:
+    folder = record_run(tmp_path, every=0, job_overrides=(f"exchange.schedule={schedule}",))
+    bucket = {"bucket": 0.0, "submitted_s": 1.0, "posted_s": 3.2, "reduced_s": 4.0}
+    step = {"begin_s": 0.0, "computed_s": 3.0, "end_s": 5.0}
+    for kind, values in (("bucket", {**bucket, "finished_s": 4.1}), ("timeline", step)):
+        append_line(folder, f"{json.dumps(metric('oregon', kind, 1, 5.0, values))}\n")
+    (timeline,) = facts_of(folder).timelines
+    assert [each.submitted_s for each in timeline.sites["oregon"].buckets] == [expected_s]
+
+
+def test_nothing_is_learnt_from_modelled_compute(tmp_path: Path) -> None:
+    facts = facts_of(record_run(tmp_path, job_overrides=("trainer.compute=modelled",)))
+    text = page_of(facts)
+    checked(text)
+    assert "nothing is learnt" in text
+    assert "training loss" not in text
+
+
 def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
     facts = facts_of(record_run(tmp_path, state="FAILED", reason="rank 1 was killed"))
     assert facts.faults[-1].what == "RANK_KILLED"
@@ -238,6 +259,8 @@ def test_a_benchmark_of_one_setting(tmp_path: Path) -> None:
     checked(text)
     assert "<h3>Efficiency over" not in text
     assert "as the job says" in text
+    assert "Scaling efficiency" in text
+    assert "frame on the way" not in text  # which is said of runs
 
 
 def test_a_benchmark_that_has_measured_nothing(tmp_path: Path) -> None:
