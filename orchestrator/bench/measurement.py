@@ -17,6 +17,8 @@ from topology.world import Topology
 
 Steps = dict[int, Mapping[str, float]]
 """One site's step records, by step; of its first rank, the only one that sends them."""
+Totals = dict[tuple[str, str, str], Mapping[str, float]]
+"""What gateways have sent since the run began, by source, target and node."""
 
 _SPLIT = {
     "compute_s": metrics.COMPUTE_S,
@@ -48,14 +50,17 @@ def measure(
         MeasurementError: a site lacks one of them, or a record lacks a figure.
     """
     by_site: dict[str, Steps] = {site.name: {} for site in topology.sites}
-    totals: dict[tuple[str, str, str], Mapping[str, float]] = {}
+    sent_bytes = dict.fromkeys(by_site, 0.0)
+    totals: Totals = {}
     window = range(warmup_steps + 1, warmup_steps + steps + 1)
     for record in records:
         kind, site, values = record.get("kind"), record.get("site"), record.get("values")
         if site not in by_site or not isinstance(values, Mapping):
             continue
-        if kind == metrics.STEP and record.get("step") in window:
-            by_site[site][record["step"]] = values
+        if kind == metrics.STEP:
+            sent_bytes[site] += values.get(metrics.WIRE_BYTES) or 0.0
+            if record.get("step") in window:
+                by_site[site][record["step"]] = values
         elif kind == metrics.LINK:
             labels = record.get("labels") or {}
             totals[site, str(labels.get("target")), str(labels.get("node"))] = values
@@ -66,20 +71,22 @@ def measure(
                 f"site {site} has no record of step {missing[0]}, of {window.stop - 1} that the run "
                 "was to make"
             )
-    return _figures(by_site, totals, topology)
+    # The first rank's records tell how a site's bytes spread over its steps: links have totals only.
+    shares = {
+        site: _mean(steps, metrics.WIRE_BYTES) / (sent_bytes[site] or 1.0)
+        for site, steps in by_site.items()
+    }
+    return _figures(by_site, _links(shares, totals, topology), _wire_ratio(totals))
 
 
 def _figures(
-    by_site: Mapping[str, Steps],
-    totals: Mapping[tuple[str, str, str], Mapping[str, float]],
-    topology: Topology,
+    by_site: Mapping[str, Steps], links: tuple[LinkBytes, ...], wire_ratio: float | None
 ) -> Measured:
     step_s = {site: _mean(steps, metrics.STEP_S) for site, steps in by_site.items()}
     tokens = {site: _mean(steps, metrics.SITE_TOKENS) for site, steps in by_site.items()}
     if min(step_s.values()) <= 0:
         raise MeasurementError("a step took no time at all")
     num_sites = len(by_site)
-    links = _links(by_site, totals, topology)
     return Measured(
         # Where sites wait for each other, all have the same pace; where they do not, each its own.
         tokens_per_s=math.fsum(tokens[site] / step_s[site] for site in by_site),
@@ -92,45 +99,40 @@ def _figures(
             }
         ),
         links=links,
-        wire_ratio=_wire_ratio(links, by_site, topology),
+        wire_ratio=wire_ratio,
     )
 
 
 def _links(
-    by_site: Mapping[str, Steps],
-    totals: Mapping[tuple[str, str, str], Mapping[str, float]],
-    topology: Topology,
+    shares: Mapping[str, float], totals: Totals, topology: Topology
 ) -> tuple[LinkBytes, ...]:
-    """Divide what each site sent in its steps over its links, as their totals are to each other.
+    """Return each link's bytes of a step, of all ranks and nodes.
 
-    The totals themselves also hold what crossed before the first step, the initial state.
+    What crossed before the first step counts as if steps had sent it: it is little, for sites that
+    begin with equal models exchange only a hash.
+
+    Args:
+        shares: By site: of all that it sent, what it sent in a measured step.
+        totals: At the end of the run.
+        topology: Of the run.
     """
     sent: dict[tuple[str, str], float] = defaultdict(float)
     for (source, target, _), values in totals.items():
         sent[source, target] += values.get(metrics.SENT_BYTES, 0.0)
-    of_site: dict[str, float] = defaultdict(float)
-    for (source, _), num_bytes in sent.items():
-        of_site[source] += num_bytes
-    links = []
-    for link in topology.links:
-        share = sent[link.source, link.target] / (of_site[link.source] or 1.0)
-        # The first rank's shard is as large as the others'.
-        wire_bytes = _mean(by_site[link.source], metrics.WIRE_BYTES)
-        num_bytes = wire_bytes * topology.site(link.source).num_ranks * share
-        links.append(LinkBytes(source=link.source, target=link.target, bytes_per_step=num_bytes))
-    return tuple(links)
+    return tuple(
+        LinkBytes(
+            source=link.source,
+            target=link.target,
+            bytes_per_step=sent[link.source, link.target] * shares[link.source],
+        )
+        for link in topology.links
+    )
 
 
-def _wire_ratio(
-    links: Iterable[LinkBytes], by_site: Mapping[str, Steps], topology: Topology
-) -> float | None:
-    """Return bytes sent for each byte of float32: a link of the plan carries each gradient once."""
-    sent_bytes = raw_bytes = 0.0
-    for link in links:
-        if link.bytes_per_step > 0:
-            sent_bytes += link.bytes_per_step
-            rank_bytes = _mean(by_site[link.source], metrics.RAW_BYTES)
-            raw_bytes += rank_bytes * topology.site(link.source).num_ranks
+def _wire_ratio(totals: Totals) -> float | None:
+    """Return bytes sent for each byte of float32, over all links."""
+    sent_bytes = math.fsum(each.get(metrics.SENT_BYTES, 0.0) for each in totals.values())
+    raw_bytes = math.fsum(each.get(metrics.RAW_BYTES, 0.0) for each in totals.values())
     return sent_bytes / raw_bytes if raw_bytes > 0 else None
 
 

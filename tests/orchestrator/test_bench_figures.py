@@ -74,11 +74,17 @@ def test_sites_that_do_not_wait_have_a_pace_each() -> None:
     assert measure(lines, TOPOLOGY, warmup_steps=0, steps=1).tokens_per_s == 3000
 
 
-def test_links_share_what_their_site_sent_in_the_steps_as_their_totals_do() -> None:
-    lines = [*records(), link_record(*SITES, sent_bytes=1.0), link_record(*SITES, sent_bytes=9e6)]
+def test_links_totals_are_spread_over_steps_as_the_first_rank_sent() -> None:
+    # Two nodes; their gateways together sent 4000 bytes, the first rank 600 in each of four steps.
+    lines = [
+        *records(),
+        link_record(*SITES, sent_bytes=1.0),
+        link_record(*SITES, sent_bytes=3000.0),
+        link_record(*SITES, sent_bytes=1000.0, node="1"),
+    ]
     found = measure(lines, TOPOLOGY, warmup_steps=1, steps=3)
     assert [(each.source, each.bytes_per_step) for each in found.links] == [
-        (SITES[0], 600.0),
+        (SITES[0], 1000.0),
         (SITES[1], 0.0),  # no totals came from there
     ]
     assert found.wire_ratio == 0.5
