@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from topology.document import Document, Path
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.overrides import read_with_overrides
@@ -29,7 +30,7 @@ def check_pair(
         plan_reduction(job, topology)
     except ConfigError as error:
         for problem in error.problems:
-            document.add(tuple(problem.path.split(".")), problem.message)
+            document.add(_path(document, problem.path), problem.message)
     batch, ranks = job.trainer.global_batch, topology.num_ranks
     if job.entrypoint is None and batch < ranks:
         document.add(
@@ -37,3 +38,12 @@ def check_pair(
             f"want at least {ranks}, a sequence for each rank of {topology.name!r}; got {batch}",
         )
     document.raise_problems()
+
+
+def _path(document: Document, dotted: str) -> Path:
+    """Return the path that `reduction.trees.0.root` means: positions in lists are numbers."""
+    path: Path = ()
+    for part in dotted.split("."):
+        inside = isinstance(document.get(*path), list)
+        path = (*path, int(part) if inside else part)
+    return path

@@ -15,6 +15,7 @@ of a script of the user's own, whose model is not known, JUDGED_BYTES):
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -35,6 +36,8 @@ from topology.world import Topology
 
 JUDGED_BYTES = 64 << 20
 """Enough for bandwidth to count more than delay on most links."""
+_LISTED = 4
+"""Sites or links that `why` names."""
 _AS_GOOD = 1.02
 """Of two plans whose times differ by less, the simpler one is taken."""
 
@@ -199,8 +202,7 @@ def _why(plan: ReductionPlan, simplest: ReductionPlan, topology: Topology, pairs
         {tuple(sorted(hop)) for hop, each_s in busy_s.items() if each_s > 0.97 * most_s}
     )
     named = [f"{pairs.names[one]}-{pairs.names[other]}" for one, other in binding]
-    shown = ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
-    binds = f"{shown} {'binds' if len(named) == 1 else 'bind'}"
+    binds = f"{_first(named)} {'binds' if len(named) == 1 else 'bind'}"
     if plan.is_gather:
         return f"gather, one way instead of two, for so few chunks; {binds}"
     if len(plan.trees) == 1:
@@ -210,14 +212,22 @@ def _why(plan: ReductionPlan, simplest: ReductionPlan, topology: Topology, pairs
 
 
 def _roots(trees: Sequence[Tree], pairs: Pairs) -> str:
-    """Return the trees by their roots, with their shares: `star at a` or `3 trees at a 60%, b 40%`."""
+    """Return the trees by their roots: `star at a`, or `3 trees with roots at a 60%, b 40%`."""
     if len(trees) == 1:
         form = "star" if set(trees[0].parent.values()) == {trees[0].root} else "tree"
         return f"{form} at {pairs.names[trees[0].root]}"
-    total = sum(tree.weight for tree in trees)
-    share = {
-        root: Fraction(sum(tree.weight for tree in trees if tree.root == root), total)
-        for root in sorted({tree.root for tree in trees})
-    }
-    listed = ", ".join(f"{pairs.names[root]} {round(100 * part)}%" for root, part in share.items())
-    return f"{len(trees)} trees at {listed}"
+    weight_of_root: Counter[int] = Counter()
+    for tree in trees:
+        weight_of_root[tree.root] += tree.weight
+    total = weight_of_root.total()
+    largest = sorted(weight_of_root.items(), key=lambda each: (-each[1], each[0]))
+    listed = [
+        f"{pairs.names[root]} {round(Fraction(100 * part, total))}%" for root, part in largest
+    ]
+    return f"{len(trees)} trees with roots at {_first(listed)}"
+
+
+def _first(words: Sequence[str]) -> str:
+    """Return the first few of them and how many more there are."""
+    more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
+    return ", ".join(words[:_LISTED]) + more

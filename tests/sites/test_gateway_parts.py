@@ -103,7 +103,7 @@ def test_rounds() -> None:
     [
         (10.0, 0.0, 1, False, 0.0),  # before this site was ready
         (10.15, 0.0, 1, False, 0.0),  # half a round trip and the transmission
-        (10.65, 0.0, 1, False, 5),
+        (10.65, 0.0, 1, False, 0.5),
         (10.65, 0.0, 3, False, 0.3),  # two others may have been on the link with it
         (10.65, 10.55, 1, False, 0.0),  # the link was busy with earlier frames
         (10.65, 10.35, 3, False, 0.0),

@@ -1,0 +1,95 @@
+"""Every plan that is made for some topology reduces completely, the same at all sites, in any order."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from protos.frame import Kind
+from sites.codecs.registry import BY_NAME
+from sites.gateway.grid import grid
+from sites.gateway.reduction import Bucket, BucketReduction, Own, Send, roles
+from tests.sites.test_reduction import check_rounds
+from tests.topology.test_trees import check_plan, job, random_world
+from topology.errors import ConfigError
+from topology.job import NamedTree
+from topology.reduction_plans import plan_reduction
+from topology.trees import ReductionPlan, star
+from topology.world import Topology
+
+FORMS = ("auto", "star", "gather", "ring", "hierarchy")
+
+
+def given_trees(chance: random.Random, topology: Topology) -> tuple[NamedTree, ...]:
+    """Return a few trees over the topology's links, grown at random."""
+    names = [site.name for site in topology.sites]
+    trees = []
+    for _ in range(chance.randint(1, 3)):
+        root = chance.choice(names)
+        parents: dict[str, str] = {}
+        while len(parents) < len(names) - 1:
+            ways = [
+                (child, parent)
+                for parent in (root, *parents)
+                for child in names
+                if child not in (root, *parents) and topology.link(child, parent) is not None
+            ]
+            child, parent = chance.choice(ways)
+            parents[child] = parent
+        trees.append(NamedTree(root=root, parents=parents, weight=chance.randint(1, 9)))
+    return tuple(trees)
+
+
+def possible_plans(chance: random.Random) -> list[tuple[str, ReductionPlan]]:
+    """Return the plans of a random topology: of each form that it allows, and of given trees."""
+    topology = random_world(chance, chance.randint(2, 5))
+    trees = given_trees(chance, topology)
+    found = [("given", plan_reduction(job(trees=trees), topology))]
+    for form in FORMS:
+        try:
+            found.append((form, plan_reduction(job(form), topology)))
+        except ConfigError:
+            assert form != "auto"
+    for form, plan in found:
+        check_plan(plan, topology, form)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(15))
+def test_whatever_is_planned_reduces_completely(seed: int) -> None:
+    chance = random.Random(seed)
+    print(f"{seed=}")
+    for form, plan in possible_plans(chance):
+        print(form, plan)
+        codec = BY_NAME[chance.choice(["fp32", "split", "int8", "int4"])]
+        ranks = tuple(chance.randint(1, 4) for _ in range(plan.num_sites))
+        numel = chance.randint(1, 120)
+        weights = [
+            [float(chance.randint(site == 0, 3)) for site in range(plan.num_sites)]
+            for _ in range(2)
+        ]
+        shape = (numel, max(1, numel // chance.randint(1, 9)), ranks)
+        check_rounds(plan, codec, shape, weights, seed, chance.random() < 0.5)
+
+
+def test_trees_take_turns_from_bucket_to_bucket() -> None:
+    # Buckets of 4 chunks; by themselves they would give half of all chunks to the first of three trees.
+    plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
+    cut = grid(40, 10, (1, 1, 1))
+    chunks_of_tree: Counter[int] = Counter()
+    for index in range(9):
+        bucket = Bucket(1, 0, index, 0, BY_NAME["fp32"], cut, lambda: 0.0)
+        machine = BucketReduction(bucket, plan, roles(plan, 0), None)
+        for chunk in range(cut.num_chunks):
+            sent = machine.chunk(chunk).handle(Own(np.ones(10, dtype=np.float32), 1.0))
+            # The root of the first tree waits for the others.
+            trees = {action.frame.tree for action in sent if isinstance(action, Send)} or {0}
+            chunks_of_tree.update(trees)
+            assert all(
+                action.frame.key.kind is Kind.CONTRIBUTION
+                for action in sent
+                if isinstance(action, Send)
+            )
+    assert chunks_of_tree == {0: 12, 1: 12, 2: 12}
