@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.documents import Pair, load_pair, load_topology_file
 from topology.load import split_overrides
-from topology.trees import plan_reduction
+from topology.reduction_plans import plan_reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
