@@ -26,7 +26,7 @@ from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.failure import Failure
 from sites.gateway.greeting import Peer, details, refusal_of, say_hello
 from sites.gateway.send_queue import LinkTotals, SendQueue, outgoing
-from sites.gateway.transport import PUSH_METHOD, SESSION_KEY, client_options, window_bytes
+from sites.gateway.transport import PUSH_METHOD, SESSION_KEY, client_options, window_of
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Link:
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._condition = threading.Condition()
-        self._queue = SendQueue(window_bytes(config, link))
+        self._queue = SendQueue(window_of(config, link))
         self._session = ""
         self._heard_s = 0.0
         self._left = False
@@ -76,7 +76,7 @@ class Link:
     @property
     def window_bytes(self) -> int:
         """Unacknowledged bytes that may be on the way."""
-        return self._queue.window_bytes
+        return self._queue.window.num_bytes
 
     @property
     def unsent_bytes(self) -> int:
@@ -96,6 +96,8 @@ class Link:
         while not self._session:
             try:
                 with self._channel() as channel:
+                    self._hello(channel, self._config.peer_lost_s / 3)
+                    # Again, on a connection that is there: this one tells the round trip.
                     self._hello(channel, self._config.peer_lost_s / 3)
             except grpc.RpcError as error:
                 self._raise_if_refused(error)
@@ -226,10 +228,12 @@ class Link:
             with self._condition:
                 item = None
                 while not (self._is_over or broken.is_set()):
-                    item = self._queue.take(index, time.monotonic())
+                    now_s = time.monotonic()
+                    item = self._queue.take(index, now_s)
                     if item is not None:
                         break
-                    self._condition.wait(_CHECK_S)
+                    delay_s = self._queue.window.delay_s(now_s)
+                    self._condition.wait(delay_s if 0 < delay_s < _CHECK_S else _CHECK_S)
                 if item is None:
                     return
             self._on_progress()
@@ -270,8 +274,14 @@ class Link:
             channel.close()
 
     def _hello(self, channel: grpc.Channel, timeout_s: float) -> None:
+        is_idle = self._queue.is_empty
+        begun_s = time.monotonic()
         self._session = say_hello(channel, self._config, timeout_s)
         self._heard_s = time.monotonic()
+        with self._condition:
+            self._queue.window.note_round_trip(
+                self._heard_s - begun_s, is_idle=is_idle and self._queue.is_empty
+            )
 
     def _raise_if_refused(self, error: grpc.RpcError) -> None:
         refusal = refusal_of(error, self.peer)

@@ -23,6 +23,8 @@ from topology.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _EXIT_DEADLINE_S: Final = 10.0
+_SWITCH_S: Final = 0.0005
+"""A frame passes from thread to thread; with the interpreter's 5 ms each turn would be a round trip."""
 _CHECK_S: Final = 0.5
 """A signal that the kernel hands to another thread wakes nobody: it is handled with the next look."""
 
@@ -32,6 +34,7 @@ def main() -> int:
 
     Any mistake in what the agent says is a failure too, and named in the `failed` line.
     """
+    sys.setswitchinterval(_SWITCH_S)
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(threadName)s: %(message)s",

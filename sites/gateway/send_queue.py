@@ -9,6 +9,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from protos.frame import ChunkKey
+from sites.gateway.window import Departure, Window
 
 
 @dataclass(order=True, slots=True)
@@ -23,6 +24,7 @@ class Outgoing:
     stream: int = field(default=-1, compare=False)
     """Which stream took it."""
     sent_s: float = field(default=0.0, compare=False)
+    departure: Departure | None = field(default=None, compare=False)
 
 
 def outgoing(key: ChunkKey, data: bytes, raw_bytes: int) -> Outgoing:
@@ -45,14 +47,16 @@ class LinkTotals:
 class SendQueue:
     """Frames in order, under a window of unacknowledged bytes."""
 
-    def __init__(self, window_bytes: int) -> None:
-        self.window_bytes = window_bytes
+    def __init__(self, window: Window) -> None:
+        self.window = window
         self.unsent_bytes = 0
         self.unacknowledged_bytes = 0
         self._unsent: list[Outgoing] = []
         self._unacknowledged: dict[ChunkKey, Outgoing] = {}
         self._totals = LinkTotals()
         self._busy_since_s = 0.0
+        self._is_held = False
+        """The next frame had to wait."""
 
     def push(self, item: Outgoing) -> None:
         """Take a frame; its key was never pushed before."""
@@ -60,18 +64,23 @@ class SendQueue:
         self.unsent_bytes += len(item.data)
 
     def take(self, stream: int, now_s: float) -> Outgoing | None:
-        """Return the next frame for a stream to send, or None while the window is full.
+        """Return the next frame for a stream to send, or None while it must wait.
 
         One frame may always be on its way, however small the window.
         """
         if not self._unsent:
             return None
         size = len(self._unsent[0].data)
-        if self._unacknowledged and self.unacknowledged_bytes + size > self.window_bytes:
+        is_alone = not self._unacknowledged
+        is_full = not is_alone and self.unacknowledged_bytes + size > self.window.num_bytes
+        if is_full or self.window.delay_s(now_s) > 0:
+            self._is_held = True
             return None
         item = heapq.heappop(self._unsent)
         item.stream, item.sent_s = stream, now_s
-        if not self._unacknowledged:
+        item.departure = self.window.depart(size, now_s, is_alone=is_alone, was_held=self._is_held)
+        self._is_held = False
+        if is_alone:
             self._busy_since_s = now_s
         self._unacknowledged[item.key] = item
         self.unsent_bytes -= size
@@ -84,6 +93,8 @@ class SendQueue:
         if item is None:
             return
         self.unacknowledged_bytes -= len(item.data)
+        assert item.departure is not None
+        self.window.arrive(len(item.data), item.departure, now_s)
         totals = self._totals
         totals.sent_bytes += len(item.data)
         totals.raw_bytes += item.raw_bytes

@@ -13,6 +13,7 @@ from typing import Final
 
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.window import Window
 
 Options = list[tuple[str, int]]
 
@@ -22,18 +23,30 @@ SESSION_KEY: Final = "isthmus-session"
 
 _HTTP2_WINDOW_MIN_BYTES = 4 << 20
 _HTTP2_WINDOW_MAX_BYTES = 256 << 20
-_CHUNKS_IN_FLIGHT = 8
+_WINDOW_MIN_BYTES = 32 << 20
+"""Up to here a window may always grow, however slow the link is said to be."""
 _STREAMS_MAX = 64
 _ATTEMPT_MS = 100
 _ATTEMPT_RTTS = 4
 """For a connection attempt, beside _ATTEMPT_MS: more than its round trips, for links have queues."""
 
 
-def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
-    """Return how many bytes to a peer may be unacknowledged."""
+def window_of(config: GatewayConfig, link: PeerLink) -> Window:
+    """Return the window of what may be unacknowledged to one gateway of a site."""
+    return Window(
+        bytes_per_s=link.bytes_per_s,
+        rtt_s=link.rtt_s,
+        most_bytes=widest_window_bytes(config, link),
+        num_streams=config.channels_per_link,
+        fixed_bytes=config.window_bytes,
+    )
+
+
+def widest_window_bytes(config: GatewayConfig, link: PeerLink) -> int:
+    """Return how many bytes to a peer may be unacknowledged at most, whatever is measured."""
     if config.window_bytes is not None:
         return config.window_bytes
-    return max(int(2 * link.bytes_per_s * link.rtt_s), _CHUNKS_IN_FLIGHT * config.chunk_bytes)
+    return max(int(4 * link.bytes_per_s * link.rtt_s), _WINDOW_MIN_BYTES)
 
 
 def client_options(config: GatewayConfig) -> Options:
@@ -60,7 +73,7 @@ def server_options(config: GatewayConfig) -> Options:
     What peers send is bounded by their windows, so the HTTP/2 window is set beyond them: with the
     estimator it would first have to grow, for up to a second of each new connection.
     """
-    widest = max((window_bytes(config, link) for link in config.links), default=0)
+    widest = max((widest_window_bytes(config, link) for link in config.links), default=0)
     http2_bytes = min(max(2 * widest, _HTTP2_WINDOW_MIN_BYTES), _HTTP2_WINDOW_MAX_BYTES)
     return [
         *_common(config),

@@ -15,9 +15,15 @@ from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.rounds import Rounds
 from sites.gateway.send_queue import SendQueue, outgoing
 from sites.gateway.transport import client_options
+from sites.gateway.window import Window
 from tests.fakes.gateway_sites import gateway_config
 from topology.errors import ConfigError
 from topology.trees import ReductionPlan, Tree, star
+
+
+def fixed(window_bytes: int) -> Window:
+    """Return a window that never changes, of a link so fast that nothing waits for its turn."""
+    return Window(bytes_per_s=1e12, rtt_s=0.1, most_bytes=1 << 30, fixed_bytes=window_bytes)
 
 
 def key(chunk: int, bucket: int = 0) -> ChunkKey:
@@ -28,7 +34,7 @@ def key(chunk: int, bucket: int = 0) -> ChunkKey:
 def test_everything_is_delivered_once_in_order_whatever_breaks(seed: int) -> None:
     """Streams take, lose and acknowledge at random; the window is kept, and nothing is forgotten."""
     chance = random.Random(seed)
-    queue = SendQueue(window_bytes=300)
+    queue = SendQueue(fixed(300))
     keys = [key(chunk, bucket) for bucket in range(3) for chunk in range(10)]
     for each in chance.sample(keys, len(keys)):
         queue.push(outgoing(each, bytes(chance.randrange(1, 150)), 600))
@@ -60,7 +66,7 @@ def test_everything_is_delivered_once_in_order_whatever_breaks(seed: int) -> Non
 
 
 def test_frames_leave_in_order_and_one_larger_than_the_window_alone() -> None:
-    queue = SendQueue(window_bytes=100)
+    queue = SendQueue(fixed(100))
     for chunk in (3, 1, 2):
         queue.push(outgoing(key(chunk), bytes(1000), 1000))
     first = queue.take(0, 1.0)
@@ -127,7 +133,7 @@ def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float)
 
 
 def test_configuration_survives_json(tmp_path: Path) -> None:
-    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 5))
+    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 0.5))
     config = gateway_config(tmp_path, ReductionPlan(3, trees, "why"), 2)
     assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 

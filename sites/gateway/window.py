@@ -1,0 +1,155 @@
+"""How many bytes to one peer may be unacknowledged, and how fast they may leave.
+
+Pure. A link is full when as much is on the way as it carries in a round trip. What goes beyond waits in
+a router's queue, and beyond that is dropped, which costs TCP far more than it brings: CUBIC at
+1 Gbit/s and 20 ms takes ten seconds to recover from one overflow. So the window is a quarter more,
+and a frame for each stream, for a frame is acknowledged as a whole; and frames leave a quarter faster
+than the link carries them, for a window that leaves at once after a pause overflows the same queue.
+
+Rate and round trip are the configured ones at first, and then what is measured. The round trip: the
+shortest greeting of those that found the link idle, for they wait in no queue. The rate: the fastest at
+which acknowledgements came, once frames have waited for the window long enough to tell; what is
+sent in short bursts says nothing about a link. A rate that was taken for too small grows by a
+quarter in each round trip.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+_GAIN = 1.25
+_SLACK_S = 0.005
+"""For what both gateways do with a frame, and for when a thread's turn comes."""
+_PACE = 1.25
+_EPOCH_SAMPLES = 64
+_EPOCH_S = 5.0
+"""The measured rate is the fastest of this epoch and the one before: so it can fall, too."""
+_LEAST_SHARE = 1 / 8
+"""Of the configured rate: below, a peer that took nothing for a while would be left waiting."""
+_IDLE_ROUND_TRIPS = 8
+"""Of the latest so many that found the link idle, the shortest counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How things stood when a frame left. Bytes are counted from the link's beginning."""
+
+    left_s: float
+    delivered_bytes: int
+    delivered_s: float
+    """When the latest of them was acknowledged; `left_s` if nothing else was on the way."""
+    delivered_left_s: float
+    """When that had left; likewise."""
+    was_held: bool
+    """Whether it had to wait: only then the link, and not the sender, was the limit."""
+
+
+class Window:
+    """The window of one link. Times are monotonic."""
+
+    def __init__(
+        self,
+        *,
+        bytes_per_s: float,
+        rtt_s: float,
+        most_bytes: int,
+        num_streams: int = 1,
+        fixed_bytes: int | None = None,
+    ) -> None:
+        """Begin with what is configured.
+
+        Args:
+            bytes_per_s: of the link.
+            rtt_s: of the link.
+            most_bytes: the window's limit, whatever is measured.
+            num_streams: how many connections carry frames side by side.
+            fixed_bytes: the window itself, if it is not to be measured.
+        """
+        self.num_streams = num_streams
+        self._configured_bytes_per_s = bytes_per_s
+        self._most_bytes = most_bytes
+        self._fixed_bytes = fixed_bytes
+        self._rtts_s = deque([rtt_s], maxlen=_IDLE_ROUND_TRIPS)
+        self._is_rtt_measured = False
+        self._frame_bytes = 0
+        self._next_s = 0.0
+        self._delivered = Departure(0.0, 0, 0.0, 0.0, was_held=False)
+        self._epoch_s: float | None = None
+        self._num_samples = 0
+        self._fastest = 0.0
+        self._fastest_before = 0.0
+
+    @property
+    def rtt_s(self) -> float:
+        """The round trip of the idle link."""
+        return min(self._rtts_s)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What the link carries."""
+        if not self._fastest_before:
+            return self._configured_bytes_per_s
+        measured = max(self._fastest, self._fastest_before)
+        return max(measured, _LEAST_SHARE * self._configured_bytes_per_s)
+
+    @property
+    def num_bytes(self) -> int:
+        """The window."""
+        if self._fixed_bytes is not None:
+            return self._fixed_bytes
+        on_the_way = int(self.bytes_per_s * (_GAIN * self.rtt_s + _SLACK_S))
+        return min(on_the_way + self.num_streams * self._frame_bytes, self._most_bytes)
+
+    def delay_s(self, now_s: float) -> float:
+        """Return for how long the next frame must wait for its turn; none if not above 0."""
+        return self._next_s - now_s
+
+    def note_round_trip(self, rtt_s: float, *, is_idle: bool) -> None:
+        """A greeting was answered. One that waited in a queue can only be too long."""
+        if is_idle and not self._is_rtt_measured:
+            self._rtts_s.clear()
+            self._is_rtt_measured = True
+        if is_idle or rtt_s < self.rtt_s:
+            self._rtts_s.append(rtt_s)
+
+    def depart(self, size_bytes: int, now_s: float, *, is_alone: bool, was_held: bool) -> Departure:
+        """A frame leaves; return what `arrive` needs.
+
+        Args:
+            size_bytes: of the frame.
+            now_s: now.
+            is_alone: nothing else is on the way.
+            was_held: it had to wait for the window, or for its turn.
+        """
+        self._frame_bytes = max(self._frame_bytes, size_bytes)
+        self._next_s = now_s + size_bytes / (_PACE * self.bytes_per_s)
+        latest = self._delivered
+        return Departure(
+            left_s=now_s,
+            delivered_bytes=latest.delivered_bytes,
+            delivered_s=now_s if is_alone else latest.delivered_s,
+            delivered_left_s=now_s if is_alone else latest.left_s,
+            was_held=was_held,
+        )
+
+    def arrive(self, size_bytes: int, departure: Departure, now_s: float) -> None:
+        """A frame was acknowledged."""
+        delivered_bytes = self._delivered.delivered_bytes + size_bytes
+        self._delivered = Departure(departure.left_s, delivered_bytes, now_s, 0.0, was_held=False)
+        if not departure.was_held:
+            return
+        # Acknowledgements may come late and all together; but not faster than the frames left.
+        elapsed_s = max(
+            now_s - departure.delivered_s, departure.left_s - departure.delivered_left_s, 1e-6
+        )
+        self._sample((delivered_bytes - departure.delivered_bytes) / elapsed_s, now_s)
+
+    def _sample(self, bytes_per_s: float, now_s: float) -> None:
+        self._fastest = max(self._fastest, bytes_per_s)
+        self._num_samples += 1
+        if self._epoch_s is None:
+            self._epoch_s = now_s
+        elif now_s - self._epoch_s >= _EPOCH_S and self._num_samples >= _EPOCH_SAMPLES:
+            self._fastest_before, self._fastest = self._fastest, 0.0
+            self._epoch_s, self._num_samples = now_s, 0

@@ -1,0 +1,125 @@
+"""The window, against a modelled link: a queue, a transmitter and a delay, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from protos.frame import ChunkKey, Kind
+from sites.gateway.send_queue import SendQueue, outgoing
+from sites.gateway.window import Window
+
+FRAME = 1 << 18
+
+
+@dataclass
+class ModelledLink:
+    """Carries frames of one sender; notes how long its queue was."""
+
+    bytes_per_s: float
+    rtt_s: float
+    queue: SendQueue
+    now_s: float = 0.0
+    most_queued_bytes: float = 0.0
+    busy_until_s: float = 0.0
+    acknowledgements: list[tuple[float, int]] = field(default_factory=list)
+    keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
+
+    def carry(self, num_frames: int) -> float:
+        """Send frames; return how long it took until the last was acknowledged."""
+        began_s = self.now_s
+        for _ in range(num_frames):
+            self.queue.push(outgoing(self._key(next(self.keys)), bytes(FRAME), FRAME))
+        while not self.queue.is_empty:
+            self._send()
+            delay_s = self.queue.window.delay_s(self.now_s)
+            due_s = self.now_s + delay_s if delay_s > 0 else float("inf")
+            if self.acknowledgements and self.acknowledgements[0][0] <= due_s:
+                self.now_s, chunk = heapq.heappop(self.acknowledgements)
+                self.queue.acknowledge(self._key(chunk), self.now_s)
+            else:
+                assert due_s < float("inf"), "nothing is on the way, and nothing leaves"
+                self.now_s = due_s
+        return self.now_s - began_s
+
+    def _send(self) -> None:
+        while (item := self.queue.take(0, self.now_s)) is not None:
+            self.busy_until_s = max(self.busy_until_s, self.now_s) + FRAME / self.bytes_per_s
+            queued_s = self.busy_until_s - self.now_s
+            self.most_queued_bytes = max(self.most_queued_bytes, queued_s * self.bytes_per_s)
+            arrived_s = self.busy_until_s + self.rtt_s
+            heapq.heappush(self.acknowledgements, (arrived_s, item.key.chunk))
+
+    def _key(self, chunk: int) -> ChunkKey:
+        return ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION)
+
+
+def link(bytes_per_s: float, rtt_s: float, believed: float | None = None) -> ModelledLink:
+    window = Window(bytes_per_s=believed or bytes_per_s, rtt_s=rtt_s, most_bytes=1 << 30)
+    return ModelledLink(bytes_per_s, rtt_s, SendQueue(window))
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "rtt_s"), [(25e6, 0.08), (125e6, 0.02), (125e6, 0.08), (125e6, 0.15)]
+)
+def test_a_link_is_filled_and_its_queue_is_not(bytes_per_s: float, rtt_s: float) -> None:
+    modelled = link(bytes_per_s, rtt_s)
+    for _ in range(5):
+        took_s = modelled.carry(256)
+        modelled.now_s += 1.0
+        assert took_s <= 1.02 * (256 * FRAME / bytes_per_s + rtt_s)
+    assert modelled.most_queued_bytes <= 0.7 * bytes_per_s * rtt_s
+
+
+def test_a_rate_taken_for_too_small_is_found_out() -> None:
+    modelled = link(125e6, 0.02, believed=12.5e6)
+    modelled.carry(1000)
+    assert modelled.carry(256) <= 1.05 * (256 * FRAME / 125e6 + 0.02)
+
+
+def test_a_rate_taken_for_too_large_is_found_out() -> None:
+    modelled = link(12.5e6, 0.08, believed=100e6)
+    modelled.carry(500)
+    modelled.most_queued_bytes = 0.0
+    assert modelled.carry(256) <= 1.02 * (256 * FRAME / 12.5e6 + 0.08)
+    assert modelled.most_queued_bytes <= 0.8 * 12.5e6 * 0.08
+    assert modelled.queue.window.bytes_per_s == pytest.approx(12.5e6, rel=0.05)
+
+
+def test_short_bursts_say_nothing_about_a_link() -> None:
+    modelled = link(125e6, 0.15)
+    for _ in range(100):
+        modelled.carry(1)
+        modelled.now_s += 0.5
+    assert modelled.queue.window.bytes_per_s == 125e6
+    assert modelled.queue.window.num_bytes > 125e6 * 0.15
+
+
+def test_a_peer_that_took_nothing_for_a_while_is_not_left_waiting() -> None:
+    modelled = link(1000.0, 0.01, believed=125e6)  # blocked, as it seems
+    modelled.carry(200)
+    window = modelled.queue.window
+    assert window.bytes_per_s == 125e6 / 8
+    assert window.delay_s(modelled.now_s) <= FRAME / window.bytes_per_s
+
+
+def test_round_trips() -> None:
+    window = Window(bytes_per_s=1e6, rtt_s=0.08, most_bytes=1 << 30)
+    window.note_round_trip(0.1, is_idle=False)
+    assert window.rtt_s == 0.08, "that one may have waited in a queue"
+    window.note_round_trip(0.11, is_idle=True)
+    assert window.rtt_s == 0.11, "measured, where the other was configured"
+    window.note_round_trip(0.09, is_idle=False)
+    assert window.rtt_s == 0.09
+    for _ in range(8):
+        window.note_round_trip(0.2, is_idle=True)
+    assert window.rtt_s == 0.2, "the path has become longer"
+
+
+def test_limits() -> None:
+    narrow = Window(bytes_per_s=1e9, rtt_s=1.0, most_bytes=1 << 20)
+    assert narrow.num_bytes == 1 << 20
+    assert Window(bytes_per_s=1e9, rtt_s=1.0, most_bytes=9, fixed_bytes=7).num_bytes == 7
