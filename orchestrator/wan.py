@@ -150,8 +150,8 @@ class Wan:
             self._playing.cancel()
             await asyncio.wait([self._playing])
         if self._backend is not None:
-            self._keep(self._backend.counters)
             await self._backend.close()
+            self._keep(self._backend.counters)  # those of the end: it says them when it is told
             self._backend = None
 
     async def _start(self, module: str, config: Mapping[str, Any]) -> bytes:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Endpoint
     from topology.world import Topology
 
-_MODES = ("check", "clean", "enter", "apply")
+_BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "apply": ()}
+"""What may stand beside each option that does something else than to emulate."""
 
 
 @click.command("emulate")
@@ -75,12 +76,20 @@ def command(
 
     --enter, --apply, --check and --clean do something else instead: see docs/emulation.md.
     """
-    modes = {"check": check, "clean": clean, "enter": enter, "apply": apply}
-    given = [mode for mode in _MODES if modes[mode]]
-    if len(given) > 1:
-        raise click.UsageError(f"--{given[0]} and --{given[1]}: one at a time")
-    if quick and not check:
-        raise click.UsageError("--quick: goes with --check")
+    modes = {"check": check, "clean": clean, "enter": enter, "apply": apply is not None}
+    beside = {
+        "emulator": emulator,
+        "set": overrides,
+        "faults": faults_path,
+        "seed": seed is not None,
+        "name": name is not None,
+        "serve": served,
+        "quick": quick,
+    }
+    _refuse_mixtures(
+        [mode for mode, value in modes.items() if value],
+        [option for option, value in beside.items() if value],
+    )
     if enter:
         return _enter(output, home_folder(home), *enter, arguments)
     if apply is not None:
@@ -92,6 +101,8 @@ def command(
 
         if len(arguments) > 1:
             raise click.UsageError("--check: at most one TOPOLOGY")
+        if overrides and not arguments:
+            raise click.UsageError("--set: changes a TOPOLOGY, and there is none")
         path = Path(arguments[0]) if arguments else None
         return run_check(output, path, overrides, emulator or "auto", quick=quick)
     if not arguments:
@@ -103,9 +114,14 @@ def command(
 
     if name is not None and not is_name(name):
         raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
+    emulator = emulator or topology.emulator
+    if served and emulator == "netns":
+        raise click.UsageError(
+            "--serve: goes with the relay; with netns, sites reach each other at their addresses"
+        )
     wanted = Wanted(
         topology=topology,
-        emulator=emulator or topology.emulator,
+        emulator=emulator,
         served=_served(served, topology),
         script=script,
         seed=script.seed if seed is None else seed,
@@ -113,6 +129,18 @@ def command(
         is_stdout_taken=output.as_json,
     )
     return run_emulation(output, wanted, home_folder(home), name)
+
+
+def _refuse_mixtures(modes: Sequence[str], options: Sequence[str]) -> None:
+    """Refuse what would be ignored; names are without their dashes."""
+    if len(modes) > 1:
+        raise click.UsageError(f"--{modes[0]} and --{modes[1]}: one at a time")
+    for mode in modes:
+        for option in options:
+            if option not in _BELONGING[mode]:
+                raise click.UsageError(f"--{option}: does not go with --{mode}")
+    if "quick" in options and not modes:
+        raise click.UsageError("--quick: goes with --check")
 
 
 def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -> tuple[Any, Any]:
@@ -169,7 +197,7 @@ def _enter(output: Output, home: Path, name: str, site: str, arguments: Sequence
 def _apply(output: Output, home: Path, name: str, arguments: Sequence[str]) -> int:
     """Change an emulation that is up."""
     from orchestrator.emulator.emulations import FOLDER, find
-    from orchestrator.emulator.standing import request_change
+    from orchestrator.emulator.requests import request_change
 
     if len(arguments) != 1:
         raise click.UsageError("--apply: want one change, as 'link: [a, b], rate: 10Mbit/s'")

@@ -91,6 +91,8 @@ def _places(state: Mapping[str, Any]) -> list[str]:
     for site in state["sites"]:
         ours, raw = how_to_enter(state["name"], site)
         lines += [f"{site['site']}  {site['address']}", f"  {ours}", f"  {raw}"]
+    if not state["sites"] and not state["endpoints"]:
+        lines.append("no site reaches another through it: --serve says what there is to reach")
     for each in state["endpoints"]:
         node = f" node {each['node']}" if each["node"] else ""
         address = f"{each['host']}:{each['port']}"

@@ -118,7 +118,8 @@ class Backend:
         """Change the links, all at once; return when it has taken effect.
 
         Raises:
-            EmulatorError: it refuses, has ended, or does not answer.
+            EmulatorError: it refuses, has ended, or does not answer; then it is killed, for nobody
+                knows what the links are like any more.
         """
         async with self._applying:
             assert self._process.stdin is not None
@@ -132,7 +133,10 @@ class Backend:
             except ConnectionError as error:
                 raise EmulatorError("it has ended") from error
             except TimeoutError as error:
-                raise EmulatorError(f"it did not take a change within {APPLY_S:g} s") from error
+                self._last_words = f"it did not take a change within {APPLY_S:g} s"
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                raise EmulatorError(self._last_words) from error
 
     def watch(self, on_end: Callable[[str], None]) -> None:
         """Call `on_end` when the process ends before `close`."""

@@ -14,7 +14,6 @@ from topology.errors import ConfigError
 from topology.faults import figures_of
 from topology.world import Topology
 
-MAX_LINE_BYTES = 1 << 20
 MAX_ENDPOINTS = 4096
 MAX_CHANGES = 8192
 """At once: two for each link of the largest full mesh that a topology may have."""

@@ -71,9 +71,10 @@ def claimed(home: Path, name: str | None, topology: str) -> Iterator[Path]:
     for each in names:
         folder = home / FOLDER / each
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = _lock(folder)
-        if lock is not None:
-            break
+        with contextlib.suppress(FileNotFoundError):  # it is being removed: the next one, then
+            lock = _lock(folder)
+            if lock is not None:
+                break
     else:
         raise StateConflictError(f"emulation {base} is up already: choose another --name")
     try:
@@ -105,7 +106,10 @@ def folders(home: Path) -> list[Path]:
 
 def is_up(folder: Path) -> bool:
     """Whether somebody runs the emulation of a folder."""
-    lock = _lock(folder)
+    try:
+        lock = _lock(folder)
+    except FileNotFoundError:
+        return False
     if lock is not None:
         os.close(lock)
     return lock is None
@@ -115,7 +119,10 @@ def clean(home: Path) -> list[Leftover]:
     """Remove what emulations left behind whose owner is gone; end emulators that outlived theirs."""
     found = []
     for folder in folders(home):
-        lock = _lock(folder)
+        try:
+            lock = _lock(folder)
+        except FileNotFoundError:
+            continue
         if lock is None:
             continue
         try:
@@ -127,7 +134,11 @@ def clean(home: Path) -> list[Leftover]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds a folder's lock; None while somebody else does."""
+    """Return a descriptor that holds a folder's lock; None while somebody else does.
+
+    Raises:
+        FileNotFoundError: the folder has just been removed.
+    """
     path = folder / _LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

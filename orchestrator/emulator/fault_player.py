@@ -55,7 +55,7 @@ class FaultPlayer:
         self._began_s: float | None = None
         self._added = asyncio.Event()
         self._moved = asyncio.Event()
-        self._has_ended = False
+        self._why_ended: str | None = None
 
     @property
     def elapsed_s(self) -> float:
@@ -69,10 +69,12 @@ class FaultPlayer:
             while True:
                 await self._wait_for_due()
                 await self._play_due()
-        except EmulatorError:
-            return  # whoever owns the emulator sees how it ended
+        except EmulatorError as error:  # whoever owns the emulator sees how it ended
+            self._why_ended = str(error)
+        except asyncio.CancelledError:
+            self._why_ended = "the emulation is ending"
+            raise
         finally:
-            self._has_ended = True
             self._moved.set()
 
     async def add(self, faults: Sequence[Fault]) -> tuple[Change | Pause, ...]:
@@ -83,6 +85,7 @@ class FaultPlayer:
 
         Raises:
             ConfigError: there are too many by now.
+            EmulatorError: nothing can be changed any more.
         """
         if len(self._script.faults) + len(faults) > MAX_FAULTS:
             raise ConfigError(f"more than {MAX_FAULTS} faults: start the emulation again")
@@ -93,9 +96,11 @@ class FaultPlayer:
         self._pending = self._after(expand(self._script, self._seed))
         made = tuple(timed.change for timed in self._pending if timed.at_s == now_s)
         self._added.set()
-        while not self._has_ended and self._pending and self._pending[0].at_s <= now_s:
+        while self._why_ended is None and self._pending and self._pending[0].at_s <= now_s:
             self._moved.clear()
             await self._moved.wait()
+        if self._why_ended is not None:
+            raise EmulatorError(self._why_ended)
         return made
 
     def _after(self, timeline: Sequence[TimedChange]) -> list[TimedChange]:

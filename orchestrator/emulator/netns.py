@@ -10,7 +10,6 @@ Exit status 2 and one line on stderr: the configuration is wrong, or this machin
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import sys
@@ -20,14 +19,10 @@ from typing import Any
 from orchestrator.emulator.namespaces import NetnsError, enter_new_network, own_user_namespace
 from orchestrator.emulator.netns_config import NetnsConfig, parse_changes
 from orchestrator.emulator.netns_router import Router, Site
-from orchestrator.emulator.pipes import LineReader, MessageWriter
+from orchestrator.emulator.pipes import CONFIGURED_WITHIN_S, Conversation, LineReader
+from orchestrator.emulator.punctual import be_punctual
 from orchestrator.emulator.tun import address_of, open_site
 from topology.errors import ConfigError
-
-CONFIGURED_WITHIN_S = 30.0
-COUNTERS_EVERY_S = 1.0
-_PR_SET_TIMERSLACK = 29  # linux/prctl.h
-_REALTIME_PRIORITY = 1
 
 
 def main() -> int:
@@ -55,33 +50,23 @@ def _complain(status: int, text: str) -> int:
 def _serve() -> None:
     stdin = LineReader(sys.stdin.fileno())
     config = NetnsConfig.from_line(stdin.wait_line(CONFIGURED_WITHIN_S))
-    messages = MessageWriter(sys.stdout.fileno())
     with contextlib.ExitStack() as stack:
         sites, ready = _make_sites(config, stack)
-        _be_punctual()
+        be_punctual()
+        gc.disable()  # nothing here refers to itself, and a collection is a pause
         router = Router(sites, config.links, config.seed)
-        messages.offer(ready)
-        report_s = time.monotonic() + COUNTERS_EVERY_S
-        while True:
-            if router.run(report_s, stdin.descriptor):
-                for line in stdin.lines():
-                    messages.answer(_obey(line, config, router))
-                    messages.offer(router.counters())
-                if stdin.has_ended:
-                    return
-            if time.monotonic() >= report_s:
-                messages.offer(router.counters())
-                report_s += COUNTERS_EVERY_S
 
+        def obey(line: bytes) -> int:
+            changes = parse_changes(line, config.links)
+            router.apply(changes)
+            return len(changes)
 
-def _obey(line: bytes, config: NetnsConfig, router: Router) -> dict[str, Any]:
-    """Make the changes that a line asks for, all or none; return the answer."""
-    try:
-        changes = parse_changes(line, config.links)
-    except ConfigError as error:
-        return {"op": "refused", "message": error.problems[0].message}
-    router.apply(changes)
-    return {"op": "applied", "count": len(changes)}
+        owner = Conversation(stdin, sys.stdout.fileno(), obey, router.counters)
+        owner.begin(ready, time.monotonic())
+        while not stdin.has_ended:
+            if router.run(owner.turn(time.monotonic()), stdin.descriptor):
+                stdin.read()
+        owner.end()
 
 
 def _make_sites(
@@ -102,19 +87,6 @@ def _make_sites(
             {"site": name, "address": address, "net": f"{own}/fd/{namespace}", "user": user}
         )
     return sites, {"op": "ready", "sites": told}
-
-
-def _be_punctual() -> None:
-    """Ask for what keeps delays short: exact timers, precedence, and no pauses of our own.
-
-    With all processors busy, one piece in a hundred was delivered 0.7 to 3 ms late at nice -20, and
-    0.05 ms late at the lowest real-time priority. The kernel keeps a share of the time from real-time
-    processes, so an emulator with too much to do cannot take the machine.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    with contextlib.suppress(PermissionError):  # without root it is one process among others
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REALTIME_PRIORITY))
-    gc.disable()  # nothing here refers to itself
 
 
 if __name__ == "__main__":

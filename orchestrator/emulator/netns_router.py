@@ -108,8 +108,10 @@ class Router:
 
     def counters(self) -> dict[str, Any]:
         """Return the `counters` message: totals since the start, and what waits right now."""
+        now_s = time.monotonic()
         links = []
         for (source, target), route in self._routes.items():
+            queued_bytes = route.link.queued_bytes(now_s)
             passed = route.link.counters
             links.append(
                 {
@@ -119,7 +121,7 @@ class Router:
                     "delivered_bytes": passed.delivered_bytes,
                     "dropped_packets": passed.dropped_packets,
                     "lost_packets": passed.lost_packets,
-                    "queued_bytes": route.link.queued_bytes,
+                    "queued_bytes": queued_bytes,
                 }
             )
         return {"op": "counters", "links": links}

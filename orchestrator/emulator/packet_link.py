@@ -70,9 +70,9 @@ class PacketLink:
         self.counters = LinkCounters()
         self._take(shape)
 
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes that wait for the transmitter."""
+    def queued_bytes(self, now_s: float) -> int:
+        """Return the bytes that wait for the transmitter."""
+        self._advance(now_s)
         return self._queued_bytes
 
     def due_s(self) -> float:
@@ -129,6 +129,8 @@ class PacketLink:
             self.counters.lost_packets += sum(last - first for _, _, first, last in waiting)
             waiting.clear()
         self._queued_bytes = 0
+        # Nothing is left that the next packet would have to wait for, or could overtake.
+        self._free_at_s = self._last_due_s = -math.inf
 
     def mend(self) -> None:
         """No longer be cut."""

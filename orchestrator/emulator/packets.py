@@ -23,6 +23,8 @@ _GSO_NONE = 0
 _GSO_TCPV4 = 1
 _IPPROTO_TCP = 6
 _MIN_IP_BYTES = 20
+_MIN_TCP_BYTES = 20
+_IP_PROTOCOL_AT = VNET_BYTES + 9
 _TARGET = struct.Struct("!I")
 _TARGET_AT = VNET_BYTES + 16
 _IP_ID_AT = 4
@@ -127,10 +129,12 @@ def parse(frame: bytes) -> Packet | None:
     tcp = VNET_BYTES + ip_bytes
     if gso_type != _GSO_TCPV4 or ip_bytes < _MIN_IP_BYTES or len(frame) <= tcp + _TCP_OFFSET_AT:
         return None
-    header_bytes = ip_bytes + (frame[tcp + _TCP_OFFSET_AT] >> 4) * 4
-    if segment_bytes == 0 or len(frame) <= VNET_BYTES + header_bytes:
+    tcp_bytes = (frame[tcp + _TCP_OFFSET_AT] >> 4) * 4
+    if frame[_IP_PROTOCOL_AT] != _IPPROTO_TCP or tcp_bytes < _MIN_TCP_BYTES:
         return None
-    return Packet(frame, header_bytes, segment_bytes)
+    if segment_bytes == 0 or len(frame) <= tcp + tcp_bytes:
+        return None
+    return Packet(frame, ip_bytes + tcp_bytes, segment_bytes)
 
 
 def _add(headers: bytearray, at: int, kind: str, increment: int) -> None:

@@ -1,4 +1,8 @@
-"""The two ends of an emulator's conversation with its owner: neither ever makes it wait."""
+"""An emulator's conversation with its owner, which never makes it wait.
+
+The first line of its stdin configures it; what is up then is its first message. Further lines ask for
+changes, and are answered. Its counters are said after each answer, once a second, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,19 @@ import os
 import select
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from topology.errors import ConfigError
 
-MAX_LINE_BYTES = 1 << 20
-MAX_UNREAD_BYTES = 1 << 20
+CONFIGURED_WITHIN_S = 30.0
+COUNTERS_EVERY_S = 1.0
+MAX_LINE_BYTES = 4 << 20
+"""The configuration, or a change, of all links of the largest full mesh with the longest names."""
+MAX_UNREAD_BYTES = 8 << 20
+"""Two messages about all those links."""
+FLUSH_EVERY_S = 0.01
+"""How soon to try again while the reader is behind: a pipe takes 64 KiB at a time."""
 _READ_BYTES = 64 << 10
 
 
@@ -23,9 +33,12 @@ class MessageWriter:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._rest = b""
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
-            os.set_blocking(descriptor, False)
+        _never_wait(descriptor)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something to `flush` once the reader has taken what it was given."""
+        return bool(self._rest)
 
     def offer(self, message: dict[str, Any]) -> None:
         """Write `message`, or drop it while an earlier one has not been taken completely.
@@ -33,22 +46,27 @@ class MessageWriter:
         Raises:
             BrokenPipeError: nobody will ever read it.
         """
-        self._flush()
+        self.flush()
         if not self._rest:
             self.answer(message)
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Write `message` now, or with the next one.
+        """Write `message` now, or what does not go at once with the next `flush`.
 
         Raises:
             BrokenPipeError: nobody will ever read it, or asks on and on and reads no answers.
         """
         self._rest += json.dumps(message).encode() + b"\n"
-        self._flush()
+        self.flush()
         if len(self._rest) > MAX_UNREAD_BYTES:
             raise BrokenPipeError
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write as much as the reader takes of what is left.
+
+        Raises:
+            BrokenPipeError: nobody will ever read it.
+        """
         while self._rest:
             try:
                 num_written = os.write(self._descriptor, self._rest)
@@ -64,6 +82,7 @@ class LineReader:
         self.descriptor = descriptor
         self.has_ended = False
         self._rest = b""
+        _never_wait(descriptor)
 
     def wait_line(self, within_s: float) -> bytes:
         """Return the next line, or what there is of it at the end of the pipe.
@@ -76,23 +95,87 @@ class LineReader:
             left_s = max(0.0, deadline_s - time.monotonic())
             if not select.select([self.descriptor], [], [], left_s)[0]:
                 raise ConfigError(f"no line on stdin within {within_s:g} s")
-            self._read()
+            self.read()
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
     def lines(self) -> Iterator[bytes]:
-        """Read once, which waits unless there is something, and yield the complete lines.
-
-        Raises:
-            ConfigError: one is too long.
-        """
-        self._read()
+        """Yield the complete lines of what has been read."""
         *lines, self._rest = self._rest.split(b"\n")
         yield from lines
 
-    def _read(self) -> None:
-        data = os.read(self.descriptor, _READ_BYTES)
+    def read(self) -> None:
+        """Read once, if there is something.
+
+        Raises:
+            ConfigError: a line is too long.
+        """
+        try:
+            data = os.read(self.descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
         self.has_ended = not data
         self._rest += data
         if len(self._rest) > MAX_LINE_BYTES:
             raise ConfigError(f"the line on stdin is longer than {MAX_LINE_BYTES} bytes")
+
+
+class Conversation:
+    """Obeys and reports, a turn at a time.
+
+    Args:
+        stdin: After the configuration; whoever reads it calls `turn` then.
+        stdout: Descriptor of what messages are written to.
+        obey: Makes the changes of a line, all or none, and returns how many; ConfigError to refuse.
+        counters: Returns the `counters` message of the moment.
+
+    All methods raise BrokenPipeError when nobody will ever read what they say.
+    """
+
+    def __init__(
+        self,
+        stdin: LineReader,
+        stdout: int,
+        obey: Callable[[bytes], int],
+        counters: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._stdin = stdin
+        self._messages = MessageWriter(stdout)
+        self._obey = obey
+        self._counters = counters
+        self._report_s = 0.0
+
+    def begin(self, up: dict[str, Any], now_s: float) -> None:
+        """Say that the emulator is up, and how it is reached."""
+        self._report_s = now_s + COUNTERS_EVERY_S
+        self._messages.answer(up)
+
+    def turn(self, now_s: float) -> float:
+        """Obey what has been read and say what is due; return when to come again at the latest."""
+        for line in self._stdin.lines():
+            self._messages.answer(self._answer(line))
+            self._messages.offer(self._counters())
+        if now_s >= self._report_s:
+            self._messages.offer(self._counters())
+            self._report_s = now_s + COUNTERS_EVERY_S  # one report, however late it is
+        self._messages.flush()
+        if self._messages.is_behind:
+            return min(self._report_s, now_s + FLUSH_EVERY_S)
+        return self._report_s
+
+    def end(self) -> None:
+        """Say for the last time what has passed."""
+        self._messages.offer(self._counters())
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            return {"op": "applied", "count": self._obey(line)}
+        except ConfigError as error:
+            return {"op": "refused", "message": error.problems[0].message}
+
+
+def _never_wait(descriptor: int) -> None:
+    """Make a pipe's end non-blocking; terminals and files are shared with others."""
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        os.set_blocking(descriptor, False)

@@ -8,26 +8,29 @@ answered, and followed by the counters of that moment. It ends when stdin does, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import sys
+from collections.abc import Iterator
 
-from orchestrator.emulator.config import (
-    MAX_LINE_BYTES,
-    RelayConfig,
-    listening_line,
-    parse_apply,
-)
-from orchestrator.emulator.pipes import MessageWriter
-from orchestrator.emulator.server import Relay
+from orchestrator.emulator.config import RelayConfig, listening_line, parse_apply
+from orchestrator.emulator.pipes import CONFIGURED_WITHIN_S, Conversation, LineReader
+from orchestrator.emulator.punctual import be_punctual
+from orchestrator.emulator.server import MAX_CONNECTIONS, Relay
 from topology.errors import ConfigError
 
-CONFIGURED_WITHIN_S = 30.0
-COUNTERS_EVERY_S = 1.0
+_MAX_DESCRIPTORS = 4 * MAX_CONNECTIONS
+"""Two a connection, and as many again for listeners."""
 
 
 def main() -> int:
     """Run the relay until stdin ends; return the exit status."""
     try:
-        asyncio.run(_serve())
+        stdin = LineReader(sys.stdin.fileno())
+        config = RelayConfig.from_line(stdin.wait_line(CONFIGURED_WITHIN_S))
+        _allow_descriptors()
+        be_punctual()
+        asyncio.run(_serve(config, stdin))
     except ConfigError as error:
         sys.stderr.write(f"relay: configuration: {error.problems[0].message}\n")
         return 2
@@ -38,57 +41,47 @@ def main() -> int:
     return 0
 
 
-async def _serve() -> None:
-    stdin = await _open_stdin()
-    async with Relay(await _read_config(stdin)) as relay:
-        messages = MessageWriter(sys.stdout.fileno())
-        messages.answer(listening_line(relay.endpoints))
-        obeying = asyncio.create_task(_obey(stdin, relay, messages))
-        try:
-            while not obeying.done():
-                await asyncio.wait([obeying], timeout=COUNTERS_EVERY_S)
-                messages.offer(relay.counters())
-        finally:
-            obeying.cancel()
-        await obeying
-
-
-async def _obey(stdin: asyncio.StreamReader, relay: Relay, messages: MessageWriter) -> None:
-    """Make the changes that each line asks for, until stdin ends."""
-    while line := await _read_line(stdin):
-        try:
-            num_changes = relay.apply(parse_apply(line))
-        except ConfigError as error:
-            messages.answer({"op": "refused", "message": error.problems[0].message})
-        else:
-            messages.answer({"op": "applied", "count": num_changes})
-            messages.offer(relay.counters())
-
-
-async def _open_stdin() -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+async def _serve(config: RelayConfig, stdin: LineReader) -> None:
     loop = asyncio.get_running_loop()
+    async with Relay(config) as relay:
+        with _noticed(stdin.descriptor) as readable:
+
+            def obey(line: bytes) -> int:
+                return relay.apply(parse_apply(line))
+
+            owner = Conversation(stdin, sys.stdout.fileno(), obey, relay.counters)
+            owner.begin(listening_line(relay.endpoints), loop.time())
+            while not stdin.has_ended:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(owner.turn(loop.time())):
+                        await readable.wait()
+                if readable.is_set():
+                    readable.clear()
+                    stdin.read()
+            owner.end()
+
+
+@contextlib.contextmanager
+def _noticed(descriptor: int) -> Iterator[asyncio.Event]:
+    """Give what is set while `descriptor` can be read."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
     try:
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    except ValueError as error:
+        loop.add_reader(descriptor, readable.set)
+    except PermissionError as error:
         raise ConfigError("stdin must be a pipe; the relay ends when it is closed") from error
-    return reader
-
-
-async def _read_config(stdin: asyncio.StreamReader) -> RelayConfig:
     try:
-        line = await asyncio.wait_for(_read_line(stdin), CONFIGURED_WITHIN_S)
-    except TimeoutError as error:
-        raise ConfigError(f"no line on stdin within {CONFIGURED_WITHIN_S:g} s") from error
-    return RelayConfig.from_line(line)
+        yield readable
+    finally:
+        loop.remove_reader(descriptor)
 
 
-async def _read_line(stdin: asyncio.StreamReader) -> bytes:
-    """Return the next line; empty at the end."""
-    try:
-        return await stdin.readline()
-    except ValueError as error:
-        raise ConfigError(f"the line on stdin is longer than {MAX_LINE_BYTES} bytes") from error
+def _allow_descriptors() -> None:
+    """Raise the number of open files, where it is the usual 1024, to what the relay may need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 if __name__ == "__main__":

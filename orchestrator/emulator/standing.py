@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,10 +19,11 @@ from orchestrator.core.events import Endpoint
 from orchestrator.core.run import FALLBACK
 from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
 from orchestrator.emulator.config import RelayConfig, parse_listening, shapes_of
-from orchestrator.emulator.emulations import SOCKET, STATE
+from orchestrator.emulator.emulations import STATE
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
 from orchestrator.emulator.namespaces import netns_problem
 from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.requests import answering
 from orchestrator.local_agents import ended_with
 from orchestrator.run_files import write_atomically
 from orchestrator.wan import dialled
@@ -34,8 +34,6 @@ from topology.world import Topology
 
 START_S = 30.0
 COMMAND_STOP_S = 5.0
-REQUEST_S = 10.0
-REQUEST_BYTES = 64 << 10
 ENVIRONMENT = "ISTHMUS_EMULATION"
 """In the environment of a command that runs on an emulation: the emulation's name."""
 
@@ -89,15 +87,15 @@ class Standing:
             ConfigError: the faults cannot be played here.
         """
         with _signals() as signalled:
-            state = await self._open()
-            assert self._backend is not None
             try:
-                async with self._controlled(), self._playing():
+                state = await self._open()
+                async with answering(self._folder, self._apply_script), self._playing():
                     write_atomically(self._folder / STATE, json.dumps(state) + "\n")
                     self._listeners.on_up(state)
                     return await self._until_over(signalled)
             finally:
-                await self._backend.close()
+                if self._backend is not None:
+                    await self._backend.close()
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """Change links, all at once."""
@@ -131,11 +129,19 @@ class Standing:
             "emulator": {
                 "kind": "netns" if is_netns else "relay",
                 "pid": self._backend.pid,
-                "created_s": psutil.Process(self._backend.pid).create_time(),
+                "created_s": await self._created_s(),
             },
             "sites": [asdict(each) for each in parse_ready(line)] if is_netns else [],
             "endpoints": [] if is_netns else [asdict(each) for each in parse_listening(line)],
         }
+
+    async def _created_s(self) -> float:
+        """Return when the emulator's process came to be: with its pid, that is what it is."""
+        assert self._backend is not None
+        try:
+            return psutil.Process(self._backend.pid).create_time()
+        except psutil.NoSuchProcess:
+            raise EmulatorError(await self._backend.wait_ended()) from None
 
     async def _chosen(self) -> str:
         """Return which emulator it is; EmulatorError where the wanted one cannot be."""
@@ -195,92 +201,14 @@ class Standing:
             playing.cancel()
             await asyncio.wait([playing])
 
-    @contextlib.asynccontextmanager
-    async def _controlled(self) -> AsyncIterator[None]:
-        """Answer requests at the folder's socket."""
-        with control_socket() as (listener, within):
-            listener.bind(within(self._folder))
-            listener.listen()
-            async with await asyncio.start_unix_server(
-                self._answer, sock=listener, limit=REQUEST_BYTES
-            ):
-                yield
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request, whatever it is."""
-        try:
-            async with asyncio.timeout(REQUEST_S):
-                request = json.loads(await reader.readline())
-                made = await self._apply_text(request["apply"])
-            answer: dict[str, Any] = {"changes": [str(change) for change in made]}
-        except ConfigError as error:
-            answer = {"error": "; ".join(_located(problem) for problem in error.problems)}
-        except (ValueError, KeyError, TypeError, TimeoutError, EmulatorError) as error:
-            answer = {"error": f"not done: {error}"}
-        with contextlib.suppress(ConnectionError):
-            writer.write(json.dumps(answer).encode() + b"\n")
-            await writer.drain()
-        writer.close()
-
-    async def _apply_text(self, text: str) -> Sequence[Change | Pause]:
-        assert self._player is not None
-        script = load_faults(as_script(text), "--apply", self._wanted.topology)
+    async def _apply_script(self, text: str) -> Sequence[Change | Pause]:
+        """Have the faults of a script begin now; return what was changed."""
+        assert self._player is not None, "it plays for as long as requests are answered"
+        script = load_faults(text, "--apply", self._wanted.topology)
         _refuse(needs_run(script.faults))
         if self._module == NETNS:
             _refuse(needs_relay(script.faults))
         return await self._player.add(script.faults)
-
-
-def as_script(text: str) -> str:
-    """Return a fault script whose only fault is `text`, which has no time: it begins at once.
-
-    Raises:
-        ConfigError: it is more than one line.
-    """
-    inner = text.strip()
-    if "\n" in inner:
-        raise ConfigError("want one fault in one line, as 'link: [a, b], rate: 10Mbit/s'")
-    if inner.startswith("{") and inner.endswith("}"):
-        inner = inner[1:-1]
-    return f"version: 1\nfaults: [{{at: 0s, {inner}}}]\n"
-
-
-@contextlib.contextmanager
-def control_socket() -> Iterator[tuple[socket.socket, Callable[[Path], str]]]:
-    """Give a socket, and a function that returns a path for it that is short enough anywhere.
-
-    A socket's path must fit into 108 bytes, which a folder's own need not: it is reached through
-    a descriptor of the folder.
-    """
-    with contextlib.ExitStack() as stack:
-
-        def within(folder: Path) -> str:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            stack.callback(os.close, descriptor)
-            return f"/proc/self/fd/{descriptor}/{SOCKET}"
-
-        unix = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        yield unix, within
-
-
-def request_change(folder: Path, text: str) -> list[str]:
-    """Have an emulation that is up make a change; return what was changed, in words.
-
-    Raises:
-        ConfigError: it is none, or cannot be made there.
-        EmulatorError: the emulation does not answer.
-    """
-    with control_socket() as (unix, within):
-        unix.settimeout(REQUEST_S + 1)
-        try:
-            unix.connect(within(folder))
-            unix.sendall(json.dumps({"apply": text}).encode() + b"\n")
-            answer = json.loads(unix.makefile("rb").readline())
-        except (OSError, ValueError) as error:
-            raise EmulatorError(f"emulation {folder.name} does not answer: {error}") from error
-    if "error" in answer:
-        raise ConfigError(answer["error"])
-    return [str(each) for each in answer["changes"]]
 
 
 @contextlib.contextmanager
@@ -321,8 +249,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _refuse(why: str | None) -> None:
     if why is not None:
         raise ConfigError(why)
-
-
-def _located(problem: Any) -> str:  # noqa: ANN401 - topology.errors.Problem
-    path = str(problem.path).removeprefix("faults.0.")
-    return f"{problem.message} [{path}]" if path else str(problem.message)

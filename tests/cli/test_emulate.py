@@ -250,6 +250,28 @@ def test_what_cannot_be_emulated_is_refused_in_a_line(
     assert not list((tmp_path / "home" / "emulations").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--clean", "--enter", "wan", "a"], "--clean and --enter: one at a time"),
+        (["--clean", "--seed", "3"], "--seed: does not go with --clean"),
+        (["--apply", "wan", "heal: all", "--name", "x"], "--name: does not go with --apply"),
+        (["--check", "--serve", "a=h:1"], "--serve: does not go with --check"),
+        (["--check", "--set", "links.0.rtt=1ms"], "--set: changes a TOPOLOGY"),
+        (["TOPOLOGY", "--quick"], "--quick: goes with --check"),
+        (["TOPOLOGY", "--emulator", "netns", "--serve", "a=h:1"], "--serve: goes with the relay"),
+    ],
+)
+def test_no_option_is_ignored(
+    isthmus: Isthmus, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    path = tmp_path / "topology.yaml"
+    path.write_text(topology_text(2))
+    done = isthmus("emulate", *(str(path) if each == "TOPOLOGY" else each for each in arguments))
+    assert done.code == 2
+    assert message in done.err
+
+
 def test_the_check_has_a_verdict(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = 0.0205
 

@@ -34,6 +34,7 @@ def test_a_name_is_claimed_by_one_and_free_again(tmp_path: Path) -> None:
         ):
             pass
     assert folders(tmp_path) == []
+    assert not is_up(first), "nor does it come back by asking"
     with claimed(tmp_path, None, "a name with spaces") as folder:
         assert folder.name == "emulation"
 

@@ -12,13 +12,16 @@ import psutil
 import pytest
 
 from orchestrator.emulator import backend as module
-from orchestrator.emulator.backend import RELAY, Backend, EmulatorError, parse_ready
+from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
 from orchestrator.emulator.config import RelayConfig, shapes_of
+from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.emulator.netns_config import NetnsConfig
 from tests.fakes.worlds import topology
 from topology.changes import Change
 
 WITHIN_S = 30.0
 CONFIG = RelayConfig(links=shapes_of(topology(2)), endpoints=()).to_json()
+NETNS_CONFIG = NetnsConfig(sites=("a", "b"), links=shapes_of(topology(2))).to_json()
 CHANGE = Change(kind="cut", source="a", target="b")
 
 
@@ -84,6 +87,51 @@ def test_one_that_is_killed_is_noticed_and_nobody_waits_for_it(
                     await applying
         finally:
             await backend.close()
+
+    play(story)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+def test_one_that_does_not_answer_is_ended_and_that_is_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "APPLY_S", 0.2)
+
+    async def story() -> None:
+        backend = await started()
+        try:
+            ended = asyncio.get_running_loop().create_future()
+            backend.watch(ended.set_result)
+            os.kill(backend.pid, signal.SIGSTOP)
+            async with asyncio.timeout(WITHIN_S):
+                with pytest.raises(EmulatorError, match=r"did not take a change within 0\.2 s"):
+                    await backend.apply([CHANGE])
+                assert await ended == (
+                    "it ended with SIGKILL: it did not take a change within 0.2 s"
+                )
+        finally:
+            await backend.close()
+
+    play(story)
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize("emulator", [RELAY, NETNS])
+def test_counters_of_the_end_are_heard(emulator: str) -> None:
+    if emulator == NETNS and (why := netns_problem()):
+        pytest.skip(why)
+    config = CONFIG if emulator == RELAY else NETNS_CONFIG
+
+    async def story() -> None:
+        deadline_s = asyncio.get_running_loop().time() + WITHIN_S
+        backend, _ = await Backend.start(emulator, config, deadline_s)
+        await backend.close()
+        assert {(each["source"], each["target"]) for each in backend.counters} == {
+            ("a", "b"),
+            ("b", "a"),
+        }
 
     play(story)
 

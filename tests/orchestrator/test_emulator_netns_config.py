@@ -93,7 +93,7 @@ def test_a_wrong_change_is_refused_by_its_place(message: dict[str, Any], complai
     [
         ("", "want one line of JSON"),
         ("{}\n", "sites: want a list, got None"),
-        ("x" * (1 << 21) + "\n", "longer than"),
+        ("x" * (1 << 23) + "\n", "longer than"),
     ],
 )
 def test_a_wrong_first_line_is_answered_in_one_line(stdin: str, message: str) -> None:

@@ -79,7 +79,9 @@ def test_what_finds_the_queue_full_is_dropped_at_its_tail() -> None:
         world.offer(one, 0.0)
     # One is on the transmitter, ten wait.
     assert world.link.counters.dropped_packets == 14
-    assert world.link.queued_bytes == 10 * one.num_bytes
+    assert world.link.queued_bytes(0.0) == 10 * one.num_bytes
+    # Nobody has looked at the link meanwhile: five more are, or have been, on the transmitter.
+    assert world.link.queued_bytes(5 * one.num_bytes / 1.25e6) == 5 * one.num_bytes
     world.run(INF)
     assert len(world.arrivals) == 11
 
@@ -125,7 +127,7 @@ def test_packets_arrive_in_order_at_the_rate_and_all_are_accounted_for(
         each = packet(num_bytes, rng)
         world.offer(each, now_s)
         sent += [(now_s, wire) for wire in segments(each.frame)]
-        assert world.link.queued_bytes <= (shaped.queue_bytes or default_queue_bytes(shaped))
+        assert world.link.queued_bytes(now_s) <= (shaped.queue_bytes or default_queue_bytes(shaped))
     world.run(INF)
     counters = world.link.counters
     assert counters.sent_bytes == sum(len(wire) for _, wire in sent)
@@ -200,7 +202,7 @@ def test_a_cut_loses_all_that_is_under_way_until_it_is_mended() -> None:
         world.offer(packet(1448), 0.0)
     world.link.cut(0.003)
     assert world.link.due_s() == INF
-    assert world.link.queued_bytes == 0
+    assert world.link.queued_bytes(0.003) == 0
     world.offer(packet(2 * 1448), 0.01)
     assert world.link.counters.lost_packets == 7
     world.link.mend()
@@ -208,6 +210,21 @@ def test_a_cut_loses_all_that_is_under_way_until_it_is_mended() -> None:
     world.run(INF)
     assert len(world.arrivals) == 1
     assert world.arrivals[0][0] > 1.04
+
+
+def test_what_a_cut_has_swallowed_keeps_nothing_waiting() -> None:
+    world = World(PacketLink(shape(bytes_per_s=150.0, delay_s=60.0), 1))
+    for _ in range(3):
+        world.offer(packet(1448), 0.0)
+    world.link.cut(0.1)
+    world.link.mend()
+    world.link.reshape(SHAPE, 0.2)
+    one = packet(1448)
+    world.offer(one, 0.2)
+    world.run(INF)
+    assert [at_s for at_s, _ in world.arrivals] == pytest.approx(
+        [0.2 + one.num_bytes / 1.25e6 + 0.04]
+    )
 
 
 def test_a_queue_holds_a_round_trip_at_full_rate_and_never_less_than_a_burst() -> None:

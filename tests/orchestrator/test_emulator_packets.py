@@ -74,6 +74,10 @@ def test_what_is_not_tcp_is_one_packet_to_its_destination() -> None:
 SOUND = tcp_frame(random.Random(1), bytes(5000), 1000)
 
 
+def replaced(at: int, byte: int) -> bytes:
+    return SOUND[:at] + bytes([byte]) + SOUND[at + 1 :]
+
+
 @pytest.mark.parametrize(
     ("why", "frame"),
     [
@@ -84,6 +88,8 @@ SOUND = tcp_frame(random.Random(1), bytes(5000), 1000)
         ("segments of nothing", SOUND[:4] + b"\0\0" + SOUND[6:]),
         ("headers only", SOUND[: VNET_BYTES + 40]),
         ("a TCP header cut short", SOUND[: VNET_BYTES + 32]),
+        ("a TCP header that is too short", replaced(VNET_BYTES + 20 + 12, 0x40)),
+        ("segments of another protocol", replaced(VNET_BYTES + 9, 17)),
         ("an IP header that is too short", SOUND[:VNET_BYTES] + b"\x44" + SOUND[VNET_BYTES + 1 :]),
     ],
 )

@@ -84,7 +84,7 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
     [
         ("", "want one line of JSON"),
         ("{}\n", "links: want a list, got None"),
-        ("x" * (1 << 21) + "\n", "longer than"),
+        ("x" * (1 << 23) + "\n", "longer than"),
     ],
 )
 def test_a_wrong_line_is_answered_in_one_line(stdin: str, message: str) -> None:
@@ -101,7 +101,7 @@ def test_a_wrong_line_is_answered_in_one_line(stdin: str, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_stdin_that_is_no_pipe_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}\n")
+    (tmp_path / "config.json").write_text(json.dumps(config(9).to_json()) + "\n")
     with (tmp_path / "config.json").open() as stdin:
         done = subprocess.run(
             COMMAND, stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False

@@ -126,7 +126,9 @@ def test_it_ends_with_the_emulation_and_nobody_waits_for_ever() -> None:
     async def scene(player: FaultPlayer, stage: Stage, told: Told) -> None:
         await asyncio.sleep(0)
         stage.is_gone = True
-        await player.add(script("at: 0s, cut: [a, b]").faults)
+        for _ in range(2):  # the first one notices, the second one must not say that it is done
+            with pytest.raises(EmulatorError, match="it has ended"):
+                await player.add(script("at: 0s, cut: [a, b]").faults)
         assert (stage.done, told) == ([], [])
 
     played(script("at: 1h, cut: [a, c]"), scene)

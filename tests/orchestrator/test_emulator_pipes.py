@@ -1,0 +1,113 @@
+"""An emulator's conversation with its owner: long messages, late readers, lines that come together."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from orchestrator.emulator.pipes import (
+    COUNTERS_EVERY_S,
+    FLUSH_EVERY_S,
+    Conversation,
+    LineReader,
+)
+from topology.errors import ConfigError
+
+WIDE = {"op": "counters", "links": ["x" * 200] * 8000}
+"""Of the largest full mesh: many times what a pipe holds."""
+
+
+@dataclass
+class Talk:
+    """A conversation whose other end is held here."""
+
+    to_emulator: int
+    from_emulator: int
+    stdin: LineReader
+    conversation: Conversation
+    obeyed: list[bytes]
+
+    def say(self, text: bytes) -> None:
+        os.write(self.to_emulator, text)
+        self.stdin.read()
+
+    def hear(self) -> bytes:
+        return os.read(self.from_emulator, 1 << 20)
+
+
+@pytest.fixture
+def talk() -> Iterator[Talk]:
+    stdin, to_emulator = os.pipe()
+    from_emulator, stdout = os.pipe()
+    obeyed: list[bytes] = []
+
+    def obey(line: bytes) -> int:
+        if line == b"wrong":
+            raise ConfigError("this one is wrong")
+        obeyed.append(line)
+        return 1
+
+    reader = LineReader(stdin)
+    conversation = Conversation(reader, stdout, obey, lambda: WIDE)
+    try:
+        yield Talk(to_emulator, from_emulator, reader, conversation, obeyed)
+    finally:
+        for descriptor in (stdin, to_emulator, from_emulator, stdout):
+            os.close(descriptor)
+
+
+def test_a_message_longer_than_a_pipe_goes_as_fast_as_it_is_read(talk: Talk) -> None:
+    now_s = 100.0
+    talk.conversation.begin({"op": "ready"}, now_s)
+    assert talk.hear() == b'{"op": "ready"}\n'
+    assert talk.conversation.turn(now_s) == now_s + COUNTERS_EVERY_S, "nothing is to be said"
+    now_s += COUNTERS_EVERY_S
+    heard = b""
+    while (until_s := talk.conversation.turn(now_s)) == now_s + FLUSH_EVERY_S:
+        heard += talk.hear()
+        now_s = until_s
+    heard += talk.hear()
+    assert json.loads(heard) == WIDE
+    assert now_s < 100.0 + 2 * COUNTERS_EVERY_S, "not one pipe a report"
+
+
+def test_an_answer_is_never_dropped_behind_counters_that_are_not_read(talk: Talk) -> None:
+    talk.conversation.begin({"op": "ready"}, 0.0)
+    talk.say(b"one\nwrong\nthr")
+    heard = b""
+    for turn in range(200):
+        talk.conversation.turn(turn * FLUSH_EVERY_S)
+        heard += talk.hear()
+        if turn == 2:
+            talk.say(b"ee\n")
+        if heard.count(b"applied") == 2 and heard.endswith(b"\n"):
+            break
+    told = [json.loads(line) for line in heard.splitlines()]
+    answers = [each for each in told if each["op"] in ("applied", "refused")]
+    assert answers == [
+        {"op": "applied", "count": 1},
+        {"op": "refused", "message": "this one is wrong"},
+        {"op": "applied", "count": 1},
+    ]
+    assert talk.obeyed == [b"one", b"three"]
+
+
+def test_reading_without_need_waits_for_nothing(talk: Talk) -> None:
+    talk.stdin.read()
+    assert (list(talk.stdin.lines()), talk.stdin.has_ended) == ([], False)
+
+
+def test_an_emulator_that_was_stopped_for_hours_reports_once(talk: Talk) -> None:
+    talk.conversation.begin({"op": "ready"}, 0.0)
+    talk.hear()
+    until_s = talk.conversation.turn(7200.0)
+    heard = b""
+    while not heard.endswith(b"\n"):
+        heard += talk.hear()
+        until_s = talk.conversation.turn(7200.5)
+    assert heard.count(b"\n") == 1
+    assert until_s == 7200.0 + COUNTERS_EVERY_S
