@@ -17,6 +17,7 @@ from orchestrator.bench.record import (
     Split,
     Sweep,
 )
+from orchestrator.bench.sweep import parse_sweeps
 from topology.job import Exchange, Job, Model, Trainer
 from topology.load import load_topology
 from topology.world import Topology
@@ -51,6 +52,22 @@ emulator: relay
 """,
         "topology.yaml",
     )
+
+
+def a_question(*sweeps: str, **changes: object) -> Question:
+    """Return a question as `bench JOB` asks it, but for few steps and repeats, and for `changes`."""
+    question = Question(
+        config_hash="",
+        overrides=(),
+        compute="modelled",
+        schedule=None,
+        emulator=None,
+        warmup_steps=2,
+        steps=4,
+        repeats=2,
+        sweeps=parse_sweeps(sweeps),
+    )
+    return dataclasses.replace(question, **changes)  # type: ignore[arg-type]
 
 
 def a_job(schedule: str = "serial", codec: str = "fp32") -> Job:
@@ -139,10 +156,7 @@ def a_bench() -> Bench:
         name="rtt-and-bandwidth",
         job=Source(name="bench", path="/jobs/job.yaml"),
         topology=Source(name="two", path="/jobs/topology.yaml"),
-        question=Question(
-            config_hash="0" * 64,
-            overrides=(),
-            compute="modelled",
+        question=a_question(
             schedule="serial",
             emulator="relay",
             warmup_steps=5,

@@ -15,7 +15,6 @@ from orchestrator.bench.record import (
     Failed,
     LinkUse,
     Predicted,
-    Question,
     Result,
     Run,
     Setting,
@@ -28,6 +27,7 @@ from orchestrator.bench.record import (
 from orchestrator.home import JOB, TOPOLOGY, RunFolder, claim_run_folder
 from orchestrator.journal import Journal
 from orchestrator.run_files import METRICS, RunFiles
+from tests.fakes.benches import a_question
 from topology.load import load_topology
 from topology.templates import job_yaml, topology_yaml
 from topology.world import Link
@@ -296,17 +296,7 @@ def record_bench(home: Path, name: str = "b1", *, swept: bool = True) -> Path:
         name=name,
         job=Source(name="hello-wan", path=JOB),
         topology=Source(name="three-coasts", path=TOPOLOGY),
-        question=Question(
-            config_hash="0",
-            overrides=(),
-            compute="modelled",
-            schedule=None,
-            emulator=None,
-            warmup_steps=3,
-            steps=12,
-            repeats=3,
-            sweeps=sweeps if swept else (),
-        ),
+        question=a_question(warmup_steps=3, steps=12, repeats=3, sweeps=sweeps if swept else ()),
         settings=tuple(settings),
     )
     folder = home / "bench" / name

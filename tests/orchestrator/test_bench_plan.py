@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.plan import Planned, Point, load_points, planned_runs
-from orchestrator.bench.record import Question
 from orchestrator.bench.sweep import parse_sweep, parse_sweeps, points
 from sites.trainer.sampler import samples_of
+from tests.fakes.benches import a_question
 from topology.errors import ConfigError
 
 TOPOLOGY = """\
@@ -44,21 +44,6 @@ def job(tmp_path: Path) -> Path:
     (tmp_path / "topology.yaml").write_text(TOPOLOGY)
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path / "job.yaml"
-
-
-def a_question(*sweeps: str, **changes: object) -> Question:
-    question = Question(
-        config_hash="",
-        overrides=(),
-        compute="modelled",
-        schedule=None,
-        emulator=None,
-        warmup_steps=2,
-        steps=4,
-        repeats=2,
-        sweeps=parse_sweeps(sweeps),
-    )
-    return dataclasses.replace(question, **changes)  # type: ignore[arg-type]
 
 
 def load(job: Path, *sweeps: str, **changes: object) -> list[Point]:

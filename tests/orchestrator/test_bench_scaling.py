@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.plan import Planned, Point, load_points
-from orchestrator.bench.record import BENCH, Bench, Failed, Question, Run, read_bench
+from orchestrator.bench.record import BENCH, Bench, Failed, Run, read_bench
 from orchestrator.bench.scaling import Ended, Scaling
-from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.cli.bench_folder import new_bench
 from orchestrator.documents import Pair, load_pair
+from tests.fakes.benches import a_question
 from tests.fakes.measured_runs import MeasuredRuns
 
 TOPOLOGY = """\
@@ -49,17 +49,7 @@ class Session:
         (folder / "topology.yaml").write_text(TOPOLOGY)
         job = folder / "job.yaml"
         job.write_text("version: 1\nname: job\ntopology: topology.yaml\n")
-        question = Question(
-            config_hash="",
-            overrides=(),
-            compute="modelled",
-            schedule=None,
-            emulator=None,
-            warmup_steps=1,
-            steps=2,
-            repeats=repeats,
-            sweeps=parse_sweeps(sweeps),
-        )
+        question = a_question(*sweeps, warmup_steps=1, repeats=repeats)
         self.folder = folder
         self.told = Told()
         self._points: list[Point] = load_points(question, job, None)

@@ -92,7 +92,7 @@ def page_of(*runs: RunFacts, benches: tuple[Bench, ...] = ()) -> str:
 
 
 def test_the_page_of_a_run_has_all_sections(tmp_path: Path) -> None:
-    facts = facts_of(record_run(tmp_path, faults=FAULTS))
+    facts = facts_of(record_run(tmp_path, faults=FAULTS, job_overrides=("reduction.tree=star",)))
     text = page_of(facts)
     checked(text)
     for title in ("Sites and links", "Where the time", "Timeline", "Loss", "Faults", "The plan"):
