@@ -82,10 +82,7 @@ def _named(job: Job, pairs: Pairs) -> ReductionPlan:
     trees = tuple(named_trees(job.reduction.trees, pairs, problems))
     if problems:
         raise ConfigError(problems)
-    many = "the tree" if len(trees) == 1 else f"the {len(trees)} trees"
-    return ReductionPlan(
-        pairs.num_sites, trees, f"{many} that the job gives: {_roots(trees, pairs)}"
-    )
+    return ReductionPlan(pairs.num_sites, trees, f"as the job gives them: {_roots(trees, pairs)}")
 
 
 def _gather(pairs: Pairs) -> ReductionPlan:
@@ -189,8 +186,10 @@ def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:
     if job.entrypoint is None:
         raw_bytes = 4 * num_parameters(job.trainer.model)
     ratio = RATIOS.get(job.exchange.codec, 1.0)
-    # Connections are warm for most of a run: slow start would make every further hop look worse.
-    load = dataclasses.replace(wire_load(job, topology, raw_bytes, ratio), first_window_bytes=None)
+    # As the relay has it, however the WAN is emulated: connections are warm for most of a run, and slow
+    # start would make every further hop look worse.
+    plain = dataclasses.replace(topology, emulate=True, emulator="relay")
+    load = wire_load(job, plain, raw_bytes, ratio)
     return max(plan_times_s(plan, topology, load).values())
 
 

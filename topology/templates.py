@@ -66,7 +66,8 @@ exchange:
   bucket: 1MiB          # gradients that start crossing together, while backward goes on
   channels_per_link: 2  # TCP connections between two sites
 
-# Where sums are formed: auto | star (optionally with hub: SITE) | gather (every site sends to all).
+# Where sums are formed: auto (by the links) | gather (every site sends to all) | star (optionally with
+# hub: SITE) | ring | hierarchy (optionally with groups: [[SITE, SITE], ..]); or trees of your own.
 reduction: {tree: auto}
 
 # Every so many steps all parameters of all sites are compared, bit for bit.

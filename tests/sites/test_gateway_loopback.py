@@ -15,6 +15,7 @@ from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways, reduce_once
 from tests.fakes.tcp_proxy import TcpProxy
+from topology.tree_shapes import ring_paths
 from topology.trees import ReductionPlan, Tree, star
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -25,6 +26,7 @@ PLANS = {
     "gather-2": GATHER_2,
     "star-3": ReductionPlan(3, (star(3, 2),), ""),
     "chain-4": ReductionPlan(4, (Tree(1, {0: 1, 2: 1, 3: 2}),), ""),
+    "ring-4": ReductionPlan(4, ring_paths(range(4)), ""),
 }
 RANKS = (2, 3, 1, 2)
 

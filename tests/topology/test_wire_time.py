@@ -1,6 +1,7 @@
 """Predicted time of one exchange, against sums made by hand."""
 
 import dataclasses
+from fractions import Fraction
 
 import pytest
 
@@ -8,8 +9,8 @@ from protos.frame import HEADER_BYTES
 from tests.topology.test_trees import LINE, TRIANGLE, both_ways, world
 from topology.job import Exchange, Job, Reduction
 from topology.reduction_plans import plan_reduction
-from topology.tree_times import Load, plan_times_s
-from topology.trees import ReductionPlan, star
+from topology.tree_times import Load, plan_times_s, seconds_per_byte, shares_of_hops
+from topology.trees import ReductionPlan, Tree, star
 from topology.wire_load import FRAME_BYTES, PACKET_FACTOR
 from topology.wire_time import crossing_times_s, exchange_time_s
 from topology.world import Topology
@@ -124,6 +125,60 @@ def test_trees_that_share_links_wait_for_each_other() -> None:
     assert max(plan_times_s(plan, pair, Load(6, 1, 10.0, None)).values()) == pytest.approx(
         expected_s
     )
+
+
+def test_a_link_s_chunks_are_those_of_all_its_trees_by_their_weights() -> None:
+    even = world(3, both_ways((0, 1, 100.0, 0.2), (1, 2, 100.0, 0.2), (0, 2, 100.0, 0.2)))
+    # Of 8 chunks, 6 take the star at site 0 and 2 the path 0 - 1 - 2: links 0-1 carry all, 0-2 six.
+    plan = ReductionPlan(3, (star(3, 0, 3), Tree(1, {0: 1, 2: 1}, 1)), "")
+    assert shares_of_hops(plan)[0, 1] == 1
+    assert shares_of_hops(plan)[0, 2] == Fraction(3, 4)
+    assert shares_of_hops(plan)[1, 2] == Fraction(1, 4)
+    found = plan_times_s(plan, even, Load(8, 1, 10.0, None))
+    assert found[1, 0] == pytest.approx((0.1 + 0.1) + 7 * 0.1)
+    assert found[2, 0] == pytest.approx(2 * (0.1 + 0.1) + 7 * 0.1)
+    # From site 2 and back the star goes over 0-2, and the path over 1-2, which has less to carry.
+    assert found[2, 2] == pytest.approx(2 * (0.1 + 0.1) + 5 * 0.1)
+    # A tree whose turn does not come is not waited for.
+    assert plan_times_s(plan, even, Load(2, 1, 10.0, None)) == plan_times_s(
+        ReductionPlan(3, (star(3, 0),), ""), even, Load(2, 1, 10.0, None)
+    )
+
+
+def test_more_channels_than_a_link_has_chunks_are_not_waited_for() -> None:
+    pair = world(3, both_ways((0, 1, 100.0, 0.2), (1, 2, 100.0, 0.2), (0, 2, 100.0, 0.2)))
+    plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
+    # Of 3 chunks each link carries 2, whatever 8 channels could.
+    found = max(plan_times_s(plan, pair, Load(3, 8, 10.0, None)).values())
+    assert found == pytest.approx(2 * (2 * 0.1 + 0.1))
+
+
+def test_slow_start_ends_with_the_chunks_of_its_link() -> None:
+    fast = world(3, both_ways((0, 1, 1e6, 0.1), (1, 2, 1e6, 0.1), (0, 2, 1e6, 0.1)))
+    plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
+    # Windows of 10, 20, 40 kB while the link holds 100 kB: two are full of a link's 60 kB.
+    load = Load(6, 1, 15_000.0, 10_000.0)
+    unused_s = (0.1 - 0.01) + (0.1 - 0.02)
+    expected_s = 2 * (0.015 + 0.05 + unused_s) + 3 * 0.015
+    assert max(plan_times_s(plan, fast, load).values()) == pytest.approx(expected_s)
+
+
+def test_seconds_per_byte_say_which_link_is_busiest() -> None:
+    assert seconds_per_byte(ReductionPlan(2, (), ""), PAIR) == {(0, 1): 1 / 500, (1, 0): 1 / 2000}
+    plan = ReductionPlan(3, (star(3, 1, 3), star(3, 2, 1)), "")
+    busy = seconds_per_byte(plan, TRIANGLE)
+    assert busy[0, 1] == busy[1, 0] == 0.75 / 20
+    assert busy[1, 2] == 1 / 50
+    assert busy[2, 0] == 0.25 / 10
+
+
+@pytest.mark.parametrize("tree", ["auto", "ring", "hierarchy"])
+def test_large_exchanges_take_what_the_busiest_link_takes(tree: str) -> None:
+    # Three rates and delays; 100 MB in chunks of 1000 bytes, so that only bandwidth counts.
+    topology = relayed(world(3, both_ways((0, 1, 2e6, 0.06), (1, 2, 5e6, 0.01), (0, 2, 1e6, 0.07))))
+    plan = plan_reduction(job(tree), topology)
+    bound_s = 100e6 * 1.069 * max(seconds_per_byte(plan, topology).values())
+    assert bound_s <= exchange_time_s(job(tree), topology, 100_000_000) <= 1.01 * bound_s
 
 
 def test_who_waits_for_whom() -> None:
