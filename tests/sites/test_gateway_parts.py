@@ -133,7 +133,7 @@ def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float)
 
 
 def test_configuration_survives_json(tmp_path: Path) -> None:
-    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 0.5))
+    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 2))
     config = gateway_config(tmp_path, ReductionPlan(3, trees, "why"), 2)
     assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
