@@ -13,7 +13,13 @@ MAX_SETTINGS = 500
 """At a minute a run, two days of one repeat: more is a slip of the keyboard."""
 SHORT = {"codec": "exchange.codec"}
 """Paths that may be written without what stands before them."""
-_FIXED = ("trainer.steps",)
+_FIXED = {
+    "trainer.steps": "is what --steps and --warmup say",
+    "trainer.evaluate_every": "is fixed: nothing is evaluated between the measured steps",
+    "trainer.compute": "is what --compute says, for all settings",
+    "emulate": "is fixed: links are always emulated",
+}
+"""What a benchmark sets by itself, and why it may not be swept."""
 _CLOSING = {"[": "]", "{": "}"}
 
 
@@ -27,8 +33,8 @@ def parse_sweep(text: str) -> Sweep:
     values = tuple(value.strip() for value in _split(values_text))
     if not equals or "" in path.split(".") or "" in values:
         raise _refused(path, "want PATH=V1,V2, as --sweep 'links.*.rtt=5ms,20ms'")
-    if SHORT.get(path, path) in _FIXED:
-        raise _refused(path, "is what --steps and --warmup say")
+    if path in _FIXED:
+        raise _refused(path, _FIXED[path])
     if len(set(values)) < len(values):
         raise _refused(path, "has a value twice")
     return Sweep(path=path, values=values)

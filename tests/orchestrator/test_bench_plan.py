@@ -64,6 +64,8 @@ def test_a_sweep_is_a_path_and_its_values() -> None:
         ("codec=fp32,,bf16", "want PATH=V1,V2"),
         ("codec=fp32,fp32", "a value twice"),
         ("trainer.steps=1,2", "--steps"),
+        ("trainer.compute=real,modelled", "--compute"),
+        ("emulate=true,false", "always emulated"),
     ],
 )
 def test_what_is_no_sweep(text: str, message: str) -> None:
