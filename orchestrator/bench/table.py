@@ -38,6 +38,9 @@ class BenchTables:
         settings = self._bench.settings
         yield _heading(self._bench)
         yield Text()
+        if all(each.result is None for each in settings):
+            yield Text("no repeat is complete yet")
+            return
         yield _efficiency(settings, plus_minus)
         yield Text("\nwhere a step's time went", style="bold")
         yield _split(settings)
@@ -56,7 +59,7 @@ def _heading(bench: Bench) -> Text:
     how += sorted({f"exchange: {each.schedule}" for each in results})
     emulators = sorted({each.emulator for each in results})
     how += ["; ".join(EMULATORS.get(name, figures.words(name)) for name in emulators)]
-    how += [f"{asked.steps} steps after {asked.warmup_steps}", f"repeats: {asked.repeats}"]
+    how += [f"{asked.steps} steps after {asked.warmup_steps} to warm up", f"repeats: {asked.repeats}"]
     text.append("\n" + ", ".join(part for part in how if part), style="not bold")
     return text
 

@@ -39,6 +39,13 @@ def test_what_is_not_measured_is_a_dash() -> None:
     assert rows[0][2:] == ["-", "-", "-", "-", "-", "-", "0"]
 
 
+def test_before_the_first_repeat_there_is_nothing_to_tabulate() -> None:
+    bench = an_interrupted_bench()
+    shown = rendered(dataclasses.replace(bench, settings=bench.settings[1:]))
+    assert "no repeat is complete yet" in shown
+    assert "where a step's time went" not in shown
+
+
 def test_a_narrow_terminal_shows_the_first_columns() -> None:
     assert all(len(line) <= 60 for line in rendered(a_bench(), width=60).splitlines())
 
