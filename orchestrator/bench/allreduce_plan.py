@@ -20,6 +20,7 @@ class Wanted:
 
     sizes_bytes: tuple[int, ...]
     codecs: tuple[str, ...]
+    """Empty: what the job that ships says, or `overrides`; likewise the next."""
     trees: tuple[str, ...]
     topology_path: Path
     overrides: tuple[str, ...]
@@ -38,9 +39,18 @@ class Combination:
     """One setting, and the documents of its run."""
 
     size_bytes: int
-    codec: str
-    tree: str
     pair: Pair
+
+    @property
+    def codec(self) -> str:
+        """What the tensor travels as."""
+        return self.pair.job.exchange.codec
+
+    @property
+    def tree(self) -> str:
+        """As asked for."""
+        reduction = self.pair.job.reduction
+        return "as written" if reduction.trees else reduction.tree
 
     @property
     def plan(self) -> str:
@@ -56,16 +66,16 @@ def combinations(wanted: Wanted) -> list[Combination]:
     """
     shared = _shared_overrides(wanted)
     found = []
-    for size_bytes, codec, tree in itertools.product(
-        wanted.sizes_bytes, wanted.codecs, wanted.trees
-    ):
-        own = [
-            f"exchange.codec={codec}",
-            f"reduction.tree={tree}",
-            f"arguments={json.dumps([str(size_bytes), str(wanted.count)])}",
-        ]
+    choices = itertools.product(
+        wanted.sizes_bytes,
+        [f"exchange.codec={codec}" for codec in wanted.codecs] or [None],
+        [f"reduction.tree={tree}" for tree in wanted.trees] or [None],
+    )
+    for size_bytes, *choice in choices:
+        arguments = f"arguments={json.dumps([str(size_bytes), str(wanted.count)])}"
+        own = [arguments, *(each for each in choice if each is not None)]
         pair = load_pair(_job_path(), [*shared, *own], wanted.topology_path)
-        found.append(Combination(size_bytes, codec, tree, pair))
+        found.append(Combination(size_bytes, pair))
     return found
 
 

@@ -73,18 +73,14 @@ def _what_options(function: Options) -> Options:
             "codecs",
             type=click.Choice(CODECS),
             multiple=True,
-            default=("fp32",),
-            show_default=True,
-            help="What it travels as.",
+            help="What it travels as. [fp32]",
         ),
         click.option(
             "--tree",
             "trees",
             type=click.Choice(TREES),
             multiple=True,
-            default=("auto",),
-            show_default=True,
-            help="Along which links it is summed.",
+            help="Along which links it is summed. [auto]",
         ),
         click.option(
             "--streams", type=click.IntRange(1, 32), help="Connections between two gateways."

@@ -100,6 +100,19 @@ def test_options_become_the_documents_of_runs(
     assert not pair.topology.emulate
 
 
+def test_without_a_tree_or_codec_the_job_that_ships_decides_or_its_overrides(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces
+) -> None:
+    trees = "reduction.trees=[{root: b, parents: {a: b, c: b}}]"
+    done = isthmus(
+        *("bench", "allreduce", topology, "--size", "1MiB"),
+        *("--set", trees, "--set", "exchange.codec=bf16"),
+    )
+    assert done.code == 0
+    assert runs.pairs[-1].job.exchange.codec == "bf16"
+    assert "as written" in done.out
+
+
 def test_the_envelope_is_the_file(
     isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces
 ) -> None:
