@@ -59,7 +59,10 @@ def _heading(bench: Bench) -> Text:
     how += sorted({f"exchange: {each.schedule}" for each in results})
     emulators = sorted({each.emulator for each in results})
     how += ["; ".join(EMULATORS.get(name, figures.words(name)) for name in emulators)]
-    how += [f"{asked.steps} steps after {asked.warmup_steps} to warm up", f"repeats: {asked.repeats}"]
+    how += [
+        f"{asked.steps} steps after {asked.warmup_steps} to warm up",
+        f"repeats: {asked.repeats}",
+    ]
     text.append("\n" + ", ".join(part for part in how if part), style="not bold")
     return text
 
