@@ -68,12 +68,11 @@ def combinations(wanted: Wanted) -> list[Combination]:
     found = []
     choices = itertools.product(
         wanted.sizes_bytes,
-        [f"exchange.codec={codec}" for codec in wanted.codecs] or [None],
-        [f"reduction.tree={tree}" for tree in wanted.trees] or [None],
+        [[f"exchange.codec={codec}"] for codec in wanted.codecs] or [[]],
+        [[f"reduction.tree={tree}"] for tree in wanted.trees] or [[]],
     )
-    for size_bytes, *choice in choices:
-        arguments = f"arguments={json.dumps([str(size_bytes), str(wanted.count)])}"
-        own = [arguments, *(each for each in choice if each is not None)]
+    for size_bytes, codec, tree in choices:
+        own = [*codec, *tree, f"arguments={json.dumps([str(size_bytes), str(wanted.count)])}"]
         pair = load_pair(_job_path(), [*shared, *own], wanted.topology_path)
         found.append(Combination(size_bytes, pair))
     return found
