@@ -165,7 +165,8 @@ class Backend:
         assert self._process.stdout is not None
         with contextlib.suppress(ValueError):  # a line without an end: it is killed below
             while line := await self._process.stdout.readline():
-                self._hear(line)
+                if line.endswith(b"\n"):  # else it was killed in the middle of it
+                    self._hear(line)
         if self._applied is not None and not self._applied.done():
             self._applied.set_exception(ConnectionResetError())
         return await self._how_it_ended()

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import statistics
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +28,10 @@ from orchestrator.emulator.fidelity import (
     allowed_rtt_s,
 )
 from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.probe_process import ProbeProcess, running_probe
 from orchestrator.view import figures as shown
 
 START_S = 30.0
-ANSWER_S = 120.0
 ECHOES = 21
 SAME_SHARE = 0.02
 """Two pieces of time carried the same."""
@@ -72,42 +69,6 @@ class Effort:
 
     def _window_s(self, rtt_s: float) -> float:
         return max(self.window_s, 2 * PIECE_RTTS * rtt_s)
-
-
-class ProbeProcess:
-    """A probe in a process of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.host = ""
-        self.port = 0
-        self.datagram_port = 0
-
-    async def serve(self, host: str) -> None:
-        """Listen at an address of the place where it runs."""
-        answer = await self.ask(op="serve", host=host)
-        self.host, self.port, self.datagram_port = host, answer["port"], answer["datagram_port"]
-
-    async def ask(self, **message: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values
-        """Tell it something and return its answer.
-
-        Raises:
-            EmulatorError: it has ended, or could not.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                self._process.stdin.write(json.dumps(message).encode() + b"\n")
-                await self._process.stdin.drain()
-                line = await self._process.stdout.readline()
-        except (TimeoutError, ConnectionError):
-            line = b""
-        answer = json.loads(line) if line else {"error": "it does not answer"}
-        if "error" in answer:
-            raise EmulatorError(f"a probe could not {message['op']}: {answer['error']}")
-        assert isinstance(answer, dict)
-        return answer
 
 
 class Bench:
@@ -172,9 +133,9 @@ class Bench:
         link = self._scene.link(pair.source, pair.target)
         async with self._sent(pair.source, pair.target, connections):
             await self._warm(pair.target, _piece_s(rtt_s))
-            used_s = sum(self._emulator.cpu_times()[:2])
+            used_s = self._cpu_s()
             rate, over_s = await self._received(pair.target, effort._window_s(rtt_s))
-            used_s = sum(self._emulator.cpu_times()[:2]) - used_s
+            used_s = self._cpu_s() - used_s
         expected = link.bytes_per_s * self.payload
         # What congestion control makes of losses is no matter of the emulator's.
         allowed = float("inf") if link.loss else RATE_SHARE * expected
@@ -188,6 +149,12 @@ class Bench:
             allowed=allowed,
             cpu=used_s / over_s,
         )
+
+    def _cpu_s(self) -> float:
+        try:
+            return sum(self._emulator.cpu_times()[:2])
+        except psutil.NoSuchProcess:
+            raise EmulatorError("the emulator has ended") from None
 
     async def _loss(self, pair: Pair, effort: Effort) -> Figure:
         link = self._scene.link(pair.source, pair.target)
@@ -302,10 +269,10 @@ async def _start_probes(
     enter: tuple[str, ...],
 ) -> None:
     """Start a site's probe, which others reach, and one for each link on which it sends."""
-    probes[site] = await stack.enter_async_context(_probe(enter))
+    probes[site] = await stack.enter_async_context(running_probe(enter))
     await probes[site].serve(host)
     for target in _targets(scene, site):
-        probes[f"{site} to {target}"] = await stack.enter_async_context(_probe(enter))
+        probes[f"{site} to {target}"] = await stack.enter_async_context(running_probe(enter))
 
 
 def _targets(scene: Scene, site: str) -> Iterator[str]:
@@ -313,22 +280,6 @@ def _targets(scene: Scene, site: str) -> Iterator[str]:
     wanted = [(pair.source, pair.target) for pair in scene.pairs if pair.rate]
     wanted += [pair.beside for pair in scene.pairs if pair.beside is not None]
     yield from dict.fromkeys(target for source, target in wanted if source == site)
-
-
-@contextlib.asynccontextmanager
-async def _probe(enter: tuple[str, ...]) -> AsyncIterator[ProbeProcess]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "sites.leash", str(os.getpid()), *enter, "--"),
-        *(sys.executable, "-m", "orchestrator.emulator.probe"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield ProbeProcess(process)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 def _dialled(scene: Scene, probes: dict[str, ProbeProcess]) -> tuple[RelayEndpoint, ...]:

@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, TypeVar
 
 from orchestrator.emulator.config import (
     RelayConfig,
@@ -123,6 +123,9 @@ class EmulatorProcess:
         return said or f"the emulator ended with status {status}"
 
 
+Kind = TypeVar("Kind", bound=EmulatorProcess)
+
+
 class RelayProcess(EmulatorProcess):
     """A relay that runs.
 
@@ -141,18 +144,32 @@ def running_relay(config: RelayConfig) -> Iterator[RelayProcess]:
         ConfigError: the relay refuses its configuration; in its own words.
         TimeoutError: it does not listen within `ANSWER_WITHIN_S`.
     """
+    with started("orchestrator.emulator.relay", RelayProcess) as relay:
+        relay.endpoints = parse_listening(relay.configure(config.to_json()))
+        yield relay
+
+
+@contextlib.contextmanager
+def started(
+    module: str, kind: Callable[[subprocess.Popen[bytes], IO[bytes]], Kind]
+) -> Iterator[Kind]:
+    """Start an emulator, not configured yet; it has ended when the block has.
+
+    Args:
+        module: That it is.
+        kind: What makes of the process, and of the file that it complains to, what is given.
+    """
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.emulator.relay"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
         ) as child,
     ):
-        relay = RelayProcess(child, log)
+        emulator = kind(child, log)
         try:
-            relay.endpoints = parse_listening(relay.configure(config.to_json()))
-            yield relay
+            yield emulator
         finally:
-            relay.stop()
+            emulator.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -79,16 +79,7 @@ class RelayConfig:
         Raises:
             ConfigError: it is not a configuration; the message names the place.
         """
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"want one line of JSON with links and endpoints: {error}") from error
-        if not isinstance(fields, dict):
-            raise ConfigError("want one JSON object with links and endpoints")
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in fields:
-            if name not in names:
-                raise ConfigError(f"unknown key {name!r}; the keys are {', '.join(names)}")
+        fields = parse_object(line, [field.name for field in dataclasses.fields(cls)])
         return cls(
             links=parse_list(fields, "links", LinkShape),
             endpoints=parse_list(fields, "endpoints", RelayEndpoint),
@@ -137,18 +128,27 @@ def parse_apply(line: bytes) -> tuple[Change, ...]:
     Raises:
         ConfigError: it is another line, or holds something that is no change.
     """
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"want one line of JSON with changes: {error}") from error
-    if not isinstance(fields, dict) or fields.keys() != {"op", "changes"}:
-        raise ConfigError('want {"op": "apply", "changes": [..]}')
-    changes = fields["changes"]
-    if fields["op"] != "apply" or not isinstance(changes, list):
+    fields = parse_object(line, ("op", "changes"))
+    changes = fields.get("changes")
+    if fields.get("op") != "apply" or not isinstance(changes, list):
         raise ConfigError('want {"op": "apply", "changes": [..]}')
     if len(changes) > MAX_CHANGES:
         raise ConfigError(f"changes: {len(changes)}, at most {MAX_CHANGES}")
     return tuple(Change.from_json(each, f"changes.{i}") for i, each in enumerate(changes))
+
+
+def parse_object(line: bytes, names: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON object of a line, whose keys are among `names`; else a ConfigError."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"want one line of JSON with {', '.join(names)}: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f"want one JSON object with {', '.join(names)}")
+    for name in fields:
+        if name not in names:
+            raise ConfigError(f"unknown key {name!r:.100}; the keys are {', '.join(names)}")
+    return fields
 
 
 def parse_list(fields: dict[str, Any], name: str, kind: type[Kind]) -> tuple[Kind, ...]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from orchestrator.emulator.backend import SiteNamespace, parse_ready
-from orchestrator.emulator.child import EmulatorProcess
+from orchestrator.emulator.child import EmulatorProcess, started
 from orchestrator.emulator.netns_config import NetnsConfig
 
 
@@ -21,9 +18,7 @@ class NetnsProcess(EmulatorProcess):
         sites: How each is reached and entered.
     """
 
-    def __init__(self, child: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-        super().__init__(child, log)
-        self.sites: dict[str, SiteNamespace] = {}
+    sites: Mapping[str, SiteNamespace] = MappingProxyType({})
 
 
 @contextlib.contextmanager
@@ -34,19 +29,7 @@ def running_netns(config: NetnsConfig) -> Iterator[NetnsProcess]:
         ConfigError: it refuses its configuration, or this machine refuses it; in its own words.
         TimeoutError: it is not ready in time.
     """
-    with (
-        tempfile.TemporaryFile() as log,
-        subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.emulator.netns"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-        ) as child,
-    ):
-        emulator = NetnsProcess(child, log)
-        try:
-            ready = parse_ready(emulator.configure(config.to_json()))
-            emulator.sites = {site.site: site for site in ready}
-            yield emulator
-        finally:
-            emulator.stop()
+    with started("orchestrator.emulator.netns", NetnsProcess) as emulator:
+        ready = parse_ready(emulator.configure(config.to_json()))
+        emulator.sites = {site.site: site for site in ready}
+        yield emulator

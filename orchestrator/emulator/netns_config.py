@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.emulator.config import parse_apply, parse_list, parse_scalar
+from orchestrator.emulator.config import parse_apply, parse_list, parse_object, parse_scalar
 from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.tun import MAX_SITES
 from topology.changes import Change
@@ -55,16 +54,7 @@ class NetnsConfig:
         Raises:
             ConfigError: it is not a configuration; the message names the place.
         """
-        try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"want one line of JSON with sites and links: {error}") from error
-        if not isinstance(fields, dict):
-            raise ConfigError("want one JSON object with sites and links")
-        names = [field.name for field in dataclasses.fields(cls)]
-        for name in fields:
-            if name not in names:
-                raise ConfigError(f"unknown key {name!r:.100}; the keys are {', '.join(names)}")
+        fields = parse_object(line, [field.name for field in dataclasses.fields(cls)])
         sites = fields.get("sites")
         if not isinstance(sites, list):
             raise ConfigError(f"sites: want a list, got {sites!r:.100}")

@@ -22,6 +22,8 @@ MAX_LINE_BYTES = 4 << 20
 """The configuration, or a change, of all links of the largest full mesh with the longest names."""
 MAX_UNREAD_BYTES = 8 << 20
 """Two messages about all those links."""
+END_WITHIN_S = 0.5
+"""For an owner that still reads to take the last message."""
 FLUSH_EVERY_S = 0.01
 """How soon to try again while the reader is behind: a pipe takes 64 KiB at a time."""
 _READ_BYTES = 64 << 10
@@ -73,6 +75,13 @@ class MessageWriter:
             except BlockingIOError:
                 return
             self._rest = self._rest[num_written:]
+
+    def finish(self, within_s: float) -> None:
+        """Wait until all is taken, or it took too long; errors as of `flush`."""
+        deadline_s = time.monotonic() + within_s
+        while self.is_behind and (left_s := deadline_s - time.monotonic()) > 0:
+            select.select([], [self._descriptor], [], left_s)
+            self.flush()
 
 
 class LineReader:
@@ -164,8 +173,9 @@ class Conversation:
         return self._report_s
 
     def end(self) -> None:
-        """Say for the last time what has passed."""
+        """Say for the last time what has passed; this alone may take a moment."""
         self._messages.offer(self._counters())
+        self._messages.finish(END_WITHIN_S)
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:

@@ -316,8 +316,8 @@ def test_changes_survive_the_line() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("x", "want one line of JSON with changes"),
-        ("[]", 'want {"op": "apply"'),
+        ("x", "want one line of JSON with op, changes"),
+        ("[]", "want one JSON object with op, changes"),
         ('{"op": "stop", "changes": []}', 'want {"op": "apply"'),
         ('{"op": "apply", "changes": {}}', 'want {"op": "apply"'),
         ('{"op": "apply", "changes": [7]}', r"changes\.0: want an object"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +19,7 @@ from orchestrator.emulator.pipes import (
 )
 from topology.errors import ConfigError
 
+WITHIN_S = 20.0
 WIDE = {"op": "counters", "links": ["x" * 200] * 8000}
 """Of the largest full mesh: many times what a pipe holds."""
 
@@ -36,7 +39,14 @@ class Talk:
         self.stdin.read()
 
     def hear(self) -> bytes:
+        assert select.select([self.from_emulator], [], [], WITHIN_S)[0], "nothing is said"
         return os.read(self.from_emulator, 1 << 20)
+
+    def hear_line(self) -> bytes:
+        heard = b""
+        while not heard.endswith(b"\n"):
+            heard += self.hear()
+        return heard
 
 
 @pytest.fixture
@@ -94,6 +104,17 @@ def test_an_answer_is_never_dropped_behind_counters_that_are_not_read(talk: Talk
         {"op": "applied", "count": 1},
     ]
     assert talk.obeyed == [b"one", b"three"]
+
+
+@pytest.mark.slow
+def test_the_last_counters_are_said_whole_or_given_up(talk: Talk) -> None:
+    talk.conversation.begin({"op": "ready"}, 0.0)
+    talk.hear()
+    with ThreadPoolExecutor(1) as owner:
+        heard = owner.submit(talk.hear_line)
+        talk.conversation.end()
+        assert json.loads(heard.result(2 * WITHIN_S)) == WIDE
+    talk.conversation.end()  # nobody reads: it returns all the same
 
 
 def test_reading_without_need_waits_for_nothing(talk: Talk) -> None:
