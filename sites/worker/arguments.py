@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 
 
 def check_list(caller: str, tensors: object) -> None:
@@ -47,3 +49,33 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
             "a DTensor: let site.synchronize(model, optimizer) average a sharded model's gradients"
         )
     return None
+
+
+def check_training(model: object, optimizer: object) -> None:
+    """Refuse what `site.synchronize` cannot train.
+
+    Raises:
+        TypeError: and what it is.
+    """
+    if not isinstance(model, DistributedDataParallel | FSDPModule):
+        raise TypeError(
+            f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what fully_shard "
+            f"was called on, got {type(model).__name__}: wrap the model first, or see "
+            "site.average_gradients"
+        )
+    if isinstance(model, FSDPModule) and not hasattr(model, "set_custom_reduce_scatter"):
+        raise TypeError(
+            f"site.synchronize: fully_shard of torch {torch.__version__} has no "
+            "set_custom_reduce_scatter: use torch 2.9 or later"
+        )
+    check_optimizer("site.synchronize", optimizer)
+
+
+def check_optimizer(caller: str, optimizer: object) -> None:
+    """Refuse what is no optimizer.
+
+    Raises:
+        TypeError: and what it is.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"{caller}: want a torch.optim.Optimizer, got {type(optimizer).__name__}")

@@ -8,6 +8,7 @@ import torch
 
 from sites.worker.exchange import MAX_BUCKETS, Exchange
 from sites.worker.layout import layout_of
+from sites.worker.packing import Packer
 from sites.worker.region import FLOAT_BYTES
 from sites.worker.rounds import Round
 
@@ -61,8 +62,9 @@ class TensorAverage:
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         futures = []
         for group, is_exact in split_by_exactness(tensors, exact=exact, is_lossy=self._is_lossy):
-            for pieces in pack(_flat(group, copies), self._bucket_numel):
-                futures.append(self._exchange.submit(pieces, layout, exact=is_exact))  # noqa: PERF401 - it waits
+            for pieces in _packed(_flat(group, copies), self._bucket_numel):
+                future = self._exchange.submit(pieces, layout, exact=is_exact)
+                futures.append(future)
         finished = self._exchange.wait()
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
@@ -91,22 +93,13 @@ def split_by_exactness(
     return [(group, is_exact) for group, is_exact in ((matrices, False), (vectors, True)) if group]
 
 
-def pack(flats: Iterator[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:
-    """Cut flat tensors, one after another, into buckets: lists of views, all full but the last."""
-    bucket: list[torch.Tensor] = []
-    room = bucket_numel
+def _packed(flats: Iterator[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:
+    """Cut flat tensors into buckets, all full but the last."""
+    packer: Packer[torch.Tensor] = Packer(bucket_numel)
     for each in flats:
-        start = 0
-        while start < each.numel():
-            piece = each[start : start + room]
-            bucket.append(piece)
-            start += piece.numel()
-            room -= piece.numel()
-            if room == 0:
-                yield bucket
-                bucket, room = [], bucket_numel
-    if bucket:
-        yield bucket
+        yield from packer.add(each)
+    if rest := packer.take():
+        yield rest
 
 
 def _flat(

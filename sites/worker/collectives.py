@@ -1,11 +1,11 @@
 """Collectives inside a site, on process groups of their own.
 
-Two groups, because reduce-scatters are launched from the autograd thread and all-gathers from
+Two groups, because reduce-scatters (and what sends shards in) are launched from the autograd thread and all-gathers from
 another: on one group, two ranks could launch them in different orders and wait for each other.
 torch 2.13 renamed the flat collectives and warns about the old names; older ones have only those.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from protos.errors import RankLostError
 
+Counts = Sequence[int]
 _Flat = Callable[..., dist.Work]
 _reduce_scatter: _Flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: _Flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -47,6 +48,40 @@ class Collectives:
         if self._reduce_group is None:
             return None
         return _reduce_scatter(shard, padded, group=self._reduce_group, async_op=True)
+
+    def send_in(
+        self, arriving: torch.Tensor, leaving: torch.Tensor, received: Counts, sent: Counts
+    ) -> dist.Work | None:
+        """Send `sent[r]` elements to each rank r and get `received[r]`. Ordered with reduce-scatters."""
+        return self._all_to_all(self._reduce_group, arriving, leaving, received, sent)
+
+    def send_back(
+        self, arriving: torch.Tensor, leaving: torch.Tensor, received: Counts, sent: Counts
+    ) -> dist.Work | None:
+        """Likewise; ordered with all-gathers."""
+        return self._all_to_all(self._gather_group, arriving, leaving, received, sent)
+
+    def _all_to_all(
+        self,
+        group: dist.ProcessGroup | None,
+        arriving: torch.Tensor,
+        leaving: torch.Tensor,
+        received: Counts,
+        sent: Counts,
+    ) -> dist.Work | None:
+        assert group is not None, "a rank by itself holds all there is"
+        work: dist.Work | None = dist.all_to_all_single(
+            arriving, leaving, [*received], [*sent], group=group, async_op=True
+        )
+        return work
+
+    @staticmethod
+    def reduce_scatter_over(
+        group: dist.ProcessGroup, shard: torch.Tensor, whole: torch.Tensor, *, async_op: bool
+    ) -> dist.Work | None:
+        """Sum over a group of the script's own."""
+        work: dist.Work | None = _reduce_scatter(shard, whole, group=group, async_op=async_op)
+        return work
 
     def all_gather(self, padded: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:
         """Collect all ranks' shards into float32[P s]."""

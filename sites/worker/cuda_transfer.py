@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sites.worker.collectives import Collectives, wait
-from sites.worker.transfer import Pending, Slot, padded_shape, read_pieces
+from sites.worker.transfer import Pending, Sizes, Slot, read_pieces
+from sites.worker.ways import bring_back, end_in, start_in
 
 
 class CudaTransfer:
@@ -24,15 +25,14 @@ class CudaTransfer:
         self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def make_slot(self, numel: int, region: torch.Tensor) -> Slot:
+    def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
         """Allocate on the device, and page-lock the region so that copies are asynchronous."""
-        padded_numel, shard_numel = padded_shape(numel, self._collectives.world_size)
-        padded = torch.zeros(padded_numel, device=self.device)
+        padded = torch.zeros(sizes.padded_numel, device=self.device)
         alone = self._collectives.world_size == 1
-        shard = padded if alone else torch.zeros(shard_numel, device=self.device)
+        shard = padded if alone else torch.zeros(sizes.shard_numel, device=self.device)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.check_error(runtime.cudaHostRegister(region.data_ptr(), region.nbytes, 0))
-        return Slot(numel, padded, shard, region)
+        return Slot(sizes.numel, padded, shard, region)
 
     def drop_slot(self, slot: Slot) -> None:
         """Unlock the region's pages, once no copy uses them."""
@@ -46,10 +46,10 @@ class CudaTransfer:
         return torch.futures.Future(devices=[self.device])
 
     def launch(self, slot: Slot) -> Pending:
-        """Enqueue the reduce-scatter; with one rank, what must be waited for is the scaling."""
+        """Enqueue the reduce-scatter, or the sending; with one rank, what must be waited for is the scaling."""
         slot.computed = _timer()
         slot.computed.record(torch.cuda.current_stream(self.device))
-        return self._collectives.reduce_scatter(slot.shard, slot.padded) or slot.computed
+        return start_in(self._collectives, slot) or slot.computed
 
     def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
         """All-reduce one float64, made by a kernel: a copy from the host would synchronise."""
@@ -62,6 +62,7 @@ class CudaTransfer:
         copied = _timer()
         with torch.cuda.stream(self._down):
             wait(pending)
+            end_in(slot)
             slot.region.copy_(slot.shard, non_blocking=True)
             copied.record(self._down)
         copied.synchronize()
@@ -80,7 +81,7 @@ class CudaTransfer:
         """Enqueue everything on the side stream and complete under it."""
         with torch.cuda.stream(self._up):
             slot.shard.copy_(slot.region, non_blocking=True)
-            wait(self._collectives.all_gather(slot.padded, slot.shard))
+            bring_back(self._collectives, slot)
             read_pieces(slot.padded, pieces)
             complete()
 

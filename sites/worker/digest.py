@@ -10,6 +10,7 @@ import torch
 import xxhash
 
 from protos.limits import CONTROL_MESSAGE_BYTES
+from sites.worker.sharded import whole_of
 
 _MESSAGE_BYTES = CONTROL_MESSAGE_BYTES // 2
 """The most that names and hashes may take as JSON, so that every message on the way has room."""
@@ -48,14 +49,18 @@ class Digest:
 
 
 def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> Digest:
-    """Hash tensors of any dtype and device; one on a device is copied to the host first."""
+    """Hash tensors of any dtype and device; one on a device is copied to the host first.
+
+    Sharded ones are gathered one after another, by collectives of their ranks, so that a hash does not
+    depend on how many those are.
+    """
     named = [(name, hash_of(each)) for name, each in tensors]
     return Digest(tuple(name for name, _ in named), tuple(number for _, number in named))
 
 
 def hash_of(tensor: torch.Tensor) -> int:
     """Return the xxh3-64 of a tensor's elements, as bytes in row-major order."""
-    return xxhash.xxh3_64_intdigest(as_bytes(tensor.detach().cpu()).numpy().data)
+    return xxhash.xxh3_64_intdigest(as_bytes(whole_of(tensor).cpu()).numpy().data)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

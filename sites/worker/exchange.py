@@ -13,7 +13,6 @@ that are still open, and is raised by every later call.
 from __future__ import annotations
 
 import math
-import os
 import queue
 import threading
 import time
@@ -29,10 +28,13 @@ from protos.errors import (
     NoTokensError,
     RemoteProtocolError,
 )
+from sites.worker.collectives import wait
 from sites.worker.link import Link, Reduce, Reduced
-from sites.worker.region import FLOAT_BYTES, create_region
+from sites.worker.region import FLOAT_BYTES
 from sites.worker.rounds import Bucket, Round
-from sites.worker.transfer import Slot, Transfer, padded_shape, write_pieces
+from sites.worker.routes import Route
+from sites.worker.slots import Slots
+from sites.worker.transfer import Transfer, write_pieces
 
 MAX_BUCKETS = 1 << 16
 """Of one round. 4 MiB a bucket, the shipped setting, reaches 256 GiB."""
@@ -67,11 +69,10 @@ class Exchange:
         self._link = link
         self._transfer = transfer
         self._rank = rank
-        self._world_size = world_size
         self._deadline_s = deadline_s
         self._overlaps = overlaps
         self._now_s = now_s
-        self._slots: dict[int, Slot] = {}
+        self._slots = Slots(link, transfer, world_size)
         self._round: Round | None = None
         self._num_rounds = 0
         self._error: IsthmusError | None = None
@@ -107,7 +108,7 @@ class Exchange:
         if self._error is not None:
             raise self._error
 
-    def begin(self, tokens: float, *, first_bucket: int = 0, num_slots: int = MAX_BUCKETS) -> None:
+    def begin(self, tokens: float, *, first_bucket: int = 0, num_slots: int | None = None) -> None:
         """Open the next round. The previous one is complete, and every rank opens this one.
 
         Args:
@@ -115,7 +116,8 @@ class Exchange:
             first_bucket: the number of its first bucket. What a lossy codec loses of a bucket is
                 owed to the next one of the same number, so each sequence of buckets that comes
                 again and again has numbers of its own.
-            num_slots: buckets under way, at most: then `submit` waits.
+            num_slots: buckets under way, at most: then `submit` waits. None: as many as there
+                are, for a backward pass goes on meanwhile.
         """
         self.check()
         if self._round is not None and self._round.num_finished < len(self._round.buckets):
@@ -128,7 +130,12 @@ class Exchange:
             self._num_rounds += 1
 
     def submit(
-        self, pieces: Sequence[torch.Tensor], layout: int, *, exact: bool = False
+        self,
+        pieces: Sequence[torch.Tensor],
+        layout: int,
+        *,
+        exact: bool = False,
+        route: Route | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
@@ -137,6 +144,8 @@ class Exchange:
                 Overwritten.
             layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
             exact: let nothing but fp32 cross the WAN.
+            route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's, and
+                hold the average over the site's ranks, weighted by their tokens, already.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`
@@ -150,13 +159,12 @@ class Exchange:
         index = len(current.buckets)
         if index == MAX_BUCKETS:
             raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: make them larger")
-        if index >= current.num_slots:
-            self._wait_finished(current, index - current.num_slots + 1)
-            current.buckets[index - current.num_slots].future.wait()  # on CUDA this stream does
-        slot_index = index % current.num_slots
-        slot = self._slot(slot_index, sum(each.numel() for each in pieces))
+        slot_index = self._free_slot(current, index)
+        numel = sum(each.numel() for each in pieces) if route is None else route.numel
+        slot = self._slots.get(slot_index, numel, route)
         with torch.no_grad():
-            write_pieces(pieces, current.tokens, slot.padded)
+            tokens = current.tokens if route is None else self.site_tokens()
+            write_pieces(pieces, tokens, slot.padded)
         pending = self._transfer.launch(slot)
         future = self._transfer.make_future()
         first = min(self._rank * slot.region.numel(), slot.numel)
@@ -168,10 +176,16 @@ class Exchange:
         )
         with self._changed:
             current.buckets.append(bucket)
-            current.last_submit_s = now_s
+            current.note_computed(index, now_s)
         if self._overlaps:
             self._release(current)
         return future
+
+    def site_tokens(self) -> torch.Tensor:
+        """Return the open round's tokens of all ranks of the site: float64[1], ready on this stream."""
+        assert self._round is not None, "begin comes first"
+        wait(self._round.pending)
+        return self._round.total
 
     def wait(self) -> Round:
         """Wait until every bucket of the round is in place; return the round.
@@ -228,22 +242,15 @@ class Exchange:
             bucket.done = True
         bucket.future.set_result(bucket.pieces[0])
 
-    def _slot(self, index: int, numel: int) -> Slot:
-        """Return buffers for a bucket: those of an earlier one, where they are large enough."""
-        slot = self._slots.get(index)
-        if slot is not None and slot.numel >= numel:
-            return slot.cut(numel, self._world_size)
-        if slot is not None:
-            self._transfer.drop_slot(slot)
-        _, shard_numel = padded_shape(numel, self._world_size)
-        array, descriptor = create_region(shard_numel)
-        try:
-            self._link.add_region(index, shard_numel, descriptor)
-        finally:
-            os.close(descriptor)
-        slot = self._transfer.make_slot(numel, torch.from_numpy(array))
-        self._slots[index] = slot
-        return slot
+    def _free_slot(self, current: Round, index: int) -> int:
+        """Return which buffers a bucket gets, once an earlier one has gone from them."""
+        if current.num_slots is None:
+            return index
+        earlier = index - current.num_slots
+        if earlier >= 0:
+            self._wait_finished(current, earlier + 1)
+            current.buckets[earlier].future.wait()  # on CUDA this stream does
+        return index % current.num_slots
 
     def _run(self, part: Callable[[], None]) -> None:
         try:
@@ -265,7 +272,8 @@ class Exchange:
                 computed_s = self._transfer.collect(bucket.slot, bucket.pending)
                 if computed_s is not None:
                     # Submitted long before: the device still computed what was only enqueued.
-                    bucket.submitted_s = current.last_submit_s = self._now_s() - computed_s
+                    bucket.submitted_s = self._now_s() - computed_s
+                    current.note_computed(bucket.number - current.first_bucket, bucket.submitted_s)
             for bucket in buckets:
                 self._hand_over(current, bucket)
 

@@ -4,6 +4,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
+from sites.worker.average import split_by_exactness
 from sites.worker.exchange import Exchange
 from sites.worker.layout import layout_of
 from sites.worker.rounds import Round
@@ -14,9 +15,23 @@ class GradientHook:
     """Sends each bucket through the exchange while backward goes on."""
 
     def __init__(
-        self, exchange: Exchange, tokens: TokenCount, model: DistributedDataParallel
+        self,
+        exchange: Exchange,
+        tokens: TokenCount,
+        model: DistributedDataParallel,
+        *,
+        is_lossy: bool,
     ) -> None:
+        """Do nothing yet.
+
+        Args:
+            exchange: takes the buckets.
+            tokens: this rank's weight.
+            model: whose gradients they are.
+            is_lossy: the codec rounds; then what is of one dimension crosses exactly.
+        """
         self._exchange = exchange
+        self._is_lossy = is_lossy
         self._tokens = tokens
         self._names = {each: name for name, each in model.module.named_parameters()}
         self._layouts: dict[tuple[int, ...], int] = {}
@@ -29,7 +44,20 @@ class GradientHook:
             # exception in a future into an unreadable one.
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._exchange.begin(self._tokens.take())
-        return self._exchange.submit([bucket.buffer()], self._layout(bucket))
+        layout, buffer = self._layout(bucket), bucket.buffer()
+        if not self._is_lossy:
+            return self._exchange.submit([buffer], layout)
+        futures = []
+        for group, is_exact in split_by_exactness(bucket.gradients(), exact=False, is_lossy=True):
+            pieces = [_memory_of(each, buffer) for each in group]
+            futures.append(self._exchange.submit(pieces, layout, exact=is_exact))
+
+        def whole(last: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            last.value()  # raises what went wrong
+            return buffer
+
+        # Buckets are completed in the order in which they were submitted.
+        return futures[-1].then(whole)
 
     def take_rounds(self) -> list[Round]:
         """Return the rounds since the last call: one for each backward pass that synchronised."""
@@ -45,3 +73,9 @@ class GradientHook:
         if key not in self._layouts:
             self._layouts[key] = layout_of((self._names[each], each) for each in parameters)
         return self._layouts[key]
+
+
+def _memory_of(grad: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """Return where in the bucket a gradient lies, flat, whatever its strides are."""
+    start = grad.storage_offset() - buffer.storage_offset()
+    return buffer[start : start + grad.numel()]

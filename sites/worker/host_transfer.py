@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from sites.worker.collectives import Collectives, wait
-from sites.worker.transfer import Pending, Slot, padded_shape, read_pieces
+from sites.worker.transfer import Pending, Sizes, Slot, read_pieces
+from sites.worker.ways import bring_back, end_in, start_in
 
 
 class HostTransfer:
@@ -16,12 +17,11 @@ class HostTransfer:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
-    def make_slot(self, numel: int, region: torch.Tensor) -> Slot:
+    def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
         """With one rank the bucket is its own shard, and is scaled straight into the region."""
-        padded_numel, _ = padded_shape(numel, self._collectives.world_size)
         alone = self._collectives.world_size == 1
-        padded = region if alone else torch.zeros(padded_numel)
-        return Slot(numel, padded, shard=region, region=region)
+        padded = region if alone else torch.zeros(sizes.padded_numel)
+        return Slot(sizes.numel, padded, shard=region, region=region)
 
     def drop_slot(self, slot: Slot) -> None:
         """Nothing is held beside the tensors."""
@@ -31,8 +31,8 @@ class HostTransfer:
         return torch.futures.Future()
 
     def launch(self, slot: Slot) -> Pending:
-        """Reduce-scatter into shared memory."""
-        return self._collectives.reduce_scatter(slot.shard, slot.padded)
+        """Reduce-scatter into shared memory, or send shards in."""
+        return start_in(self._collectives, slot)
 
     def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
         """All-reduce one float64."""
@@ -40,8 +40,9 @@ class HostTransfer:
         return total, self._collectives.all_reduce(total)
 
     def collect(self, slot: Slot, pending: Pending) -> None:
-        """Wait; the shard is in place then."""
+        """Wait, and see that the shard is in place."""
         wait(pending)
+        end_in(slot)
 
     def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
         """Wait; the sum is in place then."""
@@ -51,7 +52,7 @@ class HostTransfer:
     def deliver(
         self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
     ) -> None:
-        """All-gather, cut the padding off, convert to the pieces' dtypes."""
-        wait(self._collectives.all_gather(slot.padded, slot.shard))
+        """Bring back, cut the padding off, convert to the pieces' dtypes."""
+        bring_back(self._collectives, slot)
         read_pieces(slot.padded, pieces)
         complete()

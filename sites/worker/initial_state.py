@@ -15,10 +15,12 @@ import torch.distributed as dist
 from sites.worker.digest import as_bytes, digest_of
 from sites.worker.exchange import Exchange
 from sites.worker.layout import layout_of
+from sites.worker.sharded import whole_of, write_whole
 
 BLOCK_NUMEL = 2 << 20
 """float32 numbers a bucket: 8 MiB of shared memory, 4 MiB of the model."""
 BLOCKS_IN_FLIGHT = 8
+_GROUP_BYTES = 2 * BLOCK_NUMEL * BLOCKS_IN_FLIGHT
 _HASH_NUMEL = 4
 _NO_HASH = 65536.0
 """In place of a hash's numbers, each below this: equal to nobody's."""
@@ -88,8 +90,18 @@ class InitialState:
         return all(torch.equal(each, own) for each in found)
 
     def _copy_from_first(self, tensors: Sequence[torch.Tensor], layout: int) -> None:
-        """Send all bytes, block after block, some of them at a time."""
-        contiguous = [tensor.detach().contiguous() for tensor in tensors]
+        """Send all bytes; of sharded tensors, only so many are gathered at a time."""
+        group: list[torch.Tensor] = []
+        for each in tensors:
+            group.append(each)
+            if sum(member.nbytes for member in group) >= _GROUP_BYTES:
+                self._copy_group(group, layout)
+                group = []
+        self._copy_group(group, layout)
+
+    def _copy_group(self, tensors: Sequence[torch.Tensor], layout: int) -> None:
+        """Send the bytes of some tensors, block after block, some of them at a time."""
+        contiguous = [whole_of(tensor).contiguous() for tensor in tensors]
         blocks = list(_blocks([as_bytes(each).to(self._device) for each in contiguous]))
         for start in range(0, len(blocks), BLOCKS_IN_FLIGHT):
             group = blocks[start : start + BLOCKS_IN_FLIGHT]
@@ -100,8 +112,7 @@ class InitialState:
             for block, received in zip(group, numbers, strict=True):
                 _write_back(received, block)
         for tensor, copy in zip(tensors, contiguous, strict=True):
-            if tensor.data_ptr() != copy.data_ptr():
-                tensor.detach().copy_(copy)
+            write_whole(tensor, copy)
 
     def _sum(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
         """Add whole numbers below 65536 over sites, in place: a round in which each weighs 1."""

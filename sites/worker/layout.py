@@ -8,5 +8,9 @@ import torch
 
 def layout_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
     """Return the crc32c of names, shapes and dtypes, in order."""
-    text = "\n".join(f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors)
-    return int(google_crc32c.value(text.encode()))
+    return layout_of_labels(f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors)
+
+
+def layout_of_labels(labels: Iterable[str]) -> int:
+    """Return the crc32c of what tells tensors from others, in order."""
+    return int(google_crc32c.value("\n".join(labels).encode()))

@@ -49,8 +49,8 @@ class Round:
     pending: Pending
     first_bucket: int
     """The number of its first bucket."""
-    num_slots: int
-    """Buckets under way, at most."""
+    num_slots: int | None
+    """Buckets under way, at most; None: a backward pass goes on meanwhile, and all may be."""
     site_weight: float = 0.0
     """Tokens of this site."""
     weight: float = 0.0
@@ -60,7 +60,13 @@ class Round:
     """Of the buckets, from the first on, that the posting thread was given."""
     num_finished: int = 0
     last_submit_s: float = 0.0
+    """When the last bucket was computed that backward goes on to hide; else the first."""
     end_s: float = 0.0
+
+    def note_computed(self, index: int, at_s: float) -> None:
+        """From when nothing more than communication is left, as far as this bucket tells."""
+        if self.num_slots is None or index == 0:
+            self.last_submit_s = at_s
 
     def find(self, reduced: Reduced) -> Bucket | None:
         """Return the bucket that a result is of; None: of none of this round."""

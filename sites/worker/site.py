@@ -13,10 +13,11 @@ from typing import Any, SupportsFloat
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.codecs.registry import codec_named
-from sites.worker.arguments import check_list, check_tensors
+from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
 from sites.worker.average import TensorAverage
 from sites.worker.collectives import Collectives
 from sites.worker.cuda_transfer import CudaTransfer
@@ -26,7 +27,9 @@ from sites.worker.gradient_hook import GradientHook
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Welcome
+from sites.worker.optimizer_hook import OptimizerHook
 from sites.worker.rounds import Round
+from sites.worker.sharded_hook import ShardedHook
 from sites.worker.step_log import StepLog
 from sites.worker.tokens import TokenCount
 from topology.job import Job
@@ -84,12 +87,15 @@ class Site:
         self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
         self._exchange: Exchange | None = None
         self._average: TensorAverage | None = None
+        self._is_lossy = not codec_named(job.exchange.codec).lossless
         self._counts_steps = False
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
 
-    def synchronize(self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    def synchronize(
+        self, model: DistributedDataParallel | FSDPModule, optimizer: torch.optim.Optimizer
+    ) -> None:
         """Train `model` together with all other sites from now on. Once, from every rank.
 
         Gives all sites the first site's parameters and buffers, bit for bit. Afterwards `p.grad` is,
@@ -97,18 +103,43 @@ class Site:
         their tokens, and each `optimizer.step()` is one step of the run. With `exchange.schedule: off`
         all of this holds for the ranks of this site alone.
 
+        Args:
+            model: a DistributedDataParallel, or what `fully_shard` was called on: then every parameter is
+                sharded by rows over all ranks of the site. Sites may have different numbers of ranks.
+            optimizer: of its parameters.
+
         Raises:
-            TypeError: not a DistributedDataParallel, or not an optimizer.
+            TypeError: another model, or not an optimizer.
             RuntimeError: called before.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
-        _check_types(model, optimizer)
+        check_training(model, optimizer)
         self._begin_counting("synchronize")
-        exchange = self._open()
-        self.broadcast(model.module)
-        hook = GradientHook(exchange, self._tokens, model)
-        model.register_comm_hook(None, hook.reduce)
-        self._count_steps(optimizer, model.module.named_parameters, hook.take_rounds)
+        if isinstance(model, DistributedDataParallel):
+            self._synchronize_replicas(model, optimizer)
+        else:
+            assert isinstance(model, nn.Module)
+            self._synchronize_shards(model, optimizer)
+
+    def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
+
+        For a loop without DistributedDataParallel: from now on each `optimizer.step()` averages `p.grad`
+        over all ranks of all sites first, weighted by their tokens, so that gradients which were accumulated
+        cross once, and is one step of the run. Gives all sites the first site's values of these
+        parameters; `broadcast(model)` does that for buffers, too.
+
+        Raises:
+            TypeError: not an optimizer, or a parameter cannot be averaged.
+            RuntimeError: `synchronize` or this was called before.
+            IsthmusError: the sites' parameters differ in more than values, or the exchange failed.
+        """
+        check_optimizer("site.average_gradients", optimizer)
+        hook = OptimizerHook(self._open_average(), self._tokens, optimizer)
+        self._begin_counting("average_gradients")
+        self._equalise(hook.parameters())
+        optimizer.register_step_pre_hook(hook.before_step)
+        self._count_steps(optimizer, hook.parameters, hook.take_rounds)
 
     def all_reduce(
         self, tensors: Sequence[torch.Tensor], *, tokens: float = 1.0, exact: bool = False
@@ -154,14 +185,7 @@ class Site:
         else:
             check_list("site.broadcast", state)
             named = [(str(index), each) for index, each in enumerate(state)]
-        is_off = self.job.exchange.schedule == "off"
-        InitialState(
-            self._open(),
-            site_index=0 if is_off else self.index,
-            num_sites=1 if is_off else self.num_sites,
-            rank=self.rank,
-            device=self.device,
-        ).equalise(named)
+        self._equalise(named)
 
     def count_tokens(self, tokens: int) -> None:
         """Say how many tokens are behind this rank's gradient: its weight in the average.
@@ -213,6 +237,33 @@ class Site:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
+    def _synchronize_replicas(
+        self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
+    ) -> None:
+        hook = GradientHook(self._open(), self._tokens, model, is_lossy=self._is_lossy)
+        self.broadcast(model.module)
+        model.register_comm_hook(None, hook.reduce)
+        self._count_steps(optimizer, model.module.named_parameters, hook.take_rounds)
+
+    def _synchronize_shards(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        bucket_bytes = self.job.exchange.bucket_bytes
+        hook = ShardedHook(
+            self._open(), self._tokens, bucket_bytes=bucket_bytes, is_lossy=self._is_lossy
+        )
+        hook.register(model)
+        self.broadcast(model)
+        self._count_steps(optimizer, model.named_parameters, hook.take_rounds)
+
+    def _equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        is_off = self.job.exchange.schedule == "off"
+        InitialState(
+            self._open(),
+            site_index=0 if is_off else self.index,
+            num_sites=1 if is_off else self.num_sites,
+            rank=self.rank,
+            device=self.device,
+        ).equalise(named)
+
     def _open(self) -> Exchange:
         """Return the pipeline, started by the first that needs it: every rank of the site does then."""
         if self._exchange is None:
@@ -233,11 +284,9 @@ class Site:
 
     def _open_average(self) -> TensorAverage:
         if self._average is None:
-            exchange = self.job.exchange
+            bucket_bytes = self.job.exchange.bucket_bytes
             self._average = TensorAverage(
-                self._open(),
-                bucket_bytes=exchange.bucket_bytes,
-                is_lossy=not codec_named(exchange.codec).lossless,
+                self._open(), bucket_bytes=bucket_bytes, is_lossy=self._is_lossy
             )
         return self._average
 
@@ -280,15 +329,3 @@ def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:
         name: float(value.detach() if isinstance(value, torch.Tensor) else value)
         for name, value in values.items()
     }
-
-
-def _check_types(model: object, optimizer: object) -> None:
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel, got "
-            f"{type(model).__name__}: wrap the model first"
-        )
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"site.synchronize: want a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )

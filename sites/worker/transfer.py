@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
+from sites.worker.routes import Route
+
 Pending = dist.Work | torch.cuda.Event | None
 """What to wait for; waiting holds up the current CUDA stream, or on the host the thread."""
+
+
+class Sizes(NamedTuple):
+    """Elements of a bucket, of what is kept of it on the device, and of what is handed over."""
+
+    numel: int
+    padded_numel: int
+    shard_numel: int
+
+    @classmethod
+    def of(cls, numel: int, route: Route | None, world_size: int) -> Sizes:
+        """Return the sizes of a bucket of `numel` elements over P ranks."""
+        padded_numel, shard_numel = padded_shape(numel, world_size)
+        return cls(numel, padded_numel if route is None else route.held_numel, shard_numel)
+
+    def hold(self, other: Sizes) -> bool:
+        """Whether buffers of these sizes are large enough for a bucket of others."""
+        return self == self.joined(other)
+
+    def joined(self, other: Sizes) -> Sizes:
+        """Return the larger ones."""
+        return Sizes(*map(max, self, other))
 
 
 @dataclass(slots=True)
@@ -20,7 +44,8 @@ class Slot:
     numel: int
     """Elements of the bucket."""
     padded: torch.Tensor
-    """float32[P s] on the rank's device: the scaled bucket, later all sites' mean."""
+    """float32[P s] on the rank's device: the scaled bucket, later all sites' mean. Where there is a
+    route, only what this rank holds of it."""
     shard: torch.Tensor
     """float32[s] on the device: what this rank reduces over sites."""
     region: torch.Tensor
@@ -28,11 +53,25 @@ class Slot:
     computed: torch.cuda.Event | None = None
     """On CUDA: this round's values are in `padded`."""
 
-    def cut(self, numel: int, world_size: int) -> Slot:
-        """Return views for a bucket of `numel` elements, no more than this one has."""
-        padded_numel, shard_numel = padded_shape(numel, world_size)
+    route: Route | None = None
+    """Of a bucket whose elements the ranks hold shards of already."""
+    arriving: torch.Tensor | None = None
+    """float32 on the device: what other ranks send of this rank's shard."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """What it has room for."""
+        return Sizes(self.numel, self.padded.numel(), self.region.numel())
+
+    def cut(self, sizes: Sizes, route: Route | None) -> Slot:
+        """Return views of these buffers, which are large enough, for a bucket."""
+        numel, padded_numel, shard_numel = sizes
         return Slot(
-            numel, self.padded[:padded_numel], self.shard[:shard_numel], self.region[:shard_numel]
+            numel,
+            self.padded[:padded_numel],
+            self.shard[:shard_numel],
+            self.region[:shard_numel],
+            route=route,
         )
 
 
@@ -41,8 +80,8 @@ class Transfer(Protocol):
 
     device: torch.device
 
-    def make_slot(self, numel: int, region: torch.Tensor) -> Slot:
-        """Make the buffers for a bucket of `numel` elements around its shared memory."""
+    def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
+        """Make the buffers for a bucket around its shared memory."""
 
     def drop_slot(self, slot: Slot) -> None:
         """Undo what `make_slot` did, before the shared memory goes."""
@@ -51,7 +90,7 @@ class Transfer(Protocol):
         """Make the future of a result on this device."""
 
     def launch(self, slot: Slot) -> Pending:
-        """Start the reduce-scatter of `slot.padded`. From the autograd thread."""
+        """Start what brings `slot.padded` to the ranks' shards. From the autograd thread."""
 
     def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
         """Start the sum of a scalar over the site's ranks. From the autograd thread."""
@@ -70,22 +109,25 @@ class Transfer(Protocol):
     def deliver(
         self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
     ) -> None:
-        """All-gather the region's result into `pieces`, then complete. From the last thread."""
+        """Bring the region's result into `pieces`, then complete. From the last thread."""
 
 
-def write_pieces(pieces: Sequence[torch.Tensor], tokens: float, padded: torch.Tensor) -> None:
+def write_pieces(
+    pieces: Sequence[torch.Tensor], tokens: float | torch.Tensor, padded: torch.Tensor
+) -> None:
     """Write tokens * pieces as float32, one after another, and zeros behind.
 
     Args:
         pieces: floating point, shape (n,) each, on any device. Not modified.
-        tokens: not negative.
+        tokens: not negative. A tensor of one element, on the device of `padded`, does for what no
+            NaN is hidden in by 0.
         padded: float32, shape (N,), N at least the sum of all n. Overwritten.
     """
     start = 0
     for each in pieces:
         scaled = padded[start : start + each.numel()]
         start += each.numel()
-        if tokens == 0.0:
+        if not isinstance(tokens, torch.Tensor) and tokens == 0:
             scaled.zero_()  # Not a product: a loss over no tokens is often NaN.
         elif each.dtype == torch.float32 and each.device == padded.device:
             torch.mul(each, tokens, out=scaled)

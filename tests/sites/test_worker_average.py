@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from protos.errors import NoTokensError
 from sites.worker.alone_link import AloneLink
-from sites.worker.average import MAX_LISTS, TensorAverage, pack, split_by_exactness
+from sites.worker.average import MAX_LISTS, TensorAverage, split_by_exactness
 from sites.worker.collectives import Collectives
 from sites.worker.exchange import MAX_BUCKETS, Exchange
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.link import Reduce
+from sites.worker.packing import Packer
 from sites.worker.process_group import ensure_process_group
 from tests.sites import average_programs as programs
 from tests.sites.test_worker_ranks import NAMES, bits, run
@@ -63,7 +64,9 @@ def test_packing_loses_nothing_and_fills_every_bucket_but_the_last(seed: int) ->
     draw = random.Random(seed)
     numels = [draw.choice([0, 1, 2, 7, 30]) for _ in range(draw.randrange(12))]
     flats = [torch.arange(each) + 100 * index for index, each in enumerate(numels)]
-    buckets = [*pack(iter(flats), 8)]
+    packer: Packer[torch.Tensor] = Packer(8)
+    buckets = [bucket for each in flats for bucket in packer.add(each)]
+    buckets += [rest] if (rest := packer.take()) else []
     sizes = [sum(each.numel() for each in bucket) for bucket in buckets]
     assert all(size == 8 for size in sizes[:-1]), f"{seed=}"
     assert all(1 <= size <= 8 for size in sizes), f"{seed=}"

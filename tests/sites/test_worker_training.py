@@ -1,0 +1,147 @@
+"""Training without DistributedDataParallel: as one process does, and bit-identical at all sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from protos import metrics
+from sites.worker.exchange import MAX_BUCKETS
+from tests.fakes.gateways import FakeGateways
+from tests.fakes.ranks import Program, results, run_ranks
+from tests.sites import training_programs as programs
+from tests.sites.test_worker_ranks import bits
+from tests.sites.worker_programs import build, loss_of, tokens_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
+
+
+def run(
+    folder: Path, ranks_per_site: Sequence[int], program: Program, job: Sequence[str] = ()
+) -> tuple[dict[str, Any], FakeGateways]:
+    """Run a program in all ranks of all sites; each must end well."""
+    with FakeGateways(folder, ranks_per_site, verify_every=1) as gateways:
+        paths = [gateways.path(site) for site in range(len(ranks_per_site))]
+        codes = run_ranks(folder, paths, ranks_per_site, program, job)
+    assert set(codes.values()) == {0}
+    assert gateways.problems == []
+    return results(folder), gateways
+
+
+def reference(
+    model: nn.Module,
+    loss_of_rank: Callable[[int, int], torch.Tensor],
+    num_ranks: int,
+    *,
+    weight_decay: float,
+    clip_norm: float | None,
+) -> tuple[list[float], list[float]]:
+    """Train in one process on the batches of all ranks; return losses and norms."""
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=programs.LEARNING_RATE, momentum=0.9, weight_decay=weight_decay
+    )
+    losses, norms = [], []
+    for step in range(programs.NUM_STEPS):
+        optimizer.zero_grad()
+        tokens = [tokens_of(step, rank) for rank in range(num_ranks)]
+        parts = [
+            weight / sum(tokens) * loss_of_rank(step, rank)
+            for rank, weight in enumerate(tokens)
+            if weight
+        ]
+        loss = torch.stack(parts).sum()
+        torch.autograd.backward(loss)
+        losses.append(float(loss.detach()))
+        if clip_norm is not None:
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), clip_norm)))
+        optimizer.step()
+    return losses, norms
+
+
+def check_digests(gateways: FakeGateways) -> None:
+    """All ranks of all sites had the same parameters in every step."""
+    by_step: dict[int, list[int]] = {}
+    for _, _, digest in gateways.digests:
+        by_step.setdefault(digest["step"], []).append(digest["combined"])
+    assert sorted(by_step) == [*range(programs.NUM_STEPS + 1)]
+    num_ranks = sum(gateways.ranks_per_site)
+    assert all(len(each) == num_ranks and len(set(each)) == 1 for each in by_step.values())
+    steps = [each[2] for each in gateways.metrics if each[2]["kind"] == metrics.STEP]
+    assert len(steps) == len(gateways.ranks_per_site) * programs.NUM_STEPS
+    for message in steps:
+        values = message["values"]
+        parts = [metrics.COMPUTE_S, metrics.INTRA_S, metrics.EXPOSED_INTER_S, metrics.WAIT_S]
+        assert sum(values[part] for part in parts) == pytest.approx(values[metrics.STEP_S])
+
+
+@pytest.mark.parametrize("codec", ["split", "int4"])
+def test_a_plain_loop_trains_as_one_process(tmp_path: Path, codec: str) -> None:
+    saved, gateways = run(tmp_path, (1, 2), programs.train_plain, [f"exchange.codec={codec}"])
+    model = programs.Odd(seed=0)
+
+    def loss_of_rank(step: int, rank: int) -> torch.Tensor:
+        return torch.stack([model.loss(step, rank, 2, micro) / 2 for micro in (0, 1)]).sum()
+
+    losses, _ = reference(model, loss_of_rank, 3, weight_decay=0.1, clip_norm=None)
+    for found in saved.values():
+        assert found["losses"] == pytest.approx(losses, rel=1e-5)
+        for key, value in model.state_dict().items():
+            assert bits(found["final"][key]) == bits(saved["site0-rank0"]["final"][key])
+            torch.testing.assert_close(
+                found["final"][key], value, rtol=1e-4, atol=1e-5, equal_nan=True
+            )
+    assert torch.equal(found["final"]["never"], torch.ones(2)), "weight decay has left it alone"
+    check_digests(gateways)
+    first = [each[2] for each in gateways.metrics if each[2]["step"] == 1]
+    (tokens,) = {each["values"]["tokens"] for each in first if each["kind"] == metrics.STEP}
+    assert tokens == 2 * sum(tokens_of(0, rank) for rank in range(3)), "of both micro-batches"
+    lists = [each for each in gateways.reduced if each["bucket"] >= MAX_BUCKETS]
+    assert {each["exact"] for each in lists if each["numel"] > 1} == (
+        {False} if codec == "split" else {False, True}
+    )
+
+
+def test_an_optimizer_with_a_closure_is_refused(tmp_path: Path) -> None:
+    saved, _ = run(tmp_path, (1, 1), programs.closure)
+    assert all("closure" in each["text"] for each in saved.values())
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_site", "codec"), [((2, 2), "split"), ((1, 3), "int8"), ((3, 2), "split")], ids=str
+)
+def test_sharded_models_train_as_one_process(
+    tmp_path: Path, ranks_per_site: tuple[int, ...], codec: str
+) -> None:
+    job = [f"exchange.codec={codec}", "exchange.bucket=64KiB"]
+    saved, gateways = run(tmp_path, ranks_per_site, programs.train_sharded, job)
+    net = build(seed=0)
+
+    def loss_of_rank(step: int, rank: int) -> torch.Tensor:
+        num_micro = 1 if step < 2 else 2
+        parts = [loss_of(net, step, rank, micro, torch.float32) for micro in range(num_micro)]
+        return torch.stack(parts).mean()
+
+    losses, norms = reference(
+        net, loss_of_rank, sum(ranks_per_site), weight_decay=0.0, clip_norm=programs.CLIP_NORM
+    )
+    for found in saved.values():
+        assert found["losses"] == pytest.approx(losses, rel=1e-5)
+        assert found["norms"] == pytest.approx(norms, rel=1e-5)
+        for key, value in net.state_dict().items():
+            assert bits(found["final"][key]) == bits(saved["site0-rank0"]["final"][key])
+            if key.startswith("layers"):
+                torch.testing.assert_close(found["final"][key], value, rtol=1e-4, atol=1e-5)
+    check_digests(gateways)
+    in_steps = [each for each in gateways.reduced if each["bucket"] < 100 and each["round"] > 1]
+    assert {each["exact"] for each in in_steps} == ({False} if codec == "split" else {False, True})
+
+
+def test_what_is_sharded_otherwise_is_refused(tmp_path: Path) -> None:
+    saved, _ = run(tmp_path, (2, 2), programs.train_sharded_wrongly)
+    assert len(saved) == 4
+    assert all("along dimension 0" in each["text"] for each in saved.values())
