@@ -44,6 +44,11 @@ class Pairs:
         """Return the round trip between two sites that have an edge."""
         return self.rtt_ns[edge(one, other)]
 
+    def at_least(self, bytes_per_s: int) -> Pairs:
+        """Return the same without the edges that are slower."""
+        kept = {each: rate for each, rate in self.bytes_per_s.items() if rate >= bytes_per_s}
+        return Pairs(self.names, kept, {each: self.rtt_ns[each] for each in kept})
+
     def missing(self, site: int) -> list[str]:
         """Return the names of the sites that `site` has no edge with."""
         return [

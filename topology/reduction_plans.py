@@ -8,8 +8,8 @@ of a script of the user's own, whose model is not known, JUDGED_BYTES):
 
 - the star, or else the tree, whose slowest link is fastest;
 - gather, where all pairs have links: one way instead of two, but every byte on every link;
-- the best packing of stars, and of trees of any form (topology.tree_packing): every link as busy as
-  is of use, by the weights.
+- the best packing of stars, and of trees of any form over the fast links, and over all
+  (topology.tree_packing): every link as busy as is of use, by the weights.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ from topology.pairs import Pairs, pairs_of
 from topology.suggest import did_you_mean
 from topology.tree_hierarchy import Groups, groups_by_delay, hierarchy
 from topology.tree_packing import Packing, pack_stars, pack_trees
-from topology.tree_shapes import best_hub, ring_paths, rooted, widest_tree
+from topology.tree_shapes import best_hub, ring_paths, rooted, widest_tree, width
 from topology.tree_times import plan_times_s, seconds_per_byte
 from topology.tree_weights import small_weights
 from topology.trees import ReductionPlan, Tree, star
 from topology.wire_load import RATIOS, wire_load
 from topology.world import Topology
 
-JUDGED_BYTES = 64 << 20
-"""Enough for bandwidth to count more than delay on most links."""
+JUDGED_BYTES = 256 << 20
+"""Of a model of 64 million parameters, which is small for several data centers."""
+_PARTS_OF_WIDTH = (1, 4, 0)
+"""How many times slower than the widest tree's slowest link another may be; 0: any. The first chunk over a
+slow link takes long, however small the link's share."""
 _LISTED = 4
 """Sites or links that `why` names."""
 _AS_GOOD = 1.02
@@ -160,9 +163,10 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
     plans = [ReductionPlan(pairs.num_sites, (simplest,), "")]
     if not any(pairs.missing(site) for site in range(pairs.num_sites)):
         plans.append(_gather(pairs))
-    stars = pack_stars(pairs)
-    packings = [pack_trees(pairs)] if stars is None else [stars, pack_trees(pairs)]
-    plans += [ReductionPlan(pairs.num_sites, _weighted(pairs, each), "") for each in packings]
+    plans += [
+        ReductionPlan(pairs.num_sites, _weighted(pairs, packing), "")
+        for packing in _packings(pairs, width(pairs, simplest))
+    ]
     times_s = [_judged_s(job, topology, plan) for plan in plans]
     chosen = next(
         plan
@@ -170,6 +174,16 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
         if time_s <= _AS_GOOD * min(times_s)
     )
     return dataclasses.replace(chosen, why=_why(chosen, plans[0], topology, pairs))
+
+
+def _packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
+    """Return what shares out the chunks: over few fast links first, over all of them last."""
+    found = [] if (stars := pack_stars(pairs)) is None else [stars]
+    for part in _PARTS_OF_WIDTH:
+        packing = pack_trees(pairs.at_least(width_bytes_per_s // part) if part else pairs)
+        if packing not in found:
+            found.append(packing)
+    return found
 
 
 def _weighted(pairs: Pairs, packing: Packing) -> tuple[Tree, ...]:
@@ -207,7 +221,8 @@ def _why(plan: ReductionPlan, simplest: ReductionPlan, topology: Topology, pairs
     if len(plan.trees) == 1:
         return f"{_roots(plan.trees, pairs)}; {binds}"
     gain = max(seconds_per_byte(simplest, topology).values()) / most_s
-    return f"{_roots(plan.trees, pairs)}: {gain:.2g} times the bandwidth of the best single tree; {binds}"
+    worth = f": {gain:.2g} times the bandwidth of the best single tree" if gain >= _AS_GOOD else ""
+    return f"{_roots(plan.trees, pairs)}{worth}; {binds}"
 
 
 def _roots(trees: Sequence[Tree], pairs: Pairs) -> str:

@@ -37,10 +37,10 @@ def widest_tree(pairs: Pairs) -> Tree | None:
     trees = [tree for tree in grown if tree is not None]
     if not trees:
         return None
-    tree = max(trees, key=lambda each: (_width(pairs, each), -_depth(each), -each.root))
+    tree = max(trees, key=lambda each: (width(pairs, each), -_depth(each), -each.root))
     if hub is not None:
         centred = star(pairs.num_sites, hub)
-        if _width(pairs, centred) >= _width(pairs, tree):
+        if width(pairs, centred) >= width(pairs, tree):
             return centred
     return tree
 
@@ -61,7 +61,8 @@ def _grown(pairs: Pairs, root: int) -> Tree | None:
     return Tree(root, parent)
 
 
-def _width(pairs: Pairs, tree: Tree) -> int:
+def width(pairs: Pairs, tree: Tree) -> int:
+    """Return the bytes per second of a tree's slowest edge."""
     return min(pairs.rate(child, parent) for child, parent in tree.parent.items())
 
 

@@ -49,9 +49,7 @@ def test_given_trees_are_taken_as_they_are() -> None:
     plan = plan_reduction(job, SKETCH)
     assert plan.trees == (Tree(1, {0: 1, 2: 1}, 1), Tree(2, {0: 1, 1: 2}, 2))
     assert plan.turns == (1, 0, 1)
-    assert (
-        plan.why == "as the job gives them: 2 trees with roots at ohio 67%, virginia 33%"
-    )
+    assert plan.why == "as the job gives them: 2 trees with roots at ohio 67%, virginia 33%"
 
 
 def test_given_groups_make_a_hierarchy() -> None:

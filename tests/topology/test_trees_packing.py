@@ -1,5 +1,6 @@
 """How good the automatic trees are: against linear programs over every spanning tree, by scipy."""
 
+import dataclasses
 import itertools
 import random
 from fractions import Fraction
@@ -222,6 +223,16 @@ def test_trees_go_round_a_link_that_is_missing_or_narrow() -> None:
         frozenset({2, 3}),
         frozenset({0, 3}),
     }
+
+
+def test_a_link_so_slow_that_one_chunk_takes_too_long_is_left_alone() -> None:
+    around = [(one, other, GIGABIT, 0.01) for one, other in _around(4)]
+    across = [(0, 2, GIGABIT / 50, 0.01), (1, 3, GIGABIT / 50, 0.01)]
+    topology = world(4, both_ways(*around, *across))
+    large = dataclasses.replace(script(), exchange=Exchange(codec="fp32", chunk_bytes=4 << 20))
+    plan = plan_reduction(large, topology)
+    assert [plan.neighbours(site) for site in range(4)] == [(1, 3), (0, 2), (1, 3), (0, 2)]
+    assert max(seconds_per_byte(plan, topology).values()) == pytest.approx(0.75 / GIGABIT, rel=0.03)
 
 
 def _around(size: int) -> list[tuple[int, int]]:
