@@ -6,6 +6,7 @@ from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.documents import told as told_alone
 from topology.checks import check_pair
 from topology.errors import ConfigError
+from topology.hashing import config_hash
 from topology.job import NamedTree, Reduction
 from topology.load import load_job, load_topology
 from topology.reduction_plans import plan_reduction
@@ -50,6 +51,14 @@ def test_given_trees_are_taken_as_they_are() -> None:
     assert plan.trees == (Tree(1, {0: 1, 2: 1}, 1), Tree(2, {0: 1, 1: 2}, 2))
     assert plan.turns == (1, 0, 1)
     assert plan.why == "as the job gives them: 2 trees with roots at ohio 67%, virginia 33%"
+
+
+def test_sites_that_are_given_other_trees_do_not_exchange_anything() -> None:
+    jobs = [
+        load_job(changed(JOB, REDUCTION + "\n", text), "job.yaml")
+        for text in (GIVEN, changed(GIVEN, "weight: 2", "weight: 3"), "reduction: {tree: ring}\n")
+    ]
+    assert len({config_hash(job, SKETCH) for job in jobs}) == 3
 
 
 def test_given_groups_make_a_hierarchy() -> None:
