@@ -35,7 +35,7 @@ from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.netns_child import running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
 from protos.errors import IsthmusError
-from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.config import FLOWS_MAX, GatewayConfig, PeerLink
 from sites.worker.gateway_link import GatewayLink
 from sites.worker.link import Reduce, Reduced
 from sites.worker.region import create_region
@@ -61,6 +61,7 @@ class Setting:
     congestion: str
     codec: str
     channels: int
+    max_flows: int
     chunk_bytes: int
     window_bytes: int | None
     num_buckets: int
@@ -212,7 +213,14 @@ def config_of(setting: Setting, site: int, host: str, folder: Path) -> GatewayCo
         verify_every=0,
         bind_host=host,
         socket_path=str(folder / f"{SITES[site]}.sock"),
-        links=(PeerLink(site=other, bytes_per_s=setting.bits_per_s / 8, rtt_s=setting.rtt_s),),
+        links=(
+            PeerLink(
+                site=other,
+                bytes_per_s=setting.bits_per_s / 8,
+                rtt_s=setting.rtt_s,
+                max_flows=setting.max_flows,
+            ),
+        ),
         peer_lost_s=30.0,
         keepalive_time_s=10.0,
         keepalive_timeout_s=10.0,
@@ -366,6 +374,7 @@ def main() -> None:
     parser.add_argument("--congestion", default="cubic")
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--channels", type=int, default=2)
+    parser.add_argument("--max-flows", type=int, default=FLOWS_MAX, help="where packets are lost")
     parser.add_argument("--chunk-kib", type=int, default=1024)
     parser.add_argument("--window-mib", type=int)
     parser.add_argument("--mib", type=int, default=64, help="of float32 a round")
@@ -388,6 +397,7 @@ def main() -> None:
             congestion=chosen.congestion,
             codec=chosen.codec,
             channels=chosen.channels,
+            max_flows=chosen.max_flows,
             chunk_bytes=chosen.chunk_kib << 10,
             window_bytes=chosen.window_mib and chosen.window_mib << 20,
             num_buckets=chosen.buckets,

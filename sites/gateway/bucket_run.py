@@ -68,6 +68,7 @@ class Chunk:
     raw_bytes: int
     inbox: deque[Event] = field(default_factory=deque)
     is_scheduled: bool = False
+    is_finished: bool = False
 
 
 @dataclass(slots=True)

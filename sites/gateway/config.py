@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
+from sites.codecs.registry import codec_named
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.reduction_plans import plan_reduction
@@ -17,6 +18,13 @@ from topology.world import Topology
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
 """What no codec makes longer than a frame may be; 1 to 4 MiB is best."""
 
+HELD_BYTES = 512 << 20
+FLOWS_MAX = 32
+"""TCP connections of a link whose topology does not limit them."""
+_CHUNKS_ON_THE_WAY = 4
+_CHUNK_BYTES_MIN = 256 << 10
+_ROUND_TRIP_MIN_S = 0.01
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:
@@ -25,6 +33,8 @@ class PeerLink:
     site: str
     bytes_per_s: float
     rtt_s: float
+    max_flows: int = FLOWS_MAX
+    """TCP connections at most, where more than configured would help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +64,8 @@ class GatewayConfig:
     """Where the node's ranks reach this gateway."""
     links: tuple[PeerLink, ...]
     """To each neighbour, in the sending direction."""
+    held_bytes: int = HELD_BYTES
+    """Of peers' frames that may lie here before they can be summed."""
     peer_lost_s: float
     """Silence after which a peer counts as lost."""
     keepalive_time_s: float
@@ -145,14 +157,19 @@ def gateway_config(
         plan=plan,
         codec=job.exchange.codec,
         error_feedback=job.exchange.error_feedback,
-        chunk_bytes=job.exchange.chunk_bytes,
+        chunk_bytes=chunk_bytes_for(job, topology),
         channels_per_link=job.exchange.channels_per_link,
         window_bytes=job.exchange.window_bytes,
         verify_every=job.verify_every,
         bind_host=bind_host,
         socket_path=socket_path,
         links=tuple(
-            PeerLink(site=link.target, bytes_per_s=link.bytes_per_s, rtt_s=link.rtt_s)
+            PeerLink(
+                site=link.target,
+                bytes_per_s=link.bytes_per_s,
+                rtt_s=link.rtt_s,
+                max_flows=link.max_flows or FLOWS_MAX,
+            )
             for link in links
             if link is not None
         ),
@@ -160,3 +177,19 @@ def gateway_config(
         keepalive_time_s=timeouts.keepalive_time_s,
         keepalive_timeout_s=timeouts.keepalive_timeout_s,
     )
+
+
+def chunk_bytes_for(job: Job, topology: Topology) -> int:
+    """Return the chunk's size, in float32 bytes: the same at all sites.
+
+    As the job says at most. Frames are acknowledged as a whole, so of what a link holds, a few must be
+    on the way at once; with larger ones it runs dry, or a router's queue runs over. Very small ones cost
+    more of a processor than they are worth.
+    """
+    wanted = job.exchange.chunk_bytes
+    if not topology.links:
+        return wanted
+    held = min(link.bytes_per_s * max(link.rtt_s, _ROUND_TRIP_MIN_S) for link in topology.links)
+    ratio = 4 * wanted / codec_named(job.exchange.codec).max_bytes(wanted)
+    best = int(held * ratio / _CHUNKS_ON_THE_WAY)
+    return min(wanted, max(1 << (best.bit_length() - 1) if best else 0, _CHUNK_BYTES_MIN))

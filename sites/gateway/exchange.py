@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
 
 from protos.errors import (
     IsthmusError,
@@ -36,10 +35,12 @@ from sites.gateway.bucket_run import (
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.grid import grid
+from sites.gateway.held import Held
 from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.link import Link
 from sites.gateway.pool import Pool, Priority
 from sites.gateway.reduction import (
+    Action,
     Bucket,
     BucketReduction,
     Event,
@@ -53,9 +54,6 @@ from sites.gateway.residuals import Residuals
 from sites.gateway.rounds import BucketKey, Rounds
 from sites.gateway.server import Sender
 
-EARLY_BYTES_MAX: Final = 512 << 20
-"""Frames of all peers that may lie here before this site's own ranks are ready for them. What is
-beyond is not acknowledged until they are, so the senders' windows hold it back."""
 _CHECK_S = 1.0
 _WINDOWS_AHEAD = 2
 """Windows of a link for which chunks are encoded ahead."""
@@ -92,7 +90,8 @@ class Exchange:
         self._runs: dict[BucketKey, BucketRun] = {}
         self._rounds = Rounds()
         self._residuals = Residuals()
-        self._early_bytes = 0
+        num_peers = sum(config.nodes_per_site[site] for site in config.plan.neighbours(self._site))
+        self._held = Held(config.held_bytes, num_peers)
         self._waiting: list[tuple[Priority, BucketRun, Chunk, Own]] = []
         """A heap: own chunks that are not admitted yet. Priorities are unique."""
         self._admitted_bytes = 0
@@ -188,7 +187,6 @@ class Exchange:
         self._rounds.note_posted(key)
         early, run.early = run.early, []
         for sender, frame in early:
-            self._early_bytes -= len(frame.payload)
             try:
                 self._accept(run, sender, frame)
             except IsthmusError as error:  # the peer's, not of the rank that posts
@@ -222,23 +220,34 @@ class Exchange:
             raise StaleGenerationError(
                 f"a frame of generation {frame.generation}; this is {self._config.generation}"
             )
+        order = (*key, frame.key.chunk)
         with self._condition:
             while not self._closed:
                 run = self._runs.get(key)
-                if run is not None and run.reduction is not None:
-                    self._note_arrival(run, sender, frame, now_s)
-                    self._accept(run, sender, frame)
+                if self._is_repetition(run, frame):
                     return
-                if not self._rounds.is_ahead(key):
-                    return
-                if self._early_bytes + len(frame.payload) <= EARLY_BYTES_MAX:
-                    run = self._runs.setdefault(key, BucketRun(key))
-                    self._note_arrival(run, sender, frame, now_s)
-                    run.early.append((sender, frame))
-                    self._early_bytes += len(frame.payload)
+                if self._held.has_room(sender, order, len(frame.payload)):
+                    self._take_over(sender, frame, now_s)
                     return
                 self._condition.wait(_CHECK_S)
         raise PeerLostError("this gateway is stopping", self._config.site)
+
+    def _is_repetition(self, run: BucketRun | None, frame: Frame) -> bool:
+        if run is None or run.reduction is None:
+            return not self._rounds.is_ahead((frame.key.round, frame.key.bucket))
+        chunk = run.chunks.get(frame.key.chunk)
+        return chunk is not None and chunk.is_finished
+
+    def _take_over(self, sender: Sender, frame: Frame, now_s: float) -> None:
+        """Deliver a frame, or keep it until a local rank has posted its bucket."""
+        key = frame.key.round, frame.key.bucket
+        run = self._runs.setdefault(key, BucketRun(key))
+        self._note_arrival(run, sender, frame, now_s)
+        if run.reduction is None:
+            run.early.append((sender, frame))
+        else:
+            self._accept(run, sender, frame)
+        self._held.keep(sender, (*key, frame.key.chunk), len(frame.payload))
 
     def _accept(self, run: BucketRun, sender: Sender, frame: Frame) -> None:
         """Check a frame against the bucket's plan and deliver it."""
@@ -304,7 +313,10 @@ class Exchange:
     def _handle(self, run: BucketRun, chunk: Chunk, event: Event) -> None:
         wire_bytes, weight = 0, None
         try:
-            for action in chunk.machine.handle(event):
+            actions = chunk.machine.handle(event)
+            if actions:
+                self._note_summed(run, chunk, actions)
+            for action in actions:
                 if isinstance(action, Send):
                     wire_bytes += self._send(run, chunk, action)
                 else:
@@ -318,6 +330,19 @@ class Exchange:
             self._account(run, chunk, wire_bytes, weight)
         if isinstance(event, Own):
             self.pump()
+
+    def _note_summed(self, run: BucketRun, chunk: Chunk, actions: list[Action]) -> None:
+        """Let peers send more, if these actions mean that what was kept is summed.
+
+        In a tree, whatever is sent is a whole sum; in a gather, it may be the own part.
+        """
+        is_finished = any(isinstance(action, Finish) for action in actions)
+        if not is_finished and self._config.plan.is_gather:
+            return
+        with self._condition:
+            chunk.is_finished = is_finished
+            if self._held.release((*run.key, chunk.index)):
+                self._condition.notify_all()
 
     def _send(self, run: BucketRun, chunk: Chunk, action: Send) -> int:
         assert run.reduction is not None

@@ -22,7 +22,15 @@ from protos.errors import IsthmusError, PeerLostError, StaleGenerationError
 from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.frame import Frame, pack, unpack_ack
+from sites.gateway.channels import (
+    CHANNELS_MAX,
+    channels_for,
+    first_channels,
+    is_held_back,
+    loss_of,
+)
 from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.connections import Segments, addresses_of, segments_to, send_buffer_bytes
 from sites.gateway.failure import Failure
 from sites.gateway.greeting import Peer, details, refusal_of, say_hello
 from sites.gateway.send_queue import LinkTotals, SendQueue, outgoing
@@ -35,6 +43,7 @@ _BACKOFF_MAX_S = 1.0
 _CHECK_S = 1.0
 """How often a wait looks around, in case that a notification was missed."""
 _PATIENCE_MIN_S = 0.05
+_LOSSES_EVERY_S = 1.0
 
 
 class Link:
@@ -66,6 +75,8 @@ class Link:
         self._on_progress = on_progress
         self._condition = threading.Condition()
         self._queue = SendQueue(window_of(config, link))
+        self._most_channels = min(link.max_flows, CHANNELS_MAX)
+        self._num_channels = 0
         self._session = ""
         self._heard_s = 0.0
         self._left = False
@@ -105,9 +116,17 @@ class Link:
                 if self._closed.wait(backoff_s):
                     raise PeerLostError("the gateway was stopped", self.peer.site) from error
                 backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
-        for index in range(self._config.channels_per_link):
-            self._start(functools.partial(self._run_stream, index), f"stream-{index}")
+        self._grow(
+            first_channels(
+                self._config.channels_per_link,
+                self._most_channels,
+                self.bytes_per_s,
+                self.rtt_s,
+                send_buffer_bytes(),
+            )
+        )
         self._start(self._watch, "watch")
+        self._start(self._follow_losses, "losses")
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.
@@ -249,6 +268,49 @@ class Link:
             self._queue.acknowledge(key, now_s)
             if self._queue.unsent_bytes or self._queue.is_empty:
                 self._condition.notify_all()
+
+    # ---------------------------------------------------------------- how many streams?
+
+    def _grow(self, num_channels: int) -> None:
+        """Start streams until there are so many."""
+        for index in range(self._num_channels, num_channels):
+            self._start(functools.partial(self._run_stream, index), f"stream-{index}")
+        self._num_channels = num_channels
+        with self._condition:
+            self._queue.window.num_streams = num_channels
+
+    def _follow_losses(self) -> None:
+        """Open more connections where lost packets hold those back that there are."""
+        before, totals = Segments(), self.totals()
+        advised = False
+        while not self._closed.wait(_LOSSES_EVERY_S) and not self._is_over:
+            now = segments_to(addresses_of(self.peer.host, self.peer.port))
+            loss = loss_of(before, now)
+            if loss is None and now.sent >= before.sent:
+                continue  # too little to tell: it adds up
+            totals, since = self.totals(), totals
+            before = now
+            busy_s = totals.busy_s - since.busy_s
+            if not loss or busy_s <= 0:
+                continue
+            rate = (totals.sent_bytes - since.sent_bytes) / busy_s
+            if not is_held_back(loss, now.congestion_control, rate, self.bytes_per_s):
+                continue
+            wanted = channels_for(loss, self.bytes_per_s, self.rtt_s, self._most_channels)
+            if wanted > self._num_channels:
+                _log.info("%s: %d connections, for losses of %.3g", self.peer, wanted, loss)
+                self._grow(wanted)
+            if not advised:
+                advised = True
+                _log.warning(
+                    "hint: %.2g %% of the packets to site %s are lost, and %s takes that for "
+                    "congestion: with BBR (sysctl net.ipv4.tcp_congestion_control=bbr, at every "
+                    "site) a connection would carry far more than %.3g MB/s",
+                    100 * loss,
+                    self.peer.site,
+                    now.congestion_control,
+                    rate / 1e6,
+                )
 
     # ---------------------------------------------------------------- is the peer there?
 

@@ -36,6 +36,7 @@ from protos.versions import (
     build,
     negotiate,
 )
+from sites.gateway.channels import CHANNELS_MAX
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.transport import SERVICE, SESSION_KEY, server_options
@@ -74,8 +75,9 @@ class ExchangeServer(ExchangeServicer):
         self._corrupt: dict[Sender, int] = {}
         neighbours = config.plan.neighbours(config.site_index)
         gateways = sum(config.nodes_per_site[site] for site in neighbours)
-        # Twice the streams, for those that are coming back while the broken ones still end.
-        num_rpcs = 2 * gateways * config.channels_per_link + 2 * gateways + 2
+        # Twice the streams, for those that are coming back while the broken ones still end. A thread
+        # begins with its first call.
+        num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
         self._server = grpc.server(
             ThreadPoolExecutor(num_rpcs, thread_name_prefix="rpc"),
             options=server_options(config),

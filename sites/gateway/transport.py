@@ -37,7 +37,6 @@ def window_of(config: GatewayConfig, link: PeerLink) -> Window:
         bytes_per_s=link.bytes_per_s,
         rtt_s=link.rtt_s,
         most_bytes=widest_window_bytes(config, link),
-        num_streams=config.channels_per_link,
         fixed_bytes=config.window_bytes,
     )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from protos.frame import ChunkKey, Frame, Kind, pack
-from sites.gateway import exchange
 from sites.gateway.failure import Failure
 from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
@@ -21,6 +20,7 @@ from topology.trees import ReductionPlan, Tree, star
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 GATHER_2 = ReductionPlan(2, (), "")
+GATHER_3 = ReductionPlan(3, (), "")
 PLANS = {
     "alone": ReductionPlan(1, (), ""),
     "gather-2": GATHER_2,
@@ -122,7 +122,7 @@ def test_a_node_without_a_share_may_be_a_round_behind(tmp_path: Path) -> None:
             assert rank.receive()["op"] == "reduced"
         for rank in (peer, first):
             rank.reduce(1, 0, 10, 1.0)
-        wait_for(lambda: members[1].gateway._exchange._early_bytes > 0)
+        wait_for(lambda: members[1].gateway._exchange._held.num_bytes > 0)
         late.reduce(0, 0, 1, 1.0)
         assert late.receive()["op"] == "reduced"
         late.reduce(1, 0, 10, 1.0)
@@ -355,26 +355,35 @@ def test_a_bucket_that_one_site_does_not_have(tmp_path: Path) -> None:
             assert failed["code"] == "LAYOUT_MISMATCH"
 
 
+@pytest.mark.parametrize("plan", [GATHER_2, GATHER_3], ids=["two", "three"])
 def test_frames_far_ahead_are_held_back_and_nothing_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, plan: ReductionPlan
 ) -> None:
-    """One site is ready long before the other: what waits there is bounded."""
-    monkeypatch.setattr(exchange, "EARLY_BYTES_MAX", 100_000)
-    configs = [gateway_config(tmp_path, GATHER_2, site, window_bytes=50_000) for site in range(2)]
+    """One site is ready long after the others: what they hold meanwhile is bounded.
+
+    With three sites, two have posted the bucket and wait for the third's part of each chunk.
+    """
+    most_bytes = 100_000 * (plan.num_sites - 1)
+    configs = [
+        gateway_config(tmp_path, plan, site, window_bytes=50_000, held_bytes=most_bytes)
+        for site in range(plan.num_sites)
+    ]
     with gateways(configs) as members, ExitStack() as stack:
         ranks = [join(stack, member)[0] for member in members]
         numel = 1 << 17
         for rank in ranks:
             rank.share(0, numel)[:] = 1
-        ranks[0].reduce(0, 0, numel, 1.0)
-        link = members[0].gateway._links[1, 0]
-        deadline_s = time.monotonic() + DEADLINE_S
-        while link.totals().sent_bytes < 90_000:
-            assert time.monotonic() < deadline_s
-        assert members[1].gateway._exchange._early_bytes <= 100_000
-        ranks[1].reduce(0, 0, numel, 1.0)
+        for rank in ranks[:-1]:
+            rank.reduce(0, 0, numel, 1.0)
+        links = [link for member in members[:-1] for link in member.gateway._links.values()]
+        wait_for(lambda: min(link.totals().sent_bytes for link in links) >= 90_000)
+        for member in members:
+            assert member.gateway._exchange._held.num_bytes <= most_bytes
+        ranks[-1].reduce(0, 0, numel, 1.0)
         for rank in ranks:
             assert rank.receive()["op"] == "reduced"
+        for member in members:
+            assert member.gateway._exchange._held.num_bytes == 0
         assert ranks[0].regions[0].tobytes() == ranks[1].regions[0].tobytes()
         for rank in ranks:
             rank.leave()
