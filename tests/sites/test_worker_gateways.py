@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,18 @@ from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.ranks import environment, results, run_ranks
 from tests.sites import worker_programs as programs
 from tests.sites.test_worker_ranks import NAMES, SITES, bits, expected_grads
+from tests.sites.training_programs import train_plain, train_sharded
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
 @contextmanager
-def gateways(folder: Path, codec: str) -> Iterator[tuple[list[GatewayProcess], list[Path]]]:
+def gateways(
+    folder: Path, codec: str, ranks_per_site: Sequence[int] = SITES
+) -> Iterator[tuple[list[GatewayProcess], list[Path]]]:
     """Start a gateway for each site and connect them."""
-    paths = [folder / f"gateway{site}" for site in range(len(SITES))]
-    environ = environment(folder, 0, 0, SITES, paths[0])
+    paths = [folder / f"gateway{site}" for site in range(len(ranks_per_site))]
+    environ = environment(folder, 0, 0, ranks_per_site, paths[0])
     overrides = f'{{"job": ["exchange.codec={codec}"]}}'
     documents = Environment.read({**environ, "ISTHMUS_OVERRIDES": overrides})
     names = [site.name for site in documents.topology.sites]
@@ -135,3 +138,39 @@ def test_a_lost_gateway_ends_every_rank(tmp_path: Path) -> None:
     saved = results(tmp_path)
     assert saved[NAMES[0]]["code"] in ("PEER_LOST", "RANK_LOST"), saved[NAMES[0]]
     assert {saved[name]["code"] for name in NAMES[1:]} == {"GATEWAY_EXITED"}
+
+
+@pytest.mark.parametrize(
+    "program", [programs.train, train_sharded, train_plain], ids=lambda p: p.__name__
+)
+def test_under_a_codec_that_rounds_sites_stay_equal(
+    tmp_path: Path, program: Callable[[Path, str], None]
+) -> None:
+    ranks_per_site = (2, 2)
+    with gateways(tmp_path, "int4", ranks_per_site) as (processes, paths):
+        codes = run_ranks(tmp_path, paths, ranks_per_site, program, ["exchange.codec=int4"])
+        ended = [process.end() for process in processes]
+        lines = [line for process in processes for line in process.lines]
+    assert set(codes.values()) == {0}
+    assert ended == [0, 0]
+    finals = [
+        {key: bits(value) for key, value in each["final"].items()}
+        for each in results(tmp_path).values()
+    ]
+    assert all(each == finals[0] for each in finals)
+    by_step: dict[int, set[int]] = {}
+    for line in lines:
+        if line["op"] == "digest":
+            by_step.setdefault(line["step"], set()).add(line["combined"])
+    assert len(by_step) > programs.NUM_STEPS
+    assert all(len(each) == 1 for each in by_step.values())
+    if program is programs.train:
+        _check_rounding(results(tmp_path)["site0-rank0"]["grads"][0])
+
+
+def _check_rounding(found: Sequence[torch.Tensor]) -> None:
+    """Biases are exact, though in the same buckets as matrices, which are rounded."""
+    wanted = expected_grads(programs.build(seed=0), 0, torch.float32)
+    for grad, exact in zip(found, wanted, strict=True):
+        error = float((grad - exact).norm() / exact.norm())
+        assert error < 1e-5 if grad.dim() == 1 else 0.01 < error < 0.3, (tuple(grad.shape), error)
