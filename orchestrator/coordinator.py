@@ -26,6 +26,7 @@ from orchestrator.journal import Journal
 from orchestrator.local_agents import LocalAgents
 from orchestrator.run_files import write_atomically
 from orchestrator.server import CoordinatorService, listen, make_server
+from orchestrator.signals import first_signal
 from orchestrator.wan import FaultPlan
 from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
@@ -115,7 +116,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 async def _serve(settings: Settings) -> int:
     """Serve until a signal, or for an embedded coordinator until its run has ended."""
     timeouts = Timeouts.derive(settings.topology.failure)
-    with contextlib.closing(Journal(settings.state)) as journal, _signals() as signalled:
+    with contextlib.closing(Journal(settings.state)) as journal, first_signal() as signalled:
         agents = LocalAgents()
         control = Control(settings.topology, journal, settings.runs, _fault_plan(settings, agents))
         service = CoordinatorService(control)
@@ -229,27 +230,6 @@ def _announced(state: Path, address: str, generation: int) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _signals() -> Iterator[asyncio.Future[int]]:
-    """Give what the first SIGTERM or SIGINT resolves; a second one ends the process at once."""
-    loop = asyncio.get_running_loop()
-    first: asyncio.Future[int] = loop.create_future()
-
-    def on_signal(signum: int) -> None:
-        if first.done():
-            os._exit(128 + signum)
-        first.set_result(signum)
-
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for each in signals:
-        loop.add_signal_handler(each, on_signal, int(each))
-    try:
-        yield first
-    finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
 
 
 def _address(host: str, port: int) -> str:

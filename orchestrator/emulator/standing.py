@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from orchestrator.emulator.netns_config import NetnsConfig
 from orchestrator.emulator.requests import answering
 from orchestrator.local_agents import ended_with
 from orchestrator.run_files import write_atomically
+from orchestrator.signals import first_signal
 from orchestrator.wan import dialled
 from topology.changes import Change, Pause
 from topology.errors import ConfigError
@@ -86,7 +87,7 @@ class Standing:
             EmulatorError: it cannot be emulated here as wanted, or the emulator has ended.
             ConfigError: the faults cannot be played here.
         """
-        with _signals() as signalled:
+        with first_signal() as signalled:
             try:
                 state = await self._open()
                 async with answering(self._folder, self._apply_script), self._playing():
@@ -209,26 +210,6 @@ class Standing:
         if self._module == NETNS:
             _refuse(needs_relay(script.faults))
         return await self._player.add(script.faults)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[asyncio.Future[int]]:
-    """Give what the first SIGINT or SIGTERM resolves."""
-    loop = asyncio.get_running_loop()
-    first: asyncio.Future[int] = loop.create_future()
-
-    def on_signal(signum: int) -> None:
-        if not first.done():
-            first.set_result(signum)
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for each in signals:
-        loop.add_signal_handler(each, on_signal, int(each))
-    try:
-        yield first
-    finally:
-        for each in signals:
-            loop.remove_signal_handler(each)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

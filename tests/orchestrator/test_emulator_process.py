@@ -123,6 +123,24 @@ def test_a_refusal_reaches_who_started_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+def test_it_comes_before_other_processes_where_it_may() -> None:
+    may = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))",
+        ],
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    with running_relay(config(9)) as relay:
+        policy = os.sched_getscheduler(relay.pid)
+    assert policy == (os.SCHED_RR if may.returncode == 0 else os.SCHED_OTHER)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
 def test_its_links_are_changed_and_counted_while_it_runs() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
