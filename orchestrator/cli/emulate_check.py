@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 
 from orchestrator.cli.failure import CommandError
@@ -52,6 +53,8 @@ def run_check(
         scenes = grid(is_quick=quick, has_loss=has_loss)
     else:
         scenes = scenes_of(load_topology_file(path, overrides), has_loss=has_loss)
+        if not any(scene.pairs for scene in scenes):
+            raise click.UsageError(f"--check: {path} has no two sites with a link each way")
     effort = QUICK if quick else FULL
     output.note(f"measuring for about {shown.duration(max(10.0, effort.estimate_s(scenes)))}")
     measured = asyncio.run(_measure(output, scenes, module, effort))

@@ -272,7 +272,9 @@ def test_no_option_is_ignored(
     assert message in done.err
 
 
-def test_the_check_has_a_verdict(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_has_a_verdict(
+    isthmus: Isthmus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured = 0.0205
 
     def figure(what: str, unit: str, values: tuple[float, float, float]) -> Figure:
@@ -304,6 +306,10 @@ def test_the_check_has_a_verdict(isthmus: Isthmus, monkeypatch: pytest.MonkeyPat
         True,
         [True, True],
     )
+    path = tmp_path / "topology.yaml"
+    path.write_text(topology_text(1).replace("links:", "links: []"))
+    alone = isthmus("emulate", "--check", path, "--emulator", "relay")
+    assert (alone.code, "no two sites with a link each way" in alone.err) == (2, True)
     measured = 0.03
     bad = isthmus("emulate", "--check", "--emulator", "relay", "--json")
     assert (bad.code, bad.envelope["error"]["code"]) == (3, "EMULATION_INEXACT")

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -250,6 +251,25 @@ def test_without_access_to_tun_it_says_so_in_one_line() -> None:
         "netns: /dev/net/tun: Permission denied; it takes root, or unprivileged user namespaces "
         "and access to /dev/net/tun\n"
     )
+
+
+def test_root_without_its_capabilities_makes_a_user_namespace_too() -> None:
+    setpriv = shutil.which("setpriv")
+    if setpriv is None or os.geteuid() != 0:
+        pytest.skip("it takes root, and setpriv to give up CAP_SYS_ADMIN")
+    done = subprocess.run(
+        [setpriv, "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", *COMMAND],
+        input=json.dumps(config().to_json()) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    if done.stderr.startswith(("netns: user namespace:", "netns: map of the user namespace:")):
+        pytest.skip(done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
+    ready = json.loads(done.stdout.splitlines()[0])
+    assert all(site["user"].endswith("/ns/user") for site in ready["sites"])
 
 
 ECHO = """
