@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+
+from sites.worker.sharded import is_sharded
 
 
 def check_list(caller: str, tensors: object) -> None:
@@ -44,7 +46,7 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
         return f"of layout {tensor.layout}: call to_dense(), or make gradients with sparse=False"
     if not tensor.is_floating_point():
         return f"of {tensor.dtype}: convert it to a floating-point dtype"
-    if hasattr(tensor, "placements"):
+    if is_sharded(tensor):
         return (
             "a DTensor: let site.synchronize(model, optimizer) average a sharded model's gradients"
         )
@@ -57,13 +59,14 @@ def check_training(model: object, optimizer: object) -> None:
     Raises:
         TypeError: and what it is.
     """
-    if not isinstance(model, DistributedDataParallel | FSDPModule):
+    is_replica = isinstance(model, DistributedDataParallel)
+    if not is_replica and not _is_fully_sharded(model):
         raise TypeError(
             f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what fully_shard "
             f"was called on, got {type(model).__name__}: wrap the model first, or see "
             "site.average_gradients"
         )
-    if isinstance(model, FSDPModule) and not hasattr(model, "set_custom_reduce_scatter"):
+    if not is_replica and not hasattr(model, "set_custom_reduce_scatter"):
         raise TypeError(
             f"site.synchronize: fully_shard of torch {torch.__version__} has no "
             "set_custom_reduce_scatter: use torch 2.9 or later"
@@ -79,3 +82,9 @@ def check_optimizer(caller: str, optimizer: object) -> None:
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{caller}: want a torch.optim.Optimizer, got {type(optimizer).__name__}")
+
+
+def _is_fully_sharded(model: object) -> bool:
+    """Whether fully_shard was called on it, for which torch.distributed.fsdp must be imported."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return isinstance(model, getattr(fsdp, "FSDPModule", ()))

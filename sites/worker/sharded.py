@@ -1,14 +1,19 @@
-"""Parameters of which each rank of a site holds a shard: what torch's fully_shard makes of them."""
+"""Parameters of which each rank of a site holds a shard: what torch's fully_shard makes of them.
+
+Half a second goes by while torch imports DTensor, so only scripts that have one do.
+"""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeGuard
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from sites.worker.routes import Cuts, cuts_of, part_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class ShardedFlat:
@@ -51,17 +56,24 @@ class ShardedFlat:
         return type(self)(label, self.held[first : first + count], cuts, self._rank)
 
 
+def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor."""
+    return hasattr(tensor, "placements")
+
+
 def check_sharding(name: str, parameter: torch.Tensor) -> None:
     """Refuse a parameter that is not sharded by rows over all ranks of the site, in their order.
 
     Raises:
         TypeError: and what to do.
     """
+    from torch.distributed.tensor import Shard
+
     wanted = (
         f"site.synchronize: parameter {name}: want it sharded by fully_shard along dimension 0 over "
         f"a one-dimensional mesh of all {dist.get_world_size()} ranks of the site"
     )
-    if not isinstance(parameter, DTensor):
+    if not is_sharded(parameter):
         raise TypeError(f"{wanted}; it is not sharded: call fully_shard on a module that has it")
     if parameter.device_mesh.ndim != 1 or parameter.device_mesh.size() != dist.get_world_size():
         raise TypeError(f"{wanted}; its mesh has shape {tuple(parameter.device_mesh.shape)}")
@@ -75,13 +87,15 @@ def check_sharding(name: str, parameter: torch.Tensor) -> None:
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return all elements: of a sharded tensor a fresh copy, by a collective of its ranks."""
     whole = tensor.detach()
-    return whole.full_tensor() if isinstance(whole, DTensor) else whole
+    return whole.full_tensor() if is_sharded(whole) else whole
 
 
 def write_whole(tensor: torch.Tensor, whole: torch.Tensor) -> None:
     """Make `tensor`, or this rank's shard of it, what `whole` says."""
     target = tensor.detach()
-    if isinstance(target, DTensor):
+    if is_sharded(target):
+        from torch.distributed.tensor import distribute_tensor
+
         own = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
         target.to_local().copy_(own.to_local())
     elif target.data_ptr() != whole.data_ptr():

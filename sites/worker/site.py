@@ -13,7 +13,6 @@ from typing import Any, SupportsFloat
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.codecs.registry import codec_named
@@ -29,7 +28,6 @@ from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Welcome
 from sites.worker.optimizer_hook import OptimizerHook
 from sites.worker.rounds import Round
-from sites.worker.sharded_hook import ShardedHook
 from sites.worker.step_log import StepLog
 from sites.worker.tokens import TokenCount
 from topology.job import Job
@@ -93,9 +91,7 @@ class Site:
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
 
-    def synchronize(
-        self, model: DistributedDataParallel | FSDPModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def synchronize(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Train `model` together with all other sites from now on. Once, from every rank.
 
         Gives all sites the first site's parameters and buffers, bit for bit. Afterwards `p.grad` is,
@@ -118,7 +114,6 @@ class Site:
         if isinstance(model, DistributedDataParallel):
             self._synchronize_replicas(model, optimizer)
         else:
-            assert isinstance(model, nn.Module)
             self._synchronize_shards(model, optimizer)
 
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -246,6 +241,8 @@ class Site:
         self._count_steps(optimizer, model.module.named_parameters, hook.take_rounds)
 
     def _synchronize_shards(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from sites.worker.sharded_hook import ShardedHook  # imports what only such scripts need
+
         bucket_bytes = self.job.exchange.bucket_bytes
         hook = ShardedHook(
             self._open(), self._tokens, bucket_bytes=bucket_bytes, is_lossy=self._is_lossy

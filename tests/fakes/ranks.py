@@ -50,7 +50,7 @@ def run_ranks(
         job: settings that the job file has not, as `exchange.codec=int8`.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tests.fakes.ranks", "sites.worker.site"])
+    context.set_forkserver_preload(["tests.fakes.ranks", "sites.worker.joining"])
     processes = {}
     for site, ranks in enumerate(ranks_per_site):
         for rank in range(ranks):

@@ -8,13 +8,13 @@ from tests.multiprocess.harness import Bench, Result, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
-SCRIPT = Path(__file__).parent / "scripts" / "user_ddp.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 SITES = [(1, 2), (1, 1)]
 
 
-def launch(run: Bench, *arguments: str) -> Result:
+def launch(run: Bench, *arguments: str, script: str = "user_ddp.py") -> Result:
     listed = ", ".join(f'"{argument}"' for argument in arguments)
-    job = job_yaml(entrypoint=str(SCRIPT)) + f"arguments: [{listed}]\n"
+    job = job_yaml(entrypoint=str(SCRIPTS / script)) + f"arguments: [{listed}]\n"
     return run.launch(topology_yaml(SITES, rtt="2ms"), job)
 
 
@@ -24,6 +24,14 @@ def test_it_runs_and_its_logs_are_shipped(run: Bench) -> None:
     assert len(run.losses()) == 5
     logs = run.isthmus("logs", "--site", "a").check()
     assert {"done a 0", "done a 1"} <= {line.split("| ")[-1] for line in logs.out.splitlines()}
+    run.wait_for_nothing_left(20)
+
+
+@pytest.mark.parametrize("script", ["user_plain.py", "user_fsdp.py"])
+def test_without_distributed_data_parallel_sites_stay_equal(run: Bench, script: str) -> None:
+    result = launch(run, "4", script=script).check()
+    assert result.envelope["data"]["verified_steps"] == 1 + 4
+    assert len(run.losses()) == 4
     run.wait_for_nothing_left(20)
 
 

@@ -320,7 +320,7 @@ def test_what_is_not_ddp_is_refused() -> None:
     net = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(TypeError, match="got Linear: wrap the model first"):
-        site.synchronize(net, optimizer)  # type: ignore[arg-type]
+        site.synchronize(net, optimizer)
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
         site.synchronize(nn.parallel.DistributedDataParallel(net), "sgd")  # type: ignore[arg-type]
     site.leave()
@@ -352,6 +352,19 @@ def test_what_cannot_be_averaged_is_refused(
             site.all_reduce([torch.ones(1)], tokens=wrong)
     with pytest.raises(TypeError, match=r"site\.broadcast: want a list of tensors, got a str"):
         site.broadcast("model")  # type: ignore[arg-type]
+    site.leave()
+
+
+def test_an_optimizer_with_a_closure_is_refused() -> None:
+    site = _site(RecordingLink())
+    optimizer = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
+    site.average_gradients(optimizer)
+    with pytest.raises(RuntimeError, match="with a closure"):
+        optimizer.step(lambda: 0.0)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="already"):
+        site.average_gradients(optimizer)
+    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got Linear"):
+        site.average_gradients(nn.Linear(2, 2))  # type: ignore[arg-type]
     site.leave()
 
 

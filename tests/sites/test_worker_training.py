@@ -106,11 +106,6 @@ def test_a_plain_loop_trains_as_one_process(tmp_path: Path, codec: str) -> None:
     )
 
 
-def test_an_optimizer_with_a_closure_is_refused(tmp_path: Path) -> None:
-    saved, _ = run(tmp_path, (1, 1), programs.closure)
-    assert all("closure" in each["text"] for each in saved.values())
-
-
 @pytest.mark.parametrize(
     ("ranks_per_site", "codec"), [((2, 2), "split"), ((1, 3), "int8"), ((3, 2), "split")], ids=str
 )
