@@ -35,7 +35,7 @@ from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.netns_child import running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
 from protos.errors import IsthmusError
-from sites.gateway.config import FLOWS_MAX, GatewayConfig, PeerLink
+from sites.gateway.config import FLOWS_MAX, GatewayConfig, PeerLink, chunk_bytes_for
 from sites.worker.gateway_link import GatewayLink
 from sites.worker.link import Reduce, Reduced
 from sites.worker.region import create_region
@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--codec", default="fp32")
     parser.add_argument("--channels", type=int, default=2)
     parser.add_argument("--max-flows", type=int, default=FLOWS_MAX, help="where packets are lost")
-    parser.add_argument("--chunk-kib", type=int, default=1024)
+    parser.add_argument("--chunk-kib", type=int, help="else as gateways choose it")
     parser.add_argument("--window-mib", type=int)
     parser.add_argument("--mib", type=int, default=64, help="of float32 a round")
     parser.add_argument("--buckets", type=int, default=1, help="that a round consists of")
@@ -398,7 +398,11 @@ def main() -> None:
             codec=chosen.codec,
             channels=chosen.channels,
             max_flows=chosen.max_flows,
-            chunk_bytes=chosen.chunk_kib << 10,
+            chunk_bytes=(
+                chosen.chunk_kib << 10
+                if chosen.chunk_kib
+                else chunk_bytes_for(1 << 20, chosen.codec, [(rate * 1e6 / 8, rtt_ms / 1e3)])
+            ),
             window_bytes=chosen.window_mib and chosen.window_mib << 20,
             num_buckets=chosen.buckets,
             num_bytes=chosen.mib << 20,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
-from sites.codecs.registry import codec_named
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
 from topology.trees import ReductionPlan, Tree
+from topology.wire_load import RATIOS
 from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
@@ -157,7 +158,11 @@ def gateway_config(
         plan=plan,
         codec=job.exchange.codec,
         error_feedback=job.exchange.error_feedback,
-        chunk_bytes=chunk_bytes_for(job, topology),
+        chunk_bytes=chunk_bytes_for(
+            job.exchange.chunk_bytes,
+            job.exchange.codec,
+            [(link.bytes_per_s, link.rtt_s) for link in topology.links],
+        ),
         channels_per_link=job.exchange.channels_per_link,
         window_bytes=job.exchange.window_bytes,
         verify_every=job.verify_every,
@@ -179,17 +184,21 @@ def gateway_config(
     )
 
 
-def chunk_bytes_for(job: Job, topology: Topology) -> int:
-    """Return the chunk's size, in float32 bytes: the same at all sites.
+def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, float]]) -> int:
+    """Return a chunk's size, in float32 bytes: the same at all sites, for it follows from documents.
 
     As the job says at most. Frames are acknowledged as a whole, so of what a link holds, a few must be
     on the way at once; with larger ones it runs dry, or a router's queue runs over. Very small ones cost
     more of a processor than they are worth.
+
+    Args:
+        wanted_bytes: as the job says.
+        codec: its name; a chunk that it makes small may be larger.
+        links: bytes a second and round trip, of all links of the topology.
     """
-    wanted = job.exchange.chunk_bytes
-    if not topology.links:
-        return wanted
-    held = min(link.bytes_per_s * max(link.rtt_s, _ROUND_TRIP_MIN_S) for link in topology.links)
-    ratio = 4 * wanted / codec_named(job.exchange.codec).max_bytes(wanted)
-    best = int(held * ratio / _CHUNKS_ON_THE_WAY)
-    return min(wanted, max(1 << (best.bit_length() - 1) if best else 0, _CHUNK_BYTES_MIN))
+    ratio = RATIOS.get(codec, 1.0)
+    held = (rate * max(rtt_s, _ROUND_TRIP_MIN_S) / ratio for rate, rtt_s in links)
+    best = int(min(held, default=_CHUNKS_ON_THE_WAY * wanted_bytes) / _CHUNKS_ON_THE_WAY)
+    if best >= wanted_bytes:
+        return wanted_bytes
+    return min(wanted_bytes, max(1 << max(best.bit_length() - 1, 0), _CHUNK_BYTES_MIN))

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from sites.gateway.channels import channels_for, first_channels, is_held_back, loss_of
+from sites.gateway.config import chunk_bytes_for
 from sites.gateway.connections import (
     Segments,
     addresses_of,
@@ -117,3 +118,22 @@ def test_two_gateways_with_little_room_always_end(seed: int) -> None:
         if taken == [100, 100]:
             return
     pytest.fail(f"stuck at {sent=} {taken=} {seed=}")
+
+
+@pytest.mark.parametrize(
+    ("codec", "link", "expected_kib"),
+    [
+        ("fp32", (25e6, 0.08), 256),
+        ("fp32", (125e6, 0.02), 512),
+        ("fp32", (125e6, 0.08), 1024),
+        ("int8", (25e6, 0.08), 1024),
+        ("fp32", (1.25e9, 1e-4), 1024),
+        ("fp32", (1e5, 0.01), 256),
+    ],
+)
+def test_some_chunks_are_on_the_way_at_once(
+    codec: str, link: tuple[float, float], expected_kib: int
+) -> None:
+    assert chunk_bytes_for(1 << 20, codec, [(1e12, 1.0), link]) == expected_kib << 10
+    assert chunk_bytes_for(1000, codec, [link]) == 1000, "the job's, if that is smaller"
+    assert chunk_bytes_for(1 << 20, codec, []) == 1 << 20
