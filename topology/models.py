@@ -37,6 +37,12 @@ from topology.world import EMULATORS, Endpoint
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
 LOOPBACK = "127.0.0.1"
+MFU = 0.4
+"""Share of an accelerator's peak that a large model's training step reaches, where nobody says better.
+
+Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783, table 4), 41 to 42 % for
+Nemotron-4 340B on 6,144 H100s (arXiv 2406.11704), 46 % for PaLM 540B on 6,144 TPU v4s (arXiv 2204.02311).
+"""
 
 _CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
 
@@ -117,7 +123,7 @@ class AcceleratorModel(Strict):
 
     peak: Annotated[dict[Dtype, Compute], Field(min_length=1)]
     memory: Size
-    mfu: Annotated[Share, Field(description="Model FLOPs utilisation that a step reaches.")]
+    mfu: Share = default(f"{MFU:.0%}", "Model FLOPs utilisation that a step reaches.")
     price: PricePerHour | None = None
 
 
@@ -165,7 +171,9 @@ class SiteModel(Strict):
     accelerators_per_node: Annotated[
         int | None, Field(ge=1, le=MAX_RANKS_PER_NODE, description="One rank each.")
     ] = None
-    accelerator: Annotated[str | None, Field(description="A name under accelerators.")] = None
+    accelerator: Annotated[
+        str | None, Field(description="A name under accelerators, or of one that ships.")
+    ] = None
     fabric: FabricModel | None = None
     wan: WanModel | None = None
     launcher: LauncherModel | None = None
@@ -253,7 +261,8 @@ class TopologyModel(Strict):
     version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
     name: Name
     accelerators: dict[Name, AcceleratorModel] = Field(
-        default_factory=dict, description="By name; `cpu` is there without being written."
+        default_factory=dict,
+        description="By name, instead of those that ship: `isthmus topology accelerators`.",
     )
     sites: Annotated[list[SiteModel], Field(min_length=1, max_length=MAX_SITES)]
     links: list[LinkModel] = Field(default_factory=list)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
+from topology.catalogue.accelerators import catalogue
 from topology.document import Document
 from topology.errors import ConfigError
 from topology.models import LOOPBACK, FailureModel, is_loopback, parse_endpoint
@@ -16,7 +17,6 @@ from topology.suggest import did_you_mean
 from topology.timeouts import Timeouts
 from topology.world import Failure
 
-BUILT_IN_ACCELERATORS = ("cpu",)
 _REQUIRED = ("nodes", "accelerators_per_node", "accelerator")
 
 
@@ -71,14 +71,13 @@ def _check_site_names(document: Document) -> None:
 
 
 def _check_accelerators(document: Document) -> None:
-    known = {*document.mapping("accelerators"), *BUILT_IN_ACCELERATORS}
+    own = document.mapping("accelerators")
     for index in _sites(document):
         name = document.text("sites", index, "accelerator")
-        if name is not None and name not in known:
-            document.add(
-                ("sites", index, "accelerator"),
-                f"unknown accelerator {name!r}{did_you_mean(name, known)}",
-            )
+        if name is not None and name not in own and name not in catalogue():
+            hint = did_you_mean(name, [*own, *catalogue()])
+            hint = hint or ": define it under accelerators, or take one that ships"
+            document.add(("sites", index, "accelerator"), f"unknown accelerator {name!r}{hint}")
 
 
 def _check_likes(document: Document) -> None:

@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any
 
+from topology.catalogue.accelerators import accelerator_of, catalogue
 from topology.document import Document
 from topology.geography import great_circle_km, rtt_of_distance
 from topology.models import (
     LOOPBACK,
-    AcceleratorModel,
     FabricModel,
     LinkModel,
     MeasuredModel,
@@ -25,14 +25,6 @@ from topology.world import (
     Site,
     Topology,
 )
-
-_CPU = Accelerator(
-    name="cpu",
-    peak_flops_per_s={"fp32": 50e9},
-    memory_bytes=4 << 30,
-    mfu=0.3,
-)
-"""One core of a common server; there without being written, for trying things out."""
 
 
 def resolve(document: Document, model: TopologyModel) -> Topology:
@@ -96,16 +88,9 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
 
 
 def _accelerator(model: TopologyModel, name: str) -> Accelerator:
-    written: AcceleratorModel | None = model.accelerators.get(name)
-    if written is None:
-        return _CPU
-    return Accelerator(
-        name=name,
-        peak_flops_per_s={str(dtype): rate for dtype, rate in written.peak.items()},
-        memory_bytes=written.memory,
-        mfu=written.mfu,
-        price_usd_per_h=written.price,
-    )
+    """Return what the file defines under that name, else what ships."""
+    written = model.accelerators.get(name)
+    return catalogue()[name].accelerator if written is None else accelerator_of(name, written)
 
 
 def _fabric(written: FabricModel | None) -> Fabric | None:

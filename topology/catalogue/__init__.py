@@ -1,0 +1,1 @@
+"""What a topology need not define itself: accelerators by name, with public figures."""

@@ -1,0 +1,68 @@
+"""The accelerators that ship: read once, when a topology first names one that it does not define."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Annotated
+
+from pydantic import Field, PlainValidator
+
+from topology.fields import Name, Strict, Text, version_one
+from topology.models import AcceleratorModel
+from topology.reading import read_document
+from topology.validation import validate
+from topology.world import Accelerator
+
+_FILE = "accelerators.yaml"
+
+
+class _EntryModel(AcceleratorModel):
+    """An accelerator, and who says so."""
+
+    source: Text
+
+
+class _CatalogueModel(Strict):
+    """The whole file."""
+
+    version: Annotated[int, PlainValidator(version_one)]
+    accelerators: Annotated[dict[Name, _EntryModel], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """One accelerator of the catalogue."""
+
+    accelerator: Accelerator
+    source: str
+    """The document that its figures come from."""
+
+
+@functools.cache
+def catalogue() -> Mapping[str, CatalogueEntry]:
+    """Return all entries by name, in the file's order.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    text = resources.files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
+    document = read_document(text, _FILE)
+    model = validate(document, _CatalogueModel)
+    document.raise_problems()
+    assert model is not None, "a model that is not valid has problems"
+    return {
+        name: CatalogueEntry(accelerator_of(name, entry), entry.source)
+        for name, entry in model.accelerators.items()
+    }
+
+
+def accelerator_of(name: str, written: AcceleratorModel) -> Accelerator:
+    """Return an accelerator as a document has it, in base units."""
+    return Accelerator(
+        name=name,
+        peak_flops_per_s={str(dtype): rate for dtype, rate in written.peak.items()},
+        memory_bytes=written.memory,
+        mfu=written.mfu,
+        price_usd_per_h=written.price,
+    )
