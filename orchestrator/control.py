@@ -27,9 +27,8 @@ from protos.errors import (
 )
 from protos.versions import build
 from topology.checks import check_pair
-from topology.errors import ConfigError
 from topology.hashing import topology_hash
-from topology.load import load_job, load_topology
+from topology.run_documents import DocumentText, load_run
 from topology.timeouts import Timeouts
 from topology.world import Topology
 
@@ -294,29 +293,19 @@ class Control:
     def _check(self, request: control_pb2.SubmitRequest) -> Submission:
         """Parse both documents; every mistake of both is told at once."""
         job_text, topology_text = request.job, request.topology
-        problems = []
-        topology = job = None
-        try:
-            topology = load_topology(
-                topology_text.text, topology_text.source, topology_text.overrides
-            )
-        except ConfigError as error:
-            problems += error.problems
-        try:
-            job = load_job(job_text.text, job_text.source, job_text.overrides)
-        except ConfigError as error:
-            problems += error.problems
-        if topology is None or job is None:
-            raise ConfigError(problems)
-        check_pair(job, topology, job_text.text, job_text.source, job_text.overrides)
-        if topology_hash(topology) != self._topology_hash:
+        run = load_run(
+            DocumentText(job_text.text, job_text.source, job_text.overrides),
+            DocumentText(topology_text.text, topology_text.source, topology_text.overrides),
+        )
+        check_pair(run.job, run.topology, job_text.text, job_text.source, job_text.overrides)
+        if topology_hash(run.described) != self._topology_hash:
             raise ConfigMismatchError(
                 f"{topology_text.source}: not the topology that this coordinator was started with"
             )
         return Submission(
             run_id=request.run_id,
-            job=job,
-            topology=topology,
+            job=run.job,
+            topology=run.topology,
             job_document=job_text,
             topology_document=topology_text,
         )

@@ -34,6 +34,7 @@ from protos.errors import IsthmusError
 from topology.errors import ConfigError
 from topology.faults import FaultScript
 from topology.models import is_loopback
+from topology.placement import restricted
 from topology.timeouts import Timeouts
 from topology.world import Endpoint, Topology
 
@@ -57,6 +58,8 @@ class Settings:
     """What the process was started with, checked."""
 
     topology: Topology
+    agents: tuple[str, ...]
+    """Sites that an embedded coordinator starts an agent for."""
     topology_path: Path
     overrides: tuple[str, ...]
     state: Path
@@ -100,15 +103,17 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise InsecureAddressError(
             f"{bind.host} is not a loopback address, and there is no TLS in this version"
         )
+    here = restricted(topology, options.site) if options.site else topology
     return Settings(
         topology=topology,
+        agents=tuple(site.name for site in here.sites),
         topology_path=options.topology.absolute(),
         overrides=tuple(options.set),
         state=options.state.absolute(),
         runs=(options.runs or options.state / "runs").absolute(),
         bind=bind,
         is_embedded=options.embedded,
-        faults=load_faults_file(options.faults, topology) if options.faults else None,
+        faults=load_faults_file(options.faults, here) if options.faults else None,
         seed=options.seed,
     )
 
@@ -202,7 +207,7 @@ async def _running(
     try:
         if settings.is_embedded:
             await agents.start(
-                [site.name for site in settings.topology.sites],
+                settings.agents,
                 address=address,
                 topology=settings.topology_path,
                 overrides=settings.overrides,
@@ -256,6 +261,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bind", type=_endpoint, metavar="HOST:PORT", help="port 0: any")
     parser.add_argument(
         "--embedded", action="store_true", help="also run all agents, for one run, then end"
+    )
+    parser.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --embedded: a site that has an agent [all]; may be repeated",
     )
     parser.add_argument(
         "--faults", type=Path, metavar="FILE", help="fault script of an embedded, emulated run"

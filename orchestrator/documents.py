@@ -13,6 +13,7 @@ from topology.faults import FaultScript, load_faults
 from topology.job import Job
 from topology.load import load_job, load_topology, split_overrides
 from topology.overrides import read_with_overrides
+from topology.run_documents import DocumentText, joined
 from topology.world import Topology
 
 
@@ -28,6 +29,9 @@ class Pair:
     topology_text: str
     topology_overrides: list[str]
     topology: Topology
+    """Of the sites that take part."""
+    described: Topology
+    """Of all sites that the file has."""
 
 
 def read_text(path: Path) -> str:
@@ -90,7 +94,8 @@ def load_pair(
         raise ConfigError(problems + error.problems) from error
     if job is None:
         raise ConfigError(problems)
-    check_pair(job, topology, job_text, str(job_path), job_overrides)
+    run = joined(job, topology, DocumentText(job_text, str(job_path), job_overrides))
+    check_pair(job, run.topology, job_text, str(job_path), job_overrides)
     return Pair(
         job_path=job_path,
         job_text=job_text,
@@ -99,7 +104,8 @@ def load_pair(
         topology_path=topology_path,
         topology_text=topology_text,
         topology_overrides=topology_overrides,
-        topology=topology,
+        topology=run.topology,
+        described=topology,
     )
 
 

@@ -96,13 +96,29 @@ def share(global_batch: int, ranks: int, rank: int) -> range:
     return range(global_batch * rank // ranks, global_batch * (rank + 1) // ranks)
 
 
+def rank_share(job: Job, topology: Topology, site: Site, rank: int) -> range:
+    """Return the places in a global batch of a rank of `site`: contiguous, in site order.
+
+    Args:
+        job: Its placement says how many sequences each site takes; without one, all ranks of all
+            sites take as many as each other.
+        topology: Of the sites that take part.
+        site: One of them.
+        rank: Inside the site.
+    """
+    before = topology.sites[: site.index]
+    if not job.placement:
+        first = sum(each.num_ranks for each in before)
+        return share(job.trainer.global_batch, topology.num_ranks, first + rank)
+    sequences = {each.site: each.sequences for each in job.placement}
+    begin = sum(sequences[each.name] for each in before)
+    part = share(sequences[site.name], site.num_ranks, rank)
+    return range(begin + part.start, begin + part.stop)
+
+
 def site_shares(job: Job, topology: Topology, site: Site) -> tuple[int, ...]:
     """Return how many sequences of a step each rank of `site` takes."""
-    first = sum(each.num_ranks for each in topology.sites[: site.index])
-    return tuple(
-        len(share(job.trainer.global_batch, topology.num_ranks, rank))
-        for rank in range(first, first + site.num_ranks)
-    )
+    return tuple(len(rank_share(job, topology, site, rank)) for rank in range(site.num_ranks))
 
 
 def step_compute_s(job: Job, topology: Topology, site: Site) -> float:

@@ -37,6 +37,11 @@ COMPUTES = ("real", "modelled")
 """`modelled`: a step takes the time that the topology's accelerators would need (topology/compute.py);
 tensors and communication are real, and nothing is learnt."""
 
+PLAN_SITES = ("auto", "all")
+"""`auto`: a site that slows the others is left out; `all`: none is."""
+OBJECTIVES = ("throughput", "cost")
+"""What a plan is best at: tokens a second, or US dollars a token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
@@ -78,6 +83,29 @@ class Reduction:
     """Of a hierarchy: sites near each other; by their round trips when absent."""
     trees: tuple[NamedTree, ...] = ()
     """Instead of a form: exactly these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A site that takes part, and its part of the batch."""
+
+    site: str
+    sequences: int
+    """Of a step, over the site's ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWishes:
+    """What a planner may decide (topology/planner), and what it is to aim at."""
+
+    codecs: tuple[str, ...] = ()
+    """To choose from; empty: only the exchange's own."""
+    sites: str = "auto"
+    """One of PLAN_SITES."""
+    max_sync_period: int = 1
+    """Steps between two exchanges, at most."""
+    objective: str = "throughput"
+    """One of OBJECTIVES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,3 +178,7 @@ class Job:
     timeline_every: int = 10
     """Steps between those whose buckets' times are kept, the first three always; 0: none."""
     trainer: Trainer = Trainer()
+    placement: tuple[Placed, ...] = ()
+    """The sites that take part; empty: all, with the batch spread evenly over all ranks."""
+    plan: PlanWishes | None = None
+    """None: a run takes the job as it is."""

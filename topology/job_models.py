@@ -19,12 +19,22 @@ from topology.fields import (
     float32_size,
     version_one,
 )
-from topology.job import CODECS, COMPUTES, SCHEDULES, TREES, Job
+from topology.job import (
+    CODECS,
+    COMPUTES,
+    OBJECTIVES,
+    PLAN_SITES,
+    SCHEDULES,
+    TREES,
+    Job,
+    PlanWishes,
+)
 from topology.trees import TREES_MAX, WEIGHT_MAX
 from topology.units import format_fraction, format_size
 
 _JOB = Job(name="job", topology="topology.yaml")
 _EXCHANGE, _REDUCTION, _TRAINER = _JOB.exchange, _JOB.reduction, _JOB.trainer
+_WISHES = PlanWishes()
 _MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
 
 Positive = Annotated[Number, Field(gt=0)]
@@ -104,6 +114,35 @@ class ReductionModel(Strict):
         if self.trees and (self.tree != "auto" or self.hub is not None):
             other = "hub" if self.hub is not None else f"tree: {self.tree}"
             raise KeyedError("trees", f"has no use with {other}: the trees say it all")
+        return self
+
+
+class PlacedModel(Strict):
+    """A site that takes part."""
+
+    site: Text
+    sequences: Annotated[Count, Field(description="Of each step, over all ranks of the site.")]
+
+
+class PlanModel(Strict):
+    """What `isthmus plan` may decide; with this section, `launch` makes a plan by itself."""
+
+    codecs: Annotated[
+        list[Annotated[str, *choice(CODECS)]],
+        Field(description="To choose from; of equally fast ones the first. Else exchange.codec."),
+    ] = Field(default_factory=list)
+    sites: Annotated[str, *choice(PLAN_SITES)] = _WISHES.sites
+    max_sync_period: Annotated[
+        int,
+        Field(ge=1, le=100_000, description="Steps between two exchanges that are permitted."),
+    ] = _WISHES.max_sync_period
+    objective: Annotated[str, *choice(OBJECTIVES)] = _WISHES.objective
+
+    @model_validator(mode="after")
+    def _each_codec_once(self) -> Self:
+        twice = [codec for codec in self.codecs if self.codecs.count(codec) > 1]
+        if twice:
+            raise KeyedError("codecs", f"{twice[0]!r} is there twice")
         return self
 
 
@@ -218,3 +257,8 @@ class JobModel(Strict):
     verify: VerifyModel = Field(default_factory=VerifyModel)
     timeline: TimelineModel = Field(default_factory=TimelineModel)
     trainer: TrainerModel = Field(default_factory=TrainerModel)
+    placement: list[PlacedModel] = Field(
+        default_factory=list,
+        description="The sites that take part; none: all, the batch spread evenly over all ranks.",
+    )
+    plan: PlanModel | None = None

@@ -8,8 +8,19 @@ Pure: whoever calls reads the file.
 from collections.abc import Sequence
 
 from topology.fault_models import FaultsModel
-from topology.job import Data, Exchange, Job, Model, NamedTree, Optimizer, Reduction, Trainer
-from topology.job_models import ExchangeModel, JobModel, ReductionModel, TrainerModel
+from topology.job import (
+    Data,
+    Exchange,
+    Job,
+    Model,
+    NamedTree,
+    Optimizer,
+    Placed,
+    PlanWishes,
+    Reduction,
+    Trainer,
+)
+from topology.job_models import ExchangeModel, JobModel, PlanModel, ReductionModel, TrainerModel
 from topology.models import TopologyModel
 from topology.overrides import read_with_overrides
 from topology.references import check_references
@@ -55,6 +66,8 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         verify_every=model.verify.parameters_every,
         timeline_every=model.timeline.every,
         trainer=_trainer(model.trainer),
+        placement=tuple(Placed(**each.model_dump()) for each in model.placement),
+        plan=None if model.plan is None else _wishes(model.plan),
     )
 
 
@@ -116,6 +129,15 @@ def _reduction(written: ReductionModel) -> Reduction:
             NamedTree(root=tree.root, parents=dict(tree.parents), weight=tree.weight)
             for tree in written.trees
         ),
+    )
+
+
+def _wishes(written: PlanModel) -> PlanWishes:
+    return PlanWishes(
+        codecs=tuple(written.codecs),
+        sites=written.sites,
+        max_sync_period=written.max_sync_period,
+        objective=written.objective,
     )
 
 

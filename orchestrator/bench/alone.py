@@ -12,7 +12,7 @@ from orchestrator.documents import Pair, load_pair
 from topology.compute import site_shares
 from topology.document import Document
 from topology.overrides import read_with_overrides
-from topology.references import ancestry
+from topology.references import ancestry, site_names
 from topology.world import Site
 
 _INHERITED = ("nodes", "accelerators_per_node", "accelerator", "fabric", "launcher")
@@ -46,7 +46,7 @@ def _topology_overrides(document: Document, site: Site) -> list[str]:
     if coordinator.get("site") != site.name:
         coordinator.pop("site", None)
     return [
-        _override("sites", [_written_out(document, site.index)]),
+        _override("sites", [_written_out(document, site_names(document).index(site.name))]),
         _override("links", []),
         _override("emulate", False),
         _override("failure.min_sites", 1),
@@ -63,6 +63,7 @@ def _job_overrides(document: Document, share: int) -> list[str]:
         _override("verify", {"parameters_every": 0}),
         _override("timeline", {"every": 0}),
         _override("trainer.global_batch", share),
+        _override("placement", []),
     ]
 
 

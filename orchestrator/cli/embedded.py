@@ -26,8 +26,9 @@ def started_coordinator(
     overrides: Sequence[str],
     start_s: float = START_S,
     faults: Sequence[str] = (),
+    sites: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Start a coordinator with one agent a site; give its address once it listens.
+    """Start a coordinator with an agent for each of `sites`, none: all; give its address once it listens.
 
     Leaving the block in peace leaves the coordinator running; an error in the block, Ctrl-C too,
     stops it again: nothing that nobody submitted to is left behind.
@@ -42,6 +43,7 @@ def started_coordinator(
         *("--state", str(folder.path), "--runs", str(folder.path.parent)),
         *("--bind", "127.0.0.1:0"),
         *faults,
+        *(word for site in sites for word in ("--site", site)),
     ]
     with (folder.path / LOG).open("ab") as log:
         process = subprocess.Popen(

@@ -46,7 +46,11 @@ def submit(
             _submit_to(coordinator, pair, run_id)
         else:
             with started_coordinator(
-                folder, topology, pair.topology_overrides, faults=faults
+                folder,
+                topology,
+                pair.topology_overrides,
+                faults=faults,
+                sites=[each.site for each in pair.job.placement],
             ) as address:
                 _submit_to(address, pair, run_id)
     except BaseException:

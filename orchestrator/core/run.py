@@ -96,13 +96,18 @@ class RunMachine:
             event: what happened.
             now_s: the coordinator's monotonic clock; never less than in the call before.
         """
-        if self.state.is_terminal:
+        if self.state.is_terminal or self._is_of_another_site(event):
             return []
         actions = self._apply(event, now_s)
         actions += self._form()
         actions += self._stop_if_due(now_s)
         actions += self._finish_if_over(now_s)
         return actions
+
+    def _is_of_another_site(self, event: events.Event) -> bool:
+        """Whether it is about a site that takes no part: an agent may be there all the same."""
+        site = getattr(event, "site", None)
+        return site is not None and site not in self._sites
 
     # ------------------------------------------------------------ facts
 

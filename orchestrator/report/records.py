@@ -24,6 +24,7 @@ from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.load import load_job, load_topology
+from topology.placement import placed
 from topology.world import Topology
 
 MAX_SAMPLES = 20_000
@@ -283,6 +284,8 @@ def _documents(
         job = load_job(read_text(path), str(path), submitted.get("job_overrides", []))
     except ConfigError as error:
         gaps.append(f"no job: {error.problems[0]}")
+    if topology is not None and job is not None:
+        topology = placed(job, topology)
     return topology, job
 
 

@@ -13,7 +13,7 @@ from sites.launcher.failures import one_line
 from topology.errors import ConfigError
 from topology.hashing import config_hash
 from topology.job import Job
-from topology.load import load_job, load_topology
+from topology.run_documents import DocumentText, load_run
 from topology.timeouts import Timeouts
 from topology.world import Site, Topology
 
@@ -100,13 +100,14 @@ def read_documents(prepare: Prepare, site: str, state: Path) -> Documents:
 
 def _load(prepare: Prepare) -> tuple[Job, Topology]:
     try:
-        job = load_job(prepare.job.text, prepare.job.source, prepare.job.overrides)
-        topology = load_topology(
-            prepare.topology.text, prepare.topology.source, prepare.topology.overrides
-        )
+        run = load_run(*map(_text, (prepare.job, prepare.topology)))
     except ConfigError as error:
         raise SiteError("INVALID_CONFIG", one_line(str(error.problems[0]))) from error
-    return job, topology
+    return run.job, run.topology
+
+
+def _text(document: Document) -> DocumentText:
+    return DocumentText(document.text, document.source, document.overrides)
 
 
 def _make_folder(prepare: Prepare, state: Path, nodes: int) -> Path:

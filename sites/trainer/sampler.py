@@ -19,7 +19,11 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 def samples_of(step: int, global_batch: int, ranks: int, rank: int) -> range:
     """Return the global sample indices that `rank` takes at `step`, which counts from 0."""
-    part = share(global_batch, ranks, rank)
+    return samples_in(step, global_batch, share(global_batch, ranks, rank))
+
+
+def samples_in(step: int, global_batch: int, part: range) -> range:
+    """Return the global sample indices at `part`'s places in the batch of `step`."""
     return range(step * global_batch + part.start, step * global_batch + part.stop)
 
 

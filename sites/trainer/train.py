@@ -17,9 +17,9 @@ from sites.trainer.evaluation import evaluate
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import StepResult, make_optimizer, take_step
 from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
-from sites.trainer.sampler import samples_of
+from sites.trainer.sampler import samples_in
 from sites.worker.site import Site
-from topology.compute import layer_times, step_compute_s
+from topology.compute import layer_times, rank_share, step_compute_s
 from topology.errors import ConfigError, Problem
 
 SAY_EVERY_STEPS = 10
@@ -86,8 +86,9 @@ def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
 
 def _samples(site: Site, step: int) -> range:
     """Return the global sample indices of this rank."""
-    batch = site.job.trainer.global_batch
-    return samples_of(step, batch, site.global_world_size, site.global_rank)
+    own = site.topology.site(site.name)
+    part = rank_share(site.job, site.topology, own, site.rank)
+    return samples_in(step, site.job.trainer.global_batch, part)
 
 
 def _check_share(site: Site) -> None:

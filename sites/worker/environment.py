@@ -9,7 +9,7 @@ from pathlib import Path
 
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.load import load_job, load_topology
+from topology.run_documents import DocumentText, load_run
 from topology.world import Accelerator, Endpoint, Failure, Site, Topology
 
 _NAMES = (
@@ -59,13 +59,17 @@ class Environment:
             raise ConfigError(f"environment: {', '.join(missing)} not set; is the launcher older?")
         overrides = _overrides(environ["ISTHMUS_OVERRIDES"])
         job, topology = Path(environ["ISTHMUS_JOB"]), Path(environ["ISTHMUS_TOPOLOGY"])
+        run = load_run(
+            DocumentText(_text(job), job.name, overrides["job"]),
+            DocumentText(_text(topology), topology.name, overrides["topology"]),
+        )
         return cls(
             run=environ["ISTHMUS_RUN"],
             generation=_number("ISTHMUS_GENERATION", environ["ISTHMUS_GENERATION"]),
             site=environ["ISTHMUS_SITE"],
             gateway=Path(environ["ISTHMUS_GATEWAY"]),
-            job=load_job(_text(job), job.name, overrides["job"]),
-            topology=load_topology(_text(topology), topology.name, overrides["topology"]),
+            job=run.job,
+            topology=run.topology,
             run_folder=Path(environ["ISTHMUS_RUN_FOLDER"]),
         )
 
@@ -109,8 +113,11 @@ def _overrides(text: str) -> dict[str, list[str]]:
     wrong = "environment: ISTHMUS_OVERRIDES: want a JSON object of lists of path=value"
     try:
         fields = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(wrong) from error
     if not isinstance(fields, dict):
         raise ConfigError(wrong)
-    return {name: [str(each) for each in fields.get(name, ())] for name in ("job", "topology")}
+    overrides = {name: fields.get(name, []) for name in ("job", "topology")}
+    if not all(isinstance(each, list) for each in overrides.values()):
+        raise ConfigError(wrong)
+    return {name: [str(override) for override in each] for name, each in overrides.items()}

@@ -251,6 +251,14 @@ def test_a_lost_site_ends_the_run_and_is_stopped_when_it_comes_back() -> None:
     )
 
 
+def test_a_site_that_takes_no_part_is_nothing_to_the_run() -> None:
+    world = World(2)
+    assert not world.tell(events.SiteJoined("z", "host-z"))
+    world.activate()
+    assert not world.tell(events.SiteLost("z", "its agent was silent", 1.0))
+    assert world.is_in(RunState.ACTIVE)
+
+
 def test_an_agent_that_leaves_before_prepare_may_come_back() -> None:
     world = World(2)
     world.tell(events.SiteJoined("a", "h"), events.SiteLost("a", "gone"), events.Ticked())

@@ -31,6 +31,12 @@ def train(folder: Path, _: str) -> None:
     _run(folder, JOB)
 
 
+def train_placed(folder: Path, _: str) -> None:
+    """The second site, of one rank, takes most of the batch."""
+    placement = "placement=[{site: site1, sequences: 10}, {site: site0, sequences: 3}]"
+    _run(folder, (*JOB, placement))
+
+
 def train_other_text(folder: Path, name: str) -> None:
     """The second site finds other files."""
     files = "trainer.data.files=['other/*.txt']"
