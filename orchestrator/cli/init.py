@@ -10,17 +10,24 @@ from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import Output
 from orchestrator.home import JOB, TOPOLOGY
-from topology.templates import job_yaml, topology_yaml
+from topology.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 
 
 @click.command("init")
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default=DEFAULT_PRESET,
+    show_default=True,
+    help="Which case to start from; `isthmus topology presets` says what they are.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
 @json_option
 @click.pass_obj
-def command(output: Output, folder: Path, force: bool) -> int:
+def command(output: Output, folder: Path, preset: str, force: bool) -> int:
     """Write a commented topology.yaml and job.yaml into DIR; they run as they are."""
-    texts = {folder / TOPOLOGY: topology_yaml(), folder / JOB: job_yaml()}
+    texts = {folder / TOPOLOGY: topology_yaml(preset), folder / JOB: job_yaml(preset)}
     there = [str(path) for path in texts if path.exists()]
     if there and not force:
         raise CommandError("FILE_EXISTS", f"already there: {', '.join(there)}", {"files": there})

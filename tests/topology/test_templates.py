@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from topology.checks import check_pair
 from topology.load import document_kind, load_job, load_topology
 from topology.reduction_plans import plan_reduction
-from topology.templates import SCHEMA_FOLDER, job_yaml, topology_yaml
+from topology.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
 
 
 def test_the_templates_load_and_fit_together() -> None:
@@ -28,9 +30,32 @@ def test_the_first_line_leads_an_editor_to_the_schema() -> None:
         schema = SCHEMA_FOLDER / f"{kind}.schema.json"
         assert schema.is_file()
         assert text.startswith(f"# yaml-language-server: $schema={schema.as_uri()}\n")
-    assert "file:///elsewhere/job.schema.json" in job_yaml(Path("/elsewhere"))
+    assert "file:///elsewhere/job.schema.json" in job_yaml(schema_folder=Path("/elsewhere"))
 
 
-def test_no_line_is_too_long_for_a_terminal() -> None:
-    for text in (topology_yaml(), job_yaml()):
-        assert max(len(line) for line in text.splitlines()[1:]) <= 110
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_loads_and_fits_together(preset: str) -> None:
+    world = load_topology(topology_yaml(preset), "topology.yaml")
+    job = load_job(job_yaml(preset), "job.yaml")
+    check_pair(job, world, job_yaml(preset), "job.yaml")
+    assert (world.name, job.topology) == (preset, "topology.yaml")
+    runs_here = "runs here as it is" in PRESETS[preset]
+    assert runs_here == (world.emulate and world.num_ranks <= 8)
+    assert all(link.rtt_s <= 0.5 for link in world.links)
+
+
+def test_the_mesh_joins_all_with_all() -> None:
+    world = load_topology(topology_yaml("mesh-16"), "topology.yaml")
+    assert (len(world.sites), len(world.links), world.num_ranks) == (16, 240, 1024)
+    assert {link.rtt_origin for link in world.links} == {"locations"}
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(KeyError):
+        topology_yaml("four-planets")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_line_is_too_long_for_a_terminal(preset: str) -> None:
+    for text in (topology_yaml(preset), job_yaml(preset)):
+        assert max(len(line) for line in text.splitlines()[1:]) <= 115

@@ -1,0 +1,1 @@
+"""What `isthmus init` writes: NAME.topology.yaml and NAME.job.yaml of each preset."""
