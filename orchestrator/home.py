@@ -128,7 +128,7 @@ def _read_object(path: Path) -> dict[str, object]:
     """Return a JSON file's object, empty if it is not there or not one."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

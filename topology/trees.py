@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
 
+from topology.errors import ConfigError
+
 TREES_MAX = 64
 """Of one plan."""
 WEIGHT_MAX = 100
@@ -46,7 +48,10 @@ class ReductionPlan:
     """Which tree carries a chunk, turn by turn; then from the beginning."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "turns", _turns([tree.weight for tree in self.trees]))
+        weights = [tree.weight for tree in self.trees]
+        if len(weights) > TREES_MAX or not all(1 <= each <= WEIGHT_MAX for each in weights):
+            raise ConfigError(f"plan.trees: want {TREES_MAX} at most, of weight 1 to {WEIGHT_MAX}")
+        object.__setattr__(self, "turns", _turns(weights))
 
     @property
     def is_gather(self) -> bool:
@@ -85,7 +90,6 @@ def _turns(weights: list[int]) -> tuple[int, ...]:
     from turn j W/w on, and must have it before turn (j + 1) W/w; of those that may, the one that
     must soonest does. Then no tree is ever a whole chunk ahead of its share, or behind it.
     """
-    assert min(weights, default=1) >= 1, "a tree without a weight carries nothing"
     shared = gcd(*weights)
     shares = [weight // shared for weight in weights] or [1]
     period = sum(shares)

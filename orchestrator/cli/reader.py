@@ -148,7 +148,7 @@ def read_summary(run: control_pb2.Run) -> dict[str, Any] | None:
         return None
     try:
         summary = json.loads((Path(run.folder) / SUMMARY).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) else None
 

@@ -229,6 +229,6 @@ def parse_ready(line: bytes) -> tuple[SiteNamespace, ...]:
         message = json.loads(line)
         if message["op"] == "ready":
             return tuple(SiteNamespace(**each) for each in message["sites"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise EmulatorError(f"not its `ready` line: {line[:200]!r}")

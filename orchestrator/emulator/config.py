@@ -110,7 +110,7 @@ def parse_listening(line: bytes) -> tuple[RelayEndpoint, ...]:
     """
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not a line of the relay: {line[:200]!r}") from error
     if not isinstance(fields, dict) or fields.get("op") != "listening":
         raise ConfigError(f"not a `listening` line of the relay: {line[:200]!r}")
@@ -188,6 +188,9 @@ def parse_scalar(value: object, kind: str, where: str) -> Any:  # noqa: ANN401 -
     if kind == "int" and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{where}: the number is too large") from error
     noun = {"str": "a text", "int": "a whole number", "float": "a number"}[kind]
     raise ConfigError(f"{where}: want {noun}, got {value!r:.100}")

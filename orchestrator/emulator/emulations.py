@@ -155,7 +155,7 @@ def _lock(folder: Path) -> int | None:
 def _read(folder: Path) -> Mapping[str, Any]:
     try:
         value = json.loads((folder / STATE).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

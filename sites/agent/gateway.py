@@ -103,7 +103,7 @@ class Gateway:
                 break
             try:
                 self._handle(json.loads(line), on_metric, on_digest, on_failed)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 text = line[:200].decode(errors="replace").strip()
                 log.warning("gateway %d said %r: %r", self._node, text, error)
                 on_failed(self._report("INTERNAL", f"its gateway said {text!r}"))

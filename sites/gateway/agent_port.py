@@ -94,10 +94,8 @@ def read_configuration(stream: IOBase) -> GatewayConfig | None:
         raise LocalProtocolError("stdin: the first line must be a configure")
     try:
         return GatewayConfig.from_json(fields)
-    except KeyError as error:
-        raise LocalProtocolError(f"stdin: configure: {error} is missing") from error
-    except (TypeError, ValueError, ConfigError) as error:
-        raise LocalProtocolError(f"stdin: configure: {error}") from error
+    except ConfigError as error:
+        raise LocalProtocolError(f"stdin: configure: {error.problems[0].message}") from error
 
 
 def read_commands(stream: IOBase) -> Iterator[Connect]:
@@ -132,7 +130,7 @@ def _messages(stream: IOBase) -> Iterator[dict[str, Any]]:
     while line := stream.readline(_LINE_BYTES_MAX):
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LocalProtocolError(f"stdin: not a JSON line: {error}") from error
         if not isinstance(fields, dict) or not isinstance(fields.get("op"), str):
             raise LocalProtocolError("stdin: want a JSON object with an op")

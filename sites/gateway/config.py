@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
+from sites.gateway.json_fields import read_json
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
-from topology.trees import ReductionPlan, Tree
+from topology.trees import ReductionPlan
 from topology.wire_load import RATIOS
 from topology.world import Topology
 
@@ -81,10 +82,32 @@ class GatewayConfig:
             raise ConfigError(
                 f"exchange.channels_per_link: want 1 or more, got {self.channels_per_link}"
             )
+        num_sites = len(self.sites)
+        for name in ("nodes_per_site", "ranks_per_node"):
+            counts = getattr(self, name)
+            if len(counts) != num_sites or min(counts) < 1:
+                raise ConfigError(f"{name}: want 1 or more for each of {num_sites} sites")
+        self._check_plan()
         if self.site not in self.sites:
             raise ConfigError(f"site: {self.site!r} is not one of {', '.join(self.sites)}")
         if not 0 <= self.node < self.nodes_per_site[self.site_index]:
             raise ConfigError(f"node: site {self.site} has no node {self.node}")
+
+    def _check_plan(self) -> None:
+        num_sites = len(self.sites)
+        if self.plan.num_sites != num_sites:
+            raise ConfigError(f"plan: of {self.plan.num_sites} sites; here are {num_sites}")
+        for index, tree in enumerate(self.plan.trees):
+            sites = {tree.root, *tree.parent}
+            # A site that is its own root, too, would have a parent all the same.
+            if sites != set(range(num_sites)) or len(tree.parent) != num_sites - 1:
+                raise ConfigError(f"plan.trees.{index}: want each of {num_sites} sites once")
+            for site in tree.parent:
+                at = site
+                for _ in tree.parent:
+                    at = tree.parent.get(at, tree.root)
+                if at != tree.root:
+                    raise ConfigError(f"plan.trees.{index}: site {site} never gets to the root")
 
     @property
     def site_index(self) -> int:
@@ -105,26 +128,12 @@ class GatewayConfig:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> GatewayConfig:
-        """Return the configuration that `to_json` wrote."""
-        plan = fields["plan"]
-        trees = tuple(
-            Tree(
-                tree["root"],
-                {int(child): parent for child, parent in tree["parent"].items()},
-                tree["weight"],
-            )
-            for tree in plan["trees"]
-        )
-        return cls(
-            **{
-                **fields,
-                "sites": tuple(fields["sites"]),
-                "nodes_per_site": tuple(fields["nodes_per_site"]),
-                "ranks_per_node": tuple(fields["ranks_per_node"]),
-                "plan": ReductionPlan(plan["num_sites"], trees, plan["why"]),
-                "links": tuple(PeerLink(**link) for link in fields["links"]),
-            }
-        )
+        """Return the configuration that `to_json` wrote.
+
+        Raises:
+            ConfigError: it did not; names the field.
+        """
+        return read_json(cls, fields)
 
 
 def gateway_config(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +68,7 @@ def parse(data: bytes) -> Message:
     """
     try:
         fields = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LocalProtocolError(f"not a JSON message: {error}") from error
     if not isinstance(fields, dict):
         raise LocalProtocolError("a message must be a JSON object")
@@ -112,6 +111,7 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
 
 def _weight(fields: Mapping[str, Any]) -> float:
     value: Any = fields.get("weight")
-    if type(value) not in (int, float) or not (math.isfinite(value) and 0 <= value <= WEIGHT_MAX):
+    # Compared before it is made a float: an integer may be too long for one.
+    if type(value) not in (int, float) or not 0 <= value <= WEIGHT_MAX:
         raise LocalProtocolError(f"{fields['op']}.weight: want 0 or more tokens, got {value!r}")
     return float(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,15 @@ PID_FILE = "pid"
 """Beside a rank's error.json: written by the rank itself as the first thing it does."""
 MESSAGE_CHARS = 500
 """A longer message is cut: it becomes one line of a report."""
+
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "int": int,
+    "str": str,
+    "bool": bool,
+    "float": (int, float),
+}
+"""What JSON may hold for a field of that type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +73,14 @@ def describe_failure(
 ) -> RankFailure:
     """Return one rank's failure, with what it left in error.json in its log folder."""
     said = _read_error_file(folder / "error.json")
+    said_s = said.get("time_s")
     return RankFailure(
         rank=rank,
         local_rank=local_rank,
         pid=pid,
         exit_code=exit_code,
         # The rank's own clock says when it broke; when it ended is later.
-        time_s=float(said.get("time_s", time_s)),
+        time_s=said_s if isinstance(said_s, float) and math.isfinite(said_s) else time_s,
         code=str(said.get("code", "")),
         message=one_line(str(said.get("message", ""))),
         collateral=bool(said.get("collateral", False)) or exit_code == COLLATERAL_EXIT_CODE,
@@ -98,13 +109,22 @@ def read_failures(path: Path) -> list[RankFailure]:
         ValueError: the file is damaged; names it.
     """
     try:
-        text = path.read_text()
+        data = path.read_bytes()
     except FileNotFoundError:
         return []
     try:
-        return [RankFailure(**fields) for fields in json.loads(text)]
-    except (TypeError, ValueError) as error:
+        return [_failure(fields) for fields in json.loads(data)]
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a list of failures: {error}") from error
+
+
+def _failure(fields: dict[str, Any]) -> RankFailure:
+    failure = RankFailure(**fields)
+    for field in dataclasses.fields(failure):
+        value = getattr(failure, field.name)
+        if not isinstance(value, _TYPES[str(field.type)]):
+            raise TypeError(f"{field.name}: want {field.type}, got {value!r:.100}")
+    return failure
 
 
 def write_error_file(path: str | None, details: Mapping[str, Any], traceback: str) -> None:
@@ -135,10 +155,12 @@ def write_pid_file(error_file: str | None) -> None:
 def _read_error_file(path: Path) -> Mapping[str, Any]:
     """Return our part of error.json; a rank that was killed may have left none, or half of one."""
     try:
-        fields = json.loads(path.read_text())
-    except (OSError, ValueError):
+        fields = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(fields, dict):
         return {}
     # A script that uses torch's own `record` overwrites the file with torch's fields only.
-    message = fields.get("message", "")
-    theirs = {"message": message["message"] if isinstance(message, dict) else message}
-    return {**theirs, **fields.get("isthmus", {})}
+    message, ours = fields.get("message", ""), fields.get("isthmus")
+    theirs = {"message": message.get("message", "") if isinstance(message, dict) else message}
+    return {**theirs, **(ours if isinstance(ours, dict) else {})}

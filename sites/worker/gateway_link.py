@@ -166,7 +166,7 @@ class GatewayLink:
             return None
         try:
             message = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RemoteProtocolError("the gateway sent something that is not JSON") from error
         if flags & socket.MSG_TRUNC or not isinstance(message, dict):
             raise RemoteProtocolError("the gateway sent a message that is too long or no object")
@@ -219,7 +219,7 @@ def _welcome(message: dict[str, Any]) -> Welcome:
             verify_every=int(message["verify_every"]),
             config_hash=str(message["config_hash"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigMismatchError(
             f"the gateway's welcome lacks {error}: it is of another version of isthmus"
         ) from error
@@ -240,5 +240,5 @@ def _reduced(message: dict[str, Any]) -> Reduced:
             decode_s=float(message["times"]["decode_s"]),
             wire_bytes=int(message["wire_bytes"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RemoteProtocolError(f"the gateway's result lacks {error}") from error

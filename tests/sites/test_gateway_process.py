@@ -100,7 +100,7 @@ def test_sigterm_is_a_stop(tmp_path: Path) -> None:
         (b"nonsense", "stdin: not a JSON line"),
         (b"[1]", "stdin: want a JSON object with an op"),
         (b'{"op": "connect"}', "the first line must be a configure"),
-        (b'{"op": "configure", "site": "ash"}', "stdin: configure: 'plan' is missing"),
+        (b'{"op": "configure", "site": "ash"}', "stdin: configure: run_id is missing"),
     ],
 )
 def test_a_bad_first_line_is_named(line: bytes, message: str, tmp_path: Path) -> None:

@@ -1,0 +1,170 @@
+"""What people write, and what runs leave: YAML documents, overrides, metrics, benchmarks."""
+
+from __future__ import annotations
+
+import json
+
+from orchestrator.bench.record import BENCH, read_bench
+from orchestrator.report.facts import run_facts
+from orchestrator.report.markdown import markdown
+from orchestrator.report.page import page
+from orchestrator.report.records import read_record
+from orchestrator.run_files import METRICS, strict_json
+from orchestrator.trace.events import trace
+from protos.control.v1 import control_pb2
+from tests.fakes.recorded_runs import metric, record_bench
+from tests.fuzz.line_targets import file_with, json_bytes, line
+from tests.fuzz.target import MIB, Target
+from tests.topology import fault_documents
+from tests.topology.documents import JOB, TOPOLOGY
+from topology.errors import ConfigError
+from topology.faults import expand, load_faults
+from topology.load import document_kind, load_job, load_topology, split_overrides
+from topology.reading import read_document
+from topology.reduction_plans import plan_reduction
+
+_CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
+_WORLD = load_topology(TOPOLOGY, "topology.yaml")
+_TREES = """\
+version: 1
+name: trees
+topology: topology.yaml
+reduction:
+  trees:
+    - {root: virginia, parents: {oregon: virginia, ohio: virginia}, weight: 2}
+    - {root: oregon, parents: {virginia: oregon, ohio: virginia}}
+"""
+_GROUPS = """\
+version: 1
+name: groups
+topology: topology.yaml
+reduction: {tree: hierarchy, groups: [[oregon], [virginia, ohio]]}
+"""
+
+
+def yaml_bytes(data: bytes) -> int:
+    """Return what a document may take: 10,000 nodes at most, of 2 KiB with their marks and places."""
+    return MIB + min(24 * MIB, 2000 * len(data))
+
+
+def _text(data: bytes) -> str:
+    """Return the text as a file's reader gives it; what is no UTF-8 is refused before."""
+    return data.decode("utf-8", errors="replace")
+
+
+def _load_faults(data: bytes) -> None:
+    expand(load_faults(_text(data), "faults.yaml", _CHAIN))
+
+
+def _plan(data: bytes) -> None:
+    plan = plan_reduction(load_job(_text(data), "job.yaml"), _WORLD)
+    assert all(plan.neighbours(site) for site in range(plan.num_sites))
+
+
+def _override(data: bytes) -> None:
+    for_topology, for_job = split_overrides([_text(data)])
+    load_topology(TOPOLOGY, "t.yaml", for_topology)
+    load_job(JOB, "j.yaml", for_job)
+
+
+def _yaml_target(name: str, decode: object, samples: list[str], mutations: int) -> Target:
+    assert callable(decode)
+    return Target(
+        name=name,
+        decode=decode,
+        refusals=(ConfigError,),
+        samples=lambda: [each.encode() for each in samples],
+        most_bytes=yaml_bytes,
+        mutations=mutations,
+    )
+
+
+# ---------------------------------------------------------------- what runs leave
+
+_SITES = ("oregon", "virginia")
+
+
+def _metrics_samples() -> list[bytes]:
+    step = {"step_s": 0.4, "compute_s": 0.3, "loss": 2.5, "tokens": 99.0, "exposed_inter_s": 0.1}
+    crossed = {"submitted_s": 1.1, "posted_s": 1.2, "reduced_s": 1.5, "finished_s": 1.6}
+    records = [
+        metric("oregon", "step", 1, 10.0, step),
+        metric("virginia", "evaluation", 1, 10.5, {"held_out_loss": 2.0}),
+        metric("oregon", "link", -1, 10.6, {"sent_bytes": 5.0}, source="oregon", target="virginia"),
+        metric("oregon", "timeline", 1, 11.0, {"begin_s": 1.0, "computed_s": 1.4, "end_s": 2.0}),
+        metric("oregon", "bucket", 1, 11.0, {"bucket": 0.0, "raw_bytes": 4.0, **crossed}),
+        metric("", "fault", 0, 12.0, {"at_s": 1.0, "loss": 0.1}, what="shape", source="oregon"),
+        metric("", "emulated_link", 0, 12.0, {"queued_bytes": 3.0}, source="a", target="b"),
+    ]
+    return [b"".join(map(line, records)), *map(line, records)]
+
+
+def _read_metrics(data: bytes) -> None:
+    """Read a run's metrics, and show them in every way that there is."""
+    with file_with(data, METRICS) as path:
+        run = control_pb2.Run(run_id="r1", name="fuzz", folder=str(path.parent), created_wall_s=9.0)
+        for site in _SITES:
+            run.sites.add(site=site)
+        run.links.add(source="oregon", target="virginia")
+        record = read_record(run, [])
+    json.loads(strict_json(trace(record)))
+    facts = run_facts(record)
+    markdown([facts], [])
+    page([facts], [], "build")
+
+
+def _bench_samples() -> list[bytes]:
+    with file_with(b"", "x") as path:
+        data = (record_bench(path.parent, swept=False) / BENCH).read_bytes()
+    return [json.dumps(json.loads(data)).encode()]
+
+
+def _read_bench(data: bytes) -> None:
+    with file_with(data, BENCH) as path:
+        bench = read_bench(path)
+    markdown([], [bench])
+    page([], [bench], "build")
+
+
+DOCUMENT_TARGETS = (
+    _yaml_target(
+        "yaml",
+        lambda data: read_document(_text(data), "t.yaml"),
+        [
+            "a: &x [1, 2ms, 'c']\nb: {c: *x, d: null}\n",
+            "- |\n  text\n- >-\n  folded\n",
+            "? k\n: v\n",
+        ],
+        200,
+    ),
+    _yaml_target("topology", lambda data: load_topology(_text(data), "t.yaml"), [TOPOLOGY], 60),
+    _yaml_target("job", lambda data: load_job(_text(data), "j.yaml"), [JOB, _TREES, _GROUPS], 100),
+    _yaml_target("faults", _load_faults, [fault_documents.SCRIPT], 60),
+    _yaml_target("reduction-plan", _plan, [_TREES, _GROUPS], 100),
+    _yaml_target(
+        "document-kind",
+        lambda data: document_kind(_text(data), "t.yaml"),
+        [JOB, _TREES],
+        60,
+    ),
+    _yaml_target(
+        "override", _override, ["links.0.rtt=120ms", "exchange={codec: int8}", "name=x"], 40
+    ),
+    Target(
+        name="metrics",
+        decode=_read_metrics,
+        refusals=(),
+        samples=_metrics_samples,
+        # The page is made whole: its style and script are 40 KB by themselves.
+        most_bytes=lambda data: 2 * MIB + json_bytes(data),
+        mutations=60,
+    ),
+    Target(
+        name="bench",
+        decode=_read_bench,
+        refusals=(ConfigError,),
+        samples=_bench_samples,
+        most_bytes=lambda data: 4 * MIB + json_bytes(data),
+        mutations=100,
+    ),
+)

@@ -1,0 +1,250 @@
+"""JSON between processes of one machine: ranks, gateways, agents, emulators; and small files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from orchestrator.emulator.backend import EmulatorError, parse_ready
+from orchestrator.emulator.config import (
+    RelayConfig,
+    RelayEndpoint,
+    apply_line,
+    listening_line,
+    parse_apply,
+    parse_listening,
+)
+from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.home import ANNOUNCED, RunFolder
+from protos.errors import LocalProtocolError
+from sites.agent.gateway import Gateway
+from sites.gateway.agent_port import read_commands, read_configuration
+from sites.gateway.local_messages import parse
+from sites.launcher.failures import (
+    RankFailure,
+    describe_failure,
+    read_failures,
+    write_error_file,
+    write_failures,
+)
+from tests.fakes.gateway_sites import gateway_config
+from tests.fuzz.target import KIB, Target
+from topology.changes import Change
+from topology.errors import ConfigError
+from topology.trees import ReductionPlan, Tree, star
+
+
+@contextlib.contextmanager
+def file_with(data: bytes, name: str) -> Iterator[Path]:
+    """Give the path of a file for decoders that read one; it is alone in its folder."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-fuzz-") as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        yield path
+
+
+def json_bytes(data: bytes) -> int:
+    """Return what JSON may take: an empty object is 64 bytes of memory for 3 of text."""
+    return 64 * KIB + 120 * len(data)
+
+
+def line(fields: Mapping[str, Any]) -> bytes:
+    """Return one message as a line."""
+    return json.dumps(fields).encode() + b"\n"
+
+
+def _target(
+    name: str,
+    decode: Callable[[bytes], object],
+    refusals: tuple[type[Exception], ...],
+    samples: Callable[[], list[bytes]],
+) -> Target:
+    return Target(
+        name=name, decode=decode, refusals=refusals, samples=samples, most_bytes=json_bytes
+    )
+
+
+# ---------------------------------------------------------------- ranks and gateways
+
+
+def _rank_samples() -> list[bytes]:
+    reduce = {"round": 3, "bucket": 0, "region": 1, "offset": 0, "numel": 900, "layout": 77}
+    metric = {"kind": "step", "step": 4, "values": {"loss": 2.5}, "labels": {"a": "b"}}
+    digest = {"step": 4, "combined": "0f", "tensors": ["0a", "0b"], "names": ["w", "b"]}
+    messages: list[dict[str, Any]] = [
+        {"op": "join", "rank": 1, "local_rank": 1, "pid": 99, "generation": 2},
+        {"op": "region", "region": 1, "numel": 4096},
+        {"op": "reduce", **reduce, "weight": 8192.0, "exact": False},
+        {"op": "metric", **metric},
+        {"op": "digest", **digest},
+        {"op": "leave"},
+    ]
+    return [line(each).rstrip() for each in messages]
+
+
+def _configuration_samples() -> list[bytes]:
+    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 2))
+    plans = (ReductionPlan(2, (), "gather"), ReductionPlan(3, trees, "trees"))
+    configs = [gateway_config(Path("/run"), plan, plan.num_sites - 1) for plan in plans]
+    return [line({"op": "configure", **config.to_json()}) for config in configs]
+
+
+def _command_samples() -> list[bytes]:
+    peer = {"site": "ash", "node": 0, "host": "127.0.0.1", "port": 4000}
+    return [line({"op": "connect", "peers": [peer, peer]}), line({"op": "connect", "peers": []})]
+
+
+def _gateway_samples() -> list[bytes]:
+    values = {"sent_bytes": 12.0, "rtt_s": 0.01}
+    said: list[dict[str, Any]] = [
+        {"op": "listening", "host": "127.0.0.1", "port": 4000},
+        {"op": "connected"},
+        {"op": "joined", "ranks": [0, 1]},
+        {"op": "metric", "kind": "link", "rank": -1, "step": -1, "values": values, "labels": {}},
+        {
+            "op": "failed",
+            "code": "PEER_LOST",
+            "message": "gone",
+            "site": "ash",
+            "rank": -1,
+            "collateral": False,
+        },
+    ]
+    return [b"".join(map(line, said)), *map(line, said)]
+
+
+def _hear_gateway(data: bytes) -> None:
+    """Let an agent read what its gateway wrote until its end."""
+
+    async def hear() -> None:
+        stdout = asyncio.StreamReader()
+        stdout.feed_data(data)
+        stdout.feed_eof()
+        process = SimpleNamespace(stdout=stdout, stdin=None, wait=_status_0)
+        config = gateway_config(Path("/run"), ReductionPlan(2, (), ""), 0)
+        gateway = Gateway(config, cast("asyncio.subprocess.Process", process), Path("/run/log"))
+        told: list[object] = []
+        await gateway.read(on_metric=told.append, on_digest=told.append, on_failed=told.append)
+
+    asyncio.run(hear())
+
+
+async def _status_0() -> int:
+    return 0
+
+
+# ---------------------------------------------------------------- emulators
+
+_SHAPES = (
+    LinkShape(source="ash", target="birch", bytes_per_s=1e6, delay_s=0.01),
+    LinkShape(source="birch", target="ash", bytes_per_s=1e6, delay_s=0.01, jitter_s=0.001),
+)
+_ENDPOINT = RelayEndpoint(source="ash", target="birch", node=0, host="127.0.0.1", port=4000)
+
+
+def _relay_samples() -> list[bytes]:
+    return [line(RelayConfig(links=_SHAPES, endpoints=(_ENDPOINT,), seed=3).to_json())]
+
+
+def _netns_samples() -> list[bytes]:
+    return [line(NetnsConfig(sites=("ash", "birch"), links=_SHAPES, seed=3).to_json())]
+
+
+def _apply_samples() -> list[bytes]:
+    changes = (
+        Change(kind="shape", source="ash", target="birch", bytes_per_s=1e5, loss=0.01),
+        Change(kind="cut", source="birch", target="ash"),
+    )
+    return [line(apply_line(changes)), line(apply_line(()))]
+
+
+def _ready_samples() -> list[bytes]:
+    site = {"site": "ash", "address": "10.0.0.1", "net": "/proc/7/fd/3", "user": ""}
+    return [line({"op": "ready", "sites": [site]})]
+
+
+# ---------------------------------------------------------------- small files
+
+
+def _failures_of(data: bytes) -> None:
+    with file_with(data, "failures.json") as path:
+        sorted(read_failures(path), key=lambda each: each.order)
+
+
+def _failures_samples() -> list[bytes]:
+    failure = RankFailure(
+        rank=1,
+        local_rank=1,
+        pid=77,
+        exit_code=-9,
+        time_s=12.5,
+        code="",
+        message="",
+        collateral=False,
+        log_path="/run/stderr.log",
+    )
+    with file_with(b"", "failures.json") as path:
+        write_failures(path, [failure, failure])
+        return [path.read_bytes()]
+
+
+def _describe(data: bytes) -> None:
+    with file_with(data, "error.json") as path:
+        said = describe_failure(path.parent, rank=0, local_rank=0, pid=1, exit_code=1, time_s=3.0)
+    assert said.order
+
+
+def _error_samples() -> list[bytes]:
+    details = {"message": "boom", "code": "", "collateral": False, "time_s": 9.5, "wall_s": 1e9}
+    with file_with(b"", "error.json") as path:
+        write_error_file(str(path), details, "Traceback: boom")
+        return [path.read_bytes(), b'{"message": "boom"}', b'{"message": {"message": "boom"}}']
+
+
+def _announced(data: bytes) -> None:
+    with file_with(data, ANNOUNCED) as path:
+        RunFolder(path.parent).living_coordinator()
+
+
+LINE_TARGETS = (
+    _target("rank-message", parse, (LocalProtocolError,), _rank_samples),
+    _target(
+        "gateway-configuration",
+        lambda data: read_configuration(io.BytesIO(data)),
+        (LocalProtocolError,),
+        _configuration_samples,
+    ),
+    _target(
+        "gateway-command",
+        lambda data: list(read_commands(io.BytesIO(data))),
+        (LocalProtocolError,),
+        _command_samples,
+    ),
+    _target("gateway-output", _hear_gateway, (), _gateway_samples),
+    _target("relay-configuration", RelayConfig.from_line, (ConfigError,), _relay_samples),
+    _target("netns-configuration", NetnsConfig.from_line, (ConfigError,), _netns_samples),
+    _target("emulator-change", parse_apply, (ConfigError,), _apply_samples),
+    _target(
+        "relay-listening",
+        parse_listening,
+        (ConfigError,),
+        lambda: [line(listening_line((_ENDPOINT,)))],
+    ),
+    _target("netns-ready", parse_ready, (EmulatorError,), _ready_samples),
+    _target("failures-file", _failures_of, (ValueError,), _failures_samples),
+    _target("error-file", _describe, (), _error_samples),
+    _target(
+        "coordinator-file",
+        _announced,
+        (),
+        lambda: [line({"address": "127.0.0.1:4000", "pid": 7, "generation": 2})],
+    ),
+)
