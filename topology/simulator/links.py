@@ -1,0 +1,121 @@
+"""A directed link that sends one flow after another. Pure.
+
+A flow is some chunks of one bucket on one tree. The link takes waiting flows in the order of their keys,
+(step, bucket, segment), as a gateway's queue does, at its full rate. A flow's first granule, as many
+chunks as the link has connections, arrives one granule's time and half a round trip after it began;
+the next site passes it on from then on, for chunks are reduced one by one (topology/simulator/servers.py
+says when this is exact).
+
+After a pause TCP starts slowly (RFC 5681, 4.1). With windows of w, 2w, 4w... bytes a round trip t, what
+does not fill the link costs t - w / r more, until a window is r t: topology/tree_times.py. Linux begins
+again from the first window once a connection was idle for longer than its time-out, RTT + 0.2 s.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from topology.simulator.engine import Engine
+
+RTO_MIN_S = 0.2
+"""Linux: TCP_RTO_MIN, on top of the smoothed round trip."""
+
+Key = tuple[int, ...]
+Deliver = Callable[[float], None]
+"""Called when the first granule has arrived, with the time at which the last one will have."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """Bytes that go over one link together."""
+
+    key: Key
+    """Lower ones go first."""
+    num_bytes: float
+    """On the wire."""
+    granule_bytes: float
+    last_s: float
+    """When the last of it is there to be sent; the first is when it is given to the link."""
+    deliver: Deliver
+
+
+class FifoLink:
+    """One direction between two sites."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        bytes_per_s: float,
+        rtt_s: float,
+        first_window_bytes: float | None = None,
+    ) -> None:
+        """Make a link that was idle for ever.
+
+        Args:
+            engine: the clock.
+            bytes_per_s: its rate.
+            rtt_s: half of it is the delay.
+            first_window_bytes: of all connections together; None: there is no slow start.
+        """
+        self.bytes_per_s = bytes_per_s
+        self.delay_s = rtt_s / 2
+        self.busy_s = 0.0
+        self.sent_bytes = 0.0
+        self._engine = engine
+        self._rtt_s = rtt_s
+        self._first_window_bytes = first_window_bytes
+        self._waiting: list[tuple[Key, int, Flow]] = []
+        self._num_sent = 0
+        self._is_busy = False
+        self._idle_since_s = float("-inf")
+        self._grown_bytes = 0.0
+        """Sent since the window was last the first one."""
+
+    def send(self, flow: Flow) -> None:
+        """Take a flow whose first granule is there."""
+        heapq.heappush(self._waiting, (flow.key, self._num_sent, flow))
+        self._num_sent += 1
+        if not self._is_busy:
+            self._begin()
+
+    def _begin(self) -> None:
+        now_s, flow = self._engine.now_s, heapq.heappop(self._waiting)[2]
+        if not self._is_busy and now_s - self._idle_since_s > self._rtt_s + RTO_MIN_S:
+            self._grown_bytes = 0.0
+        self._is_busy = True
+        work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(flow.granule_bytes)
+        self._grown_bytes += flow.num_bytes
+        self.busy_s += work_s
+        self.sent_bytes += flow.num_bytes
+        last_s = max(now_s + work_s, flow.last_s + flow.granule_bytes / self.bytes_per_s)
+        self._engine.at(now_s + work_s, self._end)
+        self._engine.at(now_s + granule_s + self.delay_s, flow.deliver, last_s + self.delay_s)
+
+    def _end(self) -> None:
+        if self._waiting:
+            self._begin()
+        else:
+            self._is_busy = False
+            self._idle_since_s = self._engine.now_s
+
+    def _time_s(self, num_bytes: float) -> float:
+        """Return how long the next bytes take, waiting for the window included."""
+        plain_s = num_bytes / self.bytes_per_s
+        if self._first_window_bytes is None:
+            return plain_s
+        grown_bytes = self._grown_bytes
+        return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
+
+    def _unused_s(self, num_bytes: float) -> float:
+        """Return how long the link waited for its window while it sent the first `num_bytes`."""
+        assert self._first_window_bytes is not None
+        unused_s, sent_bytes, window_bytes = 0.0, 0.0, self._first_window_bytes
+        while (
+            window_bytes < self.bytes_per_s * self._rtt_s and sent_bytes + window_bytes < num_bytes
+        ):
+            unused_s += self._rtt_s - window_bytes / self.bytes_per_s
+            sent_bytes += window_bytes
+            window_bytes *= 2
+        return unused_s

@@ -1,0 +1,75 @@
+"""The links between sites, and the ports that they share. Pure.
+
+Flows of different links meet only where a site's ports are narrower than its links together. There, and
+where flows share links, rates are max-min fair; elsewhere each link sends by itself, one flow after
+another.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+
+from topology.simulator.engine import Engine
+from topology.simulator.links import FifoLink, Flow
+from topology.simulator.sharing import FairNetwork
+from topology.simulator.workload import Workload
+from topology.world import Link, Site
+
+Hop = tuple[int, int]
+"""A directed link, by the indices of its sites."""
+
+
+class Network:
+    """Sends flows between neighbours."""
+
+    def __init__(self, engine: Engine, work: Workload, *, is_fair: bool) -> None:
+        """Make every link of the topology.
+
+        Args:
+            engine: the clock.
+            work: names the topology, connections and windows.
+            is_fair: flows share links.
+        """
+        topology = work.topology
+        names = [site.name for site in topology.sites]
+        self._links: dict[Hop, Link] = {}
+        for one, other in itertools.permutations(range(len(names)), 2):
+            link = topology.link(names[one], names[other])
+            if link is not None:
+                self._links[one, other] = link
+        self._ports = {
+            (name, site.index): port_bytes_per_s
+            for site in topology.sites
+            for name in ("out of", "into")
+            if (port_bytes_per_s := self._port(site, name)) is not None
+        }
+        self._fair: FairNetwork | None = None
+        self._fifo: dict[Hop, FifoLink] = {}
+        if is_fair or self._ports:
+            rates: dict[Hashable, float] = dict(self._ports)
+            rates |= {hop: link.bytes_per_s for hop, link in self._links.items()}
+            self._fair = FairNetwork(engine, rates, work.num_abreast)
+        else:
+            self._fifo = {
+                hop: FifoLink(engine, link.bytes_per_s, link.rtt_s, work.first_window_bytes)
+                for hop, link in self._links.items()
+            }
+
+    def _port(self, site: Site, name: str) -> float | None:
+        """Return the rate of a site's ports in one direction, if they are narrower than its links."""
+        if site.nic_bytes_per_s is None:
+            return None
+        bytes_per_s = site.nic_bytes_per_s * site.nodes
+        end = 0 if name == "out of" else 1
+        links = sum(link.bytes_per_s for hop, link in self._links.items() if hop[end] == site.index)
+        return bytes_per_s if bytes_per_s < links else None
+
+    def send(self, source: int, target: int, flow: Flow) -> None:
+        """Send a flow over the link between two sites, which is there."""
+        hop = (source, target)
+        if self._fair is None:
+            self._fifo[hop].send(flow)
+            return
+        ports = [port for port in (("out of", source), ("into", target)) if port in self._ports]
+        self._fair.send(flow, hop, ports, self._links[hop].rtt_s / 2)

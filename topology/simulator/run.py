@@ -1,0 +1,203 @@
+"""One simulated run: its steps, what they put on the links, and what failures cost. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from topology.job import Job
+from topology.simulator.chance import Chance
+from topology.simulator.engine import SimulationError
+from topology.simulator.network import Hop
+from topology.simulator.outages import Outage, Outages
+from topology.simulator.settings import Settings
+from topology.simulator.training import SiteStep, Step, Training
+from topology.simulator.workload import Workload, workload
+from topology.world import Topology
+
+OUTAGES_MAX = 10_000
+FIRST_KEPT = 3
+"""Steps whose buckets are always kept: sites/worker/timeline.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLoad:
+    """What one step puts on a directed link."""
+
+    source: str
+    target: str
+    sent_bytes: float
+    """Frames and their headers."""
+    raw_bytes: float
+    """float32 bytes of the chunks in them."""
+    busy_s: float
+    """At the link's rate, headers of packets included."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRun:
+    """A run that was not made."""
+
+    work: Workload
+    steps: tuple[Step, ...]
+    """Those that count in the end, in order. Buckets only where the job keeps timelines."""
+    links: tuple[LinkLoad, ...]
+    """Those that carry something, a step."""
+    outages: tuple[Outage, ...]
+    num_actions: int
+    """That were simulated."""
+
+    @property
+    def wall_s(self) -> float:
+        """From the beginning to the last site's end."""
+        return max(site.end_s for site in self.steps[-1])
+
+    @property
+    def goodput(self) -> float:
+        """Share of the wall time in which steps were made that count."""
+        lost_s = sum(each.until_s - each.at_s for each in self.outages)
+        made_s = math.fsum(
+            max(site.end_s for site in step) - min(site.begin_s for site in step)
+            for step in self.steps
+        )
+        return 1.0 if not self.outages else min(1.0 - lost_s / self.wall_s, made_s / self.wall_s)
+
+    def step_s(self, site: int, skip: int = 0) -> float:
+        """Return the mean over a site's steps after the first `skip`."""
+        steps = [step[site] for step in self.steps[skip:]]
+        return math.fsum(each.end_s - each.begin_s for each in steps) / len(steps)
+
+    @property
+    def mean_step_s(self) -> float:
+        """Over all sites and steps."""
+        sites = range(len(self.work.sites))
+        return math.fsum(self.step_s(site) for site in sites) / len(sites)
+
+
+def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> SimulatedRun:
+    """Return what a run of the trainer that ships would be like.
+
+    Args:
+        job: with modelled compute or real, for the simulator models it anyway; no script.
+        topology: sites and links.
+        settings: how.
+
+    Raises:
+        ConfigError: the job's tree does not fit the topology.
+        SimulationError: failures are so frequent that it never ends.
+    """
+    assert job.entrypoint is None, "nothing is known of a script"
+    settings = settings or Settings()
+    work = workload(job, topology, settings)
+    made = _Made(job, work, settings)
+    steps, outages = made.run()
+    return SimulatedRun(work, tuple(steps), link_loads(work), tuple(outages), made.num_actions)
+
+
+def alone_step_s(job: Job, topology: Topology, settings: Settings | None = None) -> list[float]:
+    """Return the mean step of each site that exchanges nothing, its collectives inside included."""
+    settings = dataclasses.replace(settings or Settings(), outages=None)
+    exchange = dataclasses.replace(job.exchange, schedule="off")
+    run = simulate(dataclasses.replace(job, exchange=exchange), topology, settings)
+    return [run.step_s(site) for site in range(len(topology.sites))]
+
+
+def efficiency(run: SimulatedRun, alone_s: list[float], skip: int = 0) -> float:
+    """Return tokens a second of all sites together over the sum of each by itself; without outages."""
+    sites = list(enumerate(run.work.sites))
+    together = math.fsum(site.tokens / run.step_s(index, skip) for index, site in sites)
+    return together / math.fsum(site.tokens / alone_s[index] for index, site in sites)
+
+
+def link_loads(work: Workload) -> tuple[LinkLoad, ...]:
+    """Return what a step puts on each link, in the topology's order."""
+    if work.schedule == "off":
+        return ()
+    wire: dict[Hop, float] = {}
+    raw: dict[Hop, float] = {}
+    for segment in (each for segments in work.segments for each in segments):
+        for hop in _hops(work, segment.tree):
+            wire[hop] = wire.get(hop, 0.0) + segment.wire_bytes
+            raw[hop] = raw.get(hop, 0.0) + segment.raw_bytes
+    index = {site.name: site.index for site in work.topology.sites}
+    found = []
+    for link in work.topology.links:
+        hop = (index[link.source], index[link.target])
+        if hop in wire:
+            sent_bytes, busy_s = wire[hop] * work.frame_share, wire[hop] / link.bytes_per_s
+            found.append(LinkLoad(link.source, link.target, sent_bytes, raw[hop], busy_s))
+    return tuple(found)
+
+
+def _hops(work: Workload, tree: int) -> Iterator[Hop]:
+    sites = range(work.plan.num_sites)
+    if work.plan.is_gather:
+        yield from ((one, other) for one in sites for other in sites if one != other)
+        return
+    for child, parent in work.plan.trees[tree].parent.items():
+        yield child, parent
+        yield parent, child
+
+
+class _Made:
+    """Makes steps until enough count."""
+
+    def __init__(self, job: Job, work: Workload, settings: Settings) -> None:
+        self._every = job.timeline_every
+        self._work = work
+        self._settings = settings
+        self._stragglers = Chance(settings.seed)
+        self._failures = Chance(~settings.seed)
+        self.num_actions = 0
+
+    def run(self) -> tuple[list[Step], list[Outage]]:
+        steps: list[Step] = []
+        outages: list[Outage] = []
+        began_s, fails_s = 0.0, self._next_failure_s(0.0)
+        while True:
+            failed_s = self._attempt(steps, began_s, fails_s)
+            if failed_s is None:
+                return steps, outages
+            settings = self._settings.outages
+            assert settings is not None
+            if len(outages) == OUTAGES_MAX:
+                raise SimulationError(
+                    f"{OUTAGES_MAX} failures, and {len(steps)} steps done: want failures less often, "
+                    "or checkpoints more often"
+                )
+            kept = len(steps) - len(steps) % settings.checkpoint_every
+            began_s = failed_s + settings.recovery_s
+            site = self._work.sites[int(self._failures.uniform() * len(self._work.sites))].name
+            outages.append(Outage(failed_s, began_s, site, len(steps) - kept))
+            del steps[kept:]
+            fails_s = self._next_failure_s(began_s)
+
+    def _attempt(self, steps: list[Step], began_s: float, fails_s: float) -> float | None:
+        """Add steps until there are enough, or a site fails; return when it did."""
+        training = Training(self._work, self._settings, self._stragglers)
+        try:
+            for step in training.steps():
+                if began_s + max(site.end_s for site in step) > fails_s:
+                    return fails_s
+                keeps = self._keeps(len(steps) + 1)
+                steps.append(tuple(_placed(site, began_s, keeps=keeps) for site in step))
+                if len(steps) == self._settings.steps:
+                    return None
+        finally:
+            self.num_actions += training.num_actions
+        raise AssertionError("training never ends by itself")
+
+    def _keeps(self, step: int) -> bool:
+        return self._every > 0 and (step <= FIRST_KEPT or step % self._every == 0)
+
+    def _next_failure_s(self, now_s: float) -> float:
+        outages: Outages | None = self._settings.outages
+        if outages is None:
+            return math.inf
+        return now_s + self._failures.exponential(outages.mtbf_s / len(self._work.sites))
+
+
+def _placed(site: SiteStep, began_s: float, *, keeps: bool) -> SiteStep:
+    return (site if keeps else site.without_buckets()).later(began_s)

@@ -1,0 +1,40 @@
+"""What a simulation takes beside the job and its topology. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.simulator.chance import Stragglers
+from topology.simulator.outages import Outages
+
+SHARINGS = ("fifo", "fair")
+"""How flows share a link: one after another in the order of buckets, or as many at once as there are
+connections, each with its max-min fair share (topology/simulator/sharing.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a job is simulated."""
+
+    steps: int = 20
+    """That are done at the end, whatever was lost meanwhile."""
+    seed: int = 0
+    """Of stragglers and outages: the same seed gives the same times on every machine."""
+    sharing: str = "fifo"
+    """One of SHARINGS."""
+    slow_start: bool | None = None
+    """TCP starts slowly after a pause; None: where there are packets (topology.wire_load)."""
+    ratio: float | None = None
+    """Encoded bytes for each byte of float32; None: as topology.simulator.codecs has it."""
+    codec_takes_time: bool = True
+    """False: encoding and decoding cost nothing."""
+    stragglers: Stragglers | None = None
+    outages: Outages | None = None
+    reuse_steps: bool = True
+    """Steps that repeat themselves are not simulated again (topology/simulator/training.py)."""
+
+    def __post_init__(self) -> None:
+        if self.sharing not in SHARINGS:
+            raise ValueError(f"sharing: want one of {', '.join(SHARINGS)}; got {self.sharing!r}")
+        if self.steps < 1:
+            raise ValueError(f"steps: want 1 at least, got {self.steps}")
