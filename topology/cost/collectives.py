@@ -1,0 +1,148 @@
+"""How long collectives inside a site take: alpha-beta. Pure.
+
+Hockney's model, with a bandwidth that grows with the message: a message of M bytes takes
+
+    alpha + M / B(M),  B(M) = B M / (M + M_half)   that is   alpha + (M + M_half) / B
+
+with B what large messages reach and M_half the size that reaches half of it. Collectives of n ranks
+over M bytes each in all (Thakur et al. 2005; bandwidths as nccl-tests' `busbw` counts them):
+
+    reduce-scatter, all-gather, all-to-all    (n-1) (alpha + M/n / B)
+    ring all-reduce                           both of the first: twice that
+    tree all-reduce, pipelined                2 log2(n) alpha + 2 M / B
+
+M_half is paid once a phase, for the ring's steps follow each other through one pipeline. Over several
+levels, from the inside out, each works on the share that the levels within leave it (Cho et al.,
+"BlueConnect"): level i pays for M / (n_1 ... n_(i-1)). All ranks of a level's group run their own
+collective of the next at the same time, so a level's bandwidth is a rank's share of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """What joins the ranks of a group."""
+
+    bytes_per_s: float
+    """That a rank sends at with large messages, while it receives as much; may be infinite."""
+    latency_s: float = 0.0
+    """Of one step of a collective: alpha."""
+    half_bytes: float = 0.0
+    """Message that reaches half the bandwidth: M_half."""
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0 or self.latency_s < 0 or self.half_bytes < 0:
+            raise ValueError(
+                "Channel: want bytes_per_s > 0, latency_s and half_bytes >= 0; got "
+                f"{self.bytes_per_s}, {self.latency_s} and {self.half_bytes}"
+            )
+
+    def send_s(self, message_bytes: float) -> float:
+        """Return the seconds from one rank to another; nothing is sent in no time."""
+        if message_bytes <= 0:
+            return 0.0
+        return self.latency_s + (message_bytes + self.half_bytes) / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of a hierarchy: how many parts it joins, and through what."""
+
+    ranks: int
+    channel: Channel
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"Level.ranks: want >= 1, got {self.ranks}")
+
+
+def reduce_scatter_s(levels: Sequence[Level], message_bytes: float, num_splits: int = 1) -> float:
+    """Return the seconds of a reduce-scatter; an all-gather takes as long, the other way round.
+
+    Steps: sum of (n_i - 1). Bytes sent per rank: M (P-1)/P over all levels together.
+
+    Args:
+        levels: innermost first; their ranks multiply to the group's size P.
+        message_bytes: of the whole array, as each rank has it before (after, in an all-gather).
+        num_splits: parts that are reduced one after another, each paying the latency again.
+    """
+    total_s, share_bytes = 0.0, message_bytes
+    for level in levels:
+        if level.ranks > 1 and message_bytes > 0:
+            total_s += _phase_s(level, share_bytes, num_splits)
+        share_bytes /= level.ranks
+    return total_s
+
+
+def _phase_s(level: Level, message_bytes: float, num_splits: int) -> float:
+    channel, steps = level.channel, level.ranks - 1
+    sent_bytes = message_bytes * steps / level.ranks + num_splits * channel.half_bytes
+    return num_splits * steps * channel.latency_s + sent_bytes / channel.bytes_per_s
+
+
+def all_gather_s(levels: Sequence[Level], message_bytes: float, num_splits: int = 1) -> float:
+    """Return the seconds of an all-gather, of `message_bytes` once gathered."""
+    return reduce_scatter_s(levels, message_bytes, num_splits)
+
+
+def all_reduce_s(levels: Sequence[Level], message_bytes: float, num_splits: int = 1) -> float:
+    """Return the seconds of a ring all-reduce, nested where there are several levels.
+
+    Steps: sum of 2 (n_i - 1). Bytes sent per rank: 2 M (P-1)/P over all levels together.
+    """
+    return 2 * reduce_scatter_s(levels, message_bytes, num_splits)
+
+
+def tree_all_reduce_s(level: Level, message_bytes: float) -> float:
+    """Return the seconds of a pipelined double binary tree: 2 log2(n) alpha + 2 M / B.
+
+    Fewer latencies than the ring, which it beats for short messages among many.
+    """
+    if level.ranks == 1 or message_bytes <= 0:
+        return 0.0
+    channel = level.channel
+    steps = 2 * math.ceil(math.log2(level.ranks))
+    return (
+        steps * channel.latency_s + 2 * (message_bytes + channel.half_bytes) / channel.bytes_per_s
+    )
+
+
+def all_to_all_s(levels: Sequence[Level], message_bytes: float) -> float:
+    """Return the seconds until each rank has sent every other its part of `message_bytes`.
+
+    Nothing becomes smaller on the way: of a group over several levels, what leaves the inner one is
+    M (P - P_inner) / P, and goes at the outer one's rate.
+    """
+    total_s, inside = 0.0, 1
+    size = math.prod(level.ranks for level in levels)
+    for level in levels:
+        if level.ranks > 1 and message_bytes > 0:
+            leaving_bytes = message_bytes * inside * (level.ranks - 1) / size
+            channel = level.channel
+            total_s += (level.ranks - 1) * channel.latency_s
+            total_s += (leaving_bytes + channel.half_bytes) / channel.bytes_per_s
+        inside *= level.ranks
+    return total_s
+
+
+def levels_of(
+    ranks: int, stride: int, node_ranks: int, node: Channel, cluster: Channel
+) -> list[Level]:
+    """Return the levels of a group whose members are `stride` ranks apart.
+
+    Ranks are numbered through the nodes, so as many members share a node as fit between its ends.
+
+    Args:
+        ranks: members of the group.
+        stride: distance of neighbours, in ranks.
+        node_ranks: ranks of a node.
+        node: joins the ranks of a node.
+        cluster: joins nodes; its bandwidth is one rank's share.
+    """
+    inside = math.gcd(ranks, max(1, node_ranks // stride))
+    return [Level(inside, node), Level(ranks // inside, cluster)]

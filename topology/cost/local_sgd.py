@@ -1,0 +1,159 @@
+"""How long rounds of local SGD take: DiLoCo, and streaming fragments. Pure.
+
+Replicas take H steps of T seconds by themselves, then exchange pseudo-gradients (Douillard et al.,
+"DiLoCo" and "Streaming DiLoCo"). In P fragments, one is sent every H/P steps, and its result may be
+applied tau steps later:
+
+    exposed a fragment = max(0, T_wan(N/P) - tau T),   round = H T + P times that
+
+DiLoCo itself is P = 1, tau = 0. A fragment occupies the WAN until the next is sent, so the exchange
+keeps up only where T_wan(N/P) <= (H/P) T plus what is exposed. Compute utilisation is H T over the
+round.
+
+Charles et al., "Scaling laws for DiLoCo", appendix A, give the whole run's communication: all-reduces of
+N bytes over R chips take 2 N/W (1 - 1/R) + eps each; with M replicas, every step inside each (R/M
+chips, bandwidth W0) and every H-th across (W1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """H steps and the exchange that belongs to them."""
+
+    steps: int
+    compute_s: float
+    """Of all steps."""
+    exposed_s: float
+    """That replicas wait for the WAN."""
+    wan_s: float
+    """That the WAN is busy."""
+
+    @property
+    def round_s(self) -> float:
+        """From one round's start to the next one's."""
+        return self.compute_s + self.exposed_s
+
+    @property
+    def utilisation(self) -> float:
+        """Compute utilisation, 0 to 1."""
+        return self.compute_s / self.round_s
+
+    @property
+    def step_s(self) -> float:
+        """Of a step in the mean, with its part of the exchange."""
+        return self.round_s / self.steps
+
+
+def local_round(
+    steps: int,
+    step_s: float,
+    fragment_s: float,
+    num_fragments: int = 1,
+    overlap_steps: int = 0,
+    tail_s: float = 0.0,
+) -> Round:
+    """Return a round in the long run.
+
+    Args:
+        steps: H, between two exchanges of the same fragment.
+        step_s: T, of a step without exchange.
+        fragment_s: T_wan, of one fragment's exchange.
+        num_fragments: P; evenly spread over the round.
+        overlap_steps: tau, after which a fragment's result is applied.
+        tail_s: of the last backward pass, during which finished gradients are already sent.
+
+    Raises:
+        ValueError: a figure is out of its range, or more fragments than steps.
+    """
+    if steps < 1 or not step_s > 0 or fragment_s < 0 or overlap_steps < 0 or tail_s < 0:
+        raise ValueError(
+            "local_round: want steps >= 1, step_s > 0, the others >= 0; got "
+            f"{steps}, {step_s}, {fragment_s}, {overlap_steps}, {tail_s}"
+        )
+    if not 1 <= num_fragments <= steps:
+        raise ValueError(f"num_fragments: want 1 to {steps} (the steps), got {num_fragments}")
+    if overlap_steps * num_fragments > steps:
+        raise ValueError(
+            f"overlap_steps: want at most {steps // num_fragments}, the steps between two fragments, "
+            f"got {overlap_steps}"
+        )
+    exposed_s = max(0.0, fragment_s - overlap_steps * step_s - tail_s)
+    return Round(
+        steps=steps,
+        compute_s=steps * step_s,
+        exposed_s=num_fragments * exposed_s,
+        wan_s=num_fragments * fragment_s,
+    )
+
+
+def smallest_period(
+    step_s: float,
+    fragment_s: float,
+    utilisation: float,
+    num_fragments: int = 1,
+    overlap_steps: int = 0,
+) -> int:
+    """Return the least H, a multiple of P, that reaches a compute utilisation.
+
+    Raises:
+        ValueError: the utilisation is not in (0, 1), which no period or any reaches.
+    """
+    if not 0 < utilisation < 1:
+        raise ValueError(f"utilisation: want more than 0 and less than 1, got {utilisation}")
+    between = max(1, overlap_steps)  # steps between two fragments
+
+    def reached(steps_between: int) -> bool:
+        steps = steps_between * num_fragments
+        found = local_round(steps, step_s, fragment_s, num_fragments, overlap_steps)
+        return found.utilisation >= utilisation
+
+    while not reached(between):
+        between *= 2
+    low, high = between // 2, between
+    while high - low > 1 and high > max(1, overlap_steps):
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return high * num_fragments
+
+
+def all_reduces_s(
+    num_bits: float, chips: int, bits_per_s: float, latency_s: float, count: float
+) -> float:
+    """Return `count` times 2 N/W (1 - 1/R) + eps (Charles et al., appendix A)."""
+    return (2 * num_bits / bits_per_s * (1 - 1 / chips) + latency_s) * count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wires:
+    """The two networks of a DiLoCo run."""
+
+    inner_bits_per_s: float
+    inner_latency_s: float
+    outer_bits_per_s: float
+    outer_latency_s: float
+
+
+def run_communication_s(
+    num_bits: float, chips: int, replicas: int, wires: Wires, steps: int, period: int
+) -> float:
+    """Return the seconds of all communication of a run, nothing hidden (Charles et al., appendix A).
+
+    Args:
+        num_bits: of the model.
+        chips: R, of all replicas.
+        replicas: M; with one, every step is reduced over all chips by the outer network.
+        wires: inside a replica, and between them.
+        steps: of the run.
+        period: H; not used with one replica.
+    """
+    outer = (num_bits, chips, wires.outer_bits_per_s, wires.outer_latency_s)
+    if replicas == 1:
+        return all_reduces_s(*outer, steps)
+    inner_s = all_reduces_s(
+        num_bits, chips // replicas, wires.inner_bits_per_s, wires.inner_latency_s, steps
+    )
+    return inner_s + all_reduces_s(*outer, steps / period)

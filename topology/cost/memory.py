@@ -1,0 +1,175 @@
+"""What one accelerator must hold. Pure.
+
+N parameters on a rank before ZeRO, d replicas, p and g bytes of a parameter and a gradient:
+
+- States (Rajbhandari et al., "ZeRO"; Megatron-LM's docs for its distributed optimizer): parameters p N,
+  gradients g N, Adam's two moments 8 N, a float32 master copy 4 N unless p = 4, and a float32 copy of the
+  gradient 4 N where g < 4. ZeRO 1 divides the last three by d, 2 also gradients, 3 also parameters
+  (two layers of which are there whole at any time).
+- Activations a layer and micro-batch (Korthikanti et al., MLSys'23, eq. 1 to 6; here generic in the
+  MLP's width and the attention's groups): s b h (10 + 24/t + 5 a s/(h t)); sequence parallelism divides
+  the 10 by t, context parallelism s by c; selective recomputation and fused attention drop the last
+  term; full recomputation keeps 2 s b h, and all of one layer while it is computed again.
+- A pipeline's first stage keeps min(m, p) micro-batches at once, interleaved 1 + (p-1)/(p v) times as
+  many layers.
+- Logits: 4 s b V/t, float32, on the last stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.cost.degrees import Degrees, check_fit, layers_per_stage, stage_parameters
+from topology.cost.workload import Workload
+
+RUNTIME_BYTES = 2 << 30
+"""CUDA context, NCCL's buffers, cuBLAS workspaces, fragmentation: 1 to 5 GB as reported; 2 here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on the fullest accelerator of a site."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    """Layers that ZeRO 3 has gathered."""
+    activations: float
+    """Kept from forward to backward pass, of all micro-batches in flight."""
+    recomputed: float
+    """One layer's, while it is computed again."""
+    logits: float
+    runtime: float = RUNTIME_BYTES
+
+    @property
+    def states(self) -> float:
+        """Parameters, gradients, optimizer."""
+        return self.parameters + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> float:
+        """All of it; the site fits if the accelerator has as much."""
+        temporary = self.gathered + self.recomputed + self.logits + self.runtime
+        return self.states + self.activations + temporary
+
+
+def memory(workload: Workload, degrees: Degrees, num_sequences: int) -> Memory:
+    """Return the bytes that a rank needs for a site's share of a step, `num_sequences`.
+
+    Raises:
+        ValueError: the model cannot be cut so.
+    """
+    check_fit(workload, degrees)
+    in_flight = _layers_in_flight(workload, degrees, num_sequences)
+    all_of_layer = layer_activations(workload, degrees, "none")
+    kept = layer_activations(workload, degrees, degrees.recompute)
+    parameters, gradients, optimizer = _states(workload, degrees)
+    return Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        gathered=_gathered(workload, degrees),
+        activations=in_flight * kept,
+        recomputed=all_of_layer - kept,
+        logits=_logits(workload, degrees),
+    )
+
+
+def layer_activations(workload: Workload, degrees: Degrees, recompute: str) -> float:
+    """Return the bytes that one layer of one micro-batch keeps on a rank.
+
+    Elements have the width of parameters; dropout masks one byte.
+    """
+    tokens = degrees.micro_batch * workload.sequence / degrees.context
+    width, tensor = workload.parameter_bytes, degrees.tensor
+    cut = tensor if degrees.sequence_parallel else 1
+    layer_input = width * tokens * workload.hidden / cut
+    if recompute == "full":
+        return layer_input
+    # Inputs of two norms, of attention and of MLP; two masks.
+    whole = tokens * workload.hidden * (4 * width + 2) / cut
+    heads = 2 * workload.hidden + 2 * workload.kv_width  # queries, sums; keys, values
+    mlp = (3 if workload.gated else 2) * workload.mlp_width * workload.experts_per_token
+    divided = tokens * width * (heads + mlp) / tensor
+    scores = tokens * workload.sequence * workload.heads * (2 * width + 1) / tensor
+    if recompute == "selective" or degrees.fused_attention:
+        scores = 0.0
+    return whole + divided + scores
+
+
+def _layers_in_flight(workload: Workload, degrees: Degrees, num_sequences: int) -> float:
+    """Return how many layers' activations the first stage keeps at once."""
+    stages, virtual = degrees.pipeline, degrees.virtual_stages
+    micro_batches = max(1, min(degrees.micro_batches(num_sequences), stages))
+    more = 1 + (stages - 1) / (stages * virtual) if virtual > 1 else 1.0
+    return layers_per_stage(workload, degrees) * micro_batches * more
+
+
+def _states(workload: Workload, degrees: Degrees) -> tuple[float, float, float]:
+    """Return the bytes of parameters, of gradients and of the optimizer's states."""
+    dense, experts = stage_parameters(workload, degrees)
+    of_parameters = of_gradients = of_optimizer = 0.0
+    for elements, replicas in ((dense, degrees.data), (experts, degrees.data / degrees.expert)):
+        of_parameters += elements * workload.parameter_bytes / _cut(degrees, 3, replicas)
+        of_gradients += elements * workload.gradient_bytes / _cut(degrees, 2, replicas)
+        of_optimizer += elements * adam_bytes(workload) / _cut(degrees, 1, replicas)
+    return of_parameters, of_gradients, of_optimizer
+
+
+def _cut(degrees: Degrees, stage: int, replicas: float) -> float:
+    return replicas if degrees.zero_stage >= stage else 1.0
+
+
+def adam_bytes(workload: Workload) -> int:
+    """Return the bytes of Adam's states for each parameter."""
+    master = 4 if workload.parameter_bytes < 4 else 0
+    gradient = 4 if workload.gradient_bytes < 4 else 0
+    return 8 + master + gradient
+
+
+def _gathered(workload: Workload, degrees: Degrees) -> float:
+    """Return the bytes of the two layers that ZeRO 3 has whole: one computes, the next arrives."""
+    if degrees.zero_stage < 3 or degrees.data == 1:
+        return 0.0
+    # The shares of these layers that lie here anyway are counted with the parameters.
+    elsewhere = 1 - 1 / degrees.data
+    num_layers = layers_per_stage(workload, degrees)
+    elements = sum(stage_parameters(workload, degrees)) * min(2, num_layers) / num_layers
+    return elements * workload.parameter_bytes * elsewhere
+
+
+def _logits(workload: Workload, degrees: Degrees) -> float:
+    tokens = degrees.micro_batch * workload.sequence / degrees.context
+    return 4 * tokens * workload.vocabulary / degrees.tensor
+
+
+def outer_optimizer_bytes(parameters: float, num_fragments: int = 1) -> float:
+    """Return what local SGD adds: float32 outer parameters and outer momentum, 8 bytes each.
+
+    Args:
+        parameters: of the shard that is held; in host memory or on the accelerator.
+        num_fragments: of streaming; only one is on the accelerator at a time.
+    """
+    if num_fragments < 1:
+        raise ValueError(f"num_fragments: want >= 1, got {num_fragments}")
+    return 8 * parameters / num_fragments
+
+
+def gateway_bytes(
+    shard_elements: float, num_peers: int, window_bytes: float, held_bytes: float, lossy: bool
+) -> float:
+    """Return the host memory of a node's gateway and what its ranks share with it.
+
+    Regions of one float32 an element; residuals of as many with a lossy codec and error feedback; three
+    windows to send and one received a peer; what is held until it can be summed (docs/architecture.md).
+
+    Args:
+        shard_elements: of the gradient, that the node's ranks hold.
+        num_peers: gateways that this one exchanges with.
+        window_bytes: of one peer.
+        held_bytes: of all peers.
+        lossy: residuals are kept.
+    """
+    shards = 4 * shard_elements * (2 if lossy else 1)
+    return shards + 4 * num_peers * window_bytes + held_bytes

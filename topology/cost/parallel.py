@@ -1,0 +1,205 @@
+"""How long a step takes in one site by itself. Pure.
+
+    T = T_pipeline + exposed gradients + exposed parameters + T_optimizer
+
+- Pipeline of p stages, v virtual ones each, m micro-batches (Narayanan et al., SC'21): the slowest stage
+  takes all micro-batches, the bubble is one passage through all others:
+      T_pipeline = m t_max + (t_1 + ... + t_p - t_max) / v
+  For equal stages that is (m + (p-1)/v) t. The last stage has the logits; each micro-batch pays for
+  2 v transfers of b s h elements (over the tensor ranks: "scatter/gather"), which 1F1B does not hide.
+- Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
+  micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap).
+- Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` behind the first micro-batch's
+  forward pass.
+- ZeRO 3 gathers each layer's parameters before each pass of each micro-batch and scatters its
+  gradients after each backward pass, with `overlap_data` behind the neighbouring layer.
+- Optimizer: Adam moves 26 bytes of states and two gradients for each of a rank's parameters.
+
+Left out: the all-reduce of a tied embedding between first and last stage, data loading, and sites
+whose replicas differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.cost.collectives import Level, all_gather_s, all_reduce_s, levels_of, reduce_scatter_s
+from topology.cost.degrees import Degrees, check_fit, layers_per_stage, stage_parameters
+from topology.cost.device import Device, Interior
+from topology.cost.layer_time import PassTimes, activation_bytes, head_times, layer_times
+from topology.cost.overlap import Overlap, overlap, ready_times_s
+from topology.cost.workload import Workload
+
+_ADAM_BYTES = 26
+"""For each parameter: master copy and two moments, read and written in float32, and the bf16 copy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One step of one site, and what it consists of."""
+
+    num_micro_batches: int
+    compute_s: float
+    """That the slowest stage is busy with its layers, collectives inside them included."""
+    exchange_s: float
+    """Of `compute_s`, those collectives: of tensor, context and expert groups, and ZeRO 3's."""
+    transfers_s: float
+    """Between stages."""
+    bubble_s: float
+    gradients: Overlap
+    """The replicas' reduction."""
+    parameters: Overlap
+    """Gathered again after the optimizer's step."""
+    optimizer_s: float
+    window_s: float
+    """At the end of the pipeline's time: the last micro-batch's backward pass over a stage, during which
+    gradients become complete. All that can hide an exchange between sites."""
+
+    @property
+    def pipeline_s(self) -> float:
+        """From the first forward to the last backward pass."""
+        return self.compute_s + self.transfers_s + self.bubble_s
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        exposed_s = self.gradients.exposed_s + self.parameters.exposed_s
+        return self.pipeline_s + exposed_s + self.optimizer_s
+
+
+def step_time(
+    workload: Workload, degrees: Degrees, device: Device, inside: Interior, num_sequences: int
+) -> StepTime:
+    """Return what a site needs for `num_sequences`, its share of a step.
+
+    Raises:
+        ValueError: the model cannot be cut so, or there is nothing to do.
+    """
+    check_fit(workload, degrees)
+    layer = layer_times(workload, degrees, device, inside)
+    return step_from_times(
+        workload,
+        degrees,
+        device,
+        inside,
+        num_sequences,
+        layer,
+        head_times(workload, degrees, device),
+    )
+
+
+def step_from_times(
+    workload: Workload,
+    degrees: Degrees,
+    device: Device,
+    inside: Interior,
+    num_sequences: int,
+    layer: PassTimes,
+    head: PassTimes,
+) -> StepTime:
+    """Return what a site needs, where the times of one layer and of the head are known.
+
+    For measured profiles; other arguments and errors are those of `step_time`.
+    """
+    num_micro_batches = degrees.micro_batches(num_sequences)
+    if num_micro_batches < 1:
+        raise ValueError(f"num_sequences: want >= 1, got {num_sequences}")
+    num_layers = layers_per_stage(workload, degrees)
+    layer = _with_shards(workload, degrees, inside, layer)
+    stage = layer.times(num_layers)
+    transfers_s = _transfers_s(workload, degrees, inside)
+    others_s = (degrees.pipeline - 1) * (stage.total_s + transfers_s)
+    return StepTime(
+        num_micro_batches=num_micro_batches,
+        compute_s=num_micro_batches * (stage.total_s + head.total_s),
+        exchange_s=num_micro_batches * stage.exchange_s,
+        transfers_s=num_micro_batches * transfers_s,
+        bubble_s=others_s / degrees.virtual_stages,
+        gradients=_gradients(workload, degrees, inside, stage.backward_s),
+        parameters=_parameters(workload, degrees, inside, stage.forward_s),
+        optimizer_s=_optimizer_s(workload, degrees, device),
+        window_s=stage.backward_s,
+    )
+
+
+def _transfers_s(workload: Workload, degrees: Degrees, inside: Interior) -> float:
+    """Return what one micro-batch's activations and gradients take from stage to stage."""
+    if degrees.pipeline == 1 or degrees.overlap_tensor:
+        return 0.0
+    # Neighbouring stages are far apart: only where one node holds them all is no other crossed.
+    channel = inside.node if degrees.num_ranks <= inside.node_ranks else inside.cluster
+    part_bytes = activation_bytes(workload, degrees) / degrees.tensor
+    return 2 * degrees.virtual_stages * channel.send_s(part_bytes)
+
+
+def _with_shards(
+    workload: Workload, degrees: Degrees, inside: Interior, layer: PassTimes
+) -> PassTimes:
+    """Return a layer's times with what ZeRO 3 gathers and scatters around it."""
+    if degrees.zero_stage < 3 or degrees.data == 1:
+        return layer
+    gather_s = scatter_s = 0.0
+    for elements, levels in _replicated(workload, degrees, inside):
+        share = elements / layers_per_stage(workload, degrees)
+        gather_s += all_gather_s(levels, share * workload.parameter_bytes)
+        scatter_s += reduce_scatter_s(levels, share * workload.gradient_bytes)
+    join = max if degrees.overlap_data else _sum
+    forward_s = join(layer.forward_s, gather_s)
+    backward_s = join(layer.backward_s, gather_s + scatter_s)
+    extra_s = forward_s + backward_s - layer.total_s
+    return PassTimes(forward_s, backward_s, layer.exchange_s + extra_s)
+
+
+def _sum(left: float, right: float) -> float:
+    return left + right
+
+
+def _replicated(
+    workload: Workload, degrees: Degrees, inside: Interior
+) -> list[tuple[float, list[Level]]]:
+    """Return what a rank shares with others: elements, and the group of those that hold the same.
+
+    Context ranks hold the same parameters as well. Experts are shared by fewer.
+    """
+    dense, experts = stage_parameters(workload, degrees)
+    ranks = degrees.data * degrees.context
+
+    def levels(ranks: int, stride: int) -> list[Level]:
+        return levels_of(ranks, stride, inside.node_ranks, inside.node, inside.cluster)
+
+    shared = [(dense, levels(ranks, degrees.tensor))]
+    if experts:
+        shared.append((experts, levels(ranks // degrees.expert, degrees.tensor * degrees.expert)))
+    return shared
+
+
+def _gradients(workload: Workload, degrees: Degrees, inside: Interior, window_s: float) -> Overlap:
+    """Return the reduction of gradients over the replicas, layer by layer."""
+    if degrees.zero_stage == 3:
+        return Overlap(0.0, 0.0)
+    reduce_s = all_reduce_s if degrees.zero_stage == 0 else reduce_scatter_s
+    num_buckets = layers_per_stage(workload, degrees) if degrees.overlap_data else 1
+    bucket_s = sum(
+        reduce_s(levels, elements * workload.gradient_bytes / num_buckets)
+        for elements, levels in _replicated(workload, degrees, inside)
+    )
+    ready_s = ready_times_s([1] * num_buckets, window_s, window_s)
+    return overlap(ready_s, [[bucket_s] * num_buckets], window_s)
+
+
+def _parameters(workload: Workload, degrees: Degrees, inside: Interior, window_s: float) -> Overlap:
+    """Return the gathering of parameters whose optimizer states are cut over the replicas."""
+    if degrees.zero_stage not in (1, 2):
+        return Overlap(0.0, 0.0)
+    gather_s = sum(
+        all_gather_s(levels, elements * workload.parameter_bytes)
+        for elements, levels in _replicated(workload, degrees, inside)
+    )
+    hidden_s = window_s if degrees.overlap_data else 0.0
+    return Overlap(gather_s, max(0.0, gather_s - hidden_s))
+
+
+def _optimizer_s(workload: Workload, degrees: Degrees, device: Device) -> float:
+    elements = sum(stage_parameters(workload, degrees))
+    cut = degrees.data if degrees.zero_stage else 1
+    return device.stream_s(elements / cut * (_ADAM_BYTES + 2 * workload.gradient_bytes))

@@ -1,0 +1,179 @@
+"""What TCP carries over a long way. Pure.
+
+Rates of one connection in the steady state. p is the loss probability of a packet, R the round trip, S
+the payload of a packet; windows are in packets:
+
+    Reno, Mathis et al. 1997       W = C / sqrt(p), C = 1.2 (RFC 8312, eq. 5; acknowledging every packet)
+    Reno with timeouts, PFTK       Padhye et al. 1998, eq. 32
+    CUBIC, RFC 8312, eq. 6         W = 1.054 (R / p)^(3/4), never less than Reno
+    BBR, Cardwell et al. 2016      does not slow down for losses below its threshold: (1-p) of the link
+
+and rate = W S / R. One connection carries the least of the link, window / R and that; n connections n
+times it, up to the link's share that is payload.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from topology.cost.collectives import Channel
+
+RENO_CONSTANT = 1.2
+"""RFC 8312's; sqrt(3/2) is 1.22. With delayed acknowledgements 0.87."""
+CUBIC_CONSTANT = 1.054
+"""(C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4 and beta = 0.7 (RFC 8312, 5.1)."""
+BBR_LOSS_LIMIT = 0.15
+"""Above about this much its throughput collapses; Cardwell et al. report 15 to 20 %."""
+PAYLOAD_SHARE = 1460 / 1538
+"""Of an Ethernet link: 1500 bytes less 40 of headers, on a wire with 38 more for each frame."""
+CONGESTION_CONTROLS = ("cubic", "reno", "bbr")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """What connections cross."""
+
+    bytes_per_s: float
+    """Of the link, all connections together, on the wire."""
+    rtt_s: float
+    loss: float = 0.0
+    """Probability that a packet is lost at random, 0 to 1."""
+    segment_bytes: int = 1460
+    """Payload of a packet."""
+
+    def __post_init__(self) -> None:
+        if not self.bytes_per_s > 0 or self.rtt_s < 0 or not 0 <= self.loss < 1:
+            raise ValueError(
+                "Path: want bytes_per_s > 0, rtt_s >= 0 and loss in [0, 1); got "
+                f"{self.bytes_per_s}, {self.rtt_s} and {self.loss}"
+            )
+
+
+def reno_window(loss: float, constant: float = RENO_CONSTANT) -> float:
+    """Return Reno's mean window in packets; infinite without loss."""
+    return constant / math.sqrt(loss) if loss > 0 else math.inf
+
+
+def cubic_window(rtt_s: float, loss: float) -> float:
+    """Return CUBIC's mean window in packets; where Reno's is larger, that (RFC 8312, 4.2)."""
+    if loss <= 0:
+        return math.inf
+    cubic: float = CUBIC_CONSTANT * (rtt_s / loss) ** 0.75
+    return max(reno_window(loss), cubic)
+
+
+def pftk_bytes_per_s(
+    path: Path, window_bytes: float = math.inf, timeout_s: float = 0.2, acknowledged: int = 1
+) -> float:
+    """Return Reno's rate with retransmission timeouts (Padhye et al., eq. 32).
+
+    Args:
+        path: gives loss, round trip and packets.
+        window_bytes: of the receiver.
+        timeout_s: first retransmission timeout; Linux's minimum is 0.2 s.
+        acknowledged: packets that one acknowledgement covers.
+    """
+    limit = window_bytes / path.rtt_s if path.rtt_s > 0 else math.inf
+    loss, b = path.loss, acknowledged
+    if loss <= 0:
+        return limit
+    waiting = min(1.0, 3 * math.sqrt(3 * b * loss / 8)) * loss * (1 + 32 * loss**2)
+    seconds = path.rtt_s * math.sqrt(2 * b * loss / 3) + timeout_s * waiting
+    return min(limit, path.segment_bytes / seconds)
+
+
+def connection_bytes_per_s(
+    path: Path, window_bytes: float = math.inf, congestion: str = "cubic"
+) -> float:
+    """Return the payload a second of one connection.
+
+    Args:
+        path: what it crosses.
+        window_bytes: the least of what sender and receiver buffer.
+        congestion: one of CONGESTION_CONTROLS.
+
+    Raises:
+        ValueError: `congestion` is none of them.
+    """
+    link = PAYLOAD_SHARE * path.bytes_per_s
+    window_limit = window_bytes / path.rtt_s if path.rtt_s > 0 else math.inf
+    return min(link, window_limit, _loss_limit(path, congestion))
+
+
+def _loss_limit(path: Path, congestion: str) -> float:
+    """Return what the congestion control allows, in bytes of payload a second."""
+    if congestion == "bbr":
+        if path.loss > BBR_LOSS_LIMIT:
+            return _rate(path, cubic_window(path.rtt_s, path.loss))
+        return PAYLOAD_SHARE * path.bytes_per_s * (1 - path.loss)
+    if congestion == "reno":
+        return _rate(path, reno_window(path.loss))
+    if congestion == "cubic":
+        return _rate(path, cubic_window(path.rtt_s, path.loss))
+    raise ValueError(
+        f"congestion: want one of {', '.join(CONGESTION_CONTROLS)}; got {congestion!r}"
+    )
+
+
+def _rate(path: Path, window: float) -> float:
+    return window * path.segment_bytes / path.rtt_s if path.rtt_s > 0 else math.inf
+
+
+def link_bytes_per_s(
+    path: Path, num_connections: int, window_bytes: float = math.inf, congestion: str = "cubic"
+) -> float:
+    """Return the payload a second of so many connections side by side."""
+    if num_connections < 1:
+        raise ValueError(f"num_connections: want >= 1, got {num_connections}")
+    one = connection_bytes_per_s(path, window_bytes, congestion)
+    return min(PAYLOAD_SHARE * path.bytes_per_s, num_connections * one)
+
+
+def connections_needed(
+    path: Path, window_bytes: float = math.inf, congestion: str = "cubic"
+) -> int:
+    """Return how many connections fill the link: its payload over that of one, rounded up."""
+    one = connection_bytes_per_s(path, window_bytes, congestion)
+    return math.ceil(PAYLOAD_SHARE * path.bytes_per_s / one - 1e-9)
+
+
+def loss_allowed(path: Path, congestion: str = "cubic") -> float:
+    """Return the loss at which one connection just fills the link; the path's own is not used."""
+    window = path.bytes_per_s * path.rtt_s / path.segment_bytes
+    reno: float = (RENO_CONSTANT / window) ** 2
+    if congestion == "reno":
+        return reno
+    if congestion != "cubic":
+        raise ValueError(f"congestion: want cubic or reno, got {congestion!r}")
+    cubic: float = path.rtt_s * (CUBIC_CONSTANT / window) ** (4 / 3)
+    return max(reno, cubic)
+
+
+def slow_start_s(path: Path, num_connections: int, burst_bytes: float) -> float:
+    """Return what a burst after a pause waits for windows to open (RFC 5681, 4.1).
+
+    Each connection begins with 10 packets and doubles a round trip; until they fill the link
+    together, the rest of each round trip is idle. Less where the burst ends before.
+
+    Args:
+        path: what is crossed.
+        num_connections: that share the burst evenly.
+        burst_bytes: of payload; nothing is lost meanwhile.
+    """
+    idle_s, sent_bytes = 0.0, 0.0
+    window_bytes = 10.0 * path.segment_bytes * num_connections
+    rate = PAYLOAD_SHARE * path.bytes_per_s
+    while window_bytes < rate * path.rtt_s and sent_bytes + window_bytes < burst_bytes:
+        idle_s += path.rtt_s - window_bytes / rate
+        sent_bytes += window_bytes
+        window_bytes *= 2
+    return idle_s
+
+
+def channel_of(
+    path: Path, num_connections: int, window_bytes: float = math.inf, congestion: str = "cubic"
+) -> Channel:
+    """Return the path as collectives see it: half a round trip, and what the connections carry."""
+    rate = link_bytes_per_s(path, num_connections, window_bytes, congestion)
+    return Channel(rate, path.rtt_s / 2)

@@ -1,0 +1,217 @@
+"""What is trained: a decoder-only transformer, its parameters and its FLOPs. Pure.
+
+Formulas count matrix multiplications, two FLOPs an element of the matrix and a token:
+
+- model FLOPs of a step over B sequences of s tokens (Narayanan et al., SC'21, eq. 3, without its
+  recomputation; generic in the MLP's width and the attention's groups):
+
+      F = 6 B s (N_matrices + V h) + 12 B s² L h
+
+  which is 72 B s L h² (1 + s/(6h) + V/(12 L h)) for a GPT. This is the "6 N + attention" of Chowdhery
+  et al., "PaLM", appendix B, with N the parameters that multiply every token. The causal mask is not
+  credited.
+- hardware FLOPs add what is computed twice: the layers' forward pass with full recomputation (eq. 3:
+  96 instead of 72), the attention's scores and sums with selective (Korthikanti et al., MLSys'23).
+
+MFU divides the model FLOPs of a second by the peak, HFU the hardware FLOPs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.compute import VOCABULARY
+from topology.job import Model
+
+RECOMPUTES = ("none", "selective", "full")
+"""What the backward pass computes again instead of keeping it: nothing, the attention's scores and what
+follows from them, or whole layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Shape of a model, and how wide its numbers are."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    """Tokens."""
+    vocabulary: int
+    ffn: int | None = None
+    """Width of the MLP, of each expert if there are several; None: 4 times `hidden`."""
+    kv_heads: int | None = None
+    """Heads of keys and values (grouped-query attention); None: as many as `heads`."""
+    gated: bool = False
+    """The MLP has three matrices (SwiGLU) instead of two."""
+    experts: int = 1
+    """MLPs of each layer, all of them learnt."""
+    experts_per_token: int = 1
+    """MLPs that each token passes through."""
+    biases: bool = False
+    """Matrices have a bias, as in GPT-3."""
+    learned_positions: bool = False
+    tied: bool = True
+    """The embedding is the output matrix too."""
+    parameter_bytes: int = 2
+    """Of a parameter and of an activation as it is computed with."""
+    gradient_bytes: int = 4
+    """Of an element of the gradient that is kept and reduced."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "experts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"Workload.{name}: want >= 1, got {getattr(self, name)}")
+        if self.hidden % self.heads:
+            raise ValueError(
+                f"Workload.heads: want a divisor of hidden {self.hidden}, got {self.heads}"
+            )
+        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+            raise ValueError(
+                f"Workload.kv_heads: want a divisor of heads {self.heads}, got {self.kv_heads}"
+            )
+        if not 1 <= self.experts_per_token <= self.experts:
+            raise ValueError(
+                f"Workload.experts_per_token: want 1 to {self.experts}, got {self.experts_per_token}"
+            )
+        if self.ffn is not None and self.ffn < 1:
+            raise ValueError(f"Workload.ffn: want >= 1, got {self.ffn}")
+        if self.parameter_bytes not in (1, 2, 4) or self.gradient_bytes not in (1, 2, 4):
+            raise ValueError(
+                "Workload: want 1, 2 or 4 for parameter_bytes and gradient_bytes, got "
+                f"{self.parameter_bytes} and {self.gradient_bytes}"
+            )
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of one MLP's hidden layer."""
+        return 4 * self.hidden if self.ffn is None else self.ffn
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys, and of the values: `hidden`, less where heads share them."""
+        return self.hidden // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def attention_parameters(self) -> int:
+        """Elements of a layer's four matrices for queries, keys, values and their output."""
+        return 2 * self.hidden * (self.hidden + self.kv_width)
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Elements of the matrices of one MLP."""
+        return (3 if self.gated else 2) * self.hidden * self.mlp_width
+
+    @property
+    def dense_parameters_per_layer(self) -> int:
+        """What every token of a layer meets: attention, norms, biases, and the router of experts."""
+        norms = 4 * self.hidden
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return self.attention_parameters + norms + self._biases + router
+
+    @property
+    def expert_parameters_per_layer(self) -> int:
+        """Of all MLPs of a layer."""
+        return self.experts * self.mlp_parameters
+
+    @property
+    def _biases(self) -> int:
+        if not self.biases:
+            return 0
+        up = self.mlp_width * (2 if self.gated else 1)
+        return 2 * self.hidden + 2 * self.kv_width + self.experts * (up + self.hidden)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The table of tokens, and of positions where these are learnt."""
+        return (self.vocabulary + self.learned_positions * self.sequence) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the last norm and of the output matrix, where that is no other's."""
+        return 2 * self.hidden + (0 if self.tied else self.vocabulary * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All that is learnt.
+
+        12 L h² (1 + 13/(12h) + (V + s)/(12 L h)) for a GPT with biases (SC'21, eq. 2), and 2 h.
+        """
+        per_layer = self.dense_parameters_per_layer + self.expert_parameters_per_layer
+        return self.layers * per_layer + self.embedding_parameters + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """What one token passes through: without the experts that it is not sent to."""
+        idle = (self.experts - self.experts_per_token) * self.mlp_parameters
+        return self.parameters - self.layers * idle
+
+    def layer_flops(self, num_sequences: float) -> float:
+        """Return the FLOPs of one layer's forward pass; the attention's included."""
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        matrices = self.attention_parameters + self.experts_per_token * self.mlp_parameters + router
+        return 2 * num_sequences * self.sequence * matrices + self.attention_flops(num_sequences)
+
+    def attention_flops(self, num_sequences: float) -> float:
+        """Return the FLOPs of the scores and of the sums that they weigh: 4 B s² h, forward."""
+        return 4.0 * num_sequences * self.sequence**2 * self.hidden
+
+    def head_flops(self, num_sequences: float) -> float:
+        """Return the FLOPs of the logits: 2 B s h V, forward."""
+        return 2.0 * num_sequences * self.sequence * self.hidden * self.vocabulary
+
+    def model_flops(self, num_sequences: float) -> float:
+        """Return the FLOPs of forward and backward pass, the latter twice the former."""
+        layers = self.layers * self.layer_flops(num_sequences)
+        return 3 * (layers + self.head_flops(num_sequences))
+
+    def hardware_flops(self, num_sequences: float, recompute: str) -> float:
+        """Return the FLOPs that are executed, with what `recompute` does twice."""
+        again = {
+            "none": 0.0,
+            "selective": self.layers * self.attention_flops(num_sequences),
+            "full": self.layers * self.layer_flops(num_sequences),
+        }
+        return self.model_flops(num_sequences) + again[known_recompute(recompute)]
+
+
+def known_recompute(recompute: str) -> str:
+    """Return `recompute`; ValueError unless it is one of RECOMPUTES."""
+    if recompute not in RECOMPUTES:
+        raise ValueError(f"recompute: want one of {', '.join(RECOMPUTES)}; got {recompute!r}")
+    return recompute
+
+
+def workload_of(model: Model) -> Workload:
+    """Return the model that ships as a workload: bytes for words, everything float32."""
+    return Workload(
+        layers=model.layers,
+        hidden=model.width,
+        heads=model.heads,
+        sequence=model.context,
+        vocabulary=VOCABULARY,
+        learned_positions=True,
+        parameter_bytes=4,
+        gradient_bytes=4,
+    )
+
+
+def utilisation(
+    flops: float, step_s: float, num_accelerators: int, peak_flops_per_s: float
+) -> float:
+    """Return MFU from model FLOPs, HFU from hardware FLOPs; 0 to 1."""
+    return flops / (step_s * num_accelerators * peak_flops_per_s)
+
+
+def training_days(
+    parameters: float, tokens: float, num_accelerators: int, achieved_flops_per_s: float
+) -> float:
+    """Return 8 T P / (n X) in days (SC'21, eq. 4): full recomputation, attention left out.
+
+    Args:
+        parameters: P.
+        tokens: T, of the whole run.
+        num_accelerators: n.
+        achieved_flops_per_s: X, of each, recomputation counted.
+    """
+    return 8 * tokens * parameters / (num_accelerators * achieved_flops_per_s) / 86400
