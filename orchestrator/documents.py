@@ -34,19 +34,19 @@ class Pair:
     """Of all sites that the file has."""
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, limit_bytes: int = DOCUMENT_BYTES) -> str:
     """Return a document's text.
 
     Raises:
-        ConfigError: it cannot be read, is larger than protos.limits.DOCUMENT_BYTES, or is no UTF-8.
+        ConfigError: it cannot be read, is larger than `limit_bytes`, or is no UTF-8.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(DOCUMENT_BYTES + 1)
+            content = file.read(limit_bytes + 1)
     except OSError as error:
         raise _wrong(path, error.strerror or type(error).__name__) from error
-    if len(content) > DOCUMENT_BYTES:
-        raise _wrong(path, f"larger than {DOCUMENT_BYTES >> 20} MiB")
+    if len(content) > limit_bytes:
+        raise _wrong(path, f"larger than {limit_bytes >> 20} MiB")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

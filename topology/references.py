@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from topology.catalogue.accelerators import catalogue
+from topology.catalogue.accelerators import catalogue, suggestion
 from topology.document import Document
 from topology.errors import ConfigError
 from topology.models import LOOPBACK, FailureModel, is_loopback, parse_endpoint
@@ -75,9 +75,8 @@ def _check_accelerators(document: Document) -> None:
     for index in _sites(document):
         name = document.text("sites", index, "accelerator")
         if name is not None and name not in own and name not in catalogue():
-            hint = did_you_mean(name, [*own, *catalogue()])
-            hint = hint or ": define it under accelerators, or take one that ships"
-            document.add(("sites", index, "accelerator"), f"unknown accelerator {name!r}{hint}")
+            message = f"unknown accelerator {name!r}{suggestion(name, own)}"
+            document.add(("sites", index, "accelerator"), message)
 
 
 def _check_likes(document: Document) -> None:

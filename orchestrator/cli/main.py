@@ -20,6 +20,7 @@ COMPLETE_VARIABLE = "_ISTHMUS_COMPLETE"
 COMMANDS = {
     "init": "Write a commented topology.yaml and job.yaml that run as they are.",
     "validate": "Check topology and job files; show every mistake at its line.",
+    "topology": "Import maps of networks; show a topology, the presets, and known accelerators.",
     "launch": "Start a job at all sites and follow it; Ctrl-C detaches.",
     "status": "Show a run, or with --all the list of runs.",
     "logs": "Print what the ranks, gateways and agents of a run wrote.",

@@ -10,7 +10,7 @@ import click
 
 from orchestrator.cli.failure import CommandError
 from topology.models import is_loopback
-from topology.units import UnitError, parse_duration
+from topology.units import UnitError, parse_duration, parse_rate
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -45,6 +45,24 @@ class Duration(click.ParamType[float]):
             return parse_duration(value)
         except UnitError as error:
             self.fail(str(error), param, ctx)
+
+
+class Rate(click.ParamType[float]):
+    """A rate with its unit, as `10Gbit/s`; given to the command in bytes per second."""
+
+    name = "rate"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return bytes per second, more than 0."""
+        try:
+            rate = parse_rate(value)
+        except UnitError as error:
+            self.fail(str(error), param, ctx)
+        if rate <= 0:
+            self.fail("must be more than 0", param, ctx)
+        return rate
 
 
 def require_loopback(host: str) -> None:

@@ -87,3 +87,11 @@ def test_an_unknown_name_is_told_with_a_suggestion_or_a_cure() -> None:
         "10:18 unknown accelerator 'zx81': define it under accelerators, or take one that ships "
         "[sites.0.accelerator]"
     ]
+
+
+def test_a_name_without_its_variant_is_told_the_variants() -> None:
+    text = changed(TOPOLOGY, "  h100: {peak", "  mine: {peak")
+    assert told("topology", text) == [
+        "10:18 unknown accelerator 'h100' (did you mean 'h100-pcie' or 'h100-sxm'?) "
+        "[sites.0.accelerator]"
+    ]

@@ -1,7 +1,7 @@
 """The accelerators that ship: read once, when a topology first names one that it does not define."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Annotated
@@ -11,6 +11,7 @@ from pydantic import Field, PlainValidator
 from topology.fields import Name, Strict, Text, version_one
 from topology.models import AcceleratorModel
 from topology.reading import read_document
+from topology.suggest import did_you_mean, one_of
 from topology.validation import validate
 from topology.world import Accelerator
 
@@ -55,6 +56,20 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
         name: CatalogueEntry(accelerator_of(name, entry), entry.source)
         for name, entry in model.accelerators.items()
     }
+
+
+def suggestion(name: str, own: Iterable[str]) -> str:
+    """Return ` (did you mean 'h100-pcie' or 'h100-sxm'?)` for `h100`, else what is close, or how to go on.
+
+    Args:
+        name: That is not known.
+        own: What the topology defines itself.
+    """
+    known = [*own, *catalogue()]
+    begun = [each for each in known if each.startswith(f"{name}-".casefold())]
+    if begun:
+        return f" (did you mean {one_of(begun)}?)"
+    return did_you_mean(name, known) or ": define it under accelerators, or take one that ships"
 
 
 def accelerator_of(name: str, written: AcceleratorModel) -> Accelerator:

@@ -1,0 +1,227 @@
+"""`isthmus topology`: maps turned into topologies, and what there is to put into one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import Rate, json_option, set_option
+from orchestrator.cli.output import Output
+
+MAP_BYTES = 16 << 20
+"""Maps carry demands and routes that are passed over."""
+TABLE_WIDTH = 120
+"""Where no terminal sets one."""
+
+
+@click.group("topology")
+@json_option
+def command() -> None:
+    """Import maps of networks; show a topology, the presets, and known accelerators."""
+
+
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it here. [stdout]"
+)
+@click.option("--force", is_flag=True, help="Overwrite the file that is there.")
+@click.option("--bandwidth", type=Rate(), help="Of links that the map gives no speed, as 10Gbit/s.")
+@click.option(
+    "--sites",
+    metavar="A,B,C",
+    default="",
+    help="Only these; links between them follow the shortest paths.",
+)
+@click.option(
+    "--accelerator",
+    default="cpu",
+    show_default=True,
+    help="Of every site; `isthmus topology accelerators` lists them.",
+)
+@click.option("--nodes", type=click.IntRange(1, 1_000_000), default=1, show_default=True)
+@click.option("--accelerators-per-node", type=click.IntRange(1, 128), help="[cpu: 1, else 8]")
+@json_option
+@click.pass_obj
+def import_command(
+    output: Output,
+    file: Path,
+    out: Path | None,
+    force: bool,
+    bandwidth: float | None,
+    sites: str,
+    accelerator: str,
+    nodes: int,
+    accelerators_per_node: int | None,
+) -> int:
+    """Turn a map into a topology: node-link JSON (NetworkX, topohub) or GraphML (Topology Zoo)."""
+    from orchestrator.documents import read_text
+    from topology.catalogue.accelerators import catalogue, suggestion
+    from topology.importing.importing import Wishes, import_topology
+
+    if accelerator not in catalogue():
+        hint = suggestion(accelerator, ())
+        raise click.UsageError(f"--accelerator: unknown accelerator {accelerator!r}{hint}")
+    if out is not None and out.exists() and not force:
+        raise CommandError("FILE_EXISTS", f"already there: {out}", {"files": [str(out)]})
+    wishes = Wishes(
+        bytes_per_s=bandwidth,
+        sites=tuple(name.strip() for name in sites.split(",") if name.strip()),
+        accelerator=accelerator,
+        nodes=nodes,
+        accelerators_per_node=accelerators_per_node or (1 if accelerator == "cpu" else 8),
+    )
+    imported = import_topology(read_text(file, MAP_BYTES), str(file), wishes)
+    for warning in imported.warnings:
+        output.note(f"warning: {warning}")
+    data = {
+        "file": None if out is None else str(out),
+        "sites": imported.num_sites,
+        "links": imported.num_links,
+        "warnings": list(imported.warnings),
+    }
+    if out is None:
+        return output.result({**data, "topology": imported.text}, imported.text.rstrip("\n"))
+    out.write_text(imported.text, encoding="utf-8")
+    output.note(f"{imported.num_sites} sites, {imported.num_links} links")
+    return output.result(data, str(out))
+
+
+@command.command("presets")
+@json_option
+@click.pass_obj
+def presets_command(output: Output) -> int:
+    """List what `isthmus init --preset` starts from."""
+    from topology.templates import PRESETS
+
+    _print(output, {"preset": list(PRESETS), "": list(PRESETS.values())})
+    return output.result({"presets": [{"name": n, "what": w} for n, w in PRESETS.items()]})
+
+
+@command.command("accelerators")
+@json_option
+@click.pass_obj
+def accelerators_command(output: Output) -> int:
+    """List the accelerators that a topology may name, their figures, and who says so."""
+    from topology.catalogue.accelerators import catalogue
+    from topology.models import Dtype
+    from topology.units import format_fraction, format_size
+
+    entries = catalogue().values()
+    known = [entry.accelerator for entry in entries]
+    dtypes = [dtype for dtype in get_args(Dtype) if any(dtype in e.peak_flops_per_s for e in known)]
+    table = {
+        "accelerator": [each.name for each in known],
+        "memory": [format_size(each.memory_bytes) for each in known],
+        "mfu": [format_fraction(each.mfu) for each in known],
+        **{dtype: [_tera(each.peak_flops_per_s.get(dtype)) for each in known] for dtype in dtypes},
+    }
+    _print(output, table)
+    output.text("\nmemory and peaks (dense, TFLOP/s) of one accelerator, according to")
+    for entry in entries:
+        output.text(f"  {entry.accelerator.name}: {entry.source}")
+    data = [
+        {
+            "name": entry.accelerator.name,
+            "peak_flops_per_s": dict(entry.accelerator.peak_flops_per_s),
+            "memory_bytes": entry.accelerator.memory_bytes,
+            "mfu": entry.accelerator.mfu,
+            "source": entry.source,
+        }
+        for entry in entries
+    ]
+    return output.result({"accelerators": data})
+
+
+@command.command("show")
+@click.argument("file", type=click.Path(path_type=Path))
+@set_option
+@json_option
+@click.pass_obj
+def show_command(output: Output, file: Path, overrides: tuple[str, ...]) -> int:
+    """Show the sites and links of FILE as they are used: names followed, round trips derived."""
+    from orchestrator.documents import load_topology_file
+    from topology.load import split_overrides
+
+    topology = load_topology_file(file, split_overrides(overrides)[0])
+    sites = [
+        {
+            "name": site.name,
+            "nodes": site.nodes,
+            "accelerators_per_node": site.accelerators_per_node,
+            "accelerator": site.accelerator.name,
+            "memory_bytes": site.accelerator.memory_bytes,
+        }
+        for site in topology.sites
+    ]
+    links = [
+        {
+            "source": link.source,
+            "target": link.target,
+            "bytes_per_s": link.bytes_per_s,
+            "rtt_s": link.rtt_s,
+            "rtt_origin": link.rtt_origin,
+            "jitter_s": link.jitter_s,
+            "loss": link.loss,
+            "distance_km": link.distance_km,
+            "measured_at": link.measured_at,
+        }
+        for link in topology.links
+    ]
+    _print(output, _sites_table(sites))
+    output.text("")
+    _print(output, _links_table(links))
+    return output.result({"name": topology.name, "sites": sites, "links": links})
+
+
+def _sites_table(sites: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    return {
+        "site": [each["name"] for each in sites],
+        "nodes": [f"{each['nodes']}" for each in sites],
+        "ranks": [f"{each['nodes'] * each['accelerators_per_node']}" for each in sites],
+        "accelerator": [each["accelerator"] for each in sites],
+    }
+
+
+def _links_table(links: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    from topology.units import format_distance, format_duration, format_fraction, format_rate
+
+    def shown(key: str, form: Any) -> list[str]:  # noqa: ANN401 - one of topology.units
+        return [form(each[key]) if each[key] else "-" for each in links]
+
+    return {
+        "link": [f"{each['source']} -> {each['target']}" for each in links],
+        "bandwidth": shown("bytes_per_s", format_rate),
+        "RTT": [format_duration(each["rtt_s"]) for each in links],
+        "from": [each["rtt_origin"] for each in links],
+        "jitter": shown("jitter_s", format_duration),
+        "loss": shown("loss", format_fraction),
+        "distance": shown("distance_km", format_distance),
+        "measured": [(each["measured_at"] or "-")[:19] for each in links],
+    }
+
+
+def _tera(flops_per_s: float | None) -> str:
+    return "-" if flops_per_s is None else f"{flops_per_s / 1e12:.4g}"
+
+
+def _print(output: Output, columns: Mapping[str, Sequence[str]]) -> None:
+    """Print a table for people; with --json, nothing."""
+    if output.as_json:
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading, cells in columns.items():
+        is_number = all(cell == "-" or cell[:1].isdigit() for cell in cells)
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*(Text(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)

@@ -1,0 +1,1 @@
+"""Maps of networks, in the formats that others write, turned into topologies."""
