@@ -164,8 +164,8 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
     if not any(pairs.missing(site) for site in range(pairs.num_sites)):
         plans.append(_gather(pairs))
     plans += [
-        ReductionPlan(pairs.num_sites, _weighted(pairs, packing), "")
-        for packing in _packings(pairs, width(pairs, simplest))
+        ReductionPlan(pairs.num_sites, weighted(pairs, packing), "")
+        for packing in packings(pairs, width(pairs, simplest))
     ]
     times_s = [_judged_s(job, topology, plan) for plan in plans]
     chosen = next(
@@ -176,8 +176,8 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
     return dataclasses.replace(chosen, why=_why(chosen, plans[0], topology, pairs))
 
 
-def _packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
-    """Return what shares out the chunks: over few fast links first, over all of them last."""
+def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
+    """Return what shares out the chunks of several sites: over few fast links first, over all of them last."""
     found = [] if (stars := pack_stars(pairs)) is None else [stars]
     for part in _PARTS_OF_WIDTH:
         packing = pack_trees(pairs.at_least(width_bytes_per_s // part) if part else pairs)
@@ -186,7 +186,8 @@ def _packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
     return found
 
 
-def _weighted(pairs: Pairs, packing: Packing) -> tuple[Tree, ...]:
+def weighted(pairs: Pairs, packing: Packing) -> tuple[Tree, ...]:
+    """Return the trees of a packing, with small whole weights."""
     weights = small_weights(packing, pairs)
     return tuple(
         rooted(pairs, edges, weight)

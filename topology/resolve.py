@@ -111,6 +111,8 @@ def _link(written: LinkModel, sites: tuple[Site, ...]) -> Link:
     assert bandwidth is not None, "topology.references has checked it"
     distance_km = _distance_km(written, sites)
     rtt_s, rtt_origin = _rtt(written, distance_km)
+    is_measured = measured.bandwidth is not None
+    described = written.bandwidth if is_measured else None
     return Link(
         source=source,
         target=target,
@@ -128,6 +130,9 @@ def _link(written: LinkModel, sites: tuple[Site, ...]) -> Link:
             Period(start_minute=each.start, end_minute=each.end, share=each.share)
             for each in written.schedule
         ),
+        bandwidth_origin="measured" if is_measured else "bandwidth",
+        described_bytes_per_s=None if described is None else described * written.share,
+        described_rtt_s=_described_rtt_s(written, distance_km),
         measured_at=measured.at,
     )
 
@@ -149,6 +154,15 @@ def _rtt(written: LinkModel, distance_km: float | None) -> tuple[float, str]:
     assert distance_km is not None, "topology.references has checked it"
     origin = "locations" if written.distance is None else "distance"
     return rtt_of_distance(distance_km), origin
+
+
+def _described_rtt_s(written: LinkModel, distance_km: float | None) -> float | None:
+    """Return what a measured RTT stands against, if there are both."""
+    if written.measured is None or written.measured.rtt is None:
+        return None
+    if written.rtt is not None:
+        return written.rtt
+    return None if distance_km is None else rtt_of_distance(distance_km)
 
 
 def _reversed(link: Link) -> Link:

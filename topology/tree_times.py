@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
 from topology.tree_shapes import way_up
-from topology.trees import ReductionPlan, Tree
+from topology.trees import ReductionPlan
 from topology.world import Link, Topology
 
 Hop = tuple[int, int]
@@ -125,14 +126,18 @@ def _tree_times_s(
         for child, parent in plan.trees[index].parent.items():
             chunks_of_hop[child, parent] += count
             chunks_of_hop[parent, child] += count
+    legs = {hop: _leg(hop, topology, load, count) for hop, count in chunks_of_hop.items()}
     sites = range(plan.num_sites)
     times_s: dict[tuple[int, int], float] = {}
     for index in chunks_of_tree:
-        for pair in itertools.product(sites, sites):
-            way = _way(plan.trees[index], *pair)
-            if way:
-                way_s = _way_time_s(way, topology, load, chunks_of_hop)
-                times_s[pair] = max(way_s, times_s.get(pair, 0.0))
+        ways = [way_up(plan.trees[index], site) for site in sites]
+        up = [_joined(legs[hop] for hop in way) for way in ways]
+        down = [_joined(legs[hop[::-1]] for hop in reversed(way)) for way in ways]
+        for source, target in itertools.product(sites, sites):
+            if ways[source] or ways[target]:
+                first_s = up[source][0] + down[target][0]
+                way_s = first_s + max(up[source][1], down[target][1])
+                times_s[source, target] = max(way_s, times_s.get((source, target), 0.0))
     return times_s
 
 
@@ -146,20 +151,17 @@ def _chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
     return counts
 
 
-def _way_time_s(
-    way: list[Hop], topology: Topology, load: Load, chunks_of_hop: Counter[Hop]
-) -> float:
-    """Return the seconds from the first chunk's leaving to the last one's arriving."""
+def _leg(hop: Hop, topology: Topology, load: Load, num_chunks: int) -> tuple[float, float]:
+    """Return the seconds of a hop until its first chunks have arrived, and for all further ones."""
+    link, num_abreast = _link(topology, *hop), min(load.num_abreast, num_chunks)
+    chunk_s = load.chunk_bytes / link.bytes_per_s
+    first_s = num_abreast * chunk_s + load.delay_s(link, num_chunks)
+    return first_s, (num_chunks - num_abreast) * chunk_s
+
+
+def _joined(legs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return hops one after another as one: the first chunks take them all, the rest the slowest."""
     first_s = further_s = 0.0
-    for hop in way:
-        link, num_chunks = _link(topology, *hop), chunks_of_hop[hop]
-        num_abreast = min(load.num_abreast, num_chunks)
-        chunk_s = load.chunk_bytes / link.bytes_per_s
-        first_s += num_abreast * chunk_s + load.delay_s(link, num_chunks)
-        further_s = max(further_s, (num_chunks - num_abreast) * chunk_s)
-    return first_s + further_s
-
-
-def _way(tree: Tree, source: int, target: int) -> list[Hop]:
-    """Return the hops from a site up to the root and down to another."""
-    return [*way_up(tree, source), *(hop[::-1] for hop in reversed(way_up(tree, target)))]
+    for leg in legs:
+        first_s, further_s = first_s + leg[0], max(further_s, leg[1])
+    return first_s, further_s

@@ -99,6 +99,12 @@ class Link:
     share: float = 1.0
     """Of the link that a run may use; already applied to `bytes_per_s`."""
     schedule: tuple[Period, ...] = ()
+    bandwidth_origin: str = "bandwidth"
+    """`measured`, or `bandwidth`: as described."""
+    described_bytes_per_s: float | None = None
+    """What the topology says beside a measured figure, the share applied; else None."""
+    described_rtt_s: float | None = None
+    """Likewise."""
     measured_at: str | None = None
     """When a probe measured it, in ISO 8601."""
 

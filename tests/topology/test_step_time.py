@@ -9,8 +9,9 @@ import pytest
 from tests.topology.test_trees import TRIANGLE, both_ways, world
 from tests.topology.test_wire_time import job, relayed
 from topology.compute import num_parameters, step_compute_s
+from topology.cycle_mean import Weights, largest_cycle_mean
 from topology.job import Job, Model, Trainer
-from topology.serial_step import Weights, largest_cycle_mean, serial_step_s
+from topology.step_time import step_time
 from topology.wire_time import exchange_time_s
 from topology.world import Topology
 
@@ -20,7 +21,8 @@ RAW_BYTES = 4 * num_parameters(MODEL)
 
 def training(tree: str = "auto") -> Job:
     trainer = Trainer(compute="modelled", model=MODEL, global_batch=12)
-    return dataclasses.replace(job(tree), trainer=trainer)
+    exchange = dataclasses.replace(job(tree).exchange, schedule="serial")
+    return dataclasses.replace(job(tree), trainer=trainer, exchange=exchange)
 
 
 def with_speeds(topology: Topology, *speeds: float) -> Topology:
@@ -57,7 +59,7 @@ def test_equal_sites_take_compute_and_wire() -> None:
     pair = relayed(world(2, both_ways((0, 1, 5000.0, 0.2))))
     compute_s = step_compute_s(training(), pair, pair.sites[0])
     expected_s = compute_s + exchange_time_s(training(), pair, RAW_BYTES)
-    assert serial_step_s(training(), pair, RAW_BYTES) == pytest.approx(expected_s)
+    assert step_time(training(), pair).step_s == pytest.approx(expected_s)
 
 
 def test_a_gather_of_two_averages_what_differs() -> None:
@@ -70,23 +72,23 @@ def test_a_gather_of_two_averages_what_differs() -> None:
     back_s = (RAW_BYTES + num_chunks * 69) / 20_000 + 0.05
     expected_s = (slow_s + there_s + fast_s + back_s) / 2
     assert expected_s > slow_s
-    assert serial_step_s(training(), unequal, RAW_BYTES) == pytest.approx(expected_s)
+    assert step_time(training(), unequal).step_s == pytest.approx(expected_s)
 
 
 def test_a_slow_site_decides_where_the_wire_is_fast() -> None:
     pair = with_speeds(relayed(world(2, both_ways((0, 1, 1e12, 0.0)))), 1e3, 1e6)
     slow_s = step_compute_s(training(), pair, pair.sites[0])
-    assert serial_step_s(training(), pair, RAW_BYTES) == pytest.approx(slow_s)
+    assert step_time(training(), pair).step_s == pytest.approx(slow_s)
 
 
 def test_a_star_waits_for_its_slowest_leaf() -> None:
     star = with_speeds(relayed(TRIANGLE), 1e9, 1e9, 1e9)
     compute_s = step_compute_s(training("star"), star, star.sites[0])
     expected_s = compute_s + exchange_time_s(training("star"), star, RAW_BYTES)
-    assert serial_step_s(training("star"), star, RAW_BYTES) == pytest.approx(expected_s)
+    assert step_time(training("star"), star).step_s == pytest.approx(expected_s)
 
 
 def test_a_site_by_itself_only_computes() -> None:
     alone = world(1, [])
     compute_s = step_compute_s(training(), alone, alone.sites[0])
-    assert serial_step_s(training(), alone, RAW_BYTES) == compute_s
+    assert step_time(training(), alone).step_s == compute_s

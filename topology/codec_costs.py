@@ -1,0 +1,53 @@
+"""What codecs make of gradients, and how fast: constants that were measured. Pure.
+
+From the table of docs/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC Zen 5, gradients of
+the model that ships). Sizes that depend on what gradients hold are those of that table; everything
+else takes its sizes from topology.wire_load.RATIOS, which is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.wire_load import RATIOS
+
+
+@dataclass(frozen=True, slots=True)
+class CodecCost:
+    """Of one codec, in bytes of float32 per second of one core."""
+
+    encode_bytes_per_s: float
+    """With error feedback where the codec loses something: what a gateway does to send."""
+    decode_bytes_per_s: float
+    typical_ratio: float | None = None
+    """Encoded bytes for each of float32; None: exactly as RATIOS says."""
+
+
+COSTS = {
+    "fp32": CodecCost(61.8e9, 54.1e9),
+    "bf16": CodecCost(4.93e9, 34.5e9),
+    "split": CodecCost(1.67e9, 2.51e9, 1 / 1.175),
+    "bf16-split": CodecCost(1.11e9, 3.45e9, 1 / 2.848),
+    "int8": CodecCost(3.69e9, 14.0e9),
+    "int8-zstd": CodecCost(1.52e9, 4.23e9, 1 / 4.257),
+    "int4": CodecCost(2.98e9, 8.68e9),
+    "int4-zstd": CodecCost(1.84e9, 5.10e9, 1 / 9.403),
+    "fp8": CodecCost(1.60e9, 5.58e9),
+    "fp8-zstd": CodecCost(0.95e9, 2.94e9, 1 / 4.655),
+    "topk": CodecCost(2.79e9, 32.9e9, 1 / 124.1),
+    "topk-zstd": CodecCost(2.50e9, 26.0e9, 1 / 169.3),
+}
+"""By name; one for each of topology.job.CODECS."""
+
+GATEWAY_BYTES_PER_S = 570e6
+"""That one gateway sends while it receives as much, encoded: loopback in docs/benchmarks.md."""
+
+
+def usual_ratio(codec: str) -> float:
+    """Return the encoded bytes for each byte of float32: exact, or as measured once."""
+    exact = RATIOS.get(codec)
+    if exact is not None:
+        return exact
+    typical = COSTS[codec].typical_ratio
+    assert typical is not None, "what has no exact ratio has a measured one"
+    return typical

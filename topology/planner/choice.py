@@ -1,0 +1,116 @@
+"""One way to run a job, what it takes, and which of two is better."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from topology.codec_costs import usual_ratio
+from topology.job import Job, Placed
+from topology.placement import restricted
+from topology.planner.shares import Split, busiest
+from topology.planner.ways import Way
+from topology.step_time import StepModel, gradient_bytes
+from topology.tree_times import shares_of_hops
+from topology.wire_load import wire_load
+from topology.world import Topology
+
+Rank = tuple[float, ...]
+"""The lower the better, entry by entry."""
+DIGITS = 10
+"""Of times and costs that are compared: sums in another order are no difference."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """How the exchange is cut up."""
+
+    chunk_bytes: int
+    bucket_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Everything that a plan decides, and what it comes to."""
+
+    sites: tuple[str, ...]
+    """That take part, in the topology's order."""
+    sequences: Split
+    """Of each."""
+    way: Way
+    codec: str
+    sizing: Sizing
+    step_s: float
+    usd_per_step: float
+    rank: Rank
+
+    def job(self, job: Job) -> Job:
+        """Return `job` with these decisions in it."""
+        exchange = dataclasses.replace(
+            job.exchange,
+            codec=self.codec,
+            chunk_bytes=self.sizing.chunk_bytes,
+            bucket_bytes=self.sizing.bucket_bytes,
+            window_bytes=_window(job, self.sizing),
+        )
+        placement = tuple(
+            Placed(site=site, sequences=count)
+            for site, count in zip(self.sites, self.sequences, strict=True)
+        )
+        return dataclasses.replace(
+            job, exchange=exchange, reduction=self.way.reduction, placement=placement
+        )
+
+    def topology(self, topology: Topology) -> Topology:
+        """Return the part of a topology that takes part."""
+        return restricted(topology, self.sites)
+
+    def model(self, job: Job, topology: Topology) -> StepModel:
+        """Return the model of this choice's steps; `topology` is described in full."""
+        return StepModel(self.job(job), self.topology(topology), self.way.plan)
+
+
+def _window(job: Job, sizing: Sizing) -> int | None:
+    """A window holds a chunk, or there is no job of the two."""
+    window = job.exchange.window_bytes
+    return None if window is None else max(window, sizing.chunk_bytes)
+
+
+def money(job: Job, topology: Topology, way: Way) -> tuple[float, float]:
+    """Return US dollars a second of all accelerators, and those of one step's egress.
+
+    Args:
+        job: With the exchange that is meant.
+        topology: Of the sites that take part.
+        way: Of reduction.
+    """
+    per_s = math.fsum(
+        site.num_ranks * (site.accelerator.price_usd_per_h or 0.0) / 3600 for site in topology.sites
+    )
+    if way.plan.num_sites == 1:
+        return per_s, 0.0
+    load = wire_load(job, topology, gradient_bytes(job), usual_ratio(job.exchange.codec))
+    wire_bytes = load.num_chunks * load.chunk_bytes
+    egress = 0.0
+    for (source, target), share in shares_of_hops(way.plan).items():
+        link = topology.link(topology.sites[source].name, topology.sites[target].name)
+        assert link is not None, "the plan uses links that are there"
+        egress += wire_bytes * float(share) * link.egress_usd_per_byte
+    return per_s, egress
+
+
+def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) -> Rank:
+    """Return what orders choices: by the objective, then by time, then by `rest`."""
+    if objective == "cost":
+        return (_rounded(usd_per_step), _rounded(step_s), *rest)
+    return (_rounded(step_s), *rest)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def split_times(split: Split, ranks: Sequence[int], model: StepModel) -> float:
+    """Return the seconds of a step whose batch is spread so."""
+    return model.step_s(busiest(split, ranks))

@@ -1,0 +1,144 @@
+"""Which reductions come into question for some sites: what a planner chooses from."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from topology.errors import ConfigError
+from topology.job import Job, NamedTree, Reduction
+from topology.pairs import Pairs, pairs_of
+from topology.reduction_plans import packings, plan_reduction, weighted
+from topology.tree_hierarchy import groups_by_delay, hierarchy
+from topology.tree_shapes import best_hub, ring_paths, widest_tree, width
+from topology.trees import ReductionPlan, Tree, star
+from topology.world import Topology
+
+EVERY_RING_SITES = 5
+"""Up to so many sites all orders of a ring are tried: 12 of them; of more, the widest that is found."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """One reduction, as the executor knows it and as a job writes it."""
+
+    form: str
+    """For people: `star at oregon`."""
+    plan: ReductionPlan
+    reduction: Reduction
+
+
+def ways(job: Job, topology: Topology, *, with_packings: bool = True) -> list[Way]:
+    """Return the reductions for the sites of a topology, the simplest first; none where none can be.
+
+    A job that names its reduction is asked for no other.
+
+    Args:
+        job: Gives what is asked for.
+        topology: Of the sites that take part.
+        with_packings: Also the weighted trees of linear programs, which take seconds for 12 sites.
+    """
+    if len(topology.sites) == 1:
+        return [Way("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
+    pairs = pairs_of(topology)
+    if job.reduction != Reduction():
+        try:
+            plan = plan_reduction(job, topology)
+        except ConfigError:
+            return []
+        return [_way(f"as the job says: {plan.why}", pairs, plan.trees)]
+    found: dict[object, Way] = {}
+    for form, trees in _forms(pairs, with_packings):
+        key = _canonical(trees)
+        found.setdefault(key, _way(form, pairs, trees))
+    return list(found.values())
+
+
+def named(plan: ReductionPlan, names: Sequence[str]) -> Reduction:
+    """Return a plan as a job writes it: gather, or exactly these trees."""
+    if plan.num_sites == 1:
+        return Reduction()
+    if plan.is_gather:
+        return Reduction(tree="gather")
+    return Reduction(
+        trees=tuple(
+            NamedTree(
+                root=names[tree.root],
+                parents={names[child]: names[parent] for child, parent in tree.parent.items()},
+                weight=tree.weight,
+            )
+            for tree in plan.trees
+        )
+    )
+
+
+def _way(form: str, pairs: Pairs, trees: tuple[Tree, ...]) -> Way:
+    plan = ReductionPlan(pairs.num_sites, trees, form)
+    return Way(form, plan, named(plan, pairs.names))
+
+
+def _canonical(trees: tuple[Tree, ...]) -> object:
+    """Return what is equal for equal sets of trees."""
+    return tuple(
+        sorted((tree.root, tuple(sorted(tree.parent.items())), tree.weight) for tree in trees)
+    )
+
+
+def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree, ...]]]:
+    sites = range(pairs.num_sites)
+    hubs = [site for site in sites if not pairs.missing(site)]
+    if len(hubs) == pairs.num_sites:
+        yield "gather", ()
+    first = best_hub(pairs)
+    for hub in sorted(hubs, key=lambda site: site != first):
+        yield f"star at {pairs.names[hub]}", (star(pairs.num_sites, hub),)
+    widest = widest_tree(pairs)
+    if widest is None:
+        return
+    yield f"tree at {pairs.names[widest.root]}", (widest,)
+    for order in _rings(pairs):
+        yield f"ring {' - '.join(pairs.names[site] for site in order)}", ring_paths(order)
+    groups = groups_by_delay(pairs)
+    levels = hierarchy(pairs, groups) if 1 < len(groups) < pairs.num_sites else None
+    if levels is not None:
+        yield f"two levels with their root at {pairs.names[levels.root]}", (levels,)
+    if with_packings and pairs.num_sites > 2:
+        for packing in packings(pairs, width(pairs, widest)):
+            trees = weighted(pairs, packing)
+            yield f"{len(trees)} weighted trees", trees
+
+
+def _rings(pairs: Pairs) -> Iterable[tuple[int, ...]]:
+    """Return orders in which the sites make a ring: all, or the widest that exchanges lead to."""
+    if pairs.num_sites < 3:
+        return []
+    if pairs.num_sites <= EVERY_RING_SITES:
+        orders = [
+            (0, *order)
+            for order in itertools.permutations(range(1, pairs.num_sites))
+            if order[0] < order[-1]  # each only one way round
+        ]
+    else:
+        orders = [_widest_ring(pairs)]
+    return [order for order in orders if _narrowest(pairs, order)[0] > 0]
+
+
+def _widest_ring(pairs: Pairs) -> tuple[int, ...]:
+    """Return an order whose narrowest links no reversal of a part of it makes wider (2-opt)."""
+    best = tuple(range(pairs.num_sites))
+    better = True
+    while better:
+        better = False
+        for first, last in itertools.combinations(range(1, pairs.num_sites), 2):
+            other = (*best[:first], *reversed(best[first : last + 1]), *best[last + 1 :])
+            if _narrowest(pairs, other) > _narrowest(pairs, best):
+                best, better = other, True
+    return best
+
+
+def _narrowest(pairs: Pairs, order: Sequence[int]) -> list[int]:
+    """Return a ring's rates, the narrowest first."""
+    return sorted(
+        pairs.rate(one, other) for one, other in zip(order, (*order[1:], order[0]), strict=True)
+    )

@@ -1,0 +1,281 @@
+"""How long a step takes by the topology's figures alone: compute, exchange, and what of it is hidden. Pure.
+
+Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they fill a
+bucket; with `schedule: serial` all leave at its end. The WAN takes them in that order and pauses only
+when there is nothing to send. So site j ends step k no earlier than, for every site i and each of its
+releases r, of which all that is not yet sent has L(r) bytes,
+
+    end_i(k-1) + c_i - b_i(r) + RS_i(r) + x_ij(L(r)) + AG_j,
+
+with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of an
+exchange of so many bytes from i's start to j's end (topology/wire_time.py), RS and AG the reduce-scatter
+and all-gather of one bucket inside the site (topology/cost/collectives.py). That is a recurrence in
+the algebra of max and plus: the mean step is its largest cycle mean (topology/cycle_mean.py). Sites
+that differ do not simply wait for the slowest: in a gather, a late gradient finds the others' there.
+
+No step is shorter than its bytes take on any link, at any site's network cards, or in a gateway: for
+codecs (topology/codec_costs.py), and for sending and receiving. Left out: the optimizer's step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
+from topology.compute import (
+    flops_per_sequence,
+    layers,
+    num_parameters,
+    rate_flops_per_s,
+    site_shares,
+)
+from topology.cost.collectives import Channel, levels_of, reduce_scatter_s
+from topology.cycle_mean import largest_cycle_mean
+from topology.job import Job
+from topology.reduction_plans import plan_reduction
+from topology.tree_times import Hop, plan_times_s, seconds_per_byte, shares_of_hops
+from topology.trees import ReductionPlan
+from topology.wire_load import wire_load
+from topology.world import Site, Topology
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Gradients that leave together."""
+
+    num_bytes: int
+    left_bytes: int
+    """These, and all that leave later."""
+    share_after: float
+    """Of a micro-batch's compute, forward and backward: what is still to do when they leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A step in the long run. Tuples are by site, in the topology's order."""
+
+    step_s: float
+    compute_s: tuple[float, ...]
+    exchange_s: float
+    """Of one exchange by itself, from all sites' having their gradients to all having the mean."""
+    link_s: Mapping[Hop, float]
+    """How long a step's bytes keep each directed link busy."""
+    gateway_s: tuple[float, ...]
+    """How long a step's bytes keep the site's gateways busy."""
+
+
+def sequence_s(job: Job, site: Site) -> float:
+    """Return the seconds of one sequence, forward and backward, on one accelerator of `site`."""
+    return flops_per_sequence(job.trainer.model) / rate_flops_per_s(site.accelerator)
+
+
+def gradient_bytes(job: Job) -> int:
+    """Return the float32 bytes that all sites sum up each step."""
+    return FLOAT32_BYTES * num_parameters(job.trainer.model)
+
+
+def releases(job: Job) -> tuple[Release, ...]:
+    """Return what leaves together in a step, in the order of leaving."""
+    model = job.trainer.model
+    left_bytes = gradient_bytes(job)
+    if job.exchange.schedule == "serial":
+        return (Release(left_bytes, left_bytes, 0.0),)
+    parts = layers(model)
+    forward_flops = math.fsum(layer.flops_per_token for layer in parts)
+    after, num_bytes = 2 / 3, 0
+    found = []
+    for index, layer in reversed(list(enumerate(parts))):
+        after -= 2 / 3 * layer.flops_per_token / forward_flops
+        num_bytes += FLOAT32_BYTES * layer.parameters
+        if num_bytes >= job.exchange.bucket_bytes or index == 0:
+            found.append(Release(num_bytes, left_bytes, max(0.0, after)))
+            left_bytes -= num_bytes
+            num_bytes = 0
+    return tuple(found)
+
+
+class StepModel:
+    """Steps of one job over one reduction, for any spread of the batch over the sites."""
+
+    def __init__(
+        self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+    ) -> None:
+        """Work out what does not depend on the spread.
+
+        Args:
+            job: Gives model, exchange, micro-batch. `schedule: off` is no exchange: refused.
+            topology: Of the sites that take part.
+            plan: Over them.
+            ratio: Encoded bytes for each byte of float32; None: as codecs usually come to.
+        """
+        if job.exchange.schedule == "off":
+            raise ValueError("schedule: want an exchange, got off")
+        self._micro_batch = job.trainer.micro_batch
+        self._sequence_s = [sequence_s(job, site) for site in topology.sites]
+        self._releases = releases(job)
+        raw_bytes = gradient_bytes(job)
+        known = usual_ratio(job.exchange.codec) if ratio is None else ratio
+        self.link_s: Mapping[Hop, float] = {}
+        self.gateway_s = tuple(0.0 for _ in topology.sites)
+        self._exchanges: list[Mapping[tuple[int, int], float]] = []
+        self._within_s = [
+            [_within_s(site, each.num_bytes) for each in self._releases] for site in topology.sites
+        ]
+        # Each bucket is reduced and gathered, one after another, for every site.
+        self._floor_s = max(2 * math.fsum(each) for each in self._within_s)
+        if plan.num_sites > 1:
+            load = wire_load(job, topology, raw_bytes, known)
+            wire_bytes = load.num_chunks * load.chunk_bytes
+            self.link_s = {
+                hop: wire_bytes * each_s for hop, each_s in seconds_per_byte(plan, topology).items()
+            }
+            per_byte_s = _gateways_s_per_byte(job, topology, plan, known)
+            self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
+            self._exchanges = [
+                _exchange(job, topology, plan, each.left_bytes, known, max(per_byte_s))
+                for each in self._releases
+            ]
+            self._floor_s = max(
+                self._floor_s,
+                *self.link_s.values(),
+                *self.gateway_s,
+                *_cards_s(topology, plan, wire_bytes),
+            )
+
+    @property
+    def exchange_s(self) -> float:
+        """Seconds of one exchange that nothing hides."""
+        return max(self._exchanges[0].values(), default=0.0) if self._exchanges else 0.0
+
+    @property
+    def floor_s(self) -> float:
+        """Seconds that no step is shorter than, whatever each site computes."""
+        return self._floor_s
+
+    def compute_s(self, sequences: Sequence[int]) -> tuple[float, ...]:
+        """Return how long each site computes; arguments as for `step_s`."""
+        return tuple(
+            count * each_s for count, each_s in zip(sequences, self._sequence_s, strict=True)
+        )
+
+    def step_s(self, sequences: Sequence[int]) -> float:
+        """Return the mean seconds of a step.
+
+        Args:
+            sequences: Of the busiest rank of each site, at least 1.
+        """
+        compute_s = self.compute_s(sequences)
+        if not self._exchanges:
+            return max(compute_s)
+        sites = range(len(compute_s))
+        weights = [[-math.inf] * len(compute_s) for _ in sites]
+        for source in sites:
+            weights[source][source] = compute_s[source]
+            last = (sequences[source] - 1) % self._micro_batch + 1
+            micro_batch_s = last * self._sequence_s[source]
+            for index, (release, exchange) in enumerate(
+                zip(self._releases, self._exchanges, strict=True)
+            ):
+                left_s = compute_s[source] - release.share_after * micro_batch_s
+                left_s += self._within_s[source][index]
+                for target in sites:
+                    crossing_s = exchange.get((source, target))
+                    if crossing_s is not None:
+                        end_s = left_s + crossing_s + self._within_s[target][-1]
+                        weights[source][target] = max(weights[source][target], end_s)
+        return max(largest_cycle_mean(weights), self._floor_s)
+
+
+def step_time(job: Job, topology: Topology, ratio: float | None = None) -> StepTime:
+    """Return the time of a job's step on a topology.
+
+    Args:
+        job: With its placement, if it has one, and its own reduction.
+        topology: Of the sites that take part.
+        ratio: Encoded bytes for each byte of float32, where it has been measured.
+
+    Raises:
+        ConfigError: the job's reduction does not fit the topology.
+        ValueError: nothing is exchanged.
+    """
+    model = StepModel(job, topology, plan_reduction(job, topology), ratio)
+    sequences = [max(site_shares(job, topology, site)) for site in topology.sites]
+    return StepTime(
+        step_s=model.step_s(sequences),
+        compute_s=model.compute_s(sequences),
+        exchange_s=model.exchange_s,
+        link_s=model.link_s,
+        gateway_s=model.gateway_s,
+    )
+
+
+def _exchange(
+    job: Job,
+    topology: Topology,
+    plan: ReductionPlan,
+    raw_bytes: int,
+    ratio: float,
+    gateway_s_per_byte: float,
+) -> Mapping[tuple[int, int], float]:
+    """Return the crossings of `raw_bytes`: no gateway is faster than it can be, and links neither."""
+    crossings_s = plan_times_s(plan, topology, wire_load(job, topology, raw_bytes, ratio))
+    least_s = raw_bytes * gateway_s_per_byte
+    return {pair: max(each_s, least_s) for pair, each_s in crossings_s.items()}
+
+
+def _within_s(site: Site, num_bytes: int) -> float:
+    """Return the seconds of one reduce-scatter, or all-gather, over the ranks of a site."""
+    fabric = site.fabric
+    if fabric is None or site.num_ranks == 1:
+        return 0.0
+    levels = levels_of(
+        site.num_ranks,
+        1,
+        site.accelerators_per_node,
+        Channel(fabric.node_bytes_per_s, fabric.latency_s),
+        Channel(fabric.cluster_bytes_per_s / site.accelerators_per_node, fabric.latency_s),
+    )
+    return reduce_scatter_s(levels, num_bytes)
+
+
+def _gateways_s_per_byte(
+    job: Job, topology: Topology, plan: ReductionPlan, ratio: float
+) -> list[float]:
+    """Return how long each site's gateways, one a node, work for one byte of float32."""
+    cost = COSTS[job.exchange.codec]
+    found = []
+    for site in topology.sites:
+        decoded, sent = _roles(plan, site.index)
+        seconds = 1 / cost.encode_bytes_per_s + decoded / cost.decode_bytes_per_s
+        found.append((seconds + sent * ratio / GATEWAY_BYTES_PER_S) / site.nodes)
+    return found
+
+
+def _roles(plan: ReductionPlan, site: int) -> tuple[float, float]:
+    """Return how often a site decodes each byte, and how often it sends or receives it, at most.
+
+    In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
+    the result.
+    """
+    if plan.is_gather:
+        return plan.num_sites, plan.num_sites - 1
+    total = sum(tree.weight for tree in plan.trees)
+    children = sum(tree.weight * len(tree.children(site)) for tree in plan.trees) / total
+    above = sum(tree.weight for tree in plan.trees if tree.root != site) / total
+    return children + 1, children + above
+
+
+def _cards_s(topology: Topology, plan: ReductionPlan, wire_bytes: float) -> list[float]:
+    """Return how long a step's bytes keep each site's network cards busy, each way."""
+    busy_s = []
+    shares = shares_of_hops(plan)
+    for site in topology.sites:
+        if site.nic_bytes_per_s is not None:
+            for end in (0, 1):
+                crossing = sum(share for hop, share in shares.items() if hop[end] == site.index)
+                busy_s.append(wire_bytes * float(crossing) / (site.nodes * site.nic_bytes_per_s))
+    return busy_s
