@@ -41,15 +41,24 @@ class Grid:
 
     def shard(self, site: int, rank: int) -> tuple[int, int]:
         """Return a rank's first element and its number of elements, without padding."""
-        size = self.shard_numel[site]
-        start = min(rank * size, self.numel)
-        return start, min((rank + 1) * size, self.numel) - start
+        return shard_of(self.numel, self.shard_numel[site], rank)
 
     def chunks(self, site: int, rank: int) -> range:
         """Return the chunks of a rank's shard: consecutive, none for an empty shard."""
         start, count = self.shard(site, rank)
         first, last = np.searchsorted(self.starts, (start, start + count))
         return range(int(first), int(last))
+
+
+def shard_numel(numel: int, ranks: int) -> int:
+    """Return the elements of a full shard; one at least, so that an empty bucket can be divided."""
+    return max(1, -(-numel // ranks))
+
+
+def shard_of(numel: int, size: int, rank: int) -> tuple[int, int]:
+    """Return a rank's first element and its number of elements, where a full shard has `size`."""
+    start = min(rank * size, numel)
+    return start, min((rank + 1) * size, numel) - start
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,8 +73,7 @@ def grid(numel: int, chunk_numel: int, ranks_per_site: tuple[int, ...]) -> Grid:
     assert numel >= 0
     assert chunk_numel >= 1
     assert min(ranks_per_site) >= 1
-    # One at least: an empty bucket has no chunks to divide by it, and a division stays defined.
-    sizes = tuple(max(1, -(-numel // ranks)) for ranks in ranks_per_site)
+    sizes = tuple(shard_numel(numel, ranks) for ranks in ranks_per_site)
     cuts = [np.arange(0, numel, size, dtype=np.int64) for size in {chunk_numel, *sizes}]
     starts = np.unique(np.concatenate([*cuts, np.array([numel], dtype=np.int64)]))
     starts.flags.writeable = False

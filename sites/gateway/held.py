@@ -14,6 +14,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+FRAME_BYTES = 1 << 10
+"""What keeping a frame takes beside its payload, a bucket of its own included: frames without a payload
+have to be bounded too."""
 ChunkOrder = tuple[int, int, int]
 """Round, bucket, chunk."""
 Sender = tuple[int, int]

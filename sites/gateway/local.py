@@ -17,7 +17,7 @@ from protos.errors import IsthmusError, LocalProtocolError
 from sites.gateway.bucket_run import Post, Reduced
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
-from sites.gateway.grid import grid
+from sites.gateway.grid import shard_numel, shard_of
 from sites.gateway.local_messages import (
     Join,
     LeaveNotice,
@@ -236,15 +236,16 @@ class LocalServer:
 
     def _post(self, rank: int, connection: RankConnection, message: Reduce) -> Post:
         config = self._config
-        cut = grid(message.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
-        _, shard_numel = cut.shard(config.site_index, rank)
+        # Before there is a grid: a bucket that no memory holds would have a grid that none holds.
+        size = shard_numel(message.numel, config.ranks_per_site[config.site_index])
+        _, count = shard_of(message.numel, size, rank)
         region = connection.regions.get(message.region)
         if region is None:
             raise LocalProtocolError(f"reduce.region: no region {message.region} was sent")
-        if message.offset + shard_numel > len(region):
+        if message.offset + count > len(region):
             raise LocalProtocolError(
-                f"reduce.offset: elements {message.offset} to {message.offset + shard_numel} of a "
-                f"region of {len(region)}"
+                f"reduce.offset: elements {message.offset} to {message.offset + count} of a region "
+                f"of {len(region)}"
             )
         return Post(
             round=message.round,
@@ -253,7 +254,7 @@ class LocalServer:
             layout=message.layout,
             weight=message.weight,
             exact=message.exact,
-            values=region[message.offset : message.offset + shard_numel],
+            values=region[message.offset : message.offset + count],
         )
 
     def _end(self, rank: int, *, clean: bool) -> None:

@@ -1,0 +1,151 @@
+"""The real executors of several sites, with nothing between them but bytes that a test delivers.
+
+What a link would send is packed as it would be, and lies in `wire`; `deliver` takes bytes the way that
+the server does: unpack, then `Exchange.receive`. The pool works when the test says so, on its thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from protos.frame import Frame, pack, unpack
+from sites.codecs.codec import Floats
+from sites.gateway.bucket_run import Post, Reduced
+from sites.gateway.config import GatewayConfig
+from sites.gateway.exchange import Exchange
+from sites.gateway.failure import Failure
+from sites.gateway.link import Link
+from sites.gateway.pool import Pool, Priority
+from tests.fakes.gateway_sites import gateway_config
+from topology.trees import ReductionPlan
+
+
+class _StepPool(Pool):
+    """Does what was submitted when it is told to, the earliest chunk first."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def submit(self, priority: Priority, work: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (priority, next(self._order), work))
+
+    def run(self) -> None:
+        while self._heap:
+            heapq.heappop(self._heap)[2]()
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One frame on its way."""
+
+    source: int
+    target: int
+    data: bytes
+
+
+class _Wire:
+    """Stands where a Link does."""
+
+    window_bytes = 1 << 30
+    unsent_bytes = 0
+    num_channels = 2
+    rtt_s = 0.001
+    bytes_per_s = 1e9
+
+    def __init__(self, source: int, target: int, wire: list[Sent]) -> None:
+        self._source, self._target, self._wire = source, target, wire
+
+    def send(self, frame: Frame, raw_bytes: int) -> int:
+        assert raw_bytes > 0
+        data = pack(frame)
+        self._wire.append(Sent(self._source, self._target, data))
+        return len(data)
+
+
+class Exchanges:
+    """One gateway's executor at each site; `wire`, `reduced` and `failures` tell what they did."""
+
+    def __init__(
+        self,
+        plan: ReductionPlan,
+        codec: str,
+        ranks: Sequence[int],
+        **changes: Any,  # noqa: ANN401 - fields of the configuration
+    ) -> None:
+        self.wire: list[Sent] = []
+        self.reduced: list[tuple[int, int, Reduced]] = []
+        """Site, rank and what it was told."""
+        self.failures: list[Failure] = []
+        self.pools = [_StepPool() for _ in ranks]
+        self.exchanges = [
+            self._exchange(
+                gateway_config(
+                    Path("/nowhere"),
+                    plan,
+                    site,
+                    codec=codec,
+                    ranks_per_node=tuple(ranks),
+                    **changes,
+                )
+            )
+            for site in range(plan.num_sites)
+        ]
+
+    def _exchange(self, config: GatewayConfig) -> Exchange:
+        site = config.site_index
+
+        def on_reduced(rank: int, reduced: Reduced) -> None:
+            self.reduced.append((site, rank, reduced))
+
+        exchange = Exchange(
+            config, self.pools[site], on_reduced=on_reduced, on_failure=self.failures.append
+        )
+        links = {
+            (other, 0): _Wire(site, other, self.wire) for other in config.plan.neighbours(site)
+        }
+        exchange.connect(cast("Mapping[tuple[int, int], Link]", links))
+        return exchange
+
+    def post(self, site: int, rank: int, post: Post) -> None:
+        """Hand a rank's part over, and do what can be done with it."""
+        self.exchanges[site].post(rank, post)
+        self.pools[site].run()
+
+    def post_all(self, parts: Sequence[Floats], weights: Sequence[float], **changes: int) -> None:
+        """Hand over every rank's part of the bucket whose contributions `parts` are, by site.
+
+        What is handed over is lent, and then holds the result.
+        """
+        for site, part in enumerate(parts):
+            self.post_site(site, part, weights[site], **changes)
+
+    def post_site(self, site: int, part: Floats, weight: float, **changes: int) -> None:
+        """Hand over one site's part."""
+        ranks = self.exchanges[site]._config.ranks_per_site[site]
+        numel = len(part)
+        size = max(1, -(-numel // ranks))
+        for rank in range(ranks):
+            start, end = min(rank * size, numel), min((rank + 1) * size, numel)
+            post = Post(
+                round=0,
+                bucket=0,
+                numel=numel,
+                layout=77,
+                weight=weight,
+                exact=False,
+                values=part[start:end],
+            )
+            self.post(site, rank, replace(post, **changes))
+
+    def deliver(self, source: int, target: int, data: bytes) -> None:
+        """Give bytes to a site as from another one's gateway.
+
+        Raises:
+            IsthmusError: they were refused before they were taken over.
+        """
+        self.exchanges[target].receive((source, 0), unpack(data))
+        self.pools[target].run()
