@@ -35,7 +35,7 @@ from sites.gateway.bucket_run import (
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.grid import grid
-from sites.gateway.held import Held
+from sites.gateway.held import FRAME_BYTES, Held
 from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.link import Link
 from sites.gateway.pool import Pool, Priority
@@ -226,7 +226,7 @@ class Exchange:
                 run = self._runs.get(key)
                 if self._is_repetition(run, frame):
                     return
-                if self._held.has_room(sender, order, len(frame.payload)):
+                if self._held.has_room(sender, order, FRAME_BYTES + len(frame.payload)):
                     self._take_over(sender, frame, now_s)
                     return
                 self._condition.wait(_CHECK_S)
@@ -247,7 +247,8 @@ class Exchange:
             run.early.append((sender, frame))
         else:
             self._accept(run, sender, frame)
-        self._held.keep(sender, (*key, frame.key.chunk), len(frame.payload))
+        order = (*key, frame.key.chunk)
+        self._held.keep(sender, order, FRAME_BYTES + len(frame.payload))
 
     def _accept(self, run: BucketRun, sender: Sender, frame: Frame) -> None:
         """Check a frame against the bucket's plan and deliver it."""
