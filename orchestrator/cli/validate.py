@@ -13,6 +13,7 @@ import click
 from orchestrator.cli.options import json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, load_topology_file, read_text
+from topology.drift import drifts
 from topology.errors import ConfigError
 from topology.fault_loading import check_faults
 from topology.load import document_kind, split_overrides
@@ -54,6 +55,8 @@ def command(
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
+    for warning in dict.fromkeys(each for entry in checked for each in entry.get("warnings", [])):
+        output.note(f"warning: {warning}")
     return output.result({"files": checked}, "\n".join(_line(entry) for entry in checked))
 
 
@@ -83,6 +86,7 @@ def _check(path: Path, overrides: Sequence[str], topology: Topology | None) -> d
             "kind": kind,
             "name": pair.job.name,
             "topology": str(pair.topology_path),
+            "warnings": _warnings(pair.topology),
         }
     if kind == "faults":
         num_faults = check_faults(read_text(path), str(path), topology)
@@ -96,7 +100,13 @@ def _check(path: Path, overrides: Sequence[str], topology: Topology | None) -> d
         "sites": len(topology.sites),
         "ranks": topology.num_ranks,
         "links": len(topology.links),
+        "warnings": _warnings(topology),
     }
+
+
+def _warnings(topology: Topology) -> list[str]:
+    """Return what is valid, and yet should be looked at."""
+    return [str(drift) for drift in drifts(topology)]
 
 
 def _line(entry: dict[str, Any]) -> str:

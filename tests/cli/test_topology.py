@@ -74,3 +74,22 @@ def test_init_refuses_an_unknown_preset(isthmus: Isthmus, tmp_path: Path) -> Non
     done = isthmus("init", tmp_path, "--preset", "four-planets", "--json")
     assert (done.code, done.envelope["error"]["code"]) == (2, "USAGE")
     assert not list(tmp_path.glob("*.yaml"))
+
+
+def test_validate_warns_where_a_measurement_is_far_from_the_description(
+    isthmus: Isthmus, files: Path
+) -> None:
+    path = files / "topology.yaml"
+    text = path.read_text()
+    before = "bandwidth: 200Mbit/s, rtt: 62ms, jitter: 1ms"
+    assert before in text
+    assert isthmus("validate", path, files / "job.yaml").err == ""
+    path.write_text(text.replace(before, f"{before}, measured: {{bandwidth: 100Mbit/s}}"))
+    done = isthmus("validate", path, files / "job.yaml")
+    assert done.code == 0
+    assert done.err == (
+        "warning: oregon to virginia: bandwidth 100Mbit/s was measured, 200Mbit/s is described "
+        "(-50%): the measured figure is used\n"
+    )
+    entries = isthmus("validate", path, "--json").envelope["data"]["files"]
+    assert len(entries[0]["warnings"]) == 1

@@ -1,0 +1,76 @@
+"""Where what a probe measured is far from what the topology describes: one of them has to be mended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.units import format_duration, format_rate
+from topology.world import Link, Topology
+
+FAR = 0.2
+"""Relative to what is described. Losses and jitter vary too much from one minute to the next to count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """One figure of a link, as it is described and as it was measured."""
+
+    source: str
+    target: str
+    what: str
+    """`bandwidth` or `rtt`."""
+    described: float
+    """Bytes per second that a run may use, or seconds."""
+    measured: float
+    """Likewise."""
+    at: str | None
+    """When, in ISO 8601."""
+
+    @property
+    def relative(self) -> float:
+        """By how much the measured figure differs, of the described one; signed."""
+        return self.measured / self.described - 1
+
+    def __str__(self) -> str:
+        form = format_rate if self.what == "bandwidth" else format_duration
+        when = f" at {self.at}" if self.at else ""
+        return (
+            f"{self.source} to {self.target}: {self.what} {form(self.measured)} was "
+            f"measured{when}, {form(self.described)} is described ({self.relative:+.0%}): the "
+            "measured figure is used"
+        )
+
+
+def drifts(topology: Topology) -> tuple[Drift, ...]:
+    """Return what differs by more than FAR, in the order of the links.
+
+    Where both directions of a link differ alike, the first stands for both.
+    """
+    found: list[Drift] = []
+    seen: set[tuple[str, str, str, float, float]] = set()
+    for link in topology.links:
+        for drift in _of(link):
+            figures = (drift.what, drift.described, drift.measured)
+            if (link.target, link.source, *figures) not in seen:
+                found.append(drift)
+            seen.add((link.source, link.target, *figures))
+    return tuple(found)
+
+
+def _of(link: Link) -> list[Drift]:
+    figures = [
+        ("bandwidth", link.described_bytes_per_s, link.bytes_per_s),
+        ("rtt", link.described_rtt_s, link.rtt_s),
+    ]
+    return [
+        Drift(
+            source=link.source,
+            target=link.target,
+            what=what,
+            described=described,
+            measured=measured,
+            at=link.measured_at,
+        )
+        for what, described, measured in figures
+        if described and abs(measured / described - 1) > FAR
+    ]
