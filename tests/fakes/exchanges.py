@@ -115,16 +115,19 @@ class Exchanges:
         self.exchanges[site].post(rank, post)
         self.pools[site].run()
 
-    def post_all(self, parts: Sequence[Floats], weights: Sequence[float], **changes: int) -> None:
-        """Hand over every rank's part of the bucket whose contributions `parts` are, by site.
-
-        What is handed over is lent, and then holds the result.
-        """
+    def post_all(self, parts: Sequence[Floats], weights: Sequence[float]) -> None:
+        """Hand over every rank's part of the bucket whose contributions `parts` are, by site."""
         for site, part in enumerate(parts):
-            self.post_site(site, part, weights[site], **changes)
+            self.post_site(site, part, weights[site])
 
-    def post_site(self, site: int, part: Floats, weight: float, **changes: int) -> None:
-        """Hand over one site's part."""
+    def post_site(
+        self,
+        site: int,
+        part: Floats,
+        weight: float,
+        **changes: Any,  # noqa: ANN401 - fields of the post
+    ) -> None:
+        """Hand over one site's part: it is lent, and then holds the result."""
         ranks = self.exchanges[site]._config.ranks_per_site[site]
         numel = len(part)
         size = max(1, -(-numel // ranks))

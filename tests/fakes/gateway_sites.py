@@ -16,7 +16,7 @@ from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
 from topology.trees import ReductionPlan
 
-SITES = ("ash", "birch", "cedar", "dogwood")
+SITES = ("ash", "birch", "cedar", "dogwood", "elder")
 
 
 def gateway_config(
