@@ -1,32 +1,27 @@
 """One step's buckets on their way up and down the trees of a plan, or from all to all. Pure.
 
 A site sends a segment's sum on once its own part and those of its children are there; the root's result goes
-down the same tree. Each hop up costs its sender's encoder and its receiver's decoder, as does the root's
-result; on the way down bytes are passed on as they are. In a gather every site encodes once and decodes
-what comes of each.
+down the same tree. A site's gateways encode what they send up and, at the root, the result; they decode
+what comes up, and the result; on the way down bytes are passed on as they are. In a gather every site
+encodes once and decodes what comes of each. Sending takes a gateway's time too. All this is one queue a
+site, in the order in which it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from topology.simulator.engine import Engine
 from topology.simulator.links import Flow
 from topology.simulator.network import Network
 from topology.simulator.servers import Server
-from topology.simulator.workload import Segment, SiteWork, Workload
+from topology.simulator.workload import Segment, Workload
 
 Reduced = Callable[[int, int], None]
 """Called with site and bucket when all of a bucket's sum is there."""
-
-
-@dataclass(slots=True)
-class Codecs:
-    """A site's gateways."""
-
-    encoder: Server
-    decoder: Server
+Arrive = Callable[[int, int, int, float], None]
+"""Called with site, bucket, segment, and the time at which its last granule is there."""
 
 
 @dataclass(slots=True)
@@ -34,6 +29,8 @@ class _Sum:
     """One segment at one site, on its way up; in a gather, its way in."""
 
     num_missing: int
+    first_s: float = 0.0
+    """When the first granule of all parts so far is there."""
     last_s: float = 0.0
 
 
@@ -45,7 +42,7 @@ class StepExchange:
         engine: Engine,
         network: Network,
         work: Workload,
-        codecs: list[Codecs],
+        gateways: Sequence[Server],
         step: int,
         reduced: Reduced,
     ) -> None:
@@ -55,14 +52,14 @@ class StepExchange:
             engine: the clock.
             network: the links.
             work: what is exchanged, and how.
-            codecs: of each site.
+            gateways: of each site, as one.
             step: its number, which orders what waits for a link.
             reduced: is told what is done.
         """
         self._engine = engine
         self._network = network
         self._work = work
-        self._codecs = codecs
+        self._gateways = gateways
         self._step = step
         self._reduced = reduced
         self._children = [
@@ -82,13 +79,14 @@ class StepExchange:
             if self._work.plan.is_gather:
                 self._gather(site, bucket, index)
             else:
-                self._add(site, bucket, index, now_s)
+                self._add_to_tree(site, bucket, index, now_s, now_s)
 
     def _gather(self, site: int, bucket: int, index: int) -> None:
         """Encode a segment once, and send it to every other site."""
         segment, now_s = self._work.segments[bucket][index], self._engine.now_s
-        first_s, last_s = self._encode(site, segment, now_s)
-        self._engine.at(first_s, self._send_to_all, site, bucket, index, last_s)
+        num_sent = self._work.plan.num_sites - 1
+        first_s, last_s = self._serve(site, segment, now_s, encoded=1, sent=num_sent)
+        self._when(first_s, self._send_to_all, site, bucket, index, last_s)
 
     def _send_to_all(self, site: int, bucket: int, index: int, last_s: float) -> None:
         for other in range(self._work.plan.num_sites):
@@ -99,18 +97,26 @@ class StepExchange:
     def _take(self, site: int, bucket: int, index: int, last_s: float) -> None:
         """Decode one site's part of a gather; the last one completes the sum."""
         segment = self._work.segments[bucket][index]
-        _, last_s = self._decode(site, segment, last_s)
-        if self._is_complete(site, bucket, index, last_s, self._work.plan.num_sites):
-            self._done(site, bucket, self._sums.pop((bucket, index, site)).last_s)
+        first_s, last_s = self._serve(site, segment, last_s, decoded=1)
+        sum_ = self._add(site, bucket, index, first_s, last_s, self._work.plan.num_sites)
+        if sum_ is not None:
+            self._done(site, bucket, sum_.last_s)
 
-    def _add(self, site: int, bucket: int, index: int, last_s: float) -> None:
+    def _add_to_tree(
+        self, site: int, bucket: int, index: int, first_s: float, last_s: float
+    ) -> None:
         """Add a site's own part of a segment, or what a child's sum was decoded to."""
         tree = self._work.segments[bucket][index].tree
-        if not self._is_complete(site, bucket, index, last_s, 1 + len(self._children[tree][site])):
-            return
-        last_s = self._sums.pop((bucket, index, site)).last_s
-        first_s, last_s = self._encode(site, self._work.segments[bucket][index], last_s)
-        self._engine.at(first_s, self._pass_on, site, bucket, index, last_s)
+        num_parts = 1 + len(self._children[tree][site])
+        sum_ = self._add(site, bucket, index, first_s, last_s, num_parts)
+        if sum_ is not None:
+            self._when(sum_.first_s, self._encode_sum, site, bucket, index, sum_.last_s)
+
+    def _encode_sum(self, site: int, bucket: int, index: int, last_s: float) -> None:
+        segment = self._work.segments[bucket][index]
+        is_root = site == self._work.plan.trees[segment.tree].root
+        first_s, last_s = self._serve(site, segment, last_s, encoded=1, sent=0 if is_root else 1)
+        self._when(first_s, self._pass_on, site, bucket, index, last_s)
 
     def _pass_on(self, site: int, bucket: int, index: int, last_s: float) -> None:
         """Send a site's sum up, or if it is everybody's, down."""
@@ -122,26 +128,45 @@ class StepExchange:
             self._send(site, tree.parent[site], bucket, index, last_s, self._come_up)
 
     def _come_up(self, site: int, bucket: int, index: int, last_s: float) -> None:
-        first_s, last_s = self._decode(site, self._work.segments[bucket][index], last_s)
-        self._engine.at(first_s, self._add, site, bucket, index, last_s)
+        segment = self._work.segments[bucket][index]
+        first_s, last_s = self._serve(site, segment, last_s, decoded=1)
+        self._add_to_tree(site, bucket, index, first_s, last_s)
 
     def _come_down(self, site: int, bucket: int, index: int, last_s: float) -> None:
         """Pass a result on, and decode it."""
         segment = self._work.segments[bucket][index]
-        for child in self._children[segment.tree][site]:
-            self._send(site, child, bucket, index, last_s, self._come_down)
-        _, last_s = self._decode(site, segment, last_s)
+        num_children = len(self._children[segment.tree][site])
+        first_s, last_sent_s = self._serve(site, segment, last_s, sent=num_children)
+        if num_children:
+            self._when(first_s, self._send_down, site, bucket, index, last_sent_s)
+        _, last_s = self._serve(site, segment, last_s, decoded=1)
         self._done(site, bucket, last_s)
 
-    def _is_complete(self, site: int, bucket: int, index: int, last_s: float, parts: int) -> bool:
-        """Count a part; True with the last one."""
+    def _send_down(self, site: int, bucket: int, index: int, last_s: float) -> None:
+        tree = self._work.segments[bucket][index].tree
+        for child in self._children[tree][site]:
+            self._send(site, child, bucket, index, last_s, self._come_down)
+
+    def _add(
+        self, site: int, bucket: int, index: int, first_s: float, last_s: float, num_parts: int
+    ) -> _Sum | None:
+        """Count a part, which is there from `first_s` to `last_s`; return the sum with the last one."""
         key = (bucket, index, site)
         sum_ = self._sums.get(key)
         if sum_ is None:
-            sum_ = self._sums[key] = _Sum(parts)
+            sum_ = self._sums[key] = _Sum(num_parts)
         sum_.num_missing -= 1
-        sum_.last_s = max(sum_.last_s, last_s)
-        return sum_.num_missing == 0
+        sum_.first_s, sum_.last_s = max(sum_.first_s, first_s), max(sum_.last_s, last_s)
+        return None if sum_.num_missing else self._sums.pop(key)
+
+    def _when(
+        self, time_s: float, then: Arrive, site: int, bucket: int, index: int, last_s: float
+    ) -> None:
+        """Do something at a time that may be now."""
+        if time_s <= self._engine.now_s:
+            then(site, bucket, index, last_s)
+        else:
+            self._engine.at(time_s, then, site, bucket, index, last_s)
 
     def _done(self, site: int, bucket: int, last_s: float) -> None:
         """Count a segment whose result is decoded; the last one is the bucket's."""
@@ -157,7 +182,7 @@ class StepExchange:
         bucket: int,
         index: int,
         last_s: float,
-        arrive: Callable[[int, int, int, float], None],
+        arrive: Arrive,
     ) -> None:
         segment = self._work.segments[bucket][index]
         flow = Flow(
@@ -169,21 +194,33 @@ class StepExchange:
         )
         self._network.send(source, target, flow)
 
-    def _encode(self, site: int, segment: Segment, last_s: float) -> tuple[float, float]:
-        rate = self._work.sites[site].encode_bytes_per_s
-        return self._serve(self._codecs[site].encoder, rate, segment, last_s)
-
-    def _decode(self, site: int, segment: Segment, last_s: float) -> tuple[float, float]:
-        rate = self._work.sites[site].decode_bytes_per_s
-        return self._serve(self._codecs[site].decoder, rate, segment, last_s)
-
     def _serve(
-        self, server: Server, bytes_per_s: float, segment: Segment, last_s: float
+        self,
+        site: int,
+        segment: Segment,
+        last_s: float,
+        *,
+        encoded: int = 0,
+        decoded: int = 0,
+        sent: int = 0,
     ) -> tuple[float, float]:
-        work_s = segment.raw_bytes / bytes_per_s
-        return server.serve(self._engine.now_s, last_s, work_s, work_s * segment.granule)
+        """Let a site's gateways work on a segment, whose first granule is there now.
 
+        Args:
+            site: whose.
+            segment: on what.
+            last_s: when its last granule is there.
+            encoded: how often they encode it.
+            decoded: how often they decode it.
+            sent: how often they send it.
 
-def codecs_of(sites: tuple[SiteWork, ...]) -> list[Codecs]:
-    """Return idle gateways for each site."""
-    return [Codecs(Server(), Server()) for _ in sites]
+        Returns:
+            When the first granule is done, and when the last one is.
+        """
+        gateway = self._work.sites[site].gateway
+        coded_s = encoded * gateway.encode_s_per_byte + decoded * gateway.decode_s_per_byte
+        work_s = segment.raw_bytes * coded_s
+        work_s += segment.wire_bytes * sent * gateway.send_s_per_byte
+        return self._gateways[site].serve(
+            self._engine.now_s, last_s, work_s, work_s * segment.granule
+        )

@@ -1,29 +1,30 @@
-"""How long a collective takes inside a site. Pure.
-
-Hockney's alpha and beta, in two levels as NCCL's rings are used (Cho et al., "BlueConnect", 2019): with n
-accelerators a node, N nodes, bandwidths B a node's accelerator and C a node, and latency a a hop,
-
-    reduce-scatter = all-gather = (n - 1) a + (n - 1)/n M/B  +  (N - 1) a + (N - 1)/N M/C.
-
-Between nodes each of the n accelerators moves its n-th of M, over its n-th of C.
-"""
+"""How long a bucket takes inside a site: the closed form, for ranks of a site are alike. Pure."""
 
 from __future__ import annotations
 
+from topology.cost.collectives import Channel, levels_of
+from topology.cost.collectives import reduce_scatter_s as over_levels_s
 from topology.world import Site
 
 
 def reduce_scatter_s(site: Site, num_bytes: float) -> float:
-    """Return the seconds of one reduce-scatter, or all-gather, of `num_bytes` a rank.
+    """Return the seconds of one reduce-scatter, or all-gather, over all ranks of a site.
+
+    First over a node's accelerators, then over nodes: topology/cost/collectives.py.
 
     Args:
         site: of one rank, or whose fabric is not described: nothing.
         num_bytes: of the whole tensor, that each rank has before (has after).
     """
     fabric = site.fabric
-    if fabric is None:
+    if fabric is None or site.num_ranks == 1:
         return 0.0
-    inside, nodes = site.accelerators_per_node, site.nodes
-    node_s = (inside - 1) * (fabric.latency_s + num_bytes / inside / fabric.node_bytes_per_s)
-    cluster_s = (nodes - 1) * (fabric.latency_s + num_bytes / nodes / fabric.cluster_bytes_per_s)
-    return node_s + cluster_s
+    levels = levels_of(
+        site.num_ranks,
+        1,
+        site.accelerators_per_node,
+        Channel(fabric.node_bytes_per_s, fabric.latency_s),
+        # A node's accelerators share its way out.
+        Channel(fabric.cluster_bytes_per_s / site.accelerators_per_node, fabric.latency_s),
+    )
+    return over_levels_s(levels, num_bytes)

@@ -14,7 +14,7 @@ again from the first window once a connection was idle for longer than its time-
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from topology.simulator.engine import Engine
@@ -68,8 +68,12 @@ class FifoLink:
         self._first_window_bytes = first_window_bytes
         self._waiting: list[tuple[Key, int, Flow]] = []
         self._num_sent = 0
-        self._is_busy = False
-        self._idle_since_s = float("-inf")
+        self._free_s = float("-inf")
+        """When what it sends now has left, or when it last sent something."""
+        self._will_look = False
+        """Something waits, and an action looks at it once the link is free."""
+        self._ramp_bytes = sum(self._windows())
+        """After so many, the window fills the link."""
         self._grown_bytes = 0.0
         """Sent since the window was last the first one."""
 
@@ -77,45 +81,51 @@ class FifoLink:
         """Take a flow whose first granule is there."""
         heapq.heappush(self._waiting, (flow.key, self._num_sent, flow))
         self._num_sent += 1
-        if not self._is_busy:
+        if self._engine.now_s >= self._free_s and not self._will_look:
             self._begin()
+        elif not self._will_look:
+            self._will_look = True
+            self._engine.at(self._free_s, self._look)
 
     def _begin(self) -> None:
         now_s, flow = self._engine.now_s, heapq.heappop(self._waiting)[2]
-        if not self._is_busy and now_s - self._idle_since_s > self._rtt_s + RTO_MIN_S:
+        if now_s - self._free_s > self._rtt_s + RTO_MIN_S:
             self._grown_bytes = 0.0
-        self._is_busy = True
         work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(flow.granule_bytes)
         self._grown_bytes += flow.num_bytes
+        self._free_s = now_s + work_s
         self.busy_s += work_s
         self.sent_bytes += flow.num_bytes
-        last_s = max(now_s + work_s, flow.last_s + flow.granule_bytes / self.bytes_per_s)
-        self._engine.at(now_s + work_s, self._end)
+        last_s = max(self._free_s, flow.last_s + flow.granule_bytes / self.bytes_per_s)
         self._engine.at(now_s + granule_s + self.delay_s, flow.deliver, last_s + self.delay_s)
 
-    def _end(self) -> None:
+    def _look(self) -> None:
+        self._begin()
+        self._will_look = bool(self._waiting)
         if self._waiting:
-            self._begin()
-        else:
-            self._is_busy = False
-            self._idle_since_s = self._engine.now_s
+            self._engine.at(self._free_s, self._look)
 
     def _time_s(self, num_bytes: float) -> float:
         """Return how long the next bytes take, waiting for the window included."""
         plain_s = num_bytes / self.bytes_per_s
-        if self._first_window_bytes is None:
+        if self._grown_bytes >= self._ramp_bytes:
             return plain_s
         grown_bytes = self._grown_bytes
         return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
 
+    def _windows(self) -> Iterator[float]:
+        """Yield the windows that do not fill the link, in bytes."""
+        window_bytes = self._first_window_bytes
+        while window_bytes is not None and window_bytes < self.bytes_per_s * self._rtt_s:
+            yield window_bytes
+            window_bytes *= 2
+
     def _unused_s(self, num_bytes: float) -> float:
         """Return how long the link waited for its window while it sent the first `num_bytes`."""
-        assert self._first_window_bytes is not None
-        unused_s, sent_bytes, window_bytes = 0.0, 0.0, self._first_window_bytes
-        while (
-            window_bytes < self.bytes_per_s * self._rtt_s and sent_bytes + window_bytes < num_bytes
-        ):
-            unused_s += self._rtt_s - window_bytes / self.bytes_per_s
+        unused_s, sent_bytes = 0.0, 0.0
+        for window_bytes in self._windows():
             sent_bytes += window_bytes
-            window_bytes *= 2
+            if sent_bytes >= num_bytes:
+                break
+            unused_s += self._rtt_s - window_bytes / self.bytes_per_s
         return unused_s

@@ -25,9 +25,9 @@ class Settings:
     slow_start: bool | None = None
     """TCP starts slowly after a pause; None: where there are packets (topology.wire_load)."""
     ratio: float | None = None
-    """Encoded bytes for each byte of float32; None: as topology.simulator.codecs has it."""
-    codec_takes_time: bool = True
-    """False: encoding and decoding cost nothing."""
+    """Encoded bytes for each byte of float32; None: as codecs usually come to (topology.codec_costs)."""
+    gateways_take_time: bool = True
+    """False: encoding, decoding and sending cost gateways nothing."""
     stragglers: Stragglers | None = None
     outages: Outages | None = None
     reuse_steps: bool = True

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from topology.simulator.chance import Chance
 from topology.simulator.engine import Engine, SimulationError
-from topology.simulator.exchange import StepExchange, codecs_of
+from topology.simulator.exchange import StepExchange
 from topology.simulator.network import Network
 from topology.simulator.parts import BucketTimes, Parts, parts_of
 from topology.simulator.servers import Server
@@ -72,7 +72,6 @@ class _Open:
     finished_s: list[float]
     num_gathering: int = 0
     """Buckets whose all-gather has begun, the first ones."""
-    num_finished: int = 0
 
 
 class Training:
@@ -91,7 +90,7 @@ class Training:
         self._chance = chance
         self._engine = Engine()
         self._network = Network(self._engine, work, is_fair=settings.sharing == "fair")
-        self._codecs = codecs_of(work.sites)
+        self._gateways = [Server() for _ in work.sites]
         self._scatter = [Server() for _ in work.sites]
         self._gather = [Server() for _ in work.sites]
         self._num_begun = [0] * len(work.sites)
@@ -167,18 +166,15 @@ class Training:
                 self._engine,
                 self._network,
                 work,
-                self._codecs,
+                self._gateways,
                 step,
                 functools.partial(self._reduced, step),
             )
         for bucket, at_s in enumerate(ready_s):
-            self._engine.at(at_s, self._submit, step, site, bucket)
-
-    def _submit(self, step: int, site: int, bucket: int) -> None:
-        now_s, took_s = self._engine.now_s, self._work.sites[site].collective_s[bucket]
-        _, posted_s = self._scatter[site].serve(now_s, now_s, took_s, took_s)
-        self._posted_s[step][site][bucket] = posted_s
-        self._engine.at(posted_s, self._post, step, site, bucket)
+            took_s = work.sites[site].collective_s[bucket]
+            _, posted_s = self._scatter[site].serve(at_s, at_s, took_s, took_s)
+            self._posted_s[step][site][bucket] = posted_s
+            self._engine.at(posted_s, self._post, step, site, bucket)
 
     def _post(self, step: int, site: int, bucket: int) -> None:
         if self._work.schedule == "off":
@@ -199,14 +195,10 @@ class Training:
             _, done_s = self._gather[site].serve(now_s, now_s, took_s[index], took_s[index])
             opened.finished_s[index] = done_s
             opened.num_gathering += 1
-            self._engine.at(done_s, self._finished, step, site)
-
-    def _finished(self, step: int, site: int) -> None:
-        opened = self._open[step, site]
-        opened.num_finished += 1
-        if opened.num_finished == len(opened.finished_s):
-            # Backward may have ended later than the last bucket came back.
-            self._engine.at(max(self._engine.now_s, opened.computed_s), self._end, step, site)
+        if opened.num_gathering == len(took_s):
+            # Backward may end later than the last bucket comes back.
+            done_s = max(opened.computed_s, *opened.finished_s)
+            self._engine.at(done_s, self._end, step, site)
 
     def _end(self, step: int, site: int) -> None:
         opened, now_s = self._open.pop((step, site)), self._engine.now_s

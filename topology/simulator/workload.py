@@ -12,15 +12,16 @@ it shares with nobody meanwhile, nothing is lost by it (topology/simulator/serve
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from topology.compute import layer_times, site_shares
 from topology.job import Job
 from topology.reduction_plans import plan_reduction
 from topology.simulator.buckets import Bucket, buckets_of
-from topology.simulator.codecs import CodecCost, codec_cost
 from topology.simulator.fabric import reduce_scatter_s
 from topology.simulator.settings import Settings
 from topology.tree_times import Load
@@ -28,8 +29,8 @@ from topology.trees import ReductionPlan
 from topology.wire_load import PACKET_FACTOR, wire_load
 from topology.world import Site, Topology
 
-FLOWS_PER_STEP = 20_000
-"""Hops of flows in a step, about: a quarter of a second of simulating."""
+FLOWS_PER_STEP = 10_000
+"""Hops of flows in a step, about: a tenth of a second of simulating."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,17 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayCost:
+    """What a site's gateways take, all together."""
+
+    encode_s_per_byte: float = 0.0
+    """Of float32, like the next."""
+    decode_s_per_byte: float = 0.0
+    send_s_per_byte: float = 0.0
+    """On the wire, the same bytes' arrival elsewhere included."""
+
+
+@dataclass(frozen=True, slots=True)
 class SiteWork:
     """What one site does in a step."""
 
@@ -57,8 +69,7 @@ class SiteWork:
     num_ranks: int
     tokens: float
     """A step."""
-    encode_bytes_per_s: float
-    decode_bytes_per_s: float
+    gateway: GatewayCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +101,7 @@ def workload(job: Job, topology: Topology, settings: Settings) -> Workload:
         ConfigError: the job's tree does not fit the topology.
     """
     plan = plan_reduction(job, topology)
-    cost = codec_cost(job.exchange, takes_time=settings.codec_takes_time)
-    ratio = cost.ratio if settings.ratio is None else settings.ratio
+    ratio = usual_ratio(job.exchange.codec) if settings.ratio is None else settings.ratio
     buckets = buckets_of(job.trainer.model, job.exchange.bucket_bytes)
     loads = [wire_load(job, topology, each.raw_bytes, ratio) for each in buckets]
     has_slow_start = settings.slow_start
@@ -109,17 +119,17 @@ def workload(job: Job, topology: Topology, settings: Settings) -> Workload:
         topology=topology,
         plan=plan,
         schedule="off" if plan.num_sites == 1 else job.exchange.schedule,
-        sites=tuple(_site(job, topology, site, buckets, cost) for site in topology.sites),
+        sites=tuple(_site(job, topology, site, buckets, settings) for site in topology.sites),
         buckets=buckets,
         segments=_segments(plan, buckets, loads, settings),
         has_packets=has_packets,
         first_window_bytes=max(windows) if has_slow_start else None,
-        num_abreast=job.exchange.channels_per_link,
+        num_abreast=max(each.num_abreast for each in loads),
     )
 
 
 def _site(
-    job: Job, topology: Topology, site: Site, buckets: tuple[Bucket, ...], cost: CodecCost
+    job: Job, topology: Topology, site: Site, buckets: tuple[Bucket, ...], settings: Settings
 ) -> SiteWork:
     shares = site_shares(job, topology, site)
     most, micro_batch = max(shares), job.trainer.micro_batch
@@ -140,8 +150,17 @@ def _site(
         collective_s=tuple(reduce_scatter_s(site, each.raw_bytes) for each in buckets),
         num_ranks=site.num_ranks,
         tokens=float(sum(shares) * job.trainer.model.context),
-        encode_bytes_per_s=cost.encode_bytes_per_s * site.nodes,
-        decode_bytes_per_s=cost.decode_bytes_per_s * site.nodes,
+        gateway=_gateway(job, site) if settings.gateways_take_time else GatewayCost(),
+    )
+
+
+def _gateway(job: Job, site: Site) -> GatewayCost:
+    """Return the cost of one gateway a node, each with a core for its codec."""
+    cost = COSTS[job.exchange.codec]
+    return GatewayCost(
+        1 / cost.encode_bytes_per_s / site.nodes,
+        1 / cost.decode_bytes_per_s / site.nodes,
+        1 / GATEWAY_BYTES_PER_S / site.nodes,
     )
 
 
@@ -152,18 +171,15 @@ def _segments(
     sites = plan.num_sites
     hops = sites * (sites - 1) if plan.is_gather else 2 * (sites - 1)
     num_chunks = sum(each.num_chunks for each in loads)
-    turn_chunks = max(1, math.ceil(num_chunks * hops / FLOWS_PER_STEP))
-    turn = 0
+    turn_chunks = max(1.0, num_chunks * hops / FLOWS_PER_STEP)
+    turns = (plan.tree_index(turn) for turn in itertools.count())
     found = []
     for bucket, load in zip(buckets, loads, strict=True):
-        chunks_of_tree: dict[int, int] = {}
-        for first in range(0, load.num_chunks, turn_chunks):
-            tree = plan.tree_index(turn)
-            taken = min(turn_chunks, load.num_chunks - first)
-            chunks_of_tree[tree] = chunks_of_tree.get(tree, 0) + taken
-            turn += 1
         # Flows that share a link leave as a whole, so there each chunk is one.
         abreast = 1 if settings.sharing == "fair" else load.num_abreast
+        num_turns = max(1, round(load.num_chunks / turn_chunks))
+        cuts = [load.num_chunks * turn // num_turns for turn in range(num_turns + 1)]
+        sizes = [end - begin for begin, end in itertools.pairwise(cuts)]
         found.append(
             tuple(
                 Segment(
@@ -172,15 +188,17 @@ def _segments(
                     load.chunk_bytes * count,
                     min(abreast, count) / count,
                 )
-                for tree, chunks in chunks_of_tree.items()
-                for count in _parts(chunks, max(abreast, turn_chunks))
+                for tree, count in _flows(zip(sizes, turns, strict=False), abreast)
             )
         )
     return tuple(found)
 
 
-def _parts(whole: int, part: int) -> Iterator[int]:
-    """Yield parts of that size, and what is left."""
-    yield from [part] * (whole // part)
-    if whole % part:
-        yield whole % part
+def _flows(turns: Iterable[tuple[int, int]], abreast: int) -> Iterator[tuple[int, int]]:
+    """Yield trees and numbers of chunks: turns of a tree together, until they are `abreast` at least."""
+    waiting: dict[int, int] = {}
+    for num_chunks, tree in turns:
+        waiting[tree] = waiting.get(tree, 0) + num_chunks
+        if waiting[tree] >= abreast:
+            yield tree, waiting.pop(tree)
+    yield from waiting.items()
