@@ -1,0 +1,89 @@
+"""Measured training steps, and the machines they were measured on."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from topology.cost.degrees import Degrees
+from topology.cost.device import A100, Device, Interior, interior
+from topology.cost.parallel import StepTime, step_time
+from topology.cost.workload import Workload
+
+_CSV = Path(__file__).parents[1] / "reference" / "vtrain_a100_steps.csv"
+
+SELENE = interior(node_ranks=8, node_bytes_per_s=300e9, cluster_bytes_per_s=8 * 25e9)
+"""NVIDIA's: eight HDR adapters of 200 Gbit/s a node (Narayanan et al., SC'21, section 5)."""
+VTRAIN = interior(node_ranks=8, node_bytes_per_s=300e9, cluster_bytes_per_s=100e9)
+"""800 Gbit/s a node."""
+EOS = interior(node_ranks=8, node_bytes_per_s=450e9, cluster_bytes_per_s=8 * 50e9)
+"""H100: eight NDR adapters of 400 Gbit/s a node."""
+
+
+def gpt(
+    layers: int, hidden: int, heads: int, *, vocabulary: int = 51200, gradient_bytes: int = 2
+) -> Workload:
+    """Return GPT-3's form at another size: sequences of 2048, biases, learned positions."""
+    return Workload(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        sequence=2048,
+        vocabulary=vocabulary,
+        biases=True,
+        learned_positions=True,
+        gradient_bytes=gradient_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measured step."""
+
+    workload: Workload
+    degrees: Degrees
+    global_batch: int
+    measured_s: float
+
+    def predicted(self, device: Device = A100, inside: Interior = VTRAIN) -> StepTime:
+        return step_time(self.workload, self.degrees, device, inside, self.global_batch)
+
+    def error(self, device: Device = A100, inside: Interior = VTRAIN) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted(device, inside).step_s / self.measured_s - 1
+
+
+def vtrain_cases() -> list[Case]:
+    """Return the steps of tests/reference/vtrain_a100_steps.csv."""
+    with _CSV.open(newline="", encoding="utf-8") as file:
+        return [_vtrain_case(row) for row in csv.DictReader(file)]
+
+
+def _vtrain_case(row: dict[str, str]) -> Case:
+    degrees = Degrees(
+        tensor=int(row["tp"]),
+        data=int(row["dp"]),
+        pipeline=int(row["pp"]),
+        micro_batch=int(row["micro_batch"]),
+        recompute="full",
+    )
+    assert degrees.num_ranks == int(row["gpus"])
+    workload = gpt(int(row["layers"]), int(row["hidden"]), int(row["heads"]))
+    return Case(workload, degrees, int(row["global_batch"]), float(row["step_ms"]) / 1e3)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Absolute relative errors of several cases."""
+
+    median: float
+    mean: float
+    largest: float
+
+
+def errors(cases: Iterable[Case], device: Device = A100, inside: Interior = VTRAIN) -> Errors:
+    found = [abs(case.error(device, inside)) for case in cases]
+    return Errors(statistics.median(found), statistics.fmean(found), max(found))

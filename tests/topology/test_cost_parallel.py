@@ -1,0 +1,216 @@
+"""Steps of one site: what cutting a model does to their time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.worlds import topology
+from tests.topology.cost_cases import EOS, SELENE, gpt
+from topology.catalogue.accelerators import catalogue
+from topology.compute import layers
+from topology.cost.collectives import Channel
+from topology.cost.degrees import Degrees, misfit
+from topology.cost.device import (
+    A100,
+    DEVICES,
+    H100,
+    Device,
+    Interior,
+    device_of,
+    flat_device,
+    interior,
+    interior_of,
+)
+from topology.cost.parallel import step_time
+from topology.cost.workload import Workload, workload_of
+from topology.job import Model
+from topology.world import Fabric
+
+FREE = Interior(node_ranks=8, node=Channel(math.inf), cluster=Channel(math.inf))
+IDEAL = Device(peak_flops_per_s=100e12, gemm_efficiency=0.5)
+SMALL = gpt(24, 2048, 16, gradient_bytes=4)
+MOE = Workload(
+    layers=8, hidden=1024, heads=16, sequence=2048, vocabulary=32000, experts=8, experts_per_token=2
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tensor=st.sampled_from((1, 2, 8)),
+    context=st.sampled_from((1, 2)),
+    data=st.sampled_from((1, 4, 16)),
+    zero_stage=st.integers(0, 3),
+)
+def test_free_networks_and_ideal_kernels_lose_nothing(
+    tensor: int, context: int, data: int, zero_stage: int
+) -> None:
+    degrees = Degrees(tensor=tensor, context=context, data=data, zero_stage=zero_stage)
+    step_s = step_time(SMALL, degrees, IDEAL, FREE, 64).step_s
+    ideal_s = SMALL.model_flops(64) / (50e12 * degrees.num_ranks)
+    assert step_s == pytest.approx(ideal_s)
+
+
+def test_experts_of_ideal_kernels_cost_what_a_token_meets() -> None:
+    for expert in (1, 4):
+        step_s = step_time(MOE, Degrees(data=4, expert=expert), IDEAL, FREE, 64).step_s
+        assert step_s == pytest.approx(MOE.model_flops(64) / (50e12 * 4), rel=1e-3)
+
+
+def test_a_pipeline_by_hand() -> None:
+    """(m + (p-1)/v) t where the head costs nothing."""
+    workload = dataclasses.replace(SMALL, vocabulary=1)
+    whole_s = step_time(workload, Degrees(), IDEAL, FREE, 12).step_s / 12
+    for virtual in (1, 3):
+        degrees = Degrees(pipeline=4, virtual_stages=virtual)
+        found = step_time(workload, degrees, IDEAL, FREE, 12)
+        assert found.step_s == pytest.approx((12 + 3 / virtual) * whole_s / 4, rel=1e-3)
+        assert found.window_s == pytest.approx(whole_s / 4 * 2 / 3, rel=1e-3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tensor=st.sampled_from((1, 2, 8, 16)),
+    pipeline=st.sampled_from((1, 2, 4)),
+    data=st.sampled_from((1, 2, 8)),
+    zero_stage=st.integers(0, 3),
+    overlap=st.booleans(),
+    node_rate=st.floats(1e9, 1e12),
+    cluster_rate=st.floats(1e8, 1e12),
+    faster=st.floats(1.0, 100.0),
+)
+def test_faster_networks_are_never_slower(
+    tensor: int,
+    pipeline: int,
+    data: int,
+    zero_stage: int,
+    overlap: bool,
+    node_rate: float,
+    cluster_rate: float,
+    faster: float,
+) -> None:
+    degrees = Degrees(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
+        zero_stage=zero_stage,
+        overlap_data=overlap,
+        overlap_tensor=overlap,
+    )
+    slow = step_time(SMALL, degrees, A100, interior(8, node_rate, cluster_rate), 64).step_s
+    for faster_node, faster_cluster in ((faster, 1.0), (1.0, faster), (faster, faster)):
+        inside = interior(8, node_rate * faster_node, cluster_rate * faster_cluster)
+        assert step_time(SMALL, degrees, A100, inside, 64).step_s <= slow * (1 + 1e-9)
+
+
+def test_overlap_hides_and_never_harms() -> None:
+    for zero_stage in range(4):
+        degrees = Degrees(data=64, tensor=8, zero_stage=zero_stage)
+        plain = step_time(SMALL, degrees, A100, SELENE, 64)
+        hidden = step_time(SMALL, dataclasses.replace(degrees, overlap_data=True), A100, SELENE, 64)
+        assert hidden.step_s < plain.step_s
+        # Only the last micro-batch's backward pass hides anything.
+        assert hidden.gradients.hidden_s <= hidden.window_s
+
+
+def test_a_faster_accelerator_has_less_time_to_hide_in() -> None:
+    degrees = Degrees(tensor=8, data=8, overlap_data=True)
+    a100 = step_time(SMALL, degrees, A100, SELENE, 64)
+    h100 = step_time(SMALL, degrees, H100, SELENE, 64)
+    assert h100.step_s < a100.step_s
+    assert h100.window_s < a100.window_s
+
+
+def test_sequence_parallelism_and_fused_attention_help() -> None:
+    workload = gpt(96, 12288, 96)
+    degrees = Degrees(tensor=8, pipeline=8, recompute="selective")
+    plain_s = step_time(workload, degrees, A100, SELENE, 64).step_s
+    cut = dataclasses.replace(degrees, sequence_parallel=True)
+    assert step_time(workload, cut, A100, SELENE, 64).step_s < plain_s
+    fused = dataclasses.replace(degrees, fused_attention=True)
+    assert step_time(workload, fused, A100, SELENE, 64).step_s < plain_s
+
+
+def test_the_ring_of_keys_and_values_hides_behind_long_sequences() -> None:
+    """Ring attention: compute grows with s², traffic with s."""
+    shares = []
+    for sequence in (4096, 131072):
+        workload = dataclasses.replace(gpt(32, 4096, 32), sequence=sequence)
+        degrees = Degrees(context=8, tensor=8, fused_attention=True, sequence_parallel=True)
+        found = step_time(workload, degrees, H100, EOS, 1)
+        shares.append(found.exchange_s / found.compute_s)
+    assert shares[1] < shares[0]
+
+
+def test_experts_far_apart_exchange_longer() -> None:
+    near = step_time(MOE, Degrees(data=8, expert=8), A100, SELENE, 64)
+    far = step_time(MOE, Degrees(data=8, expert=8, tensor=8), A100, SELENE, 64)
+    assert near.exchange_s > 0
+    assert far.exchange_s / far.compute_s > near.exchange_s / near.compute_s
+
+
+def test_flat_devices_agree_with_modelled_compute() -> None:
+    """topology.compute counts norms as if they multiplied, so within 0.5 %."""
+    accelerator = topology().sites[0].accelerator
+    model = Model(layers=4, heads=4, width=128, context=128)
+    device = flat_device(accelerator)
+    assert device_of(accelerator) == device
+    workload = workload_of(model)
+    expected_s = 8 * 3 * 128 * sum(each.flops_per_token for each in layers(model)) / (50e9 * 0.3)
+    found = step_time(workload, Degrees(micro_batch=8), device, FREE, 8)
+    assert found.step_s == pytest.approx(expected_s, rel=0.005)
+
+
+def test_devices_are_those_of_the_catalogue() -> None:
+    entries = catalogue()
+    for name, device in DEVICES.items():
+        found = device_of(entries[name].accelerator)
+        assert found == device
+
+
+def test_the_network_of_a_topology_site() -> None:
+    site = topology(ranks=8).sites[0]
+    free = interior_of(site)
+    assert math.isinf(free.node.bytes_per_s)
+    fabric = Fabric(node_bytes_per_s=450e9, cluster_bytes_per_s=400e9, latency_s=8e-6)
+    assert interior_of(dataclasses.replace(site, fabric=fabric)) == interior(8, 450e9, 400e9)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "why"),
+    [
+        (Degrees(tensor=3), "tensor: 3 does not divide the 16 heads"),
+        (Degrees(tensor=32), "tensor: 32 does not divide the 16 heads"),
+        (Degrees(pipeline=8, virtual_stages=4), "pipeline: 32 stages are more than the 24 layers"),
+        (Degrees(context=3), "context: 3 does not divide the sequence of 2048 tokens"),
+        (Degrees(data=2, expert=2), "expert: 2 does not divide the 1 experts"),
+    ],
+)
+def test_cuts_that_do_not_fit_are_named(degrees: Degrees, why: str) -> None:
+    assert misfit(SMALL, degrees) == why
+    with pytest.raises(ValueError, match=f"Degrees.{why}"):
+        step_time(SMALL, degrees, A100, SELENE, 64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tensor": 0}, r"Degrees.tensor: want >= 1, got 0"),
+        ({"zero_stage": 4}, r"Degrees.zero_stage: want 0 to 3, got 4"),
+        ({"data": 3, "expert": 2}, r"Degrees.expert: want a divisor of data 3, got 2"),
+        ({"virtual_stages": 2}, r"Degrees.virtual_stages: want 1 without a pipeline"),
+    ],
+)
+def test_impossible_degrees_are_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Degrees(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"num_sequences: want >= 1, got 0"):
+        step_time(SMALL, Degrees(), A100, SELENE, 0)
+    with pytest.raises(ValueError, match=r"Device: want gemm_efficiency"):
+        Device(peak_flops_per_s=1.0, gemm_efficiency=1.5)
+    with pytest.raises(ValueError, match=r"Device: want peak_flops_per_s"):
+        Device(peak_flops_per_s=0.0, gemm_efficiency=0.5)
