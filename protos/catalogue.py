@@ -210,6 +210,12 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "NON_FINITE",
+        "A gradient held a NaN or an infinity.",
+        "See the loss of that site's steps before; exchange.non_finite: carry lets them cross.",
+        ExitCode.JOB_FAILED,
+    ),
+    Entry(
         "CORRUPT_DATA",
         "A chunk's checksum did not match.",
         "Host memory or network hardware: check that site.",

@@ -68,6 +68,12 @@ class NoTokensError(IsthmusError):
     code = "NO_TOKENS"
 
 
+class NonFiniteError(IsthmusError):
+    """A gradient holds a NaN or an infinity, and the run is configured to stop for that."""
+
+    code = "NON_FINITE"
+
+
 class DeadlineExceededError(IsthmusError):
     """Nothing happened for as long as the deadline allows."""
 

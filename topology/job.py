@@ -27,6 +27,8 @@ CODECS = (
 
 TREES = ("auto", "gather", "star", "ring", "hierarchy")
 """Who sums what (topology/reduction_plans.py, docs/trees.md)."""
+NON_FINITE = ("carry", "stop")
+"""What becomes of a gradient that holds a NaN or an infinity: it crosses unchanged, or ends the run."""
 SCHEDULES = ("overlap", "serial", "off")
 """When buckets cross the WAN: while backward goes on, only once it has ended, or never.
 
@@ -50,6 +52,8 @@ class Exchange:
     codec: str = "split"
     error_feedback: bool = True
     """What a lossy codec loses of a gradient is added to the next one."""
+    non_finite: str = "carry"
+    """One of NON_FINITE."""
     chunk_bytes: int = 1 << 20
     """Of float32 a chunk, before the codec."""
     channels_per_link: int = 2

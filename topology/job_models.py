@@ -22,6 +22,7 @@ from topology.fields import (
 from topology.job import (
     CODECS,
     COMPUTES,
+    NON_FINITE,
     OBJECTIVES,
     PLAN_SITES,
     SCHEDULES,
@@ -53,6 +54,13 @@ class ExchangeModel(Strict):
     error_feedback: Annotated[
         bool, Field(description="Add what a lossy codec loses of a gradient to the next one.")
     ] = _EXCHANGE.error_feedback
+    non_finite: Annotated[
+        str,
+        *choice(NON_FINITE),
+        Field(
+            description="A NaN or an infinity among the gradients crosses unchanged, or ends the run."
+        ),
+    ] = _EXCHANGE.non_finite
     chunk: Chunk = default(
         format_size(_EXCHANGE.chunk_bytes),
         "Of float32, before the codec: 64KiB to 4MiB. Unit of checksums, scheduling and reduction.",

@@ -112,6 +112,7 @@ def _exchange(written: ExchangeModel) -> Exchange:
     return Exchange(
         codec=written.codec,
         error_feedback=written.error_feedback,
+        non_finite=written.non_finite,
         chunk_bytes=written.chunk,
         channels_per_link=written.channels_per_link,
         bucket_bytes=written.bucket,

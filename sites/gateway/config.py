@@ -66,6 +66,8 @@ class GatewayConfig:
     """Where the node's ranks reach this gateway."""
     links: tuple[PeerLink, ...]
     """To each neighbour, in the sending direction."""
+    non_finite: str = "carry"
+    """One of topology.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
     """Of peers' frames that may lie here before they can be summed."""
     peer_lost_s: float
@@ -167,6 +169,7 @@ def gateway_config(
         plan=plan,
         codec=job.exchange.codec,
         error_feedback=job.exchange.error_feedback,
+        non_finite=job.exchange.non_finite,
         chunk_bytes=chunk_bytes_for(
             job.exchange.chunk_bytes,
             job.exchange.codec,

@@ -34,6 +34,7 @@ from sites.gateway.bucket_run import (
 )
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
+from sites.gateway.finite import check_finite
 from sites.gateway.grid import grid
 from sites.gateway.held import FRAME_BYTES, Held
 from sites.gateway.lateness import Arrival, lateness_s
@@ -122,7 +123,10 @@ class Exchange:
         Raises:
             LocalProtocolError: the rank broke the order of posts.
             LayoutMismatchError: another rank or site has another bucket in this place.
+            NonFiniteError: it holds a NaN or an infinity, and the run is to stop for that.
         """
+        if self._config.non_finite == "stop":
+            check_finite(post)
         key = post.round, post.bucket
         replies: list[tuple[int, Reduced]] = []
         with self._condition:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Iterable
 
 import google_crc32c
 import numpy as np
@@ -32,7 +33,7 @@ from protos.frame import (
 from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.grid import grid
-from sites.gateway.reduction import Bucket, BucketReduction, Own, Received, roles
+from sites.gateway.reduction import Action, Bucket, BucketReduction, Own, Received, roles
 from tests.fuzz.target import KIB, Target
 from topology.trees import ReductionPlan, star
 
@@ -109,8 +110,15 @@ def _receiver(plan: str, codec: str) -> tuple[BucketReduction, int]:
     machine = BucketReduction(bucket, _PLANS[plan], roles(_PLANS[plan], 1), None)
     for chunk in range(cut.num_chunks):
         start, numel = cut.span(chunk)
-        machine.chunk(chunk).handle(Own(gradient(_NUMEL)[start : start + numel].copy(), 3.0))
+        own = Own(gradient(_NUMEL)[start : start + numel].copy(), 3.0)
+        _exhaust(machine.chunk(chunk).handle(own))
     return machine, 0
+
+
+def _exhaust(actions: Iterable[Action]) -> None:
+    """Have a machine do all that it does between its actions."""
+    for _ in actions:
+        pass
 
 
 def _sealed_target(plan: str, codec: str) -> Target:
@@ -120,7 +128,7 @@ def _sealed_target(plan: str, codec: str) -> Target:
         machine, sender = _receiver(plan, codec)
         frame = unpack(sealed(data))
         machine.check(sender, frame)
-        machine.chunk(frame.key.chunk).handle(Received(sender, frame))
+        _exhaust(machine.chunk(frame.key.chunk).handle(Received(sender, frame)))
 
     def samples() -> list[bytes]:
         machine, sender = _receiver(plan, codec)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from protos.errors import CorruptDataError
+from protos.errors import CorruptDataError, NonFiniteError
 from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME, EXACT
 from sites.gateway.grid import grid
@@ -193,6 +193,25 @@ def test_what_is_empty_has_one_payload(name: str) -> None:
     assert codec.decode(codec.encode(nothing), 0).shape == (0,)
     with pytest.raises(CorruptDataError):
         codec.decode(bytes(codec.encode(nothing)) + b"\0", 0)
+
+
+@pytest.mark.parametrize("bits", SPECIAL)
+@pytest.mark.parametrize("place", [0, 99_999, 70_000])
+def test_what_is_not_finite_ends_the_run_where_it_is_to_stop(bits: int, place: int) -> None:
+    plan = make_plan("gather", 2, 1)
+    parts = [np.ones(150_000, dtype=np.float32) for _ in range(2)]
+    parts[1].view(np.uint32)[place] = bits
+    value, before = parts[1][place], parts[1].copy()
+    sites = Exchanges(plan, "int8", (1, 1), non_finite="stop")
+    if np.isfinite(value):
+        run(sites, parts, (1.0, 1.0), random.Random(1), 0, exact=False)
+        assert len(sites.reduced) == 2
+        return
+    message = f"round 0 bucket 0: element {place} of 150000 of its part is {value}"
+    with pytest.raises(NonFiniteError, match=message):
+        sites.post_site(1, parts[1], 1.0)
+    assert not sites.wire
+    assert parts[1].tobytes() == before.tobytes()
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -401,6 +401,24 @@ def test_no_tokens_anywhere(tmp_path: Path) -> None:
         assert failed["code"] == "NO_TOKENS"
 
 
+def test_a_gradient_that_is_not_finite_stops_the_run_if_so_configured(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site, non_finite="stop") for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member)[0] for member in members]
+        for member in members:
+            member.wait("connected")
+        for rank, value in zip(ranks, (1.0, float("nan")), strict=True):
+            rank.share(0, 10)[:] = value
+            rank.reduce(0, 0, 10, 1.0)
+        for member in members:
+            failed = member.end()
+            assert failed is not None
+            assert (failed["code"], failed["site"], failed["rank"]) == ("NON_FINITE", "birch", 0)
+            assert (
+                "rank 0: round 0 bucket 0: element 0 of 10 of its part is nan" in failed["message"]
+            )
+
+
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
