@@ -73,7 +73,7 @@ class RunView:
                 self.generation, self.created_wall_s = event.generation, event.wall_s
                 self.sites = {name: SiteView() for name in detail["sites"]}
                 self.links = tuple(detail["links"])
-            case "wan.fallback":
+            case "wan.fallback" | "run.simulated":
                 self.notes = (*self.notes, detail["note"])
             case "run.active":
                 self.state = RunState.ACTIVE

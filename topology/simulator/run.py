@@ -55,6 +55,13 @@ class SimulatedRun:
         return max(site.end_s for site in self.steps[-1])
 
     @property
+    def ratio(self) -> float | None:
+        """Encoded bytes for each byte of float32, with headers; None: nothing crosses."""
+        raw_bytes = math.fsum(each.raw_bytes for each in self.links)
+        sent_bytes = math.fsum(each.sent_bytes for each in self.links)
+        return sent_bytes / raw_bytes if raw_bytes else None
+
+    @property
     def goodput(self) -> float:
         """Share of the wall time in which steps were made that count."""
         lost_s = sum(each.until_s - each.at_s for each in self.outages)
@@ -96,19 +103,48 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
     return SimulatedRun(work, tuple(steps), link_loads(work), tuple(outages), made.num_actions)
 
 
-def alone_step_s(job: Job, topology: Topology, settings: Settings | None = None) -> list[float]:
-    """Return the mean step of each site that exchanges nothing, its collectives inside included."""
+def simulate_alone(job: Job, topology: Topology, settings: Settings | None = None) -> SimulatedRun:
+    """Return the same where nothing crosses, and no site fails: each trains by itself."""
     settings = dataclasses.replace(settings or Settings(), outages=None)
     exchange = dataclasses.replace(job.exchange, schedule="off")
-    run = simulate(dataclasses.replace(job, exchange=exchange), topology, settings)
-    return [run.step_s(site) for site in range(len(topology.sites))]
+    return simulate(dataclasses.replace(job, exchange=exchange), topology, settings)
 
 
-def efficiency(run: SimulatedRun, alone_s: list[float], skip: int = 0) -> float:
-    """Return tokens a second of all sites together over the sum of each by itself; without outages."""
-    sites = list(enumerate(run.work.sites))
-    together = math.fsum(site.tokens / run.step_s(index, skip) for index, site in sites)
-    return together / math.fsum(site.tokens / alone_s[index] for index, site in sites)
+def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
+    """Return tokens a second of all sites together over the sum of each by itself.
+
+    Over steps: what outages cost is not in it, but in `goodput`.
+
+    Args:
+        run: together.
+        alone: of `simulate_alone`.
+        skip: steps at the beginning that do not count.
+    """
+    tokens = [site.tokens for site in run.work.sites]
+    together = math.fsum(each / run.step_s(site, skip) for site, each in enumerate(tokens))
+    return together / math.fsum(each / alone.step_s(site, skip) for site, each in enumerate(tokens))
+
+
+def coding_s(work: Workload) -> list[tuple[float, float]]:
+    """Return the CPU seconds that one gateway of each site encodes and decodes in a step."""
+    if work.schedule == "off":
+        return [(0.0, 0.0) for _ in work.sites]
+    found = []
+    for index, site in enumerate(work.sites):
+        decoded_bytes = encoded_bytes = 0.0
+        for segment in (each for segments in work.segments for each in segments):
+            encoded_bytes += segment.raw_bytes
+            num_parts = work.plan.num_sites
+            if not work.plan.is_gather:
+                num_parts = 1 + len(work.plan.trees[segment.tree].children(index))
+            decoded_bytes += num_parts * segment.raw_bytes
+        found.append(
+            (
+                encoded_bytes * site.gateway.encode_s_per_byte,
+                decoded_bytes * site.gateway.decode_s_per_byte,
+            )
+        )
+    return found
 
 
 def link_loads(work: Workload) -> tuple[LinkLoad, ...]:

@@ -1,0 +1,1 @@
+"""Simulated runs, kept and shown like real ones."""

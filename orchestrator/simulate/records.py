@@ -1,0 +1,143 @@
+"""A simulated run's metric records: what its ranks and gateways would have sent. Pure.
+
+Times are those of the simulation, after `began_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from protos import metrics
+from topology.simulator.parts import BucketTimes
+from topology.simulator.run import LinkLoad, SimulatedRun, coding_s
+from topology.simulator.training import SiteStep
+
+Record = dict[str, Any]
+
+BUCKETS_MAX = 256
+"""That are told of in a step, as ranks do: more than a picture can show."""
+
+
+def records(run: SimulatedRun, run_id: str, began_s: float) -> Iterator[Record]:
+    """Yield the lines of metrics.jsonl, in the order of steps.
+
+    Args:
+        run: what was simulated.
+        run_id: its id.
+        began_s: wall clock at which it is said to have begun.
+    """
+    maker = _Maker(run, run_id, began_s)
+    for number, step in enumerate(run.steps, 1):
+        for site, each in enumerate(step):
+            yield maker.step(number, site, each)
+            if each.buckets:
+                yield from maker.timeline(number, site, each)
+            yield from maker.links(number, site, each)
+
+
+class _Maker:
+    """Makes the records of one run."""
+
+    def __init__(self, run: SimulatedRun, run_id: str, began_s: float) -> None:
+        self._run = run
+        self._run_id = run_id
+        self._began_s = began_s
+        self._coding_s = coding_s(run.work)
+        self._tokens = sum(site.tokens for site in run.work.sites)
+        self._raw_bytes = float(sum(bucket.raw_bytes for bucket in run.work.buckets))
+        self._links: dict[str, list[LinkLoad]] = {site.name: [] for site in run.work.sites}
+        for link in run.links:
+            self._links[link.source].append(link)
+        self._rtts_s = {(link.source, link.target): link.rtt_s for link in run.work.topology.links}
+
+    def step(self, number: int, site: int, each: SiteStep) -> Record:
+        """Return the record of a site's step."""
+        work = self._run.work.sites[site]
+        encode_s, decode_s = self._coding_s[site]
+        parts = each.parts
+        values = {
+            metrics.TOKENS: self._tokens,
+            metrics.SITE_TOKENS: work.tokens,
+            metrics.STEP_S: each.end_s - each.begin_s,
+            metrics.COMPUTE_S: parts.compute_s,
+            metrics.INTRA_S: parts.intra_s,
+            metrics.EXPOSED_INTER_S: parts.exposed_inter_s,
+            metrics.WAIT_S: parts.wait_s,
+            metrics.HIDDEN_INTER_S: parts.hidden_inter_s,
+            metrics.INTER_S: parts.inter_s,
+            metrics.ENCODE_S: encode_s,
+            metrics.DECODE_S: decode_s,
+            metrics.RAW_BYTES: self._raw_bytes / work.num_ranks,
+            metrics.WIRE_BYTES: self._wire_bytes(work.name),
+        }
+        return self._record(work.name, metrics.STEP, number, each.end_s, values)
+
+    def timeline(self, number: int, site: int, each: SiteStep) -> Iterator[Record]:
+        """Yield the record of a kept step, and one a bucket."""
+        name = self._run.work.sites[site].name
+        for index, bucket in enumerate(each.buckets[:BUCKETS_MAX]):
+            values = self._bucket(site, index, bucket)
+            yield self._record(name, metrics.BUCKET, number, bucket.finished_s, values)
+        values = {
+            metrics.BEGIN_S: self._began_s + each.begin_s,
+            metrics.COMPUTED_S: self._began_s + each.computed_s,
+            metrics.END_S: self._began_s + each.end_s,
+        }
+        yield self._record(name, metrics.TIMELINE, number, each.end_s, values)
+
+    def _bucket(self, site: int, index: int, bucket: BucketTimes) -> dict[str, float]:
+        work = self._run.work
+        share = work.buckets[index].raw_bytes / self._raw_bytes
+        encode_s, decode_s = self._coding_s[site]
+        return {
+            metrics.BUCKET_INDEX: float(index),
+            metrics.SUBMITTED_S: self._began_s + bucket.submitted_s,
+            metrics.POSTED_S: self._began_s + bucket.posted_s,
+            metrics.REDUCED_S: self._began_s + bucket.reduced_s,
+            metrics.FINISHED_S: self._began_s + bucket.finished_s,
+            metrics.RAW_BYTES: work.buckets[index].raw_bytes / work.sites[site].num_ranks,
+            metrics.WIRE_BYTES: share * self._wire_bytes(work.sites[site].name),
+            metrics.WAIT_S: bucket.wait_s,
+            metrics.ENCODE_S: share * encode_s,
+            metrics.DECODE_S: share * decode_s,
+        }
+
+    def links(self, number: int, site: int, each: SiteStep) -> Iterator[Record]:
+        """Yield the totals of a site's links after a step."""
+        name = self._run.work.sites[site].name
+        for link in self._links[name]:
+            sent_bytes, busy_s = number * link.sent_bytes, number * link.busy_s
+            values = {
+                metrics.SENT_BYTES: sent_bytes,
+                metrics.RAW_BYTES: number * link.raw_bytes,
+                metrics.BUSY_S: busy_s,
+                metrics.THROUGHPUT_BYTES_PER_S: sent_bytes / busy_s,
+                metrics.RTT_S: self._rtts_s[link.source, link.target],
+            }
+            labels = {"source": link.source, "target": link.target, "node": "0"}
+            yield self._record(name, metrics.LINK, number, each.end_s, values, labels)
+
+    def _wire_bytes(self, name: str) -> float:
+        return sum(link.sent_bytes for link in self._links[name])
+
+    def _record(
+        self,
+        site: str,
+        kind: str,
+        step: int,
+        at_s: float,
+        values: Mapping[str, float],
+        labels: Mapping[str, str] | None = None,
+    ) -> Record:
+        return {
+            "run": self._run_id,
+            "generation": 1,
+            "site": site,
+            "kind": kind,
+            "rank": 0,
+            "step": step,
+            "values": values,
+            "labels": labels or {},
+            "wall_s": self._began_s + at_s,
+        }
