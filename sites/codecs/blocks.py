@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Floats, expect_size
+from sites.codecs.codec import TILE, Floats, Read, expect_size, tiles
 from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, TOO_LARGE, Lossy
 from sites.codecs.plain import widen_bf16
 
@@ -29,8 +29,6 @@ Codes = npt.NDArray[np.uint8]
 
 BLOCK: Final = 128
 """Elements that share a scale."""
-TILE: Final = 1 << 16
-"""Elements that are taken through all stages at once: 256 KiB of float32."""
 _SCALE_MIN: Final = np.uint16(0x0080)
 """2**-126 as bfloat16: the smallest normal number, and the largest with a finite inverse."""
 _BLOCK_STARTS: Final = np.arange(0, TILE, BLOCK)
@@ -86,8 +84,7 @@ class BlockCodec(Lossy):
         payload[0] = QUANTISED
         payload[1 : 1 + scales.nbytes] = scales.view(np.uint8)
         codes = payload[1 + scales.nbytes :]
-        for start in range(0, len(values), TILE):
-            tile = values[start : start + TILE]
+        for start, tile in tiles(values):
             scaled = _scratch.floats[: len(tile)]
             _multiply(tile, inverses[start // BLOCK :], scaled)
             self._to_codes(scaled, self._of_tile(codes, start, len(tile)))
@@ -97,23 +94,26 @@ class BlockCodec(Lossy):
                 return bytes((COMPRESSED,)) + frame
         return payload.tobytes()
 
-    def _restore(self, body: memoryview, out: Floats, *, is_compressed: bool) -> None:
-        size = self._body_bytes(len(out))
+    def _reader(self, body: memoryview, numel: int, *, is_compressed: bool) -> Read:
+        size = self._body_bytes(numel)
         if is_compressed:
             if not self.compresses:
                 raise CorruptDataError(f"a compressed payload of {self.name}")
             body = memoryview(zstd_guard.decompress(body, size))
         expect_size(body, size)
-        scales_bytes = 2 * _num_blocks(len(out))
+        scales_bytes = 2 * _num_blocks(numel)
         encoded = np.frombuffer(body[:scales_bytes], dtype="<u2")
         if len(encoded) and encoded.max() > self._scales(np.array([TOO_LARGE], np.uint32))[0]:
             raise CorruptDataError(f"a scale that {self.name} never has")
         scales = _widen(encoded)
         codes = np.frombuffer(body[scales_bytes:], dtype=np.uint8)
-        for start in range(0, len(out), TILE):
-            tile = out[start : start + TILE]
-            levels = self._to_levels(self._of_tile(codes, start, len(tile)), len(tile))
-            _multiply(levels, scales[start // BLOCK :], tile)
+
+        def read(start: int, out: Floats) -> Floats:
+            levels = self._to_levels(self._of_tile(codes, start, len(out)), len(out))
+            _multiply(levels, scales[start // BLOCK :], out)
+            return out
+
+        return read
 
     def _scales(self, peaks: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
         """Return each block's scale as bfloat16, rounded up."""

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.blocks import TILE, BlockCodec, Codes
-from sites.codecs.codec import Floats
+from sites.codecs.blocks import BlockCodec, Codes
+from sites.codecs.codec import TILE, Floats
 from sites.codecs.lossy import MAGNITUDE
 
 _SUBNORMAL_END: Final = np.float32(2.0**-6).view(np.int32)

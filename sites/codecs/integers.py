@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.blocks import TILE, BlockCodec, Codes
-from sites.codecs.codec import Floats
+from sites.codecs.blocks import BlockCodec, Codes
+from sites.codecs.codec import TILE, Floats
 
 
 class Int8(BlockCodec):

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from protos.errors import CorruptDataError
-from sites.codecs.codec import Codec, Floats, Payload, destination, expect_size
+from sites.codecs.codec import Codec, Floats, Payload, Read, expect_size, reader_of
 
 QUANTISED: Final = 0
 COMPRESSED: Final = 1
@@ -41,29 +41,26 @@ class Lossy(Codec):
         quantised = self._quantise(values)
         return bytes((AS_IT_IS,)) + values.tobytes() if quantised is None else quantised
 
-    def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
+    def reader(self, payload: Payload, numel: int) -> Read:
         """Undo what the first byte says was done."""
         if not payload:
             raise CorruptDataError("a payload of 0 bytes, without the one that says what it holds")
-        target = destination(numel, out)
         kind, body = payload[0], memoryview(payload)[1:]
         if kind == AS_IT_IS:
             expect_size(body, 4 * numel)
-            target.view(np.uint32)[:] = np.frombuffer(body, dtype="<u4")
-        elif kind in (QUANTISED, COMPRESSED):
-            self._restore(body, target, is_compressed=kind == COMPRESSED)
-        else:
-            raise CorruptDataError(f"a payload that starts with {kind}")
-        return target
+            return reader_of(np.frombuffer(bytes(body), dtype="<f4"))  # a copy is aligned
+        if kind in (QUANTISED, COMPRESSED):
+            return self._reader(body, numel, is_compressed=kind == COMPRESSED)
+        raise CorruptDataError(f"a payload that starts with {kind}")
 
     @abstractmethod
     def _quantise(self, values: Floats) -> bytes | None:
         """Return the payload, or None where a number is not below 2**127."""
 
     @abstractmethod
-    def _restore(self, body: memoryview, out: Floats, *, is_compressed: bool) -> None:
-        """Write what `body` holds to `out`.
+    def _reader(self, body: memoryview, numel: int, *, is_compressed: bool) -> Read:
+        """Return what gives the elements that `body` holds.
 
         Raises:
-            CorruptDataError: it does not hold `len(out)` elements, or what no encoder sends.
+            CorruptDataError: it does not hold `numel` elements, or what no encoder sends.
         """

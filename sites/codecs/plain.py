@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.codec import Codec, Floats, Payload, destination, expect_size
+from sites.codecs.codec import (
+    Codec,
+    Floats,
+    Payload,
+    Read,
+    destination,
+    expect_size,
+    reader_of,
+)
 
 
 class Fp32(Codec):
@@ -19,17 +27,14 @@ class Fp32(Codec):
         """Return 4 bytes an element."""
         return 4 * numel
 
-    def encode(self, values: Floats) -> bytes:
-        """Copy the bytes."""
-        return values.tobytes()
+    def encode(self, values: Floats) -> Payload:
+        """Return the bytes where they are."""
+        return values.astype("<f4", copy=False).view(np.uint8).data
 
-    def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
-        """Copy the bytes back."""
+    def reader(self, payload: Payload, numel: int) -> Read:
+        """Give the elements where they are."""
         expect_size(payload, 4 * numel)
-        target = destination(numel, out)
-        # Copied as integers: a float copy may quieten a signalling NaN on some machines.
-        target.view(np.uint32)[:] = np.frombuffer(payload, dtype="<u4")
-        return target
+        return reader_of(np.frombuffer(payload, dtype="<f4"))
 
 
 class Bf16(Codec):
@@ -47,10 +52,11 @@ class Bf16(Codec):
         """Round; NaN stays NaN, and infinity infinity."""
         return round_to_bf16(values).tobytes()
 
-    def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
+    def reader(self, payload: Payload, numel: int) -> Read:
         """Widen, exactly."""
         expect_size(payload, 2 * numel)
-        return widen_bf16(np.frombuffer(payload, dtype="<u2"), destination(numel, out))
+        upper = np.frombuffer(payload, dtype="<u2")
+        return lambda start, out: widen_bf16(upper[start : start + len(out)], out)
 
     def quantize(self, values: Floats) -> Floats:
         """Round and widen, without the bytes between."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Codec, Floats, Payload, destination
+from sites.codecs.codec import Codec, Floats, Payload, Read, destination, reader_of
 from sites.codecs.plain import round_to_bf16, widen_bf16
 
 Plane = npt.NDArray[np.uint8]
@@ -44,16 +44,14 @@ class Split(Codec):
         rotated |= bits >> np.uint32(31)
         return _pack([_plane(rotated, index) for index in range(4)])
 
-    def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
+    def reader(self, payload: Payload, numel: int) -> Read:
         """Undo each step."""
         planes = _unpack(payload, 4, numel)
         rotated = _join(planes, np.dtype(np.uint32))
-        target = destination(numel, out)
-        bits = target.view(np.uint32)
-        np.right_shift(rotated, np.uint32(1), out=bits)
+        bits = rotated >> np.uint32(1)
         rotated <<= np.uint32(31)
         bits |= rotated
-        return target
+        return reader_of(bits.view(np.float32))
 
 
 class Bf16Split(Codec):
@@ -74,14 +72,14 @@ class Bf16Split(Codec):
         rotated |= bits >> np.uint16(15)
         return _pack([_plane(rotated, index) for index in range(2)])
 
-    def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
+    def reader(self, payload: Payload, numel: int) -> Read:
         """Undo each step but the rounding."""
         planes = _unpack(payload, 2, numel)
         rotated = _join(planes, np.dtype(np.uint16))
         bits = rotated >> np.uint16(1)
         rotated <<= np.uint16(15)
         bits |= rotated
-        return widen_bf16(bits, destination(numel, out))
+        return lambda start, out: widen_bf16(bits[start : start + len(out)], out)
 
     def quantize(self, values: Floats) -> Floats:
         """Round and widen: the planes change nothing."""

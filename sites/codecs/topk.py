@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Floats
+from sites.codecs.codec import Floats, Read, reader_of
 from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, TOO_LARGE, Lossy
 from sites.codecs.plain import round_to_bf16, widen_bf16
 
@@ -47,9 +47,9 @@ class TopK(Lossy):
             return bytes((COMPRESSED,)) + frame
         return bytes((QUANTISED,)) + body.tobytes()
 
-    def _restore(self, body: memoryview, out: Floats, *, is_compressed: bool) -> None:
-        count = num_kept(len(out))
-        most_bytes = 3 * count + len(out) // _CARRY
+    def _reader(self, body: memoryview, numel: int, *, is_compressed: bool) -> Read:
+        count = num_kept(numel)
+        most_bytes = 3 * count + numel // _CARRY
         size = zstd_guard.content_bytes(body) if is_compressed else len(body)
         if not 3 * count <= size <= most_bytes:
             raise CorruptDataError(f"{size} bytes cannot be {count} values and their places")
@@ -57,10 +57,11 @@ class TopK(Lossy):
             if not self.compresses:
                 raise CorruptDataError(f"a compressed payload of {self.name}")
             body = memoryview(zstd_guard.decompress(body, size))
-        places = _unpack_places(np.frombuffer(body[2 * count :], dtype=np.uint8), count, len(out))
+        places = _unpack_places(np.frombuffer(body[2 * count :], dtype=np.uint8), count, numel)
         kept = np.frombuffer(body[: 2 * count], dtype="<u2")
-        out.fill(0)
-        out[places] = widen_bf16(kept, np.empty(count, dtype=np.float32))
+        values = np.zeros(numel, dtype=np.float32)
+        values[places] = widen_bf16(kept, np.empty(count, dtype=np.float32))
+        return reader_of(values)
 
 
 class TopKZstd(TopK):

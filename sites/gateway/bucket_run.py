@@ -67,6 +67,8 @@ class Chunk:
     machine: ChunkReduction
     raw_bytes: int
     inbox: deque[Event] = field(default_factory=deque)
+    is_admitted: bool = False
+    """The own part is in the inbox, or was."""
     is_scheduled: bool = False
     is_finished: bool = False
 

@@ -41,11 +41,9 @@ from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.link import Link
 from sites.gateway.pool import Pool, Priority
 from sites.gateway.reduction import (
-    Action,
     Bucket,
     BucketReduction,
     Event,
-    Finish,
     Own,
     Received,
     Send,
@@ -293,9 +291,13 @@ class Exchange:
         return chunk
 
     def _deliver(self, run: BucketRun, chunk: Chunk, event: Event) -> None:
-        """Put an event into a chunk's inbox; the lock is held."""
+        """Put an event into a chunk's inbox; the lock is held.
+
+        Without the own part nothing can be done yet, and no thread is troubled.
+        """
         chunk.inbox.append(event)
-        if not chunk.is_scheduled:
+        chunk.is_admitted = chunk.is_admitted or isinstance(event, Own)
+        if chunk.is_admitted and not chunk.is_scheduled:
             chunk.is_scheduled = True
             self._pool.submit((*run.key, chunk.index), lambda: self._work(run, chunk))
 
@@ -318,14 +320,12 @@ class Exchange:
     def _handle(self, run: BucketRun, chunk: Chunk, event: Event) -> None:
         wire_bytes, weight = 0, None
         try:
-            actions = chunk.machine.handle(event)
-            if actions:
-                self._note_summed(run, chunk, actions)
-            for action in actions:
+            for action in chunk.machine.handle(event):
                 if isinstance(action, Send):
+                    self._note_summed(run, chunk, is_finished=False)
                     wire_bytes += self._send(run, chunk, action)
                 else:
-                    assert isinstance(action, Finish)
+                    self._note_summed(run, chunk, is_finished=True)
                     weight = action.weight
         finally:
             if isinstance(event, Own):
@@ -336,12 +336,11 @@ class Exchange:
         if isinstance(event, Own):
             self.pump()
 
-    def _note_summed(self, run: BucketRun, chunk: Chunk, actions: list[Action]) -> None:
-        """Let peers send more, if these actions mean that what was kept is summed.
+    def _note_summed(self, run: BucketRun, chunk: Chunk, *, is_finished: bool) -> None:
+        """Let peers send more, if what was kept is summed.
 
-        In a tree, whatever is sent is a whole sum; in a gather, it may be the own part.
+        In a tree, whatever is sent is a whole sum; in a gather, it is the own part.
         """
-        is_finished = any(isinstance(action, Finish) for action in actions)
         if not is_finished and self._config.plan.is_gather:
             return
         with self._condition:

@@ -8,8 +8,9 @@ travels: what a site adds to its children's sums by itself is added as it is.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,9 +23,10 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec, Floats, Payload, reader_of
 from sites.gateway.grid import Grid
 from sites.gateway.residuals import BucketResiduals, Residual
+from sites.gateway.summing import add_up
 from topology.trees import ReductionPlan
 
 WEIGHT_MAX = float(1 << 53)
@@ -49,7 +51,8 @@ class Bucket:
 class Own:
     """This site's contribution to a chunk is there.
 
-    `values` (float32, shape (n,)) is lent to the machine until `Finish`, and then holds the result.
+    `values` (float32, shape (n,)) is lent to the machine, which works in it, until `Finish`; then it
+    holds the result.
     """
 
     values: Floats
@@ -67,7 +70,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a frame to the gateway of `site` that owns its chunk there."""
+    """Send a frame to the gateway of `site` that owns its chunk there.
+
+    At once: its payload may be a view of the chunk's `values`, which the machine goes on to change.
+    """
 
     site: int
     frame: Frame
@@ -120,8 +126,10 @@ def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
 class ChunkReduction:
     """One chunk at one site. Late or repeated events change nothing.
 
-    `encode_s` and `decode_s` are CPU time: of encoding what is sent, and of all else, which is
-    decoding and summing.
+    All that is summed here is summed at once when the last part is there, so that each number is read
+    and written once; until then frames stay encoded, which takes less memory than sums.
+
+    `encode_s` and `decode_s` are CPU time: of encoding what is sent, and of decoding and summing.
     """
 
     def __init__(self, bucket: Bucket, role: Role, chunk: int, residual: Residual | None) -> None:
@@ -132,150 +140,120 @@ class ChunkReduction:
         self._chunk = chunk
         self._numel = bucket.grid.span(chunk)[1]
         self._own: Own | None = None
-        self._sent: Floats | None = None
-        """The own values as the audience decodes them, until they are in the sum."""
-        self._waiting: dict[int, Frame] = {}
-        self._seen: set[int] = set()
-        self._summed = 0
-        """How many of the members are in `_sum`."""
-        self._sum: Floats | None = None
-        self._weight = 0.0
-        self._finished = False
+        self._frames: dict[int, Frame] = {}
+        """What the other members sent, until it is summed."""
+        self._is_summed = False
+        self._is_finished = False
         self.encode_s = 0.0
         self.decode_s = 0.0
 
-    def handle(self, event: Event) -> list[Action]:
-        """Apply one event. On one thread from beginning to end.
+    def handle(self, event: Event) -> Iterator[Action]:
+        """Apply one event, and return what to do: each before the next one is asked for.
+
+        On one thread from beginning to end.
 
         Raises:
             CorruptDataError: a payload does not hold the chunk.
             NoTokensError: the weights of all sites add up to nothing.
             RemoteProtocolError: a result came before everything that it must contain.
         """
-        begun_s, encoded_s = self._bucket.cpu_s(), self.encode_s
-        with np.errstate(all="ignore"):  # what overflows is infinite at every site alike
-            actions = self._apply(event)
-        self.decode_s += self._bucket.cpu_s() - begun_s - (self.encode_s - encoded_s)
-        return actions
-
-    def _apply(self, event: Event) -> list[Action]:
         if isinstance(event, Own):
-            return self._take_own(event)
-        if event.frame.key.kind is Kind.RESULT:
-            return self._take_result(event.frame)
-        return self._take_contribution(event.sender, event.frame)
+            if self._own is None:
+                self._own = event
+                yield from self._contribute(event)
+                yield from self._sum()
+        elif event.frame.key.kind is Kind.RESULT:
+            yield from self._take_result(event.frame)
+        elif not self._is_summed and event.sender not in self._frames:
+            self._frames[event.sender] = event.frame
+            yield from self._sum()
 
-    def _take_own(self, own: Own) -> list[Action]:
-        if self._own is not None:
-            return []
-        self._own = own
-        if not self._role.audience:
-            return self._add_up()
-        payload, self._sent = self._encode(own.values)
-        frame = self._frame(Kind.CONTRIBUTION, self._role.site, own.weight, payload)
-        return [*(Send(site, frame) for site in self._role.audience), *self._add_up()]
-
-    def _take_contribution(self, sender: int, frame: Frame) -> list[Action]:
-        if sender in self._seen:
-            return []
-        self._seen.add(sender)
-        self._waiting[sender] = frame
-        return self._add_up()
-
-    def _take_result(self, frame: Frame) -> list[Action]:
-        if self._finished:
-            return []
-        if self._own is None or self._summed < len(self._role.members):
-            raise RemoteProtocolError(f"a result of {self._name} without this site's part")
-        self._decode(frame, self._own.values)
-        self._finished = True
-        return [
-            *(Send(child, frame) for child in self._role.children),
-            Finish(frame.weight),
-        ]
-
-    def _add_up(self) -> list[Action]:
-        """Sum as many members as are there, in site order; act when that was the last."""
-        members = self._role.members
-        if self._summed == len(members):
-            return []
-        while self._summed < len(members):
-            member = members[self._summed]
-            if member == self._role.site:
-                if self._own is None:
-                    return []
-                self._add(self._own_part(self._own), self._own.weight)
-            elif member in self._waiting:
-                frame = self._waiting.pop(member)
-                self._add(self._decode(frame), frame.weight)
-            else:
-                return []
-        assert self._sum is not None
-        total, self._sum = self._sum, None
-        return self._complete(total)
-
-    def _own_part(self, own: Own) -> Floats:
-        """Return the own values as all see them who sum them: after the codec, in a gather.
-
-        What becomes the accumulator, and is added to, is a copy.
-        """
-        part = own.values if self._sent is None else self._sent
-        self._sent = None
-        is_added_to = self._summed == 0 and len(self._role.members) > 1
-        return part.copy() if is_added_to and part is own.values else part
-
-    def _add(self, part: Floats, weight: float) -> None:
-        if self._sum is None:
-            self._sum = part
-        else:
-            self._sum += part
-        self._weight += weight
-        self._summed += 1
-
-    def _complete(self, total: Floats) -> list[Action]:
+    def _contribute(self, own: Own) -> Iterator[Action]:
+        """In a gather, tell all others; from now on `values` are what they decode."""
         role = self._role
+        if role.audience:
+            frame = self._frame(Kind.CONTRIBUTION, own.weight, self._encode(own.values))
+            yield from (Send(site, frame) for site in role.audience)
+
+    def _sum(self) -> Iterator[Action]:
+        """Sum all members in site order once they are there, and pass the sum on."""
+        own, role = self._own, self._role
+        if own is None or self._is_summed or len(self._frames) < len(role.members) - 1:
+            return
+        self._is_summed = True
+        weight = 0.0  # summed in site order, too
+        for member in role.members:
+            weight += own.weight if member == role.site else self._frames[member].weight
         if role.parent is not None:
-            payload, _ = self._encode(total)
-            return [
-                Send(role.parent, self._frame(Kind.CONTRIBUTION, role.site, self._weight, payload))
-            ]
-        assert self._own is not None
-        divisor = np.float32(self._weight)
+            if len(role.members) > 1:
+                self._add_up(None)
+            payload = self._encode(own.values)
+            yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, payload))
+            return
+        divisor = np.float32(weight)
         if not divisor > 0:
             raise NoTokensError(f"no site has a token behind {self._name}: nothing to divide by")
-        self._finished = True
-        if role.root is None:
-            np.divide(total, divisor, out=self._own.values)
-            return [Finish(self._weight)]
-        total /= divisor
-        payload, decoded = self._encode(total)
-        frame = self._frame(Kind.RESULT, role.site, self._weight, payload)
-        self._own.values[:] = decoded
-        return [*(Send(child, frame) for child in role.children), Finish(self._weight)]
+        self._add_up(divisor)
+        self._is_finished = True
+        if role.children:
+            frame = self._frame(Kind.RESULT, weight, self._encode(own.values))
+            yield from (Send(child, frame) for child in role.children)
+        yield Finish(weight)
 
-    def _encode(self, values: Floats) -> tuple[bytes, Floats]:
-        """Return the payload and what all decode from it; `values` themselves where that is it."""
+    def _take_result(self, frame: Frame) -> Iterator[Action]:
+        if self._is_finished:
+            return
+        if self._own is None or not self._is_summed:
+            raise RemoteProtocolError(f"a result of {self._name} without this site's part")
+        with self._decoding():
+            self._codec.decode(frame.payload, self._numel, self._own.values)
+        self._is_finished = True
+        yield from (Send(child, frame) for child in self._role.children)
+        yield Finish(frame.weight)
+
+    def _add_up(self, divisor: np.float32 | None) -> None:
+        """Sum all members' parts in site order, in place of the own one; divide the sum, if asked."""
+        own, role = self._own, self._role
+        assert own is not None
+        frames, self._frames = self._frames, {}
+        with self._decoding():
+            parts = [
+                reader_of(own.values)
+                if member == role.site
+                else self._codec.reader(frames[member].payload, self._numel)
+                for member in role.members
+            ]
+            add_up(parts, own.values, divisor)
+
+    @contextlib.contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Count CPU time; name the chunk in errors."""
         begun_s = self._bucket.cpu_s()
-        if self._codec.lossless:
-            payload, decoded = self._codec.encode(values), values
-        elif self._residual is not None:
-            payload, decoded = self._residual.encode(self._codec, values)
-        else:
-            payload = self._codec.encode(values)
-            decoded = self._codec.decode(payload, self._numel)
-        self.encode_s += self._bucket.cpu_s() - begun_s
-        return payload, decoded
-
-    def _decode(self, frame: Frame, out: Floats | None = None) -> Floats:
         try:
-            return self._codec.decode(frame.payload, self._numel, out)
+            with np.errstate(all="ignore"):  # what overflows is infinite at every site alike
+                yield
         except CorruptDataError as error:
             raise CorruptDataError(f"{self._name}: {error}") from error
+        self.decode_s += self._bucket.cpu_s() - begun_s
 
-    def _frame(self, kind: Kind, site: int, weight: float, payload: bytes) -> Frame:
+    def _encode(self, values: Floats) -> Payload:
+        """Return the payload; `values` are what all decode from it then."""
+        begun_s = self._bucket.cpu_s()
+        with np.errstate(all="ignore"):
+            if self._codec.lossless:
+                payload = self._codec.encode(values)
+            elif self._residual is not None:
+                payload = self._residual.encode(self._codec, values)
+            else:
+                payload = self._codec.encode(values)
+                self._codec.decode(payload, self._numel, values)
+        self.encode_s += self._bucket.cpu_s() - begun_s
+        return payload
+
+    def _frame(self, kind: Kind, weight: float, payload: Payload) -> Frame:
         bucket = self._bucket
         return Frame(
-            ChunkKey(bucket.round, bucket.index, self._chunk, site, kind),
+            ChunkKey(bucket.round, bucket.index, self._chunk, self._role.site, kind),
             bucket.generation,
             self._codec.number,
             self._role.tree,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec, Floats, Payload, read_into, tiles
 
 
 class Residual:
@@ -28,28 +28,28 @@ class Residual:
     def __init__(self, numel: int) -> None:
         self._lost: Floats = np.zeros(numel, dtype=np.float32)
 
-    def encode(self, codec: Codec, values: Floats) -> tuple[bytes, Floats]:
-        """Encode `values` and what is owed.
+    def encode(self, codec: Codec, values: Floats) -> Payload:
+        """Encode `values` and what is owed, and return the payload.
 
         NaN and infinities cross as without a residual; of those elements nothing is owed.
 
         Args:
             codec: lossy.
-            values: float32, shape (n,). Not modified.
-
-        Returns:
-            The payload, and a fresh array of what it decodes to.
+            values: float32, shape (n,). Then they are what the payload decodes to.
         """
         owed = self._lost
         with np.errstate(invalid="ignore", over="ignore"):
             owed += values
             payload = codec.encode(owed)
-            decoded = codec.decode(payload, len(owed))
-            owed -= decoded
-        finite = np.isfinite(owed)
-        if not finite.all():
-            owed[~finite] = 0
-        return payload, decoded
+            read = codec.reader(payload, len(owed))
+            for start, decoded in tiles(values):
+                read_into(read, start, decoded)
+                lost = owed[start : start + len(decoded)]
+                lost -= decoded
+                finite = np.isfinite(lost)
+                if not finite.all():
+                    lost[~finite] = 0
+        return payload
 
 
 class BucketResiduals:

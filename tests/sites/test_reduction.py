@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -135,15 +136,14 @@ class World:
         ]
         self.finished: dict[tuple[int, int], float] = {}
 
-    def handle(self, site: int, chunk: int, event: Event) -> list[Action]:
+    def handle(self, site: int, chunk: int, event: Event) -> Iterator[Action]:
         if isinstance(event, Received):
             self.sites[site].check(event.sender, event.frame)
-        actions = self.sites[site].chunk(chunk).handle(event)
-        for action in actions:
+        for action in self.sites[site].chunk(chunk).handle(event):
             if isinstance(action, Finish):
                 assert (site, chunk) not in self.finished
                 self.finished[site, chunk] = action.weight
-        return actions
+            yield action
 
     def run(self, parts: list[Floats], weights: list[float], order: random.Random) -> None:
         """Deliver everything once or twice, in any order that the machines' outputs allow."""
@@ -310,11 +310,11 @@ def test_leaves_take_results_from_the_hub_only() -> None:
     with pytest.raises(RemoteProtocolError, match="not its to send"):
         leaf.check(2, replace(result, key=replace(result.key, site=2)))
     with pytest.raises(RemoteProtocolError, match="without this site's part"):
-        leaf.chunk(0).handle(Received(1, result))
+        list(leaf.chunk(0).handle(Received(1, result)))
 
 
 def test_a_payload_that_does_not_hold_the_chunk_is_corrupt() -> None:
     world = World(PLANS["gather-2"], BY_NAME["split"], 40, 8)
-    world.handle(0, 0, Own(np.ones(8, dtype=np.float32), 1.0))
+    list(world.handle(0, 0, Own(np.ones(8, dtype=np.float32), 1.0)))
     with pytest.raises(CorruptDataError, match="round 7 bucket 2 chunk 0"):
-        world.handle(0, 0, Received(1, replace(good_frame(world, 1), payload=b"short")))
+        list(world.handle(0, 0, Received(1, replace(good_frame(world, 1), payload=b"short"))))

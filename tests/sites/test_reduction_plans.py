@@ -83,7 +83,8 @@ def test_trees_take_turns_from_bucket_to_bucket() -> None:
         bucket = Bucket(1, 0, index, 0, BY_NAME["fp32"], cut, lambda: 0.0)
         machine = BucketReduction(bucket, plan, roles(plan, 0), None)
         for chunk in range(cut.num_chunks):
-            sent = machine.chunk(chunk).handle(Own(np.ones(10, dtype=np.float32), 1.0))
+            own = Own(np.ones(10, dtype=np.float32), 1.0)
+            sent = list(machine.chunk(chunk).handle(own))
             # The root of the first tree waits for the others.
             trees = {action.frame.tree for action in sent if isinstance(action, Send)} or {0}
             chunks_of_tree.update(trees)
