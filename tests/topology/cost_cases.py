@@ -1,8 +1,14 @@
-"""Measured training steps, and the machines they were measured on."""
+"""Measured training steps, and the machines they were measured on.
+
+`python -m tests.topology.cost_cases` prints every step of the file with its error, and how well constants that
+are fitted to some of them predict others.
+"""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -87,3 +93,47 @@ class Errors:
 def errors(cases: Iterable[Case], device: Device = A100, inside: Interior = VTRAIN) -> Errors:
     found = [abs(case.error(device, inside)) for case in cases]
     return Errors(statistics.median(found), statistics.fmean(found), max(found))
+
+
+def fitted(cases: list[Case]) -> Device:
+    """Return the A100 whose three fitted constants are the best of a grid for `cases`, in the mean."""
+    grid = itertools.product(
+        (0.82, 0.84, 0.86, 0.88, 0.90), (1.2, 1.4, 1.6, 1.8, 2.0), (1.8e-3, 2.0e-3, 2.2e-3, 2.4e-3)
+    )
+    devices = [
+        dataclasses.replace(A100, gemm_efficiency=one, gemm_passes=two, launch_s=three)
+        for one, two, three in grid
+    ]
+    return min(devices, key=lambda device: errors(cases, device).mean)
+
+
+def main() -> None:
+    """Print all errors, and those of the cross-validation."""
+    cases = vtrain_cases()
+    print("error  measured s  billions  batch  mbs  tp  dp  pp")
+    for case in sorted(cases, key=Case.error):
+        degrees = case.degrees
+        print(
+            f"{case.error():+6.1%} {case.measured_s:10.2f} {case.workload.parameters / 1e9:9.1f}"
+            f" {case.global_batch:6} {degrees.micro_batch:4} {degrees.tensor:3} {degrees.data:3}"
+            f" {degrees.pipeline:3}"
+        )
+    print(f"all: {errors(cases)}")
+    small = [case for case in cases if case.workload.parameters < 30e9]
+    large = [case for case in cases if case.workload.parameters > 100e9]
+    halves = (cases[::2], cases[1::2])
+    for name, one, other in (
+        ("odd by even rows", halves[0], halves[1]),
+        ("even by odd rows", halves[1], halves[0]),
+        ("175 B by 3.6 and 18.4 B", small, large),
+        ("3.6 and 18.4 B by 175 B", large, small),
+    ):
+        device = fitted(one)
+        print(
+            f"{name}: efficiency {device.gemm_efficiency}, passes {device.gemm_passes},"
+            f" launch {device.launch_s * 1e3:.1f} ms: {errors(other, device)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -10,13 +10,12 @@ NSDI'24, table 2; Parmar et al., "Nemotron-4 340B"; Megatron-LM's README (2024);
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 
-from tests.topology.cost_cases import EOS, SELENE, Case, Errors, errors, gpt, vtrain_cases
+from tests.topology.cost_cases import EOS, SELENE, Case, Errors, errors, fitted, gpt, vtrain_cases
 from topology.cost.degrees import Degrees
-from topology.cost.device import A100, H100, Device, interior
+from topology.cost.device import A100, H100, interior
 from topology.cost.layer_time import PassTimes
 from topology.cost.memory import memory
 from topology.cost.parallel import step_from_times, step_time
@@ -32,31 +31,19 @@ def test_55_measured_steps() -> None:
     assert found.mean <= 0.06, found  # wanted: 12 %
 
 
-def _fitted(cases: list[Case]) -> Device:
-    """Return the A100 whose three fitted constants are the best of a coarse grid for `cases`."""
-    grid = itertools.product((0.84, 0.86, 0.88, 0.90), (1.2, 1.6, 2.0), (1.8e-3, 2.2e-3))
-    devices = [
-        dataclasses.replace(A100, gemm_efficiency=one, gemm_passes=two, launch_s=three)
-        for one, two, three in grid
-    ]
-    return min(devices, key=lambda device: errors(cases, device).mean)
-
-
-@pytest.mark.slow
 def test_constants_of_one_half_predict_the_other() -> None:
     cases = vtrain_cases()
     for fitted_to, tried_on in ((cases[::2], cases[1::2]), (cases[1::2], cases[::2])):
-        found = errors(tried_on, _fitted(fitted_to))
+        found = errors(tried_on, fitted(fitted_to))
         assert found.median <= 0.05, found
         assert found.mean <= 0.08, found
 
 
-@pytest.mark.slow
 def test_constants_of_small_models_predict_large_ones() -> None:
     cases = vtrain_cases()
     small = [case for case in cases if case.workload.parameters < 30e9]
     large = [case for case in cases if case.workload.parameters > 100e9]
-    found = errors(large, _fitted(small))
+    found = errors(large, fitted(small))
     assert found.mean <= 0.06, found
 
 

@@ -29,6 +29,7 @@ from topology.cost.device import (
 from topology.cost.parallel import step_time
 from topology.cost.workload import Workload, workload_of
 from topology.job import Model
+from topology.units import parse_rate
 from topology.world import Fabric
 
 FREE = Interior(node_ranks=8, node=Channel(math.inf), cluster=Channel(math.inf))
@@ -178,6 +179,25 @@ def test_the_network_of_a_topology_site() -> None:
     assert math.isinf(free.node.bytes_per_s)
     fabric = Fabric(node_bytes_per_s=450e9, cluster_bytes_per_s=400e9, latency_s=8e-6)
     assert interior_of(dataclasses.replace(site, fabric=fabric)) == interior(8, 450e9, 400e9)
+
+
+def test_units_survive() -> None:
+    """The same site in Mbit/s, Gbit/s and bytes."""
+    times = set()
+    for node, cluster in (
+        ("3600Gbit/s", "400Gbit/s"),
+        ("3600000Mbit/s", "400000Mbit/s"),
+        ("450GB/s", "50GB/s"),
+    ):
+        fabric = Fabric(
+            node_bytes_per_s=parse_rate(node),
+            cluster_bytes_per_s=parse_rate(cluster),
+            latency_s=8e-6,
+        )
+        site = dataclasses.replace(topology(ranks=8).sites[0], fabric=fabric)
+        degrees = Degrees(tensor=4, pipeline=2, data=8)
+        times.add(step_time(SMALL, degrees, A100, interior_of(site), 64).step_s)
+    assert len(times) == 1
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,6 @@ def test_days_of_a_run() -> None:
 def test_impossible_models_are_refused(changes: dict[str, int], message: str) -> None:
     workload = gpt(36, 4096, 32)
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(workload, **changes)
+        dataclasses.replace(workload, **changes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"recompute: want one of none, selective, full"):
         workload.hardware_flops(1, "some")

@@ -1,6 +1,7 @@
 """What one accelerator must hold. Pure.
 
-N parameters on a rank before ZeRO, d replicas, p and g bytes of a parameter and a gradient:
+N parameters on a rank before ZeRO, d ranks that hold the same (replicas, and context ranks of each), p
+and g bytes of a parameter and a gradient:
 
 - States (Rajbhandari et al., "ZeRO"; Megatron-LM's docs for its distributed optimizer): parameters p N,
   gradients g N, Adam's two moments 8 N, a float32 master copy 4 N unless p = 4, and a float32 copy of the
@@ -110,7 +111,8 @@ def _states(workload: Workload, degrees: Degrees) -> tuple[float, float, float]:
     """Return the bytes of parameters, of gradients and of the optimizer's states."""
     dense, experts = stage_parameters(workload, degrees)
     of_parameters = of_gradients = of_optimizer = 0.0
-    for elements, replicas in ((dense, degrees.data), (experts, degrees.data / degrees.expert)):
+    ranks = degrees.data * degrees.context
+    for elements, replicas in ((dense, ranks), (experts, ranks / degrees.expert)):
         of_parameters += elements * workload.parameter_bytes / _cut(degrees, 3, replicas)
         of_gradients += elements * workload.gradient_bytes / _cut(degrees, 2, replicas)
         of_optimizer += elements * adam_bytes(workload) / _cut(degrees, 1, replicas)
@@ -130,10 +132,11 @@ def adam_bytes(workload: Workload) -> int:
 
 def _gathered(workload: Workload, degrees: Degrees) -> float:
     """Return the bytes of the two layers that ZeRO 3 has whole: one computes, the next arrives."""
-    if degrees.zero_stage < 3 or degrees.data == 1:
+    ranks = degrees.data * degrees.context
+    if degrees.zero_stage < 3 or ranks == 1:
         return 0.0
     # The shares of these layers that lie here anyway are counted with the parameters.
-    elsewhere = 1 - 1 / degrees.data
+    elsewhere = 1 - 1 / ranks
     num_layers = layers_per_stage(workload, degrees)
     elements = sum(stage_parameters(workload, degrees)) * min(2, num_layers) / num_layers
     return elements * workload.parameter_bytes * elsewhere

@@ -13,7 +13,8 @@
   forward pass.
 - ZeRO 3 gathers each layer's parameters before each pass of each micro-batch and scatters its
   gradients after each backward pass, with `overlap_data` behind the neighbouring layer.
-- Optimizer: Adam moves 26 bytes of states and two gradients for each of a rank's parameters.
+- Optimizer: Adam reads each of a rank's gradients twice (the norm, the step) and moves 26 bytes of
+  states and parameter; ZeRO cuts all of it over the replicas.
 
 Left out: the all-reduce of a tied embedding between first and last stage, data loading, and sites
 whose replicas differ.
@@ -136,7 +137,7 @@ def _with_shards(
     workload: Workload, degrees: Degrees, inside: Interior, layer: PassTimes
 ) -> PassTimes:
     """Return a layer's times with what ZeRO 3 gathers and scatters around it."""
-    if degrees.zero_stage < 3 or degrees.data == 1:
+    if degrees.zero_stage < 3:
         return layer
     gather_s = scatter_s = 0.0
     for elements, levels in _replicated(workload, degrees, inside):
@@ -200,6 +201,8 @@ def _parameters(workload: Workload, degrees: Degrees, inside: Interior, window_s
 
 
 def _optimizer_s(workload: Workload, degrees: Degrees, device: Device) -> float:
-    elements = sum(stage_parameters(workload, degrees))
-    cut = degrees.data if degrees.zero_stage else 1
-    return device.stream_s(elements / cut * (_ADAM_BYTES + 2 * workload.gradient_bytes))
+    dense, experts = stage_parameters(workload, degrees)
+    if degrees.zero_stage:
+        ranks = degrees.data * degrees.context
+        dense, experts = dense / ranks, experts * degrees.expert / ranks
+    return device.stream_s((dense + experts) * (_ADAM_BYTES + 2 * workload.gradient_bytes))
