@@ -56,8 +56,8 @@ class Exchange:
     """One of NON_FINITE."""
     chunk_bytes: int = 1 << 20
     """Of float32 a chunk, before the codec."""
-    channels_per_link: int = 2
-    """TCP connections between each two gateways."""
+    channels_per_link: int | None = None
+    """TCP connections between each two gateways, exactly; None: as many as links and their losses take."""
     bucket_bytes: int = 4 << 20
     """Of float32 a DDP bucket, in the shipped trainer."""
     window_bytes: int | None = None

@@ -30,6 +30,7 @@ from topology.job import (
     Job,
     PlanWishes,
 )
+from topology.suggest import shown
 from topology.trees import TREES_MAX, WEIGHT_MAX
 from topology.units import format_fraction, format_size
 
@@ -38,12 +39,37 @@ _EXCHANGE, _REDUCTION, _TRAINER = _JOB.exchange, _JOB.reduction, _JOB.trainer
 _WISHES = PlanWishes()
 _MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
 
+CHANNELS_MAX = 32
+"""Of one link, as a job may name it."""
+
+
+def _channels(value: object) -> int | None:
+    """Return a number of connections; None for `auto`."""
+    if value == "auto":
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= CHANNELS_MAX:
+        return value
+    raise ValueError(f"want auto, or a whole number from 1 to {CHANNELS_MAX}; got {shown(value)}")
+
+
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Momentum = Annotated[Number, Field(ge=0, lt=1)]
 Chunk = Annotated[int, float32_size(64 << 10, 4 << 20), SIZE_SCHEMA]
 """A chunk is one frame of protos/frame.py, whose payload ends below 8 MiB: 4 MiB leaves room for
 any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
+Channels = Annotated[
+    int | None,
+    PlainValidator(_channels),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": CHANNELS_MAX},
+                {"type": "string", "const": "auto"},
+            ]
+        }
+    ),
+]
 Bucket = Annotated[int, float32_size(64 << 10, 1 << 30), SIZE_SCHEMA]
 
 
@@ -65,9 +91,11 @@ class ExchangeModel(Strict):
         format_size(_EXCHANGE.chunk_bytes),
         "Of float32, before the codec: 64KiB to 4MiB. Unit of checksums, scheduling and reduction.",
     )
-    channels_per_link: Annotated[
-        int, Field(ge=1, le=32, description="TCP connections between each two gateways.")
-    ] = _EXCHANGE.channels_per_link
+    channels_per_link: Channels = default(
+        "auto",
+        "TCP connections between each two gateways, exactly so many; auto: what fills the link, and "
+        "more where packets are lost, up to the link's max_flows.",
+    )
     bucket: Bucket = default(
         format_size(_EXCHANGE.bucket_bytes), "Of float32 a DDP bucket, in the shipped trainer."
     )

@@ -94,7 +94,8 @@ class PlanFacts:
     codec: str
     chunk_bytes: int
     bucket_bytes: int
-    channels_per_link: int
+    channels_per_link: int | None
+    """None: as many as the link takes."""
     schedule: str
     compute: str
     verify_every: int

@@ -197,7 +197,7 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
             f"{figures.size(plan.bucket_bytes)} of gradients start crossing together, "
             f"in chunks of {figures.size(plan.chunk_bytes)}",
         ),
-        ("connections a link", str(plan.channels_per_link)),
+        ("connections a link", str(plan.channels_per_link or "as many as it takes")),
         (
             "compute",
             "modelled: a step takes the topology's time"

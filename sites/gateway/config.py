@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
 from sites.gateway.json_fields import read_json
+from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
 from topology.trees import ReductionPlan
-from topology.wire_load import RATIOS
+from topology.wire_load import chunk_bytes_of
 from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
 """What no codec makes longer than a frame may be; 1 to 4 MiB is best."""
 
 HELD_BYTES = 512 << 20
-FLOWS_MAX = 32
-"""TCP connections of a link whose topology does not limit them."""
-_CHUNKS_ON_THE_WAY = 4
-_CHUNK_BYTES_MIN = 256 << 10
-_ROUND_TRIP_MIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +31,7 @@ class PeerLink:
     bytes_per_s: float
     rtt_s: float
     max_flows: int = FLOWS_MAX
-    """TCP connections at most, where more than configured would help."""
+    """TCP connections at most, where the job leaves their number open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +53,8 @@ class GatewayConfig:
     error_feedback: bool
     """Whether what the codec loses of a gradient is added to the next one."""
     chunk_bytes: int
-    channels_per_link: int
+    channels_per_link: int | None
+    """TCP connections to each gateway: exactly so many; None: as many as it takes."""
     window_bytes: int | None
     verify_every: int
     bind_host: str
@@ -80,7 +76,7 @@ class GatewayConfig:
             raise ConfigError(
                 f"exchange.chunk_bytes: want 4 to {CHUNK_BYTES_MAX}, got {self.chunk_bytes}"
             )
-        if self.channels_per_link < 1:
+        if self.channels_per_link is not None and self.channels_per_link < 1:
             raise ConfigError(
                 f"exchange.channels_per_link: want 1 or more, got {self.channels_per_link}"
             )
@@ -170,11 +166,7 @@ def gateway_config(
         codec=job.exchange.codec,
         error_feedback=job.exchange.error_feedback,
         non_finite=job.exchange.non_finite,
-        chunk_bytes=chunk_bytes_for(
-            job.exchange.chunk_bytes,
-            job.exchange.codec,
-            [(link.bytes_per_s, link.rtt_s) for link in topology.links],
-        ),
+        chunk_bytes=chunk_bytes_of(job, topology),
         channels_per_link=job.exchange.channels_per_link,
         window_bytes=job.exchange.window_bytes,
         verify_every=job.verify_every,
@@ -194,23 +186,3 @@ def gateway_config(
         keepalive_time_s=timeouts.keepalive_time_s,
         keepalive_timeout_s=timeouts.keepalive_timeout_s,
     )
-
-
-def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, float]]) -> int:
-    """Return a chunk's size, in float32 bytes: the same at all sites, for it follows from documents.
-
-    As the job says at most. Frames are acknowledged as a whole, so of what a link holds, a few must be
-    on the way at once; with larger ones it runs dry, or a router's queue runs over. Very small ones cost
-    more of a processor than they are worth.
-
-    Args:
-        wanted_bytes: as the job says.
-        codec: its name; a chunk that it makes small may be larger.
-        links: bytes a second and round trip, of all links of the topology.
-    """
-    ratio = RATIOS.get(codec, 1.0)
-    held = (rate * max(rtt_s, _ROUND_TRIP_MIN_S) / ratio for rate, rtt_s in links)
-    best = int(min(held, default=_CHUNKS_ON_THE_WAY * wanted_bytes) / _CHUNKS_ON_THE_WAY)
-    if best >= wanted_bytes:
-        return wanted_bytes
-    return min(wanted_bytes, max(1 << max(best.bit_length() - 1, 0), _CHUNK_BYTES_MIN))

@@ -22,6 +22,7 @@ _INFO_BYTES: Final = 160
 _NAME_BYTES: Final = 16
 _OPEN_FILES = Path("/proc/self/fd")
 _SEND_BUFFER_MAX = Path("/proc/sys/net/ipv4/tcp_wmem")
+_SLOW_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _PAYLOAD_SHARE: Final = 0.75
 """Of a send buffer's limit; the rest is the kernel's bookkeeping. Measured: 0.6 to 0.85."""
 
@@ -71,6 +72,14 @@ def send_buffer_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     return int(_PAYLOAD_SHARE * most)
+
+
+def starts_slowly_after_idle() -> bool:
+    """Return whether this host's connections forget their window while nothing is sent."""
+    try:
+        return _SLOW_AFTER_IDLE.read_text().strip() != "0"
+    except OSError:
+        return False
 
 
 def _sockets() -> Iterator[socket.socket]:

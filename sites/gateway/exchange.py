@@ -273,7 +273,7 @@ class Exchange:
                 now_s,
                 previous_s,
                 HEADER_BYTES + len(frame.payload),
-                self._config.channels_per_link,
+                link.num_channels,
                 frame.key.kind is Kind.RESULT,
                 link.rtt_s,
                 link.bytes_per_s,

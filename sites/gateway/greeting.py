@@ -17,6 +17,9 @@ from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
 
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+"""Between two attempts to reach a peer: twice as long each time, up to this."""
 _REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: ConfigMismatchError,
     grpc.StatusCode.ABORTED: StaleGenerationError,

@@ -5,11 +5,15 @@ Pure; the link puts its lock and its clock around it.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from dataclasses import dataclass, field
 
 from protos.frame import ChunkKey
 from sites.gateway.window import Departure, Window
+
+PAUSE_S = 0.2
+"""What TCP waits at least (Linux) before it takes a connection for idle."""
 
 
 @dataclass(order=True, slots=True)
@@ -42,6 +46,10 @@ class LinkTotals:
     busy_s: float = 0.0
     rtt_s: float = float("inf")
     """Smallest time from a frame's sending to its acknowledgement; infinite before the first."""
+    num_pauses: int = 0
+    """Times with nothing on the way that were longer than PAUSE_S."""
+    paused_s: float = 0.0
+    """All of them together."""
 
 
 class SendQueue:
@@ -55,6 +63,8 @@ class SendQueue:
         self._unacknowledged: dict[ChunkKey, Outgoing] = {}
         self._totals = LinkTotals()
         self._busy_since_s = 0.0
+        self._idle_since_s: float | None = None
+        """None: before the first frame, and while any is on the way."""
         self._is_held = False
         """The next frame had to wait."""
 
@@ -81,7 +91,7 @@ class SendQueue:
         item.departure = self.window.depart(size, now_s, is_alone=is_alone, was_held=self._is_held)
         self._is_held = False
         if is_alone:
-            self._busy_since_s = now_s
+            self._begin_busy(now_s)
         self._unacknowledged[item.key] = item
         self.unsent_bytes -= size
         self.unacknowledged_bytes += size
@@ -101,7 +111,7 @@ class SendQueue:
         totals.sent_frames += 1
         totals.rtt_s = min(totals.rtt_s, now_s - item.sent_s)
         if not self._unacknowledged:
-            totals.busy_s += now_s - self._busy_since_s
+            self._end_busy(now_s)
 
     def requeue(self, stream: int, now_s: float) -> int:
         """A stream broke: what it has not had acknowledged is sent again. Return how many."""
@@ -111,13 +121,13 @@ class SendQueue:
             self.unacknowledged_bytes -= len(item.data)
             self.push(item)
         if lost and not self._unacknowledged:
-            self._totals.busy_s += now_s - self._busy_since_s
+            self._end_busy(now_s)
         return len(lost)
 
     def clear(self, now_s: float) -> None:
         """Forget every frame: the peer has what it needs, or will never have it."""
         if self._unacknowledged:
-            self._totals.busy_s += now_s - self._busy_since_s
+            self._end_busy(now_s)
         self._unsent.clear()
         self._unacknowledged.clear()
         self.unsent_bytes = self.unacknowledged_bytes = 0
@@ -129,8 +139,18 @@ class SendQueue:
 
     def totals(self, now_s: float) -> LinkTotals:
         """Return a copy of the sums, up to now."""
-        totals = self._totals
-        busy_s = totals.busy_s + (now_s - self._busy_since_s if self._unacknowledged else 0.0)
-        return LinkTotals(
-            totals.sent_bytes, totals.raw_bytes, totals.sent_frames, busy_s, totals.rtt_s
-        )
+        busy_s = now_s - self._busy_since_s if self._unacknowledged else 0.0
+        return dataclasses.replace(self._totals, busy_s=self._totals.busy_s + busy_s)
+
+    def _begin_busy(self, now_s: float) -> None:
+        if self._idle_since_s is not None:
+            idle_s = now_s - self._idle_since_s
+            if idle_s > PAUSE_S:
+                self._totals.num_pauses += 1
+                self._totals.paused_s += idle_s
+            self._idle_since_s = None
+        self._busy_since_s = now_s
+
+    def _end_busy(self, now_s: float) -> None:
+        self._totals.busy_s += now_s - self._busy_since_s
+        self._idle_since_s = now_s

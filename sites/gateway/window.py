@@ -103,7 +103,9 @@ class Window:
         # very many, for the sake of losses, each fills but a small part of the link.
         in_the_midst = (self.num_streams + 1) * self._frame_bytes // 2
         most = max(2 * self._frame_bytes, on_the_way // 4)
-        return min(on_the_way + min(in_the_midst, most), self._most_bytes)
+        # Two at least: while one's acknowledgement is on its way, the other keeps the link busy.
+        least = 2 * self._frame_bytes
+        return min(max(on_the_way + min(in_the_midst, most), least), self._most_bytes)
 
     def delay_s(self, now_s: float) -> float:
         """Return for how long the next frame must wait for its turn; none if not above 0."""

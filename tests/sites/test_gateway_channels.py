@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from sites.gateway.channels import channels_for, first_channels, is_held_back, loss_of
-from sites.gateway.config import chunk_bytes_for
+from protos.frame import ChunkKey, Kind
+from sites.gateway.channels import channels_for, idle_cost_s, is_held_back, loss_of
 from sites.gateway.connections import (
     Segments,
     addresses_of,
@@ -17,6 +17,10 @@ from sites.gateway.connections import (
     send_buffer_bytes,
 )
 from sites.gateway.held import Held
+from sites.gateway.send_queue import SendQueue, outgoing
+from sites.gateway.window import Window
+from topology.channels import first_channels
+from topology.wire_load import chunk_bytes_for
 
 NEAR, FAR = (0, 0), (1, 0)
 
@@ -32,10 +36,35 @@ def test_the_number_of_channels_follows_the_loss() -> None:
 
 
 def test_a_link_begins_with_what_fills_it() -> None:
-    assert first_channels(2, 32, 125e6, 0.08, None) == 2
-    assert first_channels(2, 32, 125e6, 0.15, 3 << 20) == 6
-    assert first_channels(2, 4, 125e6, 0.15, 3 << 20) == 4
-    assert first_channels(5, 4, 125e6, 0.15, 3 << 20) == 5, "as configured"
+    assert first_channels(None, 32, 125e6, 0.08, None) == 2
+    assert first_channels(None, 32, 125e6, 0.15, 3 << 20) == 6
+    assert first_channels(None, 4, 125e6, 0.15, 3 << 20) == 4
+    assert first_channels(None, 1, 125e6, 0.15, 3 << 20) == 1, "as the topology limits it"
+    assert first_channels(5, 4, 125e6, 0.15, 3 << 20) == 5, "exactly as the job says"
+    assert first_channels(1, 32, 125e6, 0.15, 3 << 20) == 1
+
+
+def test_what_a_pause_costs() -> None:
+    assert idle_cost_s(0.1, 125e6, 0.08, 2) == 0.0, "no time-out has passed"
+    # Five time-outs of 280 ms: of 10 MB, 312.5 kB are left, and 0.3 + 0.6 + ... + 5 MB cross in 0.4 s.
+    assert idle_cost_s(1.5, 125e6, 0.08, 2) == pytest.approx(5 * 0.08 - 31 * 312.5e3 / 125e6)
+    long_s = idle_cost_s(3600.0, 125e6, 0.08, 2)
+    assert idle_cost_s(60.0, 125e6, 0.08, 2) == long_s, "ten packets each are always left"
+    assert idle_cost_s(60.0, 125e6, 0.08, 32) < 0.6 * long_s
+    assert idle_cost_s(60.0, 1e5, 0.08, 2) == 0.0, "and fill a narrow link"
+
+
+def test_a_rate_and_a_pause_of_a_busy_queue() -> None:
+    queue = SendQueue(Window(bytes_per_s=1e6, rtt_s=0.01, most_bytes=1 << 20))
+    for chunk, (sent_s, acknowledged_s) in enumerate([(0.0, 1.0), (1.1, 2.0), (2.5, 3.0)]):
+        key = ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION)
+        queue.push(outgoing(key, b"12345678", 8))
+        assert queue.take(0, sent_s) is not None
+        queue.acknowledge(key, acknowledged_s)
+    totals = queue.totals(9.0)
+    assert totals.busy_s == pytest.approx(1.0 + 0.9 + 0.5)
+    assert totals.num_pauses == 1, "0.1 s is none"
+    assert totals.paused_s == pytest.approx(0.5)
 
 
 def test_loss_is_told_once_there_is_enough_to_tell() -> None:
@@ -128,7 +157,9 @@ def test_two_gateways_with_little_room_always_end(seed: int) -> None:
         ("fp32", (125e6, 0.08), 1024),
         ("int8", (25e6, 0.08), 1024),
         ("fp32", (1.25e9, 1e-4), 1024),
-        ("fp32", (1e5, 0.01), 256),
+        ("fp32", (1.25e6, 0.04), 64),
+        ("fp32", (12.5e6, 0.04), 128),
+        ("int8", (1.25e6, 0.04), 64),
     ],
 )
 def test_some_chunks_are_on_the_way_at_once(

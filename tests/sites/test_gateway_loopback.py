@@ -174,7 +174,7 @@ def test_a_bug_in_a_links_thread_ends_the_run(
         for member in members:
             member.wait("connected")
         link = members[1].gateway._links[0, 0]
-        monkeypatch.setattr(link, "_acknowledge", broken)
+        monkeypatch.setattr(link._streams, "_acknowledge", broken)
         link.send(frame_ahead(0), 8)
         failed = members[1].end()
         assert failed is not None

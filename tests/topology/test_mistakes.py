@@ -341,7 +341,7 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
     (
         "window: 8MiB",
         "channels_per_link: 0",
-        ["4:73 want at least 1, got 0 [exchange.channels_per_link]"],
+        ["4:73 want auto, or a whole number from 1 to 32; got 0 [exchange.channels_per_link]"],
     ),
     ("tree: star", "tree: gather", ["5:32 has no use with tree: gather [reduction.hub]"]),
     (

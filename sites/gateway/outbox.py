@@ -1,0 +1,125 @@
+"""The frames of one link, shared by those who queue them and the streams that carry them.
+
+A send queue with a lock and a clock around it. Streams wait here for their next frame; whoever ends
+the link wakes them all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from protos.frame import ChunkKey, Frame, pack
+from sites.gateway.send_queue import LinkTotals, Outgoing, SendQueue, outgoing
+from sites.gateway.window import Window
+
+_CHECK_S = 1.0
+"""How often a wait looks around, in case that a notification was missed."""
+
+
+class Outbox:
+    """All methods may be called from any thread."""
+
+    def __init__(self, window: Window) -> None:
+        self.closed = threading.Event()
+        """This side has ended the link."""
+        self.has_left = False
+        """The peer needs nothing more, or is lost."""
+        self._condition = threading.Condition()
+        self._queue = SendQueue(window)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be sent."""
+        return self.closed.is_set() or self.has_left
+
+    @property
+    def window_bytes(self) -> int:
+        """Unacknowledged bytes that may be on the way."""
+        return self._queue.window.num_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait for the window."""
+        return self._queue.unsent_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has been acknowledged."""
+        return self._queue.is_empty
+
+    def push(self, frame: Frame, raw_bytes: int) -> int:
+        """Queue a frame and return its size in bytes; 0 if the peer has left, and it is dropped."""
+        data = pack(frame)
+        assert type(data) is bytes, "gRPC's sender hangs on anything else"
+        with self._condition:
+            if self.has_left:
+                return 0
+            self._queue.push(outgoing(frame.key, data, raw_bytes))
+            self._condition.notify_all()
+        return len(data)
+
+    def take(self, stream: int, broken: threading.Event) -> Outgoing | None:
+        """Wait until a stream may send, and return what; None once the link or the stream has ended."""
+        with self._condition:
+            while not (self.is_over or broken.is_set()):
+                now_s = time.monotonic()
+                item = self._queue.take(stream, now_s)
+                if item is not None:
+                    return item
+                delay_s = self._queue.window.delay_s(now_s)
+                self._condition.wait(delay_s if 0 < delay_s < _CHECK_S else _CHECK_S)
+            return None
+
+    def acknowledge(self, key: ChunkKey) -> None:
+        """A frame was taken over by the peer."""
+        with self._condition:
+            self._queue.acknowledge(key, time.monotonic())
+            if self._queue.unsent_bytes or self._queue.is_empty:
+                self._condition.notify_all()
+
+    def requeue(self, stream: int) -> int:
+        """A stream broke: what it has not had acknowledged is sent again. Return how many frames."""
+        with self._condition:
+            again = self._queue.requeue(stream, time.monotonic())
+            self._condition.notify_all()
+            return again
+
+    def wait_empty(self, deadline_s: float) -> bool:
+        """Wait until everything is acknowledged; return whether it was by then (monotonic)."""
+        with self._condition:
+            while not self._queue.is_empty and not self.closed.is_set():
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0:
+                    return False
+                self._condition.wait(min(remaining_s, _CHECK_S))
+            return True
+
+    def note_round_trip(self, rtt_s: float, *, is_idle: bool) -> None:
+        """A greeting was answered; `is_idle`: nothing was on the way when it left."""
+        with self._condition:
+            self._queue.window.note_round_trip(rtt_s, is_idle=is_idle and self._queue.is_empty)
+
+    def widen(self, num_streams: int) -> None:
+        """So many streams carry frames side by side."""
+        with self._condition:
+            self._queue.window.num_streams = num_streams
+
+    def leave(self) -> None:
+        """The peer needs nothing more, or is lost: what is left is dropped."""
+        with self._condition:
+            self.has_left = True
+            self._queue.clear(time.monotonic())
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Let all go who wait. Frames that were not acknowledged are dropped."""
+        with self._condition:
+            self.closed.set()
+            self._queue.clear(time.monotonic())
+            self._condition.notify_all()
+
+    def totals(self) -> LinkTotals:
+        """Return what the link has carried so far."""
+        with self._condition:
+            return self._queue.totals(time.monotonic())

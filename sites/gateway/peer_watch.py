@@ -1,0 +1,131 @@
+"""Is the peer there? Greets it until it answers, then asks from time to time.
+
+On a channel of its own, where no chunk is in the way. That, and acknowledgements, is what silence is
+measured by; and greetings tell the link's round trip.
+"""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+
+from protos.errors import PeerLostError
+from sites.gateway.config import GatewayConfig
+from sites.gateway.greeting import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    Peer,
+    details,
+    refusal_of,
+    say_hello,
+)
+from sites.gateway.outbox import Outbox
+from sites.gateway.transport import client_options
+
+_PATIENCE_MIN_S = 0.05
+
+
+class PeerWatch:
+    """One peer. `greet`, then `run` on a thread; `channel` is for others who speak to it."""
+
+    def __init__(self, config: GatewayConfig, peer: Peer, outbox: Outbox) -> None:
+        self.peer = peer
+        self.session = ""
+        """What the peer calls this side; empty until it has answered."""
+        self._config = config
+        self._outbox = outbox
+        self._heard_s = 0.0
+
+    def channel(self) -> grpc.Channel:
+        """Return a fresh connection to the peer; the caller closes it."""
+        return grpc.insecure_channel(
+            f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
+        )
+
+    def greet(self) -> None:
+        """Say Hello until it is answered.
+
+        Raises:
+            ConfigMismatchError: the peer refused: another configuration or protocol.
+            StaleGenerationError: the peer refused: another run or generation.
+            PeerLostError: no answer within `peer_lost_s`.
+        """
+        self._heard_s = time.monotonic()
+        backoff_s = BACKOFF_FIRST_S
+        while not self.session:
+            try:
+                with self.channel() as channel:
+                    self.hello(channel, self._config.peer_lost_s / 3)
+                    # Again, on a connection that is there: this one tells the round trip.
+                    self.hello(channel, self._config.peer_lost_s / 3)
+            except grpc.RpcError as error:
+                self.raise_if_refused(error)
+                self._raise_if_lost(error)
+                if self._outbox.closed.wait(backoff_s):
+                    raise PeerLostError("the gateway was stopped", self.peer.site) from error
+                backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+
+    def run(self) -> None:
+        """Ask from time to time whether the peer lives, until the link is over.
+
+        Raises:
+            PeerLostError: it has been silent for `peer_lost_s`.
+        """
+        interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
+        channel = self.channel()
+        try:
+            while (
+                not self._outbox.closed.wait(min(interval_s, self._patience_s))
+                and not self._outbox.is_over
+            ):
+                try:
+                    self.hello(channel, min(self._config.peer_lost_s / 3, self._patience_s))
+                except grpc.RpcError as error:
+                    if self._outbox.is_over:
+                        return
+                    self.raise_if_refused(error)
+                    self._raise_if_lost(error)
+                    channel.close()
+                    channel = self.channel()
+        finally:
+            channel.close()
+
+    def hello(self, channel: grpc.Channel, timeout_s: float) -> None:
+        """Say Hello once, and note what the answer tells.
+
+        Raises:
+            grpc.RpcError: the peer refused, or did not answer.
+        """
+        is_idle = self._outbox.is_empty
+        begun_s = time.monotonic()
+        self.session = say_hello(channel, self._config, timeout_s)
+        self.heard()
+        self._outbox.note_round_trip(self._heard_s - begun_s, is_idle=is_idle)
+
+    def heard(self) -> None:
+        """The peer has said something."""
+        self._heard_s = time.monotonic()
+
+    def raise_if_refused(self, error: grpc.RpcError) -> None:
+        """Raise what a final answer means; anything else may be tried again.
+
+        Raises:
+            IsthmusError: the peer refused.
+        """
+        refusal = refusal_of(error, self.peer)
+        if refusal is not None and not self._outbox.is_over:
+            raise refusal from error
+
+    def _raise_if_lost(self, error: grpc.RpcError) -> None:
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s >= self._config.peer_lost_s:
+            raise PeerLostError(
+                f"{self.peer} has not answered for {silent_s:.1f} s: {details(error)}",
+                self.peer.site,
+            ) from error
+
+    @property
+    def _patience_s(self) -> float:
+        """How much longer the peer may be silent; never quite nothing, for it is waited for."""
+        return max(self._heard_s + self._config.peer_lost_s - time.monotonic(), _PATIENCE_MIN_S)

@@ -1,0 +1,38 @@
+"""How many TCP connections a link begins with. Pure: gateways open them, predictions count with them.
+
+One connection has no more on the way than its sender's buffer holds, so a link takes as many as its
+bandwidth times round trip needs, and two at least: while one waits for a lost packet, the
+other carries on.
+"""
+
+from __future__ import annotations
+
+import math
+
+FLOWS_MAX = 32
+"""TCP connections of a link whose topology does not limit them."""
+_FLOWS_MIN = 2
+SEND_BUFFER_BYTES = 3 << 20
+"""Of data, where nothing better is known: three quarters of 4 MiB, which Linux allows as it comes."""
+
+
+def first_channels(
+    wanted: int | None,
+    most: int,
+    bytes_per_s: float,
+    rtt_s: float,
+    send_buffer_bytes: int | None = SEND_BUFFER_BYTES,
+) -> int:
+    """Return how many connections a link begins with: exactly the wanted, or what fills it.
+
+    Args:
+        wanted: as the job says; None: auto.
+        most: at most so many, where the job leaves it open.
+        bytes_per_s: of the link.
+        rtt_s: of the link.
+        send_buffer_bytes: what one connection can have on the way at most; None: no limit known.
+    """
+    if wanted is not None:
+        return wanted
+    needed = math.ceil(bytes_per_s * rtt_s / send_buffer_bytes) if send_buffer_bytes else 1
+    return max(1, min(max(needed, _FLOWS_MIN), most))
