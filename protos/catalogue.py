@@ -53,6 +53,12 @@ _ENTRIES = (
         ExitCode.REFUSED,
     ),
     Entry(
+        "FILE_CHANGED",
+        "A file is not what it was when the command began; it was left alone.",
+        "See who has changed it, then run the command again.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
         "FILE_ERROR",
         "A file or folder could not be read or written.",
         "Check the path named, its permissions, and the free space.",

@@ -32,7 +32,7 @@ def check_pair(
         for problem in error.problems:
             document.add(_path(document, problem.path), problem.message)
     batch, ranks = job.trainer.global_batch, topology.num_ranks
-    if job.entrypoint is None and batch < ranks:
+    if job.entrypoint is None and job.probe is None and batch < ranks:
         document.add(
             ("trainer", "global_batch"),
             f"want at least {ranks}, a sequence for each rank of {topology.name!r}; got {batch}",

@@ -17,10 +17,18 @@ from topology.job import (
     Optimizer,
     Placed,
     PlanWishes,
+    Probe,
     Reduction,
     Trainer,
 )
-from topology.job_models import ExchangeModel, JobModel, PlanModel, ReductionModel, TrainerModel
+from topology.job_models import (
+    ExchangeModel,
+    JobModel,
+    PlanModel,
+    ProbeModel,
+    ReductionModel,
+    TrainerModel,
+)
 from topology.models import TopologyModel
 from topology.overrides import read_with_overrides
 from topology.references import check_references
@@ -66,6 +74,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         verify_every=model.verify.parameters_every,
         timeline_every=model.timeline.every,
         trainer=_trainer(model.trainer),
+        probe=None if model.probe is None else _probe(model.probe),
         placement=tuple(Placed(**each.model_dump()) for each in model.placement),
         plan=None if model.plan is None else _wishes(model.plan),
     )
@@ -139,6 +148,12 @@ def _wishes(written: PlanModel) -> PlanWishes:
         sites=written.sites,
         max_sync_period=written.max_sync_period,
         objective=written.objective,
+    )
+
+
+def _probe(written: ProbeModel) -> Probe:
+    return Probe(
+        connections=tuple(written.connections), echoes=written.echoes, window_s=written.window
     )
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "validate": "Check topology and job files; show every mistake at its line.",
     "topology": "Import maps of networks; show a topology, the presets, and known accelerators.",
     "plan": "Decide where a job runs and how its gradients cross, and say why.",
+    "probe": "Measure every link of TOPOLOGY, each direction, between the sites' gateways.",
     "launch": "Start a job at all sites and follow it; Ctrl-C detaches.",
     "status": "Show a run, or with --all the list of runs.",
     "logs": "Print what the ranks, gateways and agents of a run wrote.",

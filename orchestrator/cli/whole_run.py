@@ -37,8 +37,9 @@ def run_to_end(
     *,
     timeout_s: float,
     show: Callable[[control_pb2.Run], None],
+    coordinator: str | None = None,
 ) -> Ended:
-    """Make one run on this machine; return when nothing of it is left but its folder.
+    """Make one run, on this machine unless a coordinator is named; return when nothing of it is left but its folder.
 
     An interruption, or whatever else is raised while it goes on, cancels it first.
 
@@ -48,9 +49,10 @@ def run_to_end(
         run_id: A new one.
         timeout_s: A run that takes longer is cancelled and has failed.
         show: Is given the run at each change and each second.
+        coordinator: Its address; None: one is started.
     """
     try:
-        folder = submit(pair, home, run_id)
+        folder = submit(pair, home, run_id, coordinator)
     except (CommandError, IsthmusError) as error:
         return Ended(NOT_EMULATED, Failed(code=error.code, message=str(error)))
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protos.control.v1.control_pb2 import Document, Prepare
@@ -82,6 +82,8 @@ def read_documents(prepare: Prepare, site: str, state: Path) -> Documents:
         place = topology.site(site)
     except KeyError:
         raise SiteError("INVALID_CONFIG", f"the topology has no site {site!r}") from None
+    if job.probe is not None:
+        place = replace(place, nodes=1)  # one gateway measures for all
     return Documents(
         run_id=prepare.run_id,
         generation=prepare.generation,

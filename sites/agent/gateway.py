@@ -44,6 +44,7 @@ class Gateway:
         self.listening = asyncio.Event()
         self.connected = asyncio.Event()
         self.joined = asyncio.Event()
+        self.probed = asyncio.Event()
         self.closing = False
         self._site = config.site
         self._node = config.node
@@ -137,6 +138,8 @@ class Gateway:
                 self.connected.set()
             case "joined":
                 self.joined.set()
+            case "probed":
+                self.probed.set()
             case "failed":
                 self._failed = True
                 on_failed(

@@ -139,11 +139,11 @@ class SiteRun:
             async with asyncio.timeout(2 * documents.timeouts.start_s):
                 peers = await self._started
             await processes.connect(peers)
-            joined = tasks.create_task(self._tell_joined(processes), name="joined")
-            try:
-                await processes.run_ranks()
-            finally:
-                joined.cancel()
+            if documents.job.probe is not None:
+                self._put(running=SiteRunning(**self._name))
+                await processes.wait_probed()
+            else:
+                await self._train(processes, tasks)
             if not self._failures:
                 await processes.leave()
         except TimeoutError:
@@ -154,6 +154,13 @@ class SiteRun:
             self._fail_stage(SiteError("LAUNCH_FAILED", message))
         except SiteError as error:
             self._fail_stage(error)
+
+    async def _train(self, processes: SiteProcesses, tasks: asyncio.TaskGroup) -> None:
+        joined = tasks.create_task(self._tell_joined(processes), name="joined")
+        try:
+            await processes.run_ranks()
+        finally:
+            joined.cancel()
 
     async def _wait_for_end(self, stages: asyncio.Task[None]) -> None:
         """Return when the run is over, one way or another."""

@@ -18,6 +18,7 @@ from sites.agent.gateway import Gateway
 from sites.agent.processes import kill_descendants, send, wait_ended
 from sites.agent.torchrun import Torchrun, rank_files, reserved_port
 from sites.gateway.config import gateway_config
+from sites.gateway.probe_config import probing
 from topology.errors import ConfigError
 
 LEAVE_S = 1.0
@@ -93,6 +94,8 @@ class SiteProcesses:
                     bind_host=self._bind_host or documents.site.address,
                     socket_path=str(self._socket_path(node)),
                 )
+                if documents.job.probe is not None:
+                    config = probing(config, documents.job.probe, documents.topology)
             except ConfigError as error:
                 raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error
             log_path = documents.node_folder(node) / "gateway.log"
@@ -145,6 +148,14 @@ class SiteProcesses:
             for torchrun in self._torchruns
         ]
         await asyncio.wait(watches)
+
+    async def wait_probed(self) -> None:
+        """Wait until the gateway has measured its links, and all others have that meet here.
+
+        Gateways bound it themselves: one that waits too long for another fails.
+        """
+        for gateway in self._gateways:
+            await gateway.probed.wait()
 
     async def wait_joined(self) -> None:
         """Wait until all ranks of the site have joined their gateways: as long as a script needs."""

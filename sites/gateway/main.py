@@ -18,6 +18,7 @@ from sites.gateway.agent_port import AgentWriter, read_commands, read_configurat
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure, one_line
 from sites.gateway.gateway import Gateway
+from sites.gateway.probe import ProbingGateway
 from topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,9 @@ def main() -> int:
 
 
 def _run(config: GatewayConfig, stdin: io.FileIO, agent: AgentWriter) -> int:
-    gateway = Gateway(config, agent.write)
+    gateway: Gateway | ProbingGateway = (ProbingGateway if config.probe else Gateway)(
+        config, agent.write
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())
     try:
@@ -77,7 +80,7 @@ def _refuse(agent: AgentWriter, failure: Failure) -> int:
     return 1
 
 
-def _obey(gateway: Gateway, stdin: io.FileIO) -> None:
+def _obey(gateway: Gateway | ProbingGateway, stdin: io.FileIO) -> None:
     try:
         for command in read_commands(stdin):
             gateway.connect(command.peers)

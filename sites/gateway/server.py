@@ -73,8 +73,9 @@ class ExchangeServer(ExchangeServicer):
         self._lock = threading.Lock()
         self._sessions: dict[str, Sender] = {}
         self._corrupt: dict[Sender, int] = {}
-        neighbours = config.plan.neighbours(config.site_index)
-        gateways = sum(config.nodes_per_site[site] for site in neighbours)
+        gateways = sum(
+            config.nodes_per_site[config.sites.index(each.site)] for each in config.links
+        )
         # Twice the streams, for those that are coming back while the broken ones still end. A thread
         # begins with its first call.
         num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
@@ -90,6 +91,11 @@ class ExchangeServer(ExchangeServicer):
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Push": push}),)
         )
+
+    @property
+    def grpc_server(self) -> grpc.Server:
+        """What serves: other services may be added before `start`."""
+        return self._server
 
     def start(self) -> int:
         """Listen on the configured host; return the port.
@@ -196,13 +202,16 @@ class ExchangeServer(ExchangeServicer):
                 f"site {request.site} has configuration {request.config_hash[:12]}, site "
                 f"{config.site} has {config.config_hash[:12]}: give both the same documents"
             )
-        neighbours = config.plan.neighbours(config.site_index)
-        if request.site not in (config.sites[index] for index in neighbours):
+        if request.site not in (link.site for link in config.links):
             raise ConfigMismatchError(f"site {config.site} has no link from site {request.site!r}")
         index = config.sites.index(request.site)
         if request.node >= config.nodes_per_site[index]:
             raise ConfigMismatchError(f"site {request.site} has no node {request.node}")
         return protocol, (index, request.node)
+
+    def site_of(self, session: str, context: grpc.ServicerContext) -> str:
+        """Return the site whose session it is; an unknown one is ABORTED."""
+        return self._config.sites[self._sender(session, context)[0]]
 
     def _session_of(self, sender: Sender) -> str:
         with self._lock:

@@ -1,0 +1,258 @@
+"""`isthmus probe`: measures the links between the sites' gateways, and writes the figures back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from orchestrator.bench.record import Failed
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import (
+    Address,
+    Duration,
+    home_option,
+    json_option,
+    set_option,
+)
+from orchestrator.cli.output import Output
+from orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
+from orchestrator.documents import Pair
+from orchestrator.home import home_folder, new_run_id
+from orchestrator.probe.documents import directions, estimate_s, longest_s, probing_pair
+from orchestrator.probe.figures import Direction, ProbeError, link_figures, read_directions
+from orchestrator.probe.written import FileChangedError, Original
+from orchestrator.view import figures as shown
+from orchestrator.view.tables import Column, FittingTable
+from protos.control.v1 import control_pb2
+from topology.drift import FAR
+from topology.editing import with_measured
+from topology.job import Probe
+from topology.reading import read_document
+from topology.units import format_duration, format_rate
+from topology.world import EMULATORS
+
+TABLE_WIDTH = 140
+"""Where no terminal sets one."""
+
+
+class Connections(click.ParamType[tuple[int, ...]]):
+    """Numbers of connections, as `1,4,16`."""
+
+    name = "n,n"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the numbers in order."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(part.strip().isdecimal() and 1 <= int(part) <= 32 for part in parts):
+            self.fail(f"want whole numbers from 1 to 32, as 1,4,16; got {value!r}", param, ctx)
+        return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+@click.command("probe")
+@click.argument("file", metavar="TOPOLOGY", type=click.Path(path_type=Path))
+@click.option(
+    "--coordinator",
+    type=Address(),
+    envvar="ISTHMUS_COORDINATOR",
+    help="Between this coordinator's agents. [$ISTHMUS_COORDINATOR, else all are started here]",
+)
+@click.option(
+    "--emulate/--no-emulate",
+    default=None,
+    help="With or without the emulated WAN, whatever the topology says.",
+)
+@click.option("--emulator", type=click.Choice(EMULATORS), help="What emulates it.")
+@click.option(
+    "--connections",
+    type=Connections(),
+    default="1,4,16",
+    show_default=True,
+    help="TCP connections side by side, in turn.",
+)
+@click.option(
+    "--window",
+    "window_s",
+    type=Duration(),
+    default="2s",
+    show_default=True,
+    help="For how long bytes are counted: 100ms to 60s.",
+)
+@click.option("--write", is_flag=True, help="Write the figures into TOPOLOGY; comments stay.")
+@set_option
+@home_option
+@json_option
+@click.pass_obj
+def command(
+    output: Output,
+    file: Path,
+    coordinator: str | None,
+    emulate: bool | None,
+    emulator: str | None,
+    connections: tuple[int, ...],
+    window_s: float,
+    write: bool,
+    overrides: tuple[str, ...],
+    home: Path | None,
+) -> int:
+    """Measure every link of TOPOLOGY, each direction, between the sites' gateways.
+
+    Round trips, throughput over 1, 4 and 16 connections, and losses where the kernel tells.
+    """
+    if not 0.1 <= window_s <= 60:
+        raise click.UsageError("--window: want 100ms to 60s")
+    if emulate is not None:
+        overrides = (*overrides, f"emulate={json.dumps(emulate)}")
+    if emulator is not None:
+        overrides = (*overrides, f"emulator={emulator}")
+    probe = Probe(connections=connections, window_s=window_s)
+    original = Original.read(file)
+    pair = probing_pair(file, overrides, probe)
+    if not directions(pair.topology):
+        raise click.UsageError(f"{file} has no two sites with a link each way")
+    measured, emulator_used = _measure(output, pair, probe, home_folder(home), coordinator)
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    if not output.as_json:
+        _print_table(measured)
+    for line in _deviations(measured):
+        output.note(f"warning: {line}")
+    written = _write(pair, original, measured, at, emulator_used) if write else []
+    data = {
+        "at": at,
+        "emulator": emulator_used,
+        "links": [_view(each) for each in measured],
+        "written": [str(file)] if written else [],
+    }
+    return output.result(data, f"{file}: {len(written)} links written" if written else "")
+
+
+def _measure(
+    output: Output,
+    pair: Pair,
+    probe: Probe,
+    home: Path,
+    coordinator: str | None,
+) -> tuple[list[Direction], str | None]:
+    """Make the run; return the directions, and what emulated the WAN.
+
+    Raises:
+        CommandError: the run failed, or its figures are missing.
+    """
+    topology, run_id, folders = pair.topology, new_run_id(), [home]
+    output.note(
+        f"measuring {len(directions(topology))} directions for about "
+        f"{shown.duration(estimate_s(topology, probe))}"
+    )
+
+    def show(run: control_pb2.Run) -> None:
+        folders[0] = Path(run.folder)
+
+    ended = run_to_end(
+        pair,
+        home,
+        run_id,
+        timeout_s=longest_s(topology, probe),
+        show=show,
+        coordinator=coordinator,
+    )
+    where = {"run_id": run_id, "folder": str(folders[0])}
+    if isinstance(ended.failed, Failed):
+        raise CommandError(ended.failed.code, ended.failed.message, where)
+    emulator = ended.emulator if ended.emulator != NOT_EMULATED else None
+    if topology.emulate and emulator is None:
+        emulator = "relay"  # a coordinator elsewhere does not tell: claim no more than is sure
+    try:
+        records = [json.loads(line) for line in (folders[0] / "metrics.jsonl").open()]
+        return read_directions(records, topology, directions(topology), emulator), emulator
+    except (ProbeError, KeyError, ValueError) as error:
+        raise CommandError("INTERNAL", f"run {run_id}: {error}", where) from error
+
+
+def _write(
+    pair: Pair,
+    original: Original,
+    measured: Sequence[Direction],
+    at: str,
+    emulator: str | None,
+) -> list[int]:
+    """Put the figures into the file; return which links have them now.
+
+    Raises:
+        CommandError: FILE_CHANGED.
+        ConfigError: the file is written in a way that cannot be edited.
+    """
+    source = str(pair.topology_path)
+    figures = link_figures(
+        read_document(original.text, source),
+        pair.topology,
+        measured,
+        at=at,
+        is_emulated=emulator is not None,
+    )
+    try:
+        original.replace(with_measured(original.text, source, figures))
+    except FileChangedError as error:
+        raise CommandError("FILE_CHANGED", str(error), {"file": source}) from error
+    return sorted(figures)
+
+
+def _deviations(measured: Sequence[Direction]) -> list[str]:
+    """Return what is far from what is configured, in sentences."""
+    lines = []
+    for each in measured:
+        for what, form, configured, found in (
+            ("bandwidth", format_rate, each.configured_bytes_per_s, each.bandwidth_bytes_per_s),
+            ("rtt", format_duration, each.configured_rtt_s, each.rtt_s_p50),
+        ):
+            if configured and abs(found / configured - 1) > FAR:
+                lines.append(
+                    f"{each.source} to {each.target}: {what} is {form(found)}, "
+                    f"{form(configured)} is configured ({found / configured - 1:+.0%})"
+                )
+    return lines
+
+
+def _view(each: Direction) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(each),
+        "bytes_per_s": {str(count): rate for count, rate in each.bytes_per_s.items()},
+        "bandwidth_bytes_per_s": each.bandwidth_bytes_per_s,
+        "loss": each.loss,
+    }
+
+
+def _print_table(measured: Sequence[Direction]) -> None:
+    counts = list(measured[0].bytes_per_s)
+    columns = [
+        Column("link", [f"{each.source} -> {each.target}" for each in measured], is_text=True),
+        Column("configured", [shown.rate(each.configured_bytes_per_s) for each in measured]),
+        *(
+            Column(
+                "1 connection" if count == 1 else f"{count} connections",
+                [shown.rate(each.bytes_per_s[count]) for each in measured],
+            )
+            for count in counts
+        ),
+        Column("configured", [shown.duration(each.configured_rtt_s) for each in measured]),
+        Column("RTT p50", [shown.duration(each.rtt_s_p50) for each in measured]),
+        Column("p99", [shown.duration(each.rtt_s_p99) for each in measured]),
+        Column("configured", [f"{each.configured_loss:.3g}" for each in measured]),
+        Column("lost", [_lost(each) for each in measured]),
+    ]
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(FittingTable(columns))
+
+
+def _lost(each: Direction) -> str:
+    """Return how many segments were lost of how many."""
+    return shown.UNKNOWN if each.segments is None else f"{each.lost_segments} of {each.segments}"

@@ -1,0 +1,1 @@
+"""What a probe asks of the gateways, and what becomes of their figures."""

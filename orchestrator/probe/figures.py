@@ -1,0 +1,154 @@
+"""From a probing run's records to the figures of each direction, and of each link in the file. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from protos import metrics
+from topology.document import Document
+from topology.units import format_duration, format_fraction, format_rate
+from topology.world import Link, Topology
+
+LOST_MIN = 5
+"""Fewer lost segments say too little of how often they are lost."""
+NONE_LOST_OF = 20_000
+"""So many without a loss count as none lost: a share below 0.015 %, with 95 % probability."""
+
+
+class ProbeError(ValueError):
+    """A run's records do not hold what was to be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Direction:
+    """One direction of a link: configured, and as it was measured."""
+
+    source: str
+    target: str
+    configured_bytes_per_s: float
+    """Of the whole link; where the WAN is emulated, what the emulator was told."""
+    configured_rtt_s: float
+    configured_loss: float
+    rtt_s_p50: float
+    rtt_s_p99: float
+    jitter_s: float
+    bytes_per_s: Mapping[int, float]
+    """Payload, by the number of connections."""
+    segments: int | None
+    """Sent while the link was far from full; None where nobody can tell what was lost of them."""
+    lost_segments: int
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """The most that came through, over however many connections."""
+        return max(self.bytes_per_s.values())
+
+    @property
+    def loss(self) -> float | None:
+        """Share of the segments that were lost; None if too few were sent to say."""
+        if self.segments and (self.lost_segments >= LOST_MIN or self.segments >= NONE_LOST_OF):
+            return self.lost_segments / self.segments
+        return None
+
+
+def read_directions(
+    records: Iterable[Mapping[str, Any]],
+    topology: Topology,
+    pairs: Sequence[tuple[str, str]],
+    emulator: str | None,
+) -> list[Direction]:
+    """Return the figures of each pair of sites.
+
+    Args:
+        records: Lines of metrics.jsonl.
+        topology: Of the run.
+        pairs: Source and target, of what was to be measured.
+        emulator: `relay` or `netns`; None where the WAN is real.
+
+    Raises:
+        ProbeError: one was not measured.
+    """
+    found: dict[tuple[str, str], Mapping[str, float]] = {}
+    for record in records:
+        if record.get("kind") == metrics.PROBE:
+            labels = record["labels"]
+            found[labels["source"], labels["target"]] = record["values"]
+    missing = [pair for pair in pairs if pair not in found]
+    if missing:
+        source, target = missing[0]
+        raise ProbeError(f"the run has no figures of the link from {source} to {target}")
+    links = {(link.source, link.target): link for link in topology.links}
+    return [_direction(links[pair], found[pair], emulator) for pair in pairs]
+
+
+def _direction(link: Link, values: Mapping[str, float], emulator: str | None) -> Direction:
+    prefix = f"{metrics.BYTES_PER_S}_"
+    rates = {
+        int(key.removeprefix(prefix)): value
+        for key, value in values.items()
+        if key.startswith(prefix)
+    }
+    described_bytes_per_s = link.described_bytes_per_s or link.bytes_per_s
+    # TCP ends at the relay: what gateways send again says nothing of the link behind it.
+    can_tell = emulator != "relay" and metrics.SEGMENTS in values
+    return Direction(
+        source=link.source,
+        target=link.target,
+        configured_bytes_per_s=link.bytes_per_s if emulator else described_bytes_per_s / link.share,
+        configured_rtt_s=link.rtt_s if emulator else link.described_rtt_s or link.rtt_s,
+        configured_loss=link.loss,
+        rtt_s_p50=values[metrics.RTT_S_P50],
+        rtt_s_p99=values[metrics.RTT_S_P99],
+        jitter_s=values[metrics.JITTER_S],
+        bytes_per_s=dict(sorted(rates.items())),
+        segments=int(values[metrics.SEGMENTS]) if can_tell else None,
+        lost_segments=int(values.get(metrics.LOST_SEGMENTS, 0)),
+    )
+
+
+def link_figures(
+    document: Document,
+    topology: Topology,
+    measured: Iterable[Direction],
+    *,
+    at: str,
+    is_emulated: bool,
+) -> dict[int, dict[str, str]]:
+    """Return what to write as `measured` of each link of the file, by its position.
+
+    A link of both directions has the lower bandwidth, the mean round trip and the higher loss of the two.
+
+    Args:
+        document: The topology's file.
+        topology: The same, resolved.
+        measured: Its directions.
+        at: When, in ISO 8601.
+        is_emulated: An emulated link is as narrow as its share, a real one is not.
+    """
+    by_pair = {(each.source, each.target): each for each in measured}
+    figures: dict[int, dict[str, str]] = {}
+    for index in range(len(document.sequence("links"))):
+        source = document.text("links", index, "between", 0) or ""
+        target = document.text("links", index, "between", 1) or ""
+        pairs = [(source, target)]
+        if document.get("links", index, "oneway") is not True:
+            pairs.append((target, source))
+        found = [by_pair[pair] for pair in pairs if pair in by_pair]
+        link = topology.link(source, target)
+        if found and link is not None:
+            figures[index] = _written(found, link.share if is_emulated else 1.0, at)
+    return figures
+
+
+def _written(found: Sequence[Direction], share: float, at: str) -> dict[str, str]:
+    losses = [each.loss for each in found if each.loss is not None]
+    written = {
+        "bandwidth": format_rate(min(each.bandwidth_bytes_per_s for each in found) / share),
+        "rtt": format_duration(sum(each.rtt_s_p50 for each in found) / len(found)),
+        "jitter": format_duration(max(0.0, *(each.jitter_s for each in found))),
+    }
+    if losses:
+        written["loss"] = format_fraction(max(losses))
+    return {**written, "at": at}

@@ -1,0 +1,202 @@
+"""A gateway that measures its links: the same process, server and connections as one that trains.
+
+Each gateway measures what it sends to each peer, one after the other, and a gateway takes part in one
+measurement at a time: its own turn and the peer's are both held. Who needs two turns takes that of the
+site that comes first in the topology first, so that no two ever wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from protos.errors import IsthmusError, LocalProtocolError, PeerLostError
+from protos.frame import Frame
+from protos.metrics import PROBE
+from sites.gateway.config import GatewayConfig
+from sites.gateway.failure import Failure
+from sites.gateway.greeting import Peer
+from sites.gateway.probe_server import ProbeServer, turn_s
+from sites.gateway.prober import Prober
+from sites.gateway.server import ExchangeServer, Sender
+
+_log = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.1
+
+Write = Callable[[Mapping[str, Any]], None]
+
+
+class ProbingGateway:
+    """A site's gateway. `start`, `connect`, then `wait_ended` and `close`, as of Gateway."""
+
+    def __init__(self, config: GatewayConfig, write: Write) -> None:
+        """Start nothing.
+
+        Args:
+            config: from the agent, with `probe`.
+            write: sends one message to the agent; may be called from any thread.
+        """
+        assert config.probe is not None
+        self._config = config
+        self._probe = config.probe
+        self._write = write
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._failure: Failure | None = None
+        self._unfinished = {link.site for link in config.links}
+        self._all_finished = threading.Event()
+        self._probers: list[Prober] = []
+        self._thread: threading.Thread | None = None
+        self._server = ExchangeServer(config, self)
+        self._served = ProbeServer(config, self._server.site_of, self._finished)
+        self._served.register(self._server.grpc_server)
+
+    @property
+    def failure(self) -> Failure | None:
+        """What ended the gateway, if it failed."""
+        return self._failure
+
+    def start(self) -> None:
+        """Listen for peers, and say where."""
+        port = self._server.start()
+        self._write({"op": "listening", "host": self._config.bind_host, "port": port})
+
+    def connect(self, peers: tuple[Peer, ...]) -> None:
+        """Begin: greet all, measure, and wait until all others have measured too.
+
+        Raises:
+            LocalProtocolError: a gateway is missing from `peers`, or this was called before.
+        """
+        if self._thread is not None:
+            raise LocalProtocolError("stdin: connect came twice")
+        by_site = {peer.site: peer for peer in peers if peer.node == 0}
+        for link in self._config.links:
+            if link.site not in by_site:
+                raise LocalProtocolError(f"stdin: connect: no address of site {link.site}")
+            peer = by_site[link.site]
+            self._probers.append(Prober(self._config, self._probe, link, peer, self._ended))
+        self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
+        self._thread.start()
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Wait for a failure or `stop`; return whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def stop(self) -> None:
+        """The agent wants no more: end."""
+        self._ended.set()
+
+    def close(self) -> None:
+        """Tell the agent of a failure, and end every thread. Idempotent."""
+        self._ended.set()
+        if self._failure is not None:
+            self._write(self._failure.to_agent())
+        if self._thread is not None:
+            self._thread.join(self._config.peer_lost_s)
+        self._server.close()
+
+    def fail(self, failure: Failure) -> None:
+        """Keep the first failure, and end."""
+        with self._lock:
+            if self._failure is not None or self._ended.is_set():
+                return
+            self._failure = failure
+        _log.error("%s: %s", failure.code, failure.message)
+        self._ended.set()
+
+    # ---------------------------------------------------------------- what others report
+
+    def receive(self, sender: Sender, frame: Frame) -> None:
+        """Refuse a peer's frame: nothing is summed here.
+
+        Raises:
+            LocalProtocolError: always.
+        """
+        raise LocalProtocolError("a frame came to a gateway that only measures links")
+
+    def peer_left(self, sender: Sender) -> None:
+        """A peer has left: it needs no more turns."""
+        self._finished(self._config.sites[sender[0]])
+
+    def _finished(self, site: str) -> None:
+        with self._lock:
+            self._unfinished.discard(site)
+            if not self._unfinished:
+                self._all_finished.set()
+
+    # ---------------------------------------------------------------- measuring
+
+    def _run(self) -> None:
+        try:
+            for prober in self._probers:
+                prober.greet()
+            self._write({"op": "connected"})
+            for prober in self._probers:
+                self._measure(prober)
+            for prober in self._probers:
+                prober.finish()
+            self._wait_for_peers()
+        except IsthmusError as error:
+            self.fail(Failure.of(error))
+        except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
+            _log.exception("the measurement ended")
+            self.fail(Failure.of(error))
+
+    def _measure(self, prober: Prober) -> None:
+        site = prober.peer.site
+        with self._own_turn_if_first(site):
+            figures = prober.measure(self._longest_s(), self._own_turn_if_last(site))
+        self._write(
+            {
+                "op": "metric",
+                "kind": PROBE,
+                "rank": -1,
+                "step": -1,
+                "values": figures.values(),
+                "labels": {"source": self._config.site, "target": site},
+            }
+        )
+
+    def _own_turn_if_first(self, site: str) -> contextlib.AbstractContextManager[None]:
+        if self._config.site_index < self._config.sites.index(site):
+            return self._own_turn()
+        return contextlib.nullcontext()
+
+    def _own_turn_if_last(self, site: str) -> contextlib.AbstractContextManager[None]:
+        if self._config.site_index > self._config.sites.index(site):
+            return self._own_turn()
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _own_turn(self) -> Iterator[None]:
+        while not self._served.turn.acquire(timeout=_POLL_S):
+            if self._ended.is_set():
+                raise PeerLostError("the gateway was stopped", self._config.site)
+        try:
+            yield
+        finally:
+            self._served.turn.release()
+
+    def _wait_for_peers(self) -> None:
+        """Stay until no peer needs this gateway any more, then tell the agent.
+
+        Raises:
+            PeerLostError: one needs longer than all measurements together can take.
+        """
+        deadline_s = time.monotonic() + self._longest_s()
+        while self._unfinished and not self._ended.is_set():
+            if time.monotonic() > deadline_s:
+                site = min(self._unfinished)
+                raise PeerLostError(f"site {site} has not finished its measurements", site)
+            self._all_finished.wait(_POLL_S)
+        self._write({"op": "probed"})
+
+    def _longest_s(self) -> float:
+        """Return how long all measurements together can take, if none are made at the same time."""
+        longest = max((turn_s(self._probe, link.rtt_s) for link in self._config.links), default=0)
+        return longest * len(self._config.sites) ** 2

@@ -1,0 +1,55 @@
+"""From timed echoes and counted segments to a link's figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protos import metrics
+from sites.gateway.connections import Segments
+
+LOST_MIN = 5
+"""Fewer lost segments say how often they are lost only within a factor of two."""
+_TRIANGLE_99 = 2 - 0.02**0.5 * 2**0.5
+"""Both directions late by evenly 0 to 1 of their jitter either way: the sum's 99th percentile above its
+median, in jitters. P(sum > x) = (2 - x)²/8 = 0.01."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LinkFigures:
+    """What was measured of one direction."""
+
+    rtt_s: Sequence[float]
+    """Of each echo."""
+    bytes_per_s: dict[int, float] = field(default_factory=dict)
+    """Payload, by the number of connections."""
+    before: Segments = field(default_factory=Segments)
+    after: Segments = field(default_factory=Segments)
+    """The kernel's counts around a flow that never fills the link."""
+
+    def values(self) -> dict[str, float]:
+        """Return the values of the record (protos/metrics.py); what could not be told is not there."""
+        median_s, late_s = percentile(self.rtt_s, 0.5), percentile(self.rtt_s, 0.99)
+        values = {
+            metrics.RTT_S_P50: median_s,
+            metrics.RTT_S_P99: late_s,
+            metrics.JITTER_S: (late_s - median_s) / _TRIANGLE_99,
+        }
+        for connections, rate in self.bytes_per_s.items():
+            values[f"{metrics.BYTES_PER_S}_{connections}"] = rate
+        sent = self.after.sent - self.before.sent
+        if sent > 0:
+            values[metrics.SEGMENTS] = sent
+            values[metrics.LOST_SEGMENTS] = self.after.sent_again - self.before.sent_again
+        return values
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that at least a share of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def is_steady(last: float, rate: float, share: float = 0.03) -> bool:
+    """Return whether two pieces of time carried the same."""
+    return rate > 0 and abs(rate - last) <= share * rate

@@ -1,0 +1,169 @@
+"""The receiving side of a measurement: turns, echoes, and bytes that are counted and thrown away.
+
+What a peer may ask for is bounded: one measurement at a time, for as long, as many connections and as
+many bytes as the run's own job explains.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, NoReturn
+
+import grpc
+
+from protos.errors import STATUS, DeadlineExceededError, IsthmusError, RemoteProtocolError
+from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from sites.gateway.config import GatewayConfig
+from sites.gateway.transport import SESSION_KEY
+from topology.job import Probe
+
+_log = logging.getLogger(__name__)
+
+POUR: Final = "Pour"
+PROBE_SERVICE: Final = "isthmus.exchange.v1.Probe"
+PIECE_BYTES_MAX: Final = 1 << 20
+"""Of one message of a Pour."""
+_TURN_BYTES_MIN: Final = 256 << 20
+_RATE_SLACK: Final = 4.0
+"""A link may carry so much more than it was said to."""
+_POLL_S: Final = 0.1
+
+SiteOf = Callable[[str, grpc.ServicerContext], str]
+"""Names the site that a session belongs to, or aborts."""
+
+
+def turn_s(probe: Probe, rtt_s: float) -> float:
+    """Return how long one direction of a link may be measured."""
+    return 30.0 + len(probe.connections) * (probe.window_s + 30.0 + 60 * rtt_s)
+
+
+class ProbeServer(probe_pb2_grpc.ProbeServicer):
+    """Serves one gateway's peers. `turn` is shared with the gateway's own measurements."""
+
+    def __init__(
+        self, config: GatewayConfig, site_of: SiteOf, on_finished: Callable[[str], None]
+    ) -> None:
+        """Serve nothing yet.
+
+        Args:
+            config: With `probe`.
+            site_of: Who is calling.
+            on_finished: Told of each peer that needs no more turns.
+        """
+        assert config.probe is not None
+        self.turn = threading.Lock()
+        """Held while this gateway takes part in a measurement."""
+        self._links = {link.site: link for link in config.links}
+        self._probe = config.probe
+        self._site_of = site_of
+        self._on_finished = on_finished
+        self._lock = threading.Lock()
+        self._measuring = ""
+        """The site whose turn it is; empty: none of the peers'."""
+        self._received_bytes = 0
+        self._num_pours = 0
+
+    def register(self, server: grpc.Server) -> None:
+        """Add the methods to a server that has not been started."""
+        probe_pb2_grpc.add_ProbeServicer_to_server(self, server)
+        pour: grpc.RpcMethodHandler[bytes, bytes]
+        pour = grpc.stream_unary_rpc_method_handler(self._pour)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(PROBE_SERVICE, {POUR: pour}),)
+        )
+
+    def Turn(  # noqa: N802 - gRPC fixes the name
+        self, request_iterator: Iterator[probe_pb2.TurnRequest], context: grpc.ServicerContext
+    ) -> Iterator[probe_pb2.TurnResponse]:
+        """Give the caller the turn, and say what came in whenever it asks."""
+        site = self._caller(context)
+        while not self.turn.acquire(timeout=_POLL_S):
+            if not context.is_active():  # the caller waits no longer
+                return
+        try:
+            deadline_s = time.monotonic() + turn_s(self._probe, self._links[site].rtt_s)
+            watch = threading.Timer(deadline_s - time.monotonic(), context.cancel)
+            watch.daemon = True
+            watch.start()
+            try:
+                with self._lock:
+                    self._measuring, self._received_bytes = site, 0
+                yield self._counted()
+                for _ in request_iterator:
+                    if time.monotonic() > deadline_s:
+                        _abort(context, DeadlineExceededError("the turn has taken too long"))
+                    yield self._counted()
+            finally:
+                watch.cancel()
+        finally:
+            with self._lock:
+                self._measuring = ""
+            self.turn.release()
+
+    def Echo(  # noqa: N802 - gRPC fixes the name
+        self, request: probe_pb2.EchoRequest, context: grpc.ServicerContext
+    ) -> probe_pb2.EchoResponse:
+        """Answer at once."""
+        self._caller(context)
+        return probe_pb2.EchoResponse()
+
+    def Finish(  # noqa: N802 - gRPC fixes the name
+        self, request: probe_pb2.FinishRequest, context: grpc.ServicerContext
+    ) -> probe_pb2.FinishResponse:
+        """Note that a peer has measured all its links."""
+        self._on_finished(self._caller(context))
+        return probe_pb2.FinishResponse()
+
+    def _pour(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        site = self._caller(context)
+        with self._lock:
+            self._num_pours += 1
+            num_pours = self._num_pours
+        try:
+            if num_pours > max(self._probe.connections):
+                raise RemoteProtocolError(f"more than {max(self._probe.connections)} connections")
+            for piece in requests:
+                self._take(site, len(piece))
+        except IsthmusError as error:
+            _log.warning("site %s: %s", site, error)
+            _abort(context, error)
+        finally:
+            with self._lock:
+                self._num_pours -= 1
+        return b""
+
+    def _take(self, site: str, num_bytes: int) -> None:
+        """Count a piece.
+
+        Raises:
+            RemoteProtocolError: it is not the site's turn, or this is more than it explains.
+        """
+        link = self._links[site]
+        allowed_s = turn_s(self._probe, link.rtt_s)
+        most_bytes = max(_TURN_BYTES_MIN, _RATE_SLACK * link.bytes_per_s * allowed_s)
+        if num_bytes > PIECE_BYTES_MAX:
+            raise RemoteProtocolError(f"a piece of {num_bytes} bytes: want {PIECE_BYTES_MAX}")
+        with self._lock:
+            if self._measuring != site:
+                raise RemoteProtocolError(f"it is not the turn of site {site}")
+            self._received_bytes += num_bytes
+            if self._received_bytes > most_bytes:
+                raise RemoteProtocolError(f"more than {most_bytes:.0f} bytes in one turn")
+
+    def _counted(self) -> probe_pb2.TurnResponse:
+        with self._lock:
+            return probe_pb2.TurnResponse(
+                received_bytes=self._received_bytes, now_s=time.monotonic()
+            )
+
+    def _caller(self, context: grpc.ServicerContext) -> str:
+        metadata = dict(context.invocation_metadata())
+        return self._site_of(str(metadata.get(SESSION_KEY, "")), context)
+
+
+def _abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
+    context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
+    raise AssertionError("abort raises")

@@ -1,0 +1,254 @@
+"""The sending side of a measurement: one direction of one link, from echoes to full pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import grpc
+
+from protos.errors import PeerLostError
+from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.connections import addresses_of, segments_to
+from sites.gateway.greeting import Peer, details, refusal_of, say_hello
+from sites.gateway.probe_figures import LinkFigures, is_steady, percentile
+from sites.gateway.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE, turn_s
+from sites.gateway.transport import SESSION_KEY, client_options
+from topology.job import Probe
+
+_log = logging.getLogger(__name__)
+
+_ECHOES_MIN: Final = 20
+_ECHOES_S: Final = 4.0
+"""Echoes take no longer, once there are _ECHOES_MIN."""
+_WARM_ECHOES: Final = 3
+_PIECE_S: Final = 0.25
+_PIECE_RTTS: Final = 6
+"""A piece of time in which a flow is looked at, is at least so long."""
+_COLD_PIECES: Final = 4
+"""For slow start, and for what it loses at its end."""
+_WARM_S: Final = 15.0
+"""After this it is measured, steady or not."""
+_PACED_SHARE: Final = 0.25
+"""Of what the link carries: so little fills no queue, and what is lost is lost at random."""
+_DRAIN_S: Final = 10.0
+_POUR_PIECE_S: Final = 0.005
+"""What one message of a Pour takes at the described rate."""
+_PIECE_BYTES_MIN: Final = 16 << 10
+_AGAIN_S: Final = 0.1
+
+
+class Prober:
+    """Measures what this gateway sends to one peer. `greet` first; `finish` when all is measured."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        probe: Probe,
+        link: PeerLink,
+        peer: Peer,
+        ended: threading.Event,
+    ) -> None:
+        """Connect nothing yet.
+
+        Args:
+            config: this gateway's.
+            probe: what to measure.
+            link: to the peer's site, as it is described.
+            peer: whom to dial.
+            ended: set when the gateway ends: nothing is waited for any more.
+        """
+        self.peer = peer
+        self._config = config
+        self._probe = probe
+        self._link = link
+        self._ended = ended
+        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._turn_s = turn_s(probe, link.rtt_s)
+
+    def greet(self) -> None:
+        """Say Hello until it is answered.
+
+        Raises:
+            IsthmusError: the peer refused, or did not answer within `peer_lost_s`.
+        """
+        deadline_s = time.monotonic() + self._config.peer_lost_s
+        while True:
+            try:
+                with self._channel() as channel:
+                    session = say_hello(channel, self._config, self._config.peer_lost_s / 3)
+            except grpc.RpcError as error:
+                refusal = refusal_of(error, self.peer)
+                if refusal is not None:
+                    raise refusal from error
+                if time.monotonic() > deadline_s or self._ended.wait(_AGAIN_S):
+                    raise self._lost(error) from error
+            else:
+                self._metadata = ((SESSION_KEY, session),)
+                return
+
+    def measure(
+        self, wait_s: float, and_then: contextlib.AbstractContextManager[None]
+    ) -> LinkFigures:
+        """Take the peer's turn and measure; both ends take part in nothing else meanwhile.
+
+        Args:
+            wait_s: how long others may have the turn before.
+            and_then: entered once the turn is had, before anything is measured.
+
+        Raises:
+            PeerLostError: the peer went away, or did not give its turn in time.
+        """
+        try:
+            with self._channel() as channel, self._turn(channel, wait_s) as turn, and_then:
+                stub = probe_pb2_grpc.ProbeStub(channel)
+                figures = LinkFigures(rtt_s=self._echoes(stub))
+                usual_s = percentile(figures.rtt_s, 0.5)
+                for connections in self._probe.connections:
+                    figures.bytes_per_s[connections] = self._rate(turn, connections, None)
+                    self._drain(stub, usual_s)
+                self._losses(turn, figures)
+                return figures
+        except grpc.RpcError as error:
+            raise self._lost(error) from error
+
+    def finish(self) -> None:
+        """Tell the peer that it is needed no more.
+
+        Raises:
+            PeerLostError: it does not answer.
+        """
+        try:
+            with self._channel() as channel:
+                probe_pb2_grpc.ProbeStub(channel).Finish(
+                    probe_pb2.FinishRequest(),
+                    metadata=self._metadata,
+                    timeout=self._config.peer_lost_s,
+                )
+        except grpc.RpcError as error:
+            raise self._lost(error) from error
+
+    def _echoes(self, stub: probe_pb2_grpc.ProbeStub) -> list[float]:
+        """Time round trips on a connection that carries nothing else."""
+        for _ in range(_WARM_ECHOES):
+            self._echo(stub)
+        began_s, times_s = time.monotonic(), list[float]()
+        while len(times_s) < self._probe.echoes:
+            if len(times_s) >= _ECHOES_MIN and time.monotonic() - began_s > _ECHOES_S:
+                break
+            times_s.append(self._echo(stub))
+        return times_s
+
+    def _echo(self, stub: probe_pb2_grpc.ProbeStub) -> float:
+        began_s = time.perf_counter()
+        stub.Echo(
+            probe_pb2.EchoRequest(), metadata=self._metadata, timeout=self._config.peer_lost_s
+        )
+        return time.perf_counter() - began_s
+
+    def _rate(self, turn: _Turn, connections: int, paced_bytes_per_s: float | None) -> float:
+        """Return the payload that comes in, in bytes per second, once the flow is steady."""
+        piece_s = max(_PIECE_S, _PIECE_RTTS * self._link.rtt_s)
+        with self._pouring(connections, paced_bytes_per_s):
+            self._sleep(_COLD_PIECES * piece_s)
+            deadline_s = time.monotonic() + _WARM_S
+            last = -1.0
+            while time.monotonic() < deadline_s:
+                rate = self._received(turn, piece_s)
+                if is_steady(last, rate):
+                    break
+                last = rate
+            return self._received(turn, max(self._probe.window_s, 2 * piece_s))
+
+    def _received(self, turn: _Turn, over_s: float) -> float:
+        before = turn.ask()
+        self._sleep(over_s)
+        after = turn.ask()
+        return (after.received_bytes - before.received_bytes) / (after.now_s - before.now_s)
+
+    def _losses(self, turn: _Turn, figures: LinkFigures) -> None:
+        """Count what the kernel sends again while the link is far from full."""
+        addresses = addresses_of(self.peer.host, self.peer.port)
+        figures.before = segments_to(addresses)
+        rate = _PACED_SHARE * max(figures.bytes_per_s.values())
+        with self._pouring(1, rate):
+            self._received(turn, max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s))
+            figures.after = segments_to(addresses)
+
+    @contextlib.contextmanager
+    def _pouring(self, connections: int, paced_bytes_per_s: float | None) -> Iterator[None]:
+        """Send as much as will go, or so much, over connections of their own while the block runs."""
+        with contextlib.ExitStack() as stack:
+            for _ in range(connections):
+                channel = stack.enter_context(self._channel())
+                pour: grpc.StreamUnaryMultiCallable[bytes, bytes]
+                pour = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
+                call: Any = pour.future(
+                    self._pieces(paced_bytes_per_s), metadata=self._metadata, timeout=self._turn_s
+                )
+                stack.callback(call.cancel)
+            yield
+
+    def _pieces(self, paced_bytes_per_s: float | None) -> Iterator[bytes]:
+        rate = paced_bytes_per_s or self._link.bytes_per_s
+        piece = bytes(min(PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, int(rate * _POUR_PIECE_S))))
+        began_s, sent_bytes = time.monotonic(), 0
+        while not self._ended.is_set():
+            yield piece
+            sent_bytes += len(piece)
+            if paced_bytes_per_s is not None:
+                time.sleep(max(0.0, began_s + sent_bytes / paced_bytes_per_s - time.monotonic()))
+
+    def _drain(self, stub: probe_pb2_grpc.ProbeStub, usual_s: float) -> None:
+        """Return when echoes take as long as before: queues are empty again."""
+        deadline_s = time.monotonic() + _DRAIN_S
+        while self._echo(stub) > 1.3 * usual_s + 0.005 and time.monotonic() < deadline_s:
+            pass
+
+    def _sleep(self, seconds: float) -> None:
+        if self._ended.wait(seconds):
+            raise PeerLostError("the gateway was stopped", self.peer.site)
+
+    @contextlib.contextmanager
+    def _turn(self, channel: grpc.Channel, wait_s: float) -> Iterator[_Turn]:
+        requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
+        call = probe_pb2_grpc.ProbeStub(channel).Turn(
+            iter(requests.get, None), metadata=self._metadata, timeout=wait_s + self._turn_s
+        )
+        try:
+            next(call)  # the peer's turn has begun
+            yield _Turn(requests, call)
+        finally:
+            requests.put(None)
+            call.cancel()
+
+    def _channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(
+            f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
+        )
+
+    def _lost(self, error: grpc.RpcError) -> PeerLostError:
+        return PeerLostError(f"{self.peer}: {details(error)}", self.peer.site)
+
+
+class _Turn:
+    """A turn that is held: asks what has come in."""
+
+    def __init__(
+        self,
+        requests: queue.SimpleQueue[probe_pb2.TurnRequest | None],
+        answers: Iterator[probe_pb2.TurnResponse],
+    ) -> None:
+        self._requests = requests
+        self._answers = answers
+
+    def ask(self) -> probe_pb2.TurnResponse:
+        """Return the counts; grpc.RpcError when the turn has ended."""
+        self._requests.put(probe_pb2.TurnRequest())
+        return next(self._answers)
