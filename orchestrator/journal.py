@@ -118,7 +118,7 @@ class JournalReader:
     def events(self, run_id: str, after: int = 0) -> list[RecordedEvent]:
         """Return a run's events with a sequence above `after`, in order."""
         query = f"SELECT {_COLUMNS} FROM events WHERE run_id = ? AND sequence > ? ORDER BY sequence"  # noqa: S608
-        with self._told():
+        with self._told(), self.damage_told():
             return [_event(row) for row in self._connection.execute(query, (run_id, after))]
 
     def view(self, run_id: str) -> RunView:
@@ -130,7 +130,8 @@ class JournalReader:
         events = self.events(run_id)
         if not events:
             raise KeyError(run_id)
-        return fold(run_id, events)
+        with self.damage_told():
+            return fold(run_id, events)
 
     def final_view(self, run_id: str) -> RunView:
         """Return a run as the next coordinator would find it: lost, if it is unfinished and nobody writes.
@@ -149,9 +150,8 @@ class JournalReader:
         query = "SELECT progress FROM runs WHERE run_id = ?"
         with self._told():
             row = self._connection.execute(query, (run_id,)).fetchone()
-        progress = json.loads(row[0]) if row else {}
-        assert isinstance(progress, dict), "only save_progress writes it"
-        return progress
+        with self.damage_told():
+            return _object(row[0]) if row else {}
 
     def is_abandoned(self) -> bool:
         """Whether no coordinator holds the state folder."""
@@ -164,6 +164,23 @@ class JournalReader:
                 f"{self.path}: its format is version {version}, this build reads {VERSION}; "
                 "use the build that wrote it, or another --state"
             )
+
+    @contextmanager
+    def damage_told(self) -> Iterator[None]:
+        """Turn what goes wrong with a row that nobody wrote so into one line that names the file."""
+        try:
+            yield
+        except (
+            AttributeError,
+            LookupError,
+            OverflowError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise JournalError(
+                f"{self.path}: damaged: {type(error).__name__}: {error!s:.200}"
+            ) from error
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -326,8 +343,15 @@ def _event(row: tuple[Any, ...]) -> RecordedEvent:
         generation=generation,
         kind=kind,
         site=site,
-        detail=json.loads(detail),
+        detail=_object(detail),
     )
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError(f"want an object, got {text:.100}")
+    return value
 
 
 def _ended(last: RecordedEvent, detail: dict[str, Any]) -> RecordedEvent:

@@ -31,7 +31,9 @@ class RecordedRun:
                 view = journal.final_view(run_id)
             except KeyError:
                 raise NotFoundError(f"{journal.path}: there is no run {run_id!r}") from None
-            run = run_message(view, journal.progress(run_id))
+            progress = journal.progress(run_id)
+            with journal.damage_told():
+                run = run_message(view, progress)
         run.folder = str(self._folder.path)  # where it was written may be another name by now
         if run.reason_code == "COORDINATOR_LOST":
             said = last_line(self._folder.path / LOG)
@@ -51,7 +53,10 @@ class RecordedRun:
     def events(self, after: int) -> Iterator[control_pb2.Event]:
         """Yield the run's events with a sequence above `after`; JournalError as for `run`."""
         with JournalReader(self._folder.path) as journal:
-            yield from map(event_message, journal.events(self._folder.run_id, after))
+            events = journal.events(self._folder.run_id, after)
+            with journal.damage_told():
+                messages = [event_message(event) for event in events]
+        yield from messages
 
     def logs(self, *, site: str, rank: int, tail: int) -> Iterator[control_pb2.LogLine]:
         """Yield the log lines that arrived; `rank` -1 and `tail` 0 mean all."""

@@ -63,6 +63,8 @@ def factor(value: float) -> str:
 
 def duration(value_s: float) -> str:
     """Return `31.2ms`, `12s` or `2min 5s`: whole seconds from ten on."""
+    if not math.isfinite(value_s):  # a sum of what a damaged record holds
+        return UNKNOWN
     if value_s < 10:
         return format_duration(float(f"{value_s:.3g}"))
     minutes, seconds = divmod(round(value_s), 60)
@@ -90,6 +92,8 @@ def exit_words(exit_code: int) -> str:
 
 def _three_digits(value: float, base: int, units: tuple[str, ...]) -> str:
     """Return `value` in the largest unit of which there is at least one, after rounding."""
+    if not math.isfinite(value):
+        return UNKNOWN
     power = 0
     while power < len(units) - 1 and round(value / base**power) >= base:
         power += 1

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import sqlite3
 
 from orchestrator.bench.record import BENCH, read_bench
+from orchestrator.home import RunFolder
+from orchestrator.journal import FILE, JournalError
+from orchestrator.recorded import RecordedRun
 from orchestrator.report.facts import run_facts
 from orchestrator.report.markdown import markdown
 from orchestrator.report.page import page
@@ -12,7 +18,7 @@ from orchestrator.report.records import read_record
 from orchestrator.run_files import METRICS, strict_json
 from orchestrator.trace.events import trace
 from protos.control.v1 import control_pb2
-from tests.fakes.recorded_runs import metric, record_bench
+from tests.fakes.recorded_runs import metric, record_bench, record_run
 from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import MIB, Target
 from tests.topology import fault_documents
@@ -113,6 +119,43 @@ def _read_metrics(data: bytes) -> None:
     page([facts], [], "build")
 
 
+def _journal_samples() -> list[bytes]:
+    """Return what a journal holds as JSON, a line each: a run's last metrics, then its events' details."""
+    with file_with(b"", "x") as path:
+        folder = record_run(path.parent, steps=0, state="FAILED", reason="killed").path
+        with contextlib.closing(sqlite3.connect(folder / FILE)) as journal:
+            rows = journal.execute("SELECT progress FROM runs").fetchall()
+            rows += journal.execute("SELECT detail FROM events ORDER BY sequence").fetchall()
+    return ["\n".join(row[0] for row in rows).replace(str(folder), "/runs/r1").encode()]
+
+
+@functools.cache
+def _journal() -> bytes:
+    """Return the file of a run's journal, that may be changed."""
+    with file_with(b"", "x") as path:
+        folder = record_run(path.parent, steps=0, state="FAILED", reason="killed").path
+        with contextlib.closing(sqlite3.connect(folder / FILE)) as journal:
+            journal.execute("DROP TRIGGER events_are_final")
+            journal.execute("PRAGMA journal_mode = DELETE")
+        return (folder / FILE).read_bytes()
+
+
+def _read_journal(data: bytes) -> None:
+    texts = data.decode(errors="replace").split("\n")
+    with file_with(_journal(), FILE) as path:
+        with contextlib.closing(sqlite3.connect(path)) as journal:
+            journal.execute("PRAGMA synchronous = OFF")
+            journal.execute("UPDATE runs SET progress = ?", (texts[0],))
+            events = [(text, number) for number, text in enumerate(texts[1:], start=1)]
+            journal.executemany("UPDATE events SET detail = ? WHERE sequence = ?", events)
+            journal.execute("UPDATE events SET run_id = ?", (path.parent.name,))
+            journal.execute("UPDATE runs SET run_id = ?", (path.parent.name,))
+            journal.commit()
+        recorded = RecordedRun(RunFolder(path.parent))
+        record = read_record(recorded.run(), list(recorded.events(0)))
+    markdown([run_facts(record)], [])
+
+
 def _bench_samples() -> list[bytes]:
     with file_with(b"", "x") as path:
         data = (record_bench(path.parent, swept=False) / BENCH).read_bytes()
@@ -157,6 +200,14 @@ DOCUMENT_TARGETS = (
         samples=_metrics_samples,
         # The page is made whole: its style and script are 40 KB by themselves.
         most_bytes=lambda data: 2 * MIB + json_bytes(data),
+        mutations=60,
+    ),
+    Target(
+        name="journal",
+        decode=_read_journal,
+        refusals=(JournalError,),
+        samples=_journal_samples,
+        most_bytes=lambda data: MIB + json_bytes(data),
         mutations=60,
     ),
     Target(
