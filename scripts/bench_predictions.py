@@ -1,0 +1,202 @@
+"""Steps as predicted, as simulated, and as measured over emulated links, for twelve pairs of job and topology.
+
+Usage: python scripts/bench_predictions.py [--only NAME]... [--steps 8] [--warmup 3] [--emulator netns|relay] [--no-runs]
+
+Compute is modelled, everything else is real: gateways, codecs, and packets where the emulator has them.
+Prints a table, and the median and the largest deviation of each column from what was measured.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from orchestrator.bench.measurement import measure
+from orchestrator.bench.scaling import read_records
+from orchestrator.cli.whole_run import run_to_end
+from orchestrator.documents import Pair, load_pair
+from orchestrator.home import new_run_id
+from orchestrator.run_files import METRICS
+from topology.compute import flops_per_sequence
+from topology.job import Model
+from topology.simulator.run import simulate
+from topology.simulator.settings import Settings
+from topology.step_time import step_time
+
+MODEL = Model(layers=24, heads=4, width=64, context=64)
+SEQUENCES = 8
+"""Of a rank, on average."""
+COMPUTE_S = 1.5
+"""For those on an accelerator of speed 1."""
+TIMEOUT_S = 300.0
+Links = Mapping[str, tuple[float, float]]
+"""By the letters of two sites: Mbit/s and ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One pair of documents."""
+
+    name: str
+    speeds: tuple[float, ...]
+    """Of the sites a, b, ..., one rank each."""
+    links: Links
+    codec: str = "fp32"
+    shares: tuple[int, ...] | None = None
+    """Sequences a site; None: as many each."""
+    schedule: str = "overlap"
+    tree: str = "auto"
+
+
+def mesh(num_sites: int, mbit_per_s: float, rtt_ms: float) -> Links:
+    """Return equal links between all sites."""
+    names = "abcde"[:num_sites]
+    return {x + y: (mbit_per_s, rtt_ms) for i, x in enumerate(names) for y in names[i + 1 :]}
+
+
+SCENARIOS = (
+    Scenario("2 near", (1, 1), mesh(2, 1000, 10)),
+    Scenario("2 far", (1, 1), mesh(2, 100, 80)),
+    Scenario("2 narrow int8", (1, 1), mesh(2, 50, 150), "int8"),
+    Scenario("2 unequal", (1, 0.5), mesh(2, 50, 20)),
+    Scenario("2 serial bf16", (1, 1), mesh(2, 200, 40), "bf16", schedule="serial"),
+    Scenario("3 bf16", (1, 1, 1), mesh(3, 200, 40), "bf16"),
+    Scenario("3 mixed", (1, 1, 1), {"ab": (100, 20), "bc": (200, 60), "ac": (50, 80)}),
+    Scenario("3 unequal int8", (1, 0.5, 0.75), mesh(3, 50, 100), "int8", (11, 5, 8)),
+    Scenario("4", (1, 1, 1, 1), mesh(4, 100, 30)),
+    Scenario(
+        "4 one narrow int8",
+        (1, 1, 1, 1),
+        {**mesh(4, 500, 40), "ad": (50, 60), "bd": (50, 60), "cd": (50, 60)},
+        "int8",
+    ),
+    Scenario("4 unequal bf16", (1, 1, 0.5, 0.5), mesh(4, 200, 60), "bf16", (11, 11, 5, 5)),
+    Scenario(
+        "5 mixed int8",
+        (1, 1, 1, 0.5, 0.5),
+        {**mesh(5, 100, 40), "ae": (50, 150), "be": (50, 120), "ab": (500, 10)},
+        "int8",
+        (10, 10, 10, 5, 5),
+    ),
+)
+
+
+def main() -> int:
+    """Measure each scenario; 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", default=[], help="scenarios of this name")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--emulator", default="netns", choices=("netns", "relay"))
+    parser.add_argument("--no-runs", action="store_true", help="predict and simulate only")
+    options = parser.parse_args()
+    chosen = [each for each in SCENARIOS if not options.only or each.name in options.only]
+    print(f"{'scenario':18} {'plan':>8} {'simulated':>10} {'measured':>9}   off by", flush=True)
+    deviations: list[tuple[float, float]] = []
+    failed = False
+    for scenario in chosen:
+        with tempfile.TemporaryDirectory(prefix="isthmus-predict-") as folder:
+            pair = documents(scenario, Path(folder), options)
+            predicted_s = step_time(pair.job, pair.topology).step_s
+            simulated_s = simulate(
+                pair.job, pair.topology, Settings(steps=options.steps)
+            ).mean_step_s
+            line = f"{scenario.name:18} {predicted_s:7.3f}s {simulated_s:9.3f}s"
+            if options.no_runs:
+                print(line, flush=True)
+                continue
+            measured_s = measured(pair, Path(folder), options)
+        if measured_s is None:
+            failed = True
+            print(f"{line}   failed", flush=True)
+            continue
+        deviations.append((measured_s / predicted_s - 1, measured_s / simulated_s - 1))
+        shown = "  ".join(f"{100 * each:+5.1f} %" for each in deviations[-1])
+        print(f"{line} {measured_s:8.3f}s   {shown}", flush=True)
+    for name, column in zip(("plan", "simulated"), zip(*deviations, strict=True), strict=True):
+        sizes = [100 * abs(each) for each in column]
+        print(f"{name}: median {statistics.median(sizes):.1f} %, largest {max(sizes):.1f} %")
+    return 1 if failed else 0
+
+
+def documents(scenario: Scenario, folder: Path, options: argparse.Namespace) -> Pair:
+    """Write a scenario's two files and load them."""
+    flops_per_s = SEQUENCES * flops_per_sequence(MODEL) / COMPUTE_S
+    names = "abcde"[: len(scenario.speeds)]
+    topology = {
+        "version": 1,
+        "name": "predicted",
+        "accelerators": {
+            f"speed-{name}": {
+                "peak": {"bf16": f"{speed * flops_per_s / 1e9:.6f}GFLOP/s"},
+                "memory": "4GiB",
+                "mfu": 1.0,
+            }
+            for name, speed in zip(names, scenario.speeds, strict=True)
+        },
+        "sites": [
+            {"name": name, "nodes": 1, "accelerators_per_node": 1, "accelerator": f"speed-{name}"}
+            for name in names
+        ],
+        "links": [
+            {"between": list(ends), "bandwidth": f"{mbit_per_s}Mbit/s", "rtt": f"{rtt_ms}ms"}
+            for ends, (mbit_per_s, rtt_ms) in scenario.links.items()
+        ],
+        "emulate": True,
+        "emulator": options.emulator,
+    }
+    job = {
+        "version": 1,
+        "name": "predicted",
+        "topology": "topology.yaml",
+        "exchange": {
+            "codec": scenario.codec,
+            "chunk": "256KiB",
+            "bucket": "256KiB",
+            "schedule": scenario.schedule,
+        },
+        "reduction": {"tree": scenario.tree},
+        "timeline": {"every": 0},
+        "trainer": {
+            "compute": "modelled",
+            "steps": options.warmup + options.steps,
+            "evaluate_every": options.warmup + options.steps,
+            "global_batch": SEQUENCES * len(names),
+            "micro_batch": 2 * SEQUENCES,
+            "model": {
+                "layers": MODEL.layers,
+                "heads": MODEL.heads,
+                "width": MODEL.width,
+                "context": MODEL.context,
+            },
+            "data": {"max_bytes": "1MiB"},
+        },
+    }
+    if scenario.shares is not None:
+        job["placement"] = [
+            {"site": name, "sequences": share}
+            for name, share in zip(names, scenario.shares, strict=True)
+        ]
+    (folder / "topology.yaml").write_text(yaml.safe_dump(topology))
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    return load_pair(folder / "job.yaml")
+
+
+def measured(pair: Pair, folder: Path, options: argparse.Namespace) -> float | None:
+    """Return the mean step of a run; None if it failed."""
+    run_id = new_run_id()
+    ended = run_to_end(pair, folder, run_id, timeout_s=TIMEOUT_S, show=lambda run: None)
+    if ended.failed is not None:
+        print(f"{ended.failed.code}: {ended.failed.message}", file=sys.stderr)
+        return None
+    records = read_records(folder / "runs" / run_id / METRICS)
+    return measure(records, pair.topology, warmup_steps=options.warmup, steps=options.steps).step_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())
