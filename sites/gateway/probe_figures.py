@@ -10,7 +10,7 @@ from sites.gateway.connections import Segments
 
 LOST_MIN = 5
 """Fewer lost segments say how often they are lost only within a factor of two."""
-_TRIANGLE_99 = 2 - 0.02**0.5 * 2**0.5
+_TRIANGLE_99 = 2 - 0.08**0.5
 """Both directions late by evenly 0 to 1 of their jitter either way: the sum's 99th percentile above its
 median, in jitters. P(sum > x) = (2 - x)²/8 = 0.01."""
 

@@ -29,8 +29,10 @@ _ECHOES_S: Final = 4.0
 """Echoes take no longer, once there are _ECHOES_MIN."""
 _WARM_ECHOES: Final = 3
 _PIECE_S: Final = 0.25
+_PIECES_A_WINDOW: Final = 4
 _PIECE_RTTS: Final = 6
-"""A piece of time in which a flow is looked at, is at least so long."""
+"""A piece of time in which a flow is looked at lasts _PIECE_S, or a part of a short window; but never
+less than so many round trips."""
 _COLD_PIECES: Final = 4
 """For slow start, and for what it loses at its end."""
 _WARM_S: Final = 15.0
@@ -154,7 +156,9 @@ class Prober:
 
     def _rate(self, turn: _Turn, connections: int, paced_bytes_per_s: float | None) -> float:
         """Return the payload that comes in, in bytes per second, once the flow is steady."""
-        piece_s = max(_PIECE_S, _PIECE_RTTS * self._link.rtt_s)
+        piece_s = max(
+            min(_PIECE_S, self._probe.window_s / _PIECES_A_WINDOW), _PIECE_RTTS * self._link.rtt_s
+        )
         with self._pouring(connections, paced_bytes_per_s):
             self._sleep(_COLD_PIECES * piece_s)
             deadline_s = time.monotonic() + _WARM_S

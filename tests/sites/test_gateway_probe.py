@@ -1,0 +1,249 @@
+"""Gateways that measure their links: real gRPC on loopback, and what they refuse."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import metrics
+from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.gateway import Gateway
+from sites.gateway.greeting import Peer, say_hello
+from sites.gateway.probe import ProbingGateway
+from sites.gateway.probe_config import probing
+from sites.gateway.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE
+from sites.gateway.transport import SESSION_KEY
+from tests.fakes.gateway_sites import SITES, gateway_config
+from topology.job import Probe
+from topology.load import load_topology
+from topology.trees import ReductionPlan
+
+DEADLINE_S = 30.0
+PROBE = Probe(connections=(2,), echoes=20, window_s=0.1)
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Member:
+    """One gateway, and what it told its agent."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.messages: list[Mapping[str, Any]] = []
+        self._changed = threading.Condition()
+        self.gateway = ProbingGateway(config, self._write)
+        self.gateway.start()
+        self.port = int(self.wait("listening")["port"])
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    def wait(self, op: str) -> Mapping[str, Any]:
+        """Return the first message of that kind, waiting for it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._first(op) is not None, DEADLINE_S), op
+            found = self._first(op)
+        assert found is not None
+        return found
+
+    def _first(self, op: str) -> Mapping[str, Any] | None:
+        return next((each for each in self.messages if each["op"] == op), None)
+
+
+def probe_config(folder: Path, num_sites: int, site: int, **changes: Any) -> GatewayConfig:  # noqa: ANN401
+    links = tuple(
+        PeerLink(site=SITES[other], bytes_per_s=1e8, rtt_s=0.0005)
+        for other in range(num_sites)
+        if other != site
+    )
+    plan = ReductionPlan(num_sites, (), "")
+    fields: dict[str, Any] = {"links": links, "probe": PROBE, "peer_lost_s": 5.0, **changes}
+    return gateway_config(folder, plan, site, **fields)
+
+
+@contextmanager
+def members(folder: Path, num_sites: int, **changes: Any) -> Iterator[list[Member]]:  # noqa: ANN401
+    with ExitStack() as stack:
+        found = []
+        for site in range(num_sites):
+            found.append(Member(probe_config(folder, num_sites, site, **changes)))
+            stack.callback(found[-1].gateway.close)
+        yield found
+
+
+def connect(found: list[Member]) -> None:
+    peers = [Peer(SITES[at], 0, "127.0.0.1", each.port) for at, each in enumerate(found)]
+    for at, each in enumerate(found):
+        each.gateway.connect(tuple(peers[:at] + peers[at + 1 :]))
+
+
+@pytest.mark.slow
+def test_every_gateway_measures_what_it_sends_to_each(tmp_path: Path) -> None:
+    with members(tmp_path, 3) as found:
+        connect(found)
+        for at, each in enumerate(found):
+            each.wait("probed")
+            records = [message for message in each.messages if message["op"] == "metric"]
+            assert [message["kind"] for message in records] == [metrics.PROBE] * 2
+            others = [site for site in SITES[:3] if site != SITES[at]]
+            assert [message["labels"] for message in records] == [
+                {"source": SITES[at], "target": other} for other in others
+            ]
+            for message in records:
+                values = message["values"]
+                assert 0 < values[metrics.RTT_S_P50] <= values[metrics.RTT_S_P99]
+                assert values["bytes_per_s_2"] > 0
+                assert values[metrics.SEGMENTS] > 0
+        for each in found:
+            each.gateway.stop()
+            assert each.gateway.failure is None
+
+
+def test_a_peer_that_is_not_there_fails_the_gateway(tmp_path: Path) -> None:
+    with members(tmp_path, 2, peer_lost_s=0.3) as found:
+        found[1].gateway.close()
+        found[0].gateway.connect((Peer(SITES[1], 0, "127.0.0.1", found[1].port),))
+        assert found[0].gateway.wait_ended(DEADLINE_S)
+        found[0].gateway.close()
+        failed = found[0].wait("failed")
+        assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
+
+
+@contextmanager
+def caller(
+    folder: Path,
+    member: Member,
+    **changes: Any,  # noqa: ANN401 - any field
+) -> Iterator[tuple[grpc.Channel, tuple[tuple[str, str], ...]]]:
+    """Speak to the second site's gateway as the first one's."""
+    with grpc.insecure_channel(f"127.0.0.1:{member.port}") as channel:
+        session = say_hello(channel, probe_config(folder, 2, 0, **changes), DEADLINE_S)
+        yield channel, ((SESSION_KEY, session),)
+
+
+def pour(channel: grpc.Channel, metadata: Any, pieces: list[bytes]) -> grpc.StatusCode:  # noqa: ANN401
+    """Return how a Pour ends."""
+    method: Any = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
+    try:
+        method(iter(pieces), metadata=metadata, timeout=DEADLINE_S)
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("metadata", [(), ((SESSION_KEY, "guessed"),)])
+def test_strangers_are_refused(tmp_path: Path, metadata: tuple[tuple[str, str], ...]) -> None:
+    with (
+        members(tmp_path, 2) as found,
+        grpc.insecure_channel(f"127.0.0.1:{found[1].port}") as channel,
+    ):
+        stub = probe_pb2_grpc.ProbeStub(channel)
+        with pytest.raises(grpc.RpcError) as echo:
+            stub.Echo(probe_pb2.EchoRequest(), metadata=metadata, timeout=DEADLINE_S)
+        with pytest.raises(grpc.RpcError) as finish:
+            stub.Finish(probe_pb2.FinishRequest(), metadata=metadata, timeout=DEADLINE_S)
+        with pytest.raises(grpc.RpcError) as turn:
+            next(stub.Turn(iter(()), metadata=metadata, timeout=DEADLINE_S))
+        codes = {each.value.code() for each in (echo, finish, turn)}
+        assert codes == {pour(channel, metadata, [b"x"])} == {grpc.StatusCode.ABORTED}
+
+
+def test_another_configuration_is_refused(tmp_path: Path) -> None:
+    with (
+        members(tmp_path, 2) as found,
+        grpc.insecure_channel(f"127.0.0.1:{found[1].port}") as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        say_hello(channel, probe_config(tmp_path, 2, 0, config_hash="b" * 64), DEADLINE_S)
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_bytes_are_taken_in_the_callers_turn_only_and_bounded(tmp_path: Path) -> None:
+    refused = grpc.StatusCode.INVALID_ARGUMENT
+    with members(tmp_path, 2) as found, caller(tmp_path, found[1]) as (channel, metadata):
+        assert pour(channel, metadata, [b"x"]) is refused
+        requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
+        turn = probe_pb2_grpc.ProbeStub(channel).Turn(
+            iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S
+        )
+        assert next(turn).received_bytes == 0
+        assert pour(channel, metadata, [b"abc", b"d" * PIECE_BYTES_MAX]) is grpc.StatusCode.OK
+        requests.put(probe_pb2.TurnRequest())
+        assert next(turn).received_bytes == 3 + PIECE_BYTES_MAX
+        assert pour(channel, metadata, [b"d" * (PIECE_BYTES_MAX + 1)]) is refused
+        requests.put(None)
+        assert list(turn) == []
+        assert pour(channel, metadata, [b"x"]) is refused
+
+
+def test_more_connections_than_the_job_names_are_refused(tmp_path: Path) -> None:
+    held = threading.Event()
+    with members(tmp_path, 2) as found, caller(tmp_path, found[1]) as (channel, metadata):
+        requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
+        turn = probe_pb2_grpc.ProbeStub(channel).Turn(
+            iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S
+        )
+        next(turn)
+        method: Any = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
+
+        def piece_then_wait() -> Iterator[bytes]:
+            yield b"x"
+            held.wait(DEADLINE_S)
+
+        calls = [
+            method.future(piece_then_wait(), metadata=metadata, timeout=DEADLINE_S)
+            for _ in range(max(PROBE.connections))
+        ]
+        received = 0
+        while received < len(calls):
+            requests.put(probe_pb2.TurnRequest())
+            received = next(turn).received_bytes
+        assert pour(channel, metadata, [b"x"]) is grpc.StatusCode.INVALID_ARGUMENT
+        held.set()
+        assert [call.result(DEADLINE_S) for call in calls] == [b""] * len(calls)
+        requests.put(None)
+        list(turn)
+
+
+def test_a_gateway_that_trains_serves_no_probe(tmp_path: Path) -> None:
+    ports: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+    gateway = Gateway(probe_config(tmp_path, 2, 1, probe=None), ports.put)
+    gateway.start()
+    try:
+        port = ports.get(timeout=DEADLINE_S)["port"]
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            session = say_hello(channel, probe_config(tmp_path, 2, 0, probe=None), DEADLINE_S)
+            metadata = ((SESSION_KEY, session),)
+            assert pour(channel, metadata, [b"x"]) is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        gateway.stop()
+        gateway.close()
+
+
+def test_a_probe_measures_links_that_lead_both_ways_whatever_the_tree(tmp_path: Path) -> None:
+    text = """
+        version: 1
+        name: t
+        sites:
+          - {name: ash, nodes: 3, accelerators_per_node: 1, accelerator: cpu}
+          - {name: birch, like: ash}
+          - {name: cedar, like: ash}
+        links:
+          - {between: [ash, birch], bandwidth: 1Gbit/s, rtt: 1ms}
+          - {between: [cedar, birch], bandwidth: 1Gbit/s, rtt: 2ms}
+          - {between: [ash, cedar], bandwidth: 1Gbit/s, rtt: 3ms, oneway: true}
+    """
+    config = gateway_config(tmp_path, ReductionPlan(3, (), ""), 0)
+    changed = probing(config, PROBE, load_topology(text, "t"))
+    assert [link.site for link in changed.links] == ["birch"]
+    assert (changed.nodes_per_site, changed.probe) == ((1, 1, 1), PROBE)
+    assert GatewayConfig.from_json(changed.to_json()) == changed
