@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from topology.job import Job
+from topology.job import Job, Trainer
 from topology.world import Topology
 
 
@@ -21,6 +21,33 @@ def config_hash(job: Job, topology: Topology) -> str:
     """
     described = dataclasses.replace(job, topology="")
     return _sha256({"job": _canonical(described), "topology": _canonical(topology)})
+
+
+def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
+    """Return the sha256, in hex, of what a plan follows from: in the job, and in the topology.
+
+    How long a run is, what it is called, and whether its WAN is emulated make no other plan.
+
+    Args:
+        job: Its placement does not count: it is what a plan decides.
+        topology: Described in full.
+    """
+    trainer = job.trainer
+    asked = Job(
+        name="",
+        topology="",
+        entrypoint=job.entrypoint,
+        exchange=job.exchange,
+        reduction=job.reduction,
+        trainer=Trainer(
+            global_batch=trainer.global_batch,
+            micro_batch=trainer.micro_batch,
+            model=trainer.model,
+        ),
+        plan=job.plan,
+    )
+    world = {"sites": _canonical(topology.sites), "links": _canonical(topology.links)}
+    return _sha256({"job": _canonical(asked)}), _sha256(world)
 
 
 def _sha256(value: object) -> str:

@@ -120,7 +120,11 @@ class StepModel:
         raw_bytes = gradient_bytes(job)
         known = usual_ratio(job.exchange.codec) if ratio is None else ratio
         self.link_s: Mapping[Hop, float] = {}
+        """How long a step's bytes keep each directed link busy."""
+        self.link_bytes: Mapping[Hop, float] = {}
+        """What a step sends over it."""
         self.gateway_s = tuple(0.0 for _ in topology.sites)
+        self._rows: dict[tuple[int, int], list[float]] = {}
         self._exchanges: list[Mapping[tuple[int, int], float]] = []
         self._within_s = [
             [_within_s(site, each.num_bytes) for each in self._releases] for site in topology.sites
@@ -132,6 +136,9 @@ class StepModel:
             wire_bytes = load.num_chunks * load.chunk_bytes
             self.link_s = {
                 hop: wire_bytes * each_s for hop, each_s in seconds_per_byte(plan, topology).items()
+            }
+            self.link_bytes = {
+                hop: wire_bytes * float(share) for hop, share in shares_of_hops(plan).items()
             }
             per_byte_s = _gateways_s_per_byte(job, topology, plan, known)
             self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
@@ -168,26 +175,35 @@ class StepModel:
         Args:
             sequences: Of the busiest rank of each site, at least 1.
         """
-        compute_s = self.compute_s(sequences)
         if not self._exchanges:
-            return max(compute_s)
-        sites = range(len(compute_s))
-        weights = [[-math.inf] * len(compute_s) for _ in sites]
-        for source in sites:
-            weights[source][source] = compute_s[source]
-            last = (sequences[source] - 1) % self._micro_batch + 1
-            micro_batch_s = last * self._sequence_s[source]
-            for index, (release, exchange) in enumerate(
-                zip(self._releases, self._exchanges, strict=True)
-            ):
-                left_s = compute_s[source] - release.share_after * micro_batch_s
-                left_s += self._within_s[source][index]
-                for target in sites:
-                    crossing_s = exchange.get((source, target))
-                    if crossing_s is not None:
-                        end_s = left_s + crossing_s + self._within_s[target][-1]
-                        weights[source][target] = max(weights[source][target], end_s)
+            return max(self.compute_s(sequences))
+        weights = [self._row(source, count) for source, count in enumerate(sequences)]
         return max(largest_cycle_mean(weights), self._floor_s)
+
+    def _row(self, source: int, num_sequences: int) -> list[float]:
+        """Return the seconds from a site's beginning of a step to each site's end of it.
+
+        -inf for sites that do not wait for it. What has been worked out is kept: searches ask again.
+        """
+        known = self._rows.get((source, num_sequences))
+        if known is not None:
+            return known
+        compute_s = num_sequences * self._sequence_s[source]
+        last = (num_sequences - 1) % self._micro_batch + 1
+        micro_batch_s = last * self._sequence_s[source]
+        row = [-math.inf] * len(self._sequence_s)
+        row[source] = compute_s
+        for index, (release, exchange) in enumerate(
+            zip(self._releases, self._exchanges, strict=True)
+        ):
+            left_s = compute_s - release.share_after * micro_batch_s + self._within_s[source][index]
+            for target in range(len(row)):
+                crossing_s = exchange.get((source, target))
+                if crossing_s is not None:
+                    end_s = left_s + crossing_s + self._within_s[target][-1]
+                    row[target] = max(row[target], end_s)
+        self._rows[source, num_sequences] = row
+        return row
 
 
 def step_time(job: Job, topology: Topology, ratio: float | None = None) -> StepTime:

@@ -24,6 +24,7 @@ from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.home import RunFolder, home_folder, is_run_id, new_run_id
+from orchestrator.plans import planned, with_plan
 from protos.control.v1 import control_pb2
 from topology.world import EMULATORS
 
@@ -42,6 +43,12 @@ from topology.world import EMULATORS
     "topology_path",
     type=click.Path(path_type=Path),
     help="Use this topology, not the one that the job names.",
+)
+@click.option(
+    "--plan",
+    "plan_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Do what this plan of `isthmus plan` decides.",
 )
 @click.option("--detach", is_flag=True, help="Return as soon as the run is submitted.")
 @click.option(
@@ -72,6 +79,7 @@ def command(
     coordinator: str | None,
     overrides: tuple[str, ...],
     topology_path: Path | None,
+    plan_path: Path | None,
     detach: bool,
     emulate: bool | None,
     emulator: str | None,
@@ -92,7 +100,7 @@ def command(
         overrides = (*overrides, f"emulate={json.dumps(emulate)}")
     if emulator is not None:
         overrides = (*overrides, f"emulator={emulator}")
-    pair = load_pair(job, overrides, topology_path)
+    pair = _planned(output, load_pair(job, overrides, topology_path), plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
     folder = submit(pair, home_folder(home), run_id or new_run_id(), coordinator, faults)
     output.text(folder.run_id)
@@ -109,6 +117,17 @@ def command(
             f"Stop it: isthmus cancel {folder.run_id}"
         )
         return output.result({"run_id": folder.run_id, "detached": True}, exit_code=INTERRUPTED)
+
+
+def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:
+    """Return the documents as a plan has them: the one given, or one made for a job that asks for it."""
+    if path is not None:
+        return with_plan(pair, path)
+    if pair.job.plan is None or pair.job.placement:
+        return pair
+    pair, told = planned(pair)
+    output.note(f"plan: {told}")
+    return pair
 
 
 def _faults(

@@ -52,7 +52,6 @@ class Choice:
             codec=self.codec,
             chunk_bytes=self.sizing.chunk_bytes,
             bucket_bytes=self.sizing.bucket_bytes,
-            window_bytes=_window(job, self.sizing),
         )
         placement = tuple(
             Placed(site=site, sequences=count)
@@ -69,12 +68,6 @@ class Choice:
     def model(self, job: Job, topology: Topology) -> StepModel:
         """Return the model of this choice's steps; `topology` is described in full."""
         return StepModel(self.job(job), self.topology(topology), self.way.plan)
-
-
-def _window(job: Job, sizing: Sizing) -> int | None:
-    """A window holds a chunk, or there is no job of the two."""
-    window = job.exchange.window_bytes
-    return None if window is None else max(window, sizing.chunk_bytes)
 
 
 def money(job: Job, topology: Topology, way: Way) -> tuple[float, float]:

@@ -37,6 +37,8 @@ BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
 """Sizes that are tried beside the job's own."""
 
 Names = tuple[str, ...]
+Bounded = tuple[float, int, int]
+"""Least seconds, and which reduction and codec."""
 
 
 class Search:
@@ -53,7 +55,7 @@ class Search:
         self.topology = topology
         self.wishes = job.plan or PlanWishes()
         self.codecs = self.wishes.codecs or (job.exchange.codec,)
-        self._sequence_s = {site.name: sequence_s(job, site) for site in topology.sites}
+        self.sequence_s = {site.name: sequence_s(job, site) for site in topology.sites}
         self._thorough: dict[Names, Choice | None] = {}
 
     def best(self) -> Choice | None:
@@ -68,15 +70,15 @@ class Search:
         for bound, chosen in self._bounded_sets(names):
             if best is not None and bound >= best.rank[:1]:
                 break
-            if len(chosen) <= EXACT_SITES:
-                best = _better(best, self.best_of(chosen))
+            if len(names) <= EXACT_SITES:
+                best = self._improved(best, chosen)
                 continue
             found = self._quick(chosen)
             if found is not None:
                 quick.append(found)
                 best = _better(best, found)
         for choice in sorted(quick, key=lambda each: each.rank)[:_THOROUGH_SETS]:
-            best = _better(best, self.best_of(choice.sites))
+            best = self._improved(best, choice.sites)
         return best
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
@@ -87,6 +89,18 @@ class Search:
             self._thorough[chosen] = None if setting is None else setting.thorough()
         return self._thorough[chosen]
 
+    def estimate(self, names: Iterable[str]) -> Choice | None:
+        """Return a good choice for these sites, and of few sites the best."""
+        chosen = self._ordered(names)
+        if len(chosen) <= EXACT_SITES or chosen in self._thorough:
+            return self.best_of(chosen)
+        return self._quick(chosen)
+
+    def _improved(self, best: Choice | None, names: Names) -> Choice | None:
+        """Return the best choice for these sites if it is better than `best`, else that."""
+        setting = self._setting(names, with_packings=True)
+        return best if setting is None else setting.thorough(best)
+
     def _quick(self, names: Names) -> Choice | None:
         setting = self._setting(names, with_packings=len(names) <= EVERY_SET_SITES - 2)
         return None if setting is None else setting.quick()
@@ -94,7 +108,7 @@ class Search:
     def _setting(self, names: Names, *, with_packings: bool) -> _Setting | None:
         topology = restricted(self.topology, names)
         ranks = [site.num_ranks for site in topology.sites]
-        times_s = [self._sequence_s[name] for name in names]
+        times_s = [self.sequence_s[name] for name in names]
         begin = balanced(ranks, times_s, self.job.trainer.global_batch)
         if begin is None or unreached(topology):
             return None
@@ -119,7 +133,7 @@ class Search:
     def _bound(self, names: Names) -> Rank | None:
         sites = [self.topology.site(name) for name in names]
         ranks = [site.num_ranks for site in sites]
-        times_s = [self._sequence_s[name] for name in names]
+        times_s = [self.sequence_s[name] for name in names]
         split = balanced(ranks, times_s, self.job.trainer.global_batch)
         if split is None:
             return None
@@ -179,20 +193,35 @@ class _Setting:
 
     def quick(self) -> Choice | None:
         """Return a good choice: the reductions with the least bounds, in one size."""
-        return self._best(self._bounded()[:_QUICK_WAYS], self._sizings[:1], is_split=False)
+        return self._best(None, self._bounded()[:_QUICK_WAYS], self._sizings[:1], is_split=False)
 
-    def thorough(self) -> Choice | None:
-        """Return the best choice; for more than EXACT_SITES sites one that is probably that."""
+    def thorough(self, against: Choice | None = None) -> Choice | None:
+        """Return the best choice; for more than EXACT_SITES sites one that is probably that.
+
+        Args:
+            against: Of other sites; returned if nothing is better.
+        """
         bounded = self._bounded()
         if len(self._ranks) > EXACT_SITES:
-            one_size = [self._best([each], self._sizings[:1], is_split=False) for each in bounded]
+            one_size = [
+                self._best(None, [each], self._sizings[:1], is_split=False) for each in bounded
+            ]
             order = sorted(
                 (choice.rank, index) for index, choice in enumerate(one_size) if choice is not None
             )
             bounded = [bounded[index] for _, index in order[:_THOROUGH_WAYS]]
-        return self._best(bounded, self._sizings, is_split=True)
+            return self._best_few(against, bounded)
+        return self._best(against, bounded, self._sizings, is_split=True)
 
-    def _bounded(self) -> list[tuple[float, int, int]]:
+    def _best_few(self, best: Choice | None, bounded: list[Bounded]) -> Choice | None:
+        """Spread the batch anew for each reduction and codec, in the size that is best before that."""
+        for each in bounded:
+            begun = self._best(None, [each], self._sizings, is_split=False)
+            if begun is not None:
+                best = self._best(best, [each], (begun.sizing,), is_split=True)
+        return best
+
+    def _bounded(self) -> list[Bounded]:
         """Return the least seconds of each reduction and codec, the shortest first."""
         job, topology = self._search.job, self._topology
         compute_s = max(
@@ -211,14 +240,16 @@ class _Setting:
 
     def _best(
         self,
-        bounded: list[tuple[float, int, int]],
+        best: Choice | None,
+        bounded: list[Bounded],
         sizes: tuple[Sizing, ...],
         *,
         is_split: bool,
     ) -> Choice | None:
-        best: Choice | None = None
+        """Return the best choice of these, or `best`."""
         for least_s, way_index, codec_index in bounded:
-            for size_index, sizing in enumerate(sizes):
+            for sizing in sizes:
+                size_index = self._sizings.index(sizing)
                 places = (float(codec_index), float(way_index), float(size_index))
                 choice = self._choice(least_s, sizing, places, best, is_split=is_split)
                 best = _better(best, choice)
@@ -288,7 +319,8 @@ def sizings(job: Job) -> tuple[Sizing, ...]:
     found = [
         Sizing(chunk_bytes=chunk_bytes, bucket_bytes=bucket_bytes)
         for bucket_bytes, chunk_bytes in pairs
-        if chunk_bytes <= bucket_bytes < 4 * largest
+        if chunk_bytes <= min(bucket_bytes, job.exchange.window_bytes or bucket_bytes)
+        and bucket_bytes < 4 * largest
     ]
     return tuple(dict.fromkeys((own, *found)))
 

@@ -106,7 +106,8 @@ def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree,
     if with_packings and pairs.num_sites > 2:
         for packing in packings(pairs, width(pairs, widest)):
             trees = weighted(pairs, packing)
-            yield f"{len(trees)} weighted trees", trees
+            form = f"{len(trees)} weighted trees"
+            yield form if len(trees) > 1 else f"tree at {pairs.names[trees[0].root]}", trees
 
 
 def _rings(pairs: Pairs) -> Iterable[tuple[int, ...]]:

@@ -1,0 +1,54 @@
+"""Plans of a job: made, read, and put into its documents as overrides, so that every process gets the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.documents import Pair, load_pair, read_text
+from topology.errors import ConfigError
+from topology.hashing import plan_hashes
+from topology.overrides import read_with_overrides
+from topology.planner.document import PlanFile, overrides_of
+from topology.planner.plan import make_plan
+
+
+def plan_of(pair: Pair) -> dict[str, Any]:
+    """Return a plan for a job, as its file has it.
+
+    Raises:
+        ConfigError: there is none, told at the job's line.
+    """
+    try:
+        return make_plan(pair.job, pair.described)
+    except ConfigError as error:
+        document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+        for problem in error.problems:
+            document.add(tuple(problem.path.split(".")), problem.message)
+        raise ConfigError(document.problems) from error
+
+
+def planned(pair: Pair) -> tuple[Pair, str]:
+    """Return the documents with a plan made for them, and what it chose in a line."""
+    plan = plan_of(pair)
+    return _with(pair, overrides_of(plan["decisions"])), plan["why"][0]
+
+
+def with_plan(pair: Pair, path: Path) -> Pair:
+    """Return the documents with what a plan file decides.
+
+    Raises:
+        ConfigError: the file has mistakes, its decisions do not fit, or it was made for others.
+    """
+    plan = PlanFile(read_text(path), str(path))
+    hashes = plan_hashes(pair.job, pair.described)
+    plan.check_made_for(hashes, str(pair.job_path), str(pair.topology_path))
+    try:
+        return _with(pair, plan.overrides())
+    except ConfigError as error:
+        raise plan.blamed(error) from error
+
+
+def _with(pair: Pair, overrides: list[str]) -> Pair:
+    own = [*pair.topology_overrides, *pair.job_overrides]
+    return load_pair(pair.job_path, [*own, *overrides], pair.topology_path)

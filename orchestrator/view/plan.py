@@ -1,0 +1,122 @@
+"""A plan for people: tables of sites, links and alternatives, and the reasons in sentences."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from orchestrator.view import figures
+from orchestrator.view.tables import Column, FittingTable
+
+WIDTH = 110
+_ALTERNATIVES = 10
+
+
+def shown(plan: Mapping[str, Any]) -> str:
+    """Return a plan, as its file has it, as text."""
+    predicted, exchange = plan["predicted"], plan["decisions"]["exchange"]
+    parts = [
+        "\n".join(textwrap.fill(each, WIDTH) for each in plan["why"]),
+        _table(_sites(plan)),
+        f"exchange: {exchange['codec']}, chunks of {exchange['chunk']}, buckets of "
+        f"{exchange['bucket']}, connections a link: {exchange['channels_per_link']}\n"
+        f"predicted: {figures.duration(predicted['step_s'])} a step, "
+        f"{figures.count(predicted['tokens_per_s'])} tokens/s, efficiency "
+        f"{predicted['efficiency']:.3f}"
+        + (f", {predicted['usd_per_step']:.4g} USD a step" if predicted["usd_per_step"] else ""),
+    ]
+    if plan["links"]:
+        parts.append(_table(_links(plan)))
+    if plan["alternatives"]:
+        parts.append(_table(_alternatives(plan)))
+    parts += [textwrap.fill(f"warning: {each}", WIDTH) for each in plan["warnings"]]
+    return "\n\n".join(parts)
+
+
+def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return what two plans decide and predict differently, by dotted path."""
+    parts = ("decisions", "predicted", "binding")
+    old = {path: value for part in parts for path, value in _leaves(part, before[part])}
+    new = {path: value for part in parts for path, value in _leaves(part, after[part])}
+    return [
+        {
+            "path": path,
+            "before": str(old.get(path, figures.UNKNOWN)),
+            "after": str(new.get(path, figures.UNKNOWN)),
+        }
+        for path in dict.fromkeys((*old, *new))
+        if old.get(path) != new.get(path)
+    ]
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield single values by path; of a placement, each site's sequences by its name."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _leaves(f"{path}.{key}", each)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            if isinstance(each, dict) and set(each) == {"site", "sequences"}:
+                yield f"{path}.{each['site']}", each["sequences"]
+            else:
+                yield from _leaves(f"{path}.{index}", each)
+    else:
+        yield path, value
+
+
+def _sites(plan: Mapping[str, Any]) -> list[Column]:
+    step_s, sites = plan["predicted"]["step_s"], plan["sites"]
+    return [
+        Column("site", [each["site"] for each in sites], is_text=True),
+        Column("sequences", [str(each["sequences"] or figures.UNKNOWN) for each in sites]),
+        Column("compute", [figures.duration(each["compute_s"]) for each in sites]),
+        Column("without it", [_otherwise(each, step_s, is_taken=True) for each in sites]),
+        Column("with it", [_otherwise(each, step_s, is_taken=False) for each in sites]),
+    ]
+
+
+def _otherwise(site: Mapping[str, Any], step_s: float, *, is_taken: bool) -> str:
+    other_s = site["step_s_otherwise"]
+    if other_s is None or bool(site["sequences"]) is not is_taken:
+        return figures.UNKNOWN
+    return f"{figures.duration(other_s)} ({figures.factor(other_s / step_s)})"
+
+
+def _links(plan: Mapping[str, Any]) -> list[Column]:
+    step_s, links = plan["predicted"]["step_s"], plan["links"]
+    return [
+        Column("link", [" - ".join(each["between"]) for each in links], is_text=True),
+        Column("busy", [figures.share(each["busy"]) for each in links]),
+        Column(
+            "step with 1 Gbit/s more",
+            [_gained(each["step_s_with_one_more_gbit_s"], step_s) for each in links],
+        ),
+    ]
+
+
+def _gained(other_s: float, step_s: float) -> str:
+    return f"{figures.duration(other_s)} ({figures.factor(other_s / step_s)})"
+
+
+def _alternatives(plan: Mapping[str, Any]) -> list[Column]:
+    step_s = plan["predicted"]["step_s"]
+    listed = plan["alternatives"][:_ALTERNATIVES]
+    return [
+        Column("instead", [each["what"] for each in listed], is_text=True),
+        Column("step", [_gained(each["step_s"], step_s) for each in listed]),
+        Column(
+            "USD a step",
+            [f"{each['usd_per_step']:.4g}" if each["usd_per_step"] else "-" for each in listed],
+        ),
+    ]
+
+
+def _table(columns: list[Column]) -> str:
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    with console.capture() as capture:
+        console.print(FittingTable(columns))
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -1,0 +1,88 @@
+"""Jobs and topologies for tests of the planner: made in code, from a seed where there are many."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable, Sequence
+
+from topology.job import Exchange, Job, Model, PlanWishes, Trainer
+from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+
+SMALL = Model(layers=2, heads=2, width=64, context=32)
+"""A hundred thousand parameters."""
+
+
+def a_world(
+    speeds: Sequence[float],
+    links: Iterable[tuple[int, int, float, float]],
+    *,
+    ranks: Sequence[int] | None = None,
+    price: float | None = None,
+    egress: float = 0.0,
+) -> Topology:
+    """Return sites s0, s1, ... with these FLOP/s a rank, and links (one, other, bytes/s, RTT) both ways."""
+    sites = tuple(
+        Site(
+            name=f"s{index}",
+            index=index,
+            nodes=1,
+            accelerators_per_node=1 if ranks is None else ranks[index],
+            accelerator=Accelerator(
+                name=f"chip{index}",
+                peak_flops_per_s={"bf16": speed},
+                memory_bytes=1 << 30,
+                mfu=1.0,
+                price_usd_per_h=price,
+            ),
+            address="127.0.0.1",
+        )
+        for index, speed in enumerate(speeds)
+    )
+    return Topology(
+        name="t",
+        sites=sites,
+        links=tuple(
+            Link(
+                source=f"s{source}",
+                target=f"s{target}",
+                bytes_per_s=rate,
+                rtt_s=rtt_s,
+                rtt_origin="rtt",
+                egress_usd_per_byte=egress,
+            )
+            for one, other, rate, rtt_s in links
+            for source, target in ((one, other), (other, one))
+        ),
+        failure=Failure(detect_within_s=15, min_sites=1, start_within_s=120),
+        coordinator=Endpoint(host="127.0.0.1", port=0),
+        emulate=True,
+        emulator="relay",
+    )
+
+
+def a_random_world(chance: random.Random, num_sites: int, *, density: float = 1.0) -> Topology:
+    """Return sites of several speeds, joined: by a random tree, and by more links with `density`."""
+    pairs = {(chance.randrange(child), child) for child in range(1, num_sites)}
+    pairs |= {
+        (one, other)
+        for other in range(num_sites)
+        for one in range(other)
+        if chance.random() < density
+    }
+    links = [
+        (one, other, 10 ** chance.uniform(5.5, 8.0), chance.uniform(0.002, 0.2))
+        for one, other in sorted(pairs)
+    ]
+    return a_world([chance.choice((4e8, 2e8, 1e8)) for _ in range(num_sites)], links)
+
+
+def a_job(batch: int = 16, **wishes: object) -> Job:
+    """Return a job of modelled compute, whose plan may decide what `wishes` say."""
+    return Job(
+        name="j",
+        topology="t.yaml",
+        exchange=Exchange(codec="fp32", chunk_bytes=64 << 10, bucket_bytes=256 << 10),
+        trainer=Trainer(compute="modelled", global_batch=batch, micro_batch=2, model=SMALL),
+        plan=dataclasses.replace(PlanWishes(), **wishes),  # type: ignore[arg-type] # by name
+    )

@@ -1,0 +1,194 @@
+"""The planner's choice, against every other that there is, and against random ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fakes.plannable import a_job, a_random_world, a_world
+from topology.job import Job, Reduction
+from topology.pairs import pairs_of
+from topology.placement import restricted, unreached
+from topology.planner.choice import Sizing
+from topology.planner.search import Search, sizings
+from topology.planner.shares import Split, busiest
+from topology.planner.ways import ways
+from topology.step_time import StepModel
+from topology.tree_shapes import ring_paths
+from topology.trees import ReductionPlan, star
+from topology.world import Topology
+
+
+def every_split(ranks: list[int], batch: int) -> Iterator[Split]:
+    ranges = [range(each, batch + 1) for each in ranks]
+    return (split for split in itertools.product(*ranges) if sum(split) == batch)
+
+
+def every_plan(job: Job, topology: Topology) -> Iterator[ReductionPlan]:
+    """Yield what the planner has to choose from, and named forms made here, by themselves."""
+    yield from (way.plan for way in ways(job, topology))
+    pairs, count = pairs_of(topology), len(topology.sites)
+    for hub in range(count):
+        if count > 1 and not pairs.missing(hub):
+            yield ReductionPlan(count, (star(count, hub),), "")
+    if count > 2 and not any(pairs.missing(site) for site in range(count)):
+        for order in itertools.permutations(range(count)):
+            yield ReductionPlan(count, ring_paths(order), "")
+
+
+def with_exchange(job: Job, codec: str, sizing: Sizing) -> Job:
+    exchange = dataclasses.replace(
+        job.exchange,
+        codec=codec,
+        chunk_bytes=sizing.chunk_bytes,
+        bucket_bytes=sizing.bucket_bytes,
+    )
+    return dataclasses.replace(job, exchange=exchange)
+
+
+def exhaustive_s(job: Job, topology: Topology) -> float:
+    """Return the least seconds of a step of everything that can be decided."""
+    assert job.plan is not None
+    names = [site.name for site in topology.sites]
+    best_s = float("inf")
+    for count in range(1, len(names) + 1):
+        for chosen in itertools.combinations(names, count):
+            part = restricted(topology, chosen)
+            if unreached(part):
+                continue
+            ranks = [site.num_ranks for site in part.sites]
+            for plan, codec, sizing in itertools.product(
+                every_plan(job, part), job.plan.codecs, sizings(job)
+            ):
+                model = StepModel(with_exchange(job, codec, sizing), part, plan)
+                for split in every_split(ranks, job.trainer.global_batch):
+                    best_s = min(best_s, model.step_s(busiest(split, ranks)))
+    return best_s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "num_sites"), [(1, 2), (2, 3), (3, 3), (4, 3), (5, 4)])
+def test_of_few_sites_it_is_the_best_of_all(seed: int, num_sites: int) -> None:
+    chance = random.Random(seed)
+    topology = a_random_world(chance, num_sites, density=0.7)
+    job = a_job(batch=8, codecs=("fp32", "bf16", "int8"))
+    choice = Search(job, topology).best()
+    assert choice is not None
+    assert choice.step_s == pytest.approx(exhaustive_s(job, topology), rel=1e-9), f"{seed=}"
+
+
+def random_step_s(chance: random.Random, job: Job, topology: Topology) -> float:
+    """Return the seconds of a step of anything that a plan could be."""
+    while True:
+        names = [site.name for site in topology.sites if chance.random() < 0.7]
+        part = restricted(topology, names)
+        if names and not unreached(part):
+            break
+    way = chance.choice(ways(job, part))
+    sized = with_exchange(job, job.exchange.codec, chance.choice(sizings(job)))
+    split = [1] * len(names)
+    for _ in range(job.trainer.global_batch - len(names)):
+        split[chance.randrange(len(names))] += 1
+    return StepModel(sized, part, way.plan).step_s(split)
+
+
+@pytest.mark.slow
+def test_of_more_sites_it_is_no_worse_than_random_plans() -> None:
+    job = a_job(batch=8)
+    # One size of chunk and bucket: there are 200 plans to make.
+    one = dataclasses.replace(job.exchange, window_bytes=job.exchange.chunk_bytes, schedule="serial")
+    job = dataclasses.replace(job, exchange=one)
+    for seed in range(200):
+        chance = random.Random(seed)
+        topology = a_random_world(chance, 5, density=chance.choice((0.0, 0.3, 0.6)))
+        choice = Search(job, topology).best()
+        assert choice is not None
+        for _ in range(4):
+            assert choice.step_s <= random_step_s(chance, job, topology) * (1 + 1e-9), f"{seed=}"
+
+
+def test_a_site_that_slows_the_others_is_left_out() -> None:
+    near = [(0, 1, 1e9, 0.001), (0, 2, 1e4, 0.2), (1, 2, 1e4, 0.2)]
+    search = Search(a_job(codecs=("fp32",)), a_world([4e8, 4e8, 4e8], near))
+    choice = search.best()
+    assert choice is not None
+    assert choice.sites == ("s0", "s1")
+    everybody = Search(a_job(codecs=("fp32",), sites="all"), search.topology).best()
+    assert everybody is not None
+    assert everybody.sites == ("s0", "s1", "s2")
+    assert everybody.step_s > 2 * choice.step_s
+
+
+def test_a_faster_site_takes_more() -> None:
+    world = a_world([3e8, 1e8], [(0, 1, 1e10, 0.0)])
+    choice = Search(a_job(16), world).best()
+    assert choice is not None
+    assert choice.sequences == (12, 4)
+
+
+def test_what_the_job_names_is_kept() -> None:
+    world = a_world([1e8] * 3, [(0, 1, 1e7, 0.01), (0, 2, 1e7, 0.01), (1, 2, 1e7, 0.01)])
+    job = dataclasses.replace(a_job(), reduction=Reduction(tree="star", hub="s1"))
+    choice = Search(job, world).best()
+    assert choice is not None
+    assert "s1" in choice.sites
+    assert choice.codec == "fp32"
+    assert choice.way.plan.trees == (star(len(choice.sites), choice.sites.index("s1")),)
+
+
+def test_money_leaves_out_what_costs_more_than_it_brings() -> None:
+    links = [(0, 1, 1e9, 0.001)]
+    world = a_world([4e8, 1e8], links, price=2.0, egress=1e-9)
+    fast = Search(a_job(16), world).best()
+    cheap = Search(a_job(16, objective="cost"), world).best()
+    assert fast is not None
+    assert cheap is not None
+    assert (fast.sites, cheap.sites) == (("s0", "s1"), ("s0",))
+    assert cheap.usd_per_step < fast.usd_per_step
+    assert cheap.step_s > fast.step_s
+
+
+def test_too_few_sequences_leave_sites_out_or_give_no_plan() -> None:
+    world = a_world([1e8, 1e8], [(0, 1, 1e10, 0.0)], ranks=[3, 5])
+    choice = Search(a_job(4), world).best()
+    assert choice is not None
+    assert choice.sites == ("s0",)
+    assert Search(a_job(2), world).best() is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_bandwidth_never_gives_a_slower_plan(seed: int) -> None:
+    chance = random.Random(seed)
+    topology = a_random_world(chance, 3)
+    job = a_job(8, codecs=("fp32", "int8"))
+    before_s = float("inf")
+    for _ in range(4):
+        choice = Search(job, topology).best()
+        assert choice is not None
+        assert choice.step_s <= before_s * (1 + 1e-9), f"{seed=}"
+        before_s = choice.step_s
+        picked = chance.choice(topology.links)
+        wider = frozenset((picked.source, picked.target))
+        factor = chance.uniform(1.0, 4.0)
+        links = tuple(
+            dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor)
+            if {link.source, link.target} == wider
+            else link
+            for link in topology.links
+        )
+        topology = dataclasses.replace(topology, links=links)
+
+
+def test_links_that_cost_nothing_leave_nothing_but_compute() -> None:
+    world = a_world([1e8] * 3, [(0, 1, 1e15, 0.0), (0, 2, 1e15, 0.0), (1, 2, 1e15, 0.0)])
+    choice = Search(a_job(12), world).best()
+    assert choice is not None
+    assert choice.sequences == (4, 4, 4)
+    ranks = [1, 1, 1]
+    compute_s = max(choice.model(a_job(12), world).compute_s(busiest(choice.sequences, ranks)))
+    # What a gateway needs for its last bucket is no cost of the links.
+    assert compute_s / choice.step_s == pytest.approx(1.0, abs=0.005)

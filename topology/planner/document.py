@@ -1,0 +1,234 @@
+"""The plan file: what was decided, for which job and topology, and why. Read strictly, written plainly.
+
+Only `decisions` changes a run. They may be edited: they are checked as if they stood in the job. The
+rest is for people, and for programs that compare plans.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from topology.document import Document
+from topology.errors import ConfigError, Problem
+from topology.fields import Count, Number, Strict, Text, choice, version_one
+from topology.job import CODECS
+from topology.job_models import Bucket, Channels, Chunk, PlacedModel, ReductionModel
+from topology.overrides import read_with_overrides
+from topology.scalars import ScalarError, read_plain
+from topology.validation import validate
+
+Seconds = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0)]
+Dollars = Annotated[Number, Field(ge=0)]
+_JOB_PATHS = {
+    "placement": "placement",
+    "reduction": "reduction",
+    "micro_batch": "trainer.micro_batch",
+    **{
+        f"exchange.{key}": f"exchange.{key}"
+        for key in ("codec", "chunk", "bucket", "channels_per_link")
+    },
+}
+"""Of each decision, where it stands in a job."""
+
+
+class MadeForModel(Strict):
+    """What the plan follows from: topology.hashing.plan_hashes."""
+
+    job: Text
+    topology: Text
+
+
+class DecidedExchangeModel(Strict):
+    """How gradients cross."""
+
+    codec: Annotated[str, *choice(CODECS)]
+    chunk: Chunk
+    bucket: Bucket
+    channels_per_link: Channels
+
+
+class DecisionsModel(Strict):
+    """What a launch with this plan does."""
+
+    placement: Annotated[list[PlacedModel], Field(min_length=1)]
+    exchange: DecidedExchangeModel
+    reduction: ReductionModel
+    micro_batch: Count
+
+
+class PredictedModel(Strict):
+    """What a step comes to."""
+
+    step_s: Seconds
+    compute_s: Seconds
+    """Of the site that computes longest."""
+    exchange_s: Seconds
+    """Of an exchange that nothing hides."""
+    efficiency: Share
+    """Of what the sites that take part commit each by itself."""
+    tokens_per_s: Share
+    egress_bytes_per_step: Share
+    usd_per_step: Dollars
+
+
+class AlternativeModel(Strict):
+    """Another plan that was weighed."""
+
+    what: Text
+    step_s: Seconds
+    usd_per_step: Dollars
+
+
+class SiteModel(Strict):
+    """One site of the topology, taking part or not."""
+
+    site: Text
+    sequences: Annotated[int, Field(ge=0)]
+    compute_s: Seconds
+    step_s_otherwise: Seconds | None
+    """Without it, or with it if it takes no part; null where that cannot be."""
+
+
+class LinkModel(Strict):
+    """One link between sites that take part."""
+
+    between: Annotated[list[Text], Field(min_length=2, max_length=2)]
+    busy: Share
+    """Of a step, in the busier direction."""
+    step_s_with_one_more_gbit_s: Seconds
+
+
+class InputModel(Strict):
+    """A figure that the plan rests on."""
+
+    what: Text
+    value: Text
+    origin: Text
+
+
+class PlanFileModel(Strict):
+    """A plan file."""
+
+    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    made_for: MadeForModel
+    decisions: DecisionsModel
+    predicted: PredictedModel
+    binding: Text
+    why: list[Text]
+    warnings: list[Text]
+    alternatives: list[AlternativeModel]
+    sites: list[SiteModel]
+    links: list[LinkModel]
+    inputs: list[InputModel]
+
+
+class PlanFile:
+    """A plan as it was read, with the places of what it says."""
+
+    def __init__(self, text: str, source: str) -> None:
+        """Parse a plan.
+
+        Raises:
+            ConfigError: with every mistake, each at its line and column.
+        """
+        self._document = read_with_overrides(text, source, ())
+        model = validate(self._document, PlanFileModel)
+        self._document.raise_problems()
+        assert model is not None, "a model that is not valid has problems"
+        self.model = model
+        self.plain: dict[str, Any] = {**self._document.mapping()}
+        """As written."""
+
+    @property
+    def source(self) -> str:
+        """What messages call it."""
+        return self._document.source
+
+    def overrides(self) -> list[str]:
+        """Return the decisions as overrides of a job."""
+        return overrides_of(self.plain["decisions"])
+
+    def check_made_for(self, hashes: tuple[str, str], job: str, topology: str) -> None:
+        """Refuse another job, or another topology, than the plan was made for.
+
+        Args:
+            hashes: topology.hashing.plan_hashes of what is to be run.
+            job: What messages call it.
+            topology: Likewise.
+
+        Raises:
+            ConfigError: at the plan's line.
+        """
+        made_for = self.model.made_for
+        for key, ours, theirs, name in (
+            ("job", hashes[0], made_for.job, job),
+            ("topology", hashes[1], made_for.topology, topology),
+        ):
+            if ours != theirs:
+                self._document.add(
+                    ("made_for", key),
+                    f"made for another {key} than {name} ({theirs[:12]}, and this is {ours[:12]}): "
+                    f"make it again with `isthmus plan {job} --out {self.source}`",
+                )
+        self._document.raise_problems()
+
+    def blamed(self, error: ConfigError) -> ConfigError:
+        """Return an error of the job with the plan's decisions in it, told at the plan's lines."""
+        told = Document(self.source, "")
+        for problem in error.problems:
+            path = _path_in_plan(problem)
+            if path is None:
+                told.problems.append(problem)
+            else:
+                place = self._document.place(path)
+                self._document.add_at(place, problem.message, path)
+        return ConfigError([*self._document.problems, *told.problems])
+
+
+def overrides_of(decisions: dict[str, Any]) -> list[str]:
+    """Return decisions as a plan file has them as overrides of a job: `path=value` each."""
+    found = []
+    for path, in_job in _JOB_PATHS.items():
+        value: Any = decisions
+        for key in path.split("."):
+            value = value[key]
+        # JSON is YAML in which a text cannot be taken for anything else.
+        found.append(f"{in_job}={json.dumps(value, ensure_ascii=False)}")
+    return found
+
+
+def _path_in_plan(problem: Problem) -> tuple[str | int, ...] | None:
+    """Return which decision a problem of the job is about, by keys and positions."""
+    for path, in_job in _JOB_PATHS.items():
+        if problem.path == in_job or problem.path.startswith(f"{in_job}."):
+            rest = problem.path[len(in_job) :].strip(".")
+            parts = [*path.split("."), *(rest.split(".") if rest else [])]
+            return ("decisions", *(int(part) if part.isdecimal() else part for part in parts))
+    return None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what our reader would take for something else than a text: it reads YAML 1.2."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    try:
+        is_plain = read_plain(text) == text
+    except ScalarError:
+        is_plain = False
+    style = None if is_plain else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def plan_text(plain: dict[str, Any]) -> str:
+    """Return a plan as its file holds it."""
+    body: str = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return f"# Made by `isthmus plan`. Edit the decisions if you like: `isthmus launch JOB --plan FILE`.\n{body}"

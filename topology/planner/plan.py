@@ -1,0 +1,127 @@
+"""A plan as plain values: what was decided, what it comes to, and why. topology/planner/document.py reads it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from topology.errors import ConfigError, Problem
+from topology.hashing import plan_hashes
+from topology.job import Job
+from topology.planner.alternatives import alternatives
+from topology.planner.choice import Choice
+from topology.planner.search import Search
+from topology.planner.shares import busiest
+from topology.planner.sources import inputs, warnings
+from topology.planner.why import binding, sentences
+from topology.planner.worth import link_worths, site_worths
+from topology.step_time import StepModel
+from topology.units import format_size
+from topology.world import Topology
+
+
+def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
+    """Return the best plan for a job on a topology, as its file has it.
+
+    Args:
+        job: Its placement is not looked at; its `plan` says what may be decided.
+        topology: Described in full.
+
+    Raises:
+        ConfigError: nothing can be planned, or no set of sites can run the job.
+    """
+    if job.exchange.schedule == "off":
+        raise _refused("exchange.schedule", "off exchanges nothing: there is nothing to plan")
+    search = Search(job, topology)
+    choice = search.best()
+    if choice is None:
+        raise _refused(
+            "trainer.global_batch",
+            f"{job.trainer.global_batch} sequences are too few for the ranks of any sites that are "
+            "joined, or the reduction that the job names fits none of them",
+        )
+    job_hash, topology_hash = plan_hashes(job, topology)
+    model = choice.model(search.job, topology)
+    weighed = alternatives(search, choice)
+    sites = site_worths(search, choice)
+    links = link_worths(search, choice, model)
+    bound = binding(choice, topology, model)
+    plain: dict[str, Any] = _rounded(
+        {
+            "version": 1,
+            "made_for": {"job": job_hash, "topology": topology_hash},
+            "decisions": decisions(choice, job),
+            "predicted": _predicted(search, choice, model),
+            "binding": bound,
+            "why": sentences(search, choice, model, bound, weighed, sites),
+            "warnings": warnings(job, topology),
+            "alternatives": weighed,
+            "sites": sites,
+            "links": links,
+            "inputs": inputs(search, choice),
+        }
+    )
+    return plain
+
+
+def decisions(choice: Choice, job: Job) -> dict[str, Any]:
+    """Return what a launch with this choice does, in the words of a job."""
+    reduction = choice.way.reduction
+    written: dict[str, Any] = {"tree": reduction.tree}
+    if reduction.trees:
+        written = {
+            "trees": [
+                {"root": tree.root, "parents": dict(tree.parents), "weight": tree.weight}
+                for tree in reduction.trees
+            ]
+        }
+    channels = job.exchange.channels_per_link
+    return {
+        "placement": [
+            {"site": site, "sequences": count}
+            for site, count in zip(choice.sites, choice.sequences, strict=True)
+        ],
+        "exchange": {
+            "codec": choice.codec,
+            "chunk": format_size(choice.sizing.chunk_bytes),
+            "bucket": format_size(choice.sizing.bucket_bytes),
+            "channels_per_link": "auto" if channels is None else channels,
+        },
+        "reduction": written,
+        "micro_batch": job.trainer.micro_batch,
+    }
+
+
+def _predicted(search: Search, choice: Choice, model: StepModel) -> dict[str, float]:
+    job, topology = search.job, choice.topology(search.topology)
+    ranks = [site.num_ranks for site in topology.sites]
+    compute_s = model.compute_s(busiest(choice.sequences, ranks))
+    batch = job.trainer.global_batch
+    alone = math.fsum(
+        count / each_s for count, each_s in zip(choice.sequences, compute_s, strict=True)
+    )
+    return {
+        "step_s": choice.step_s,
+        "compute_s": max(compute_s),
+        "exchange_s": model.exchange_s,
+        "efficiency": batch / choice.step_s / alone,
+        "tokens_per_s": batch * job.trainer.model.context / choice.step_s,
+        "egress_bytes_per_step": math.fsum(model.link_bytes.values()),
+        "usd_per_step": choice.usd_per_step,
+    }
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 - any plain value
+    """Return the same with its floats in six significant digits, as people and YAML read them."""
+    match value:
+        case float():
+            return float(f"{value:.6g}")
+        case dict():
+            return {key: _rounded(each) for key, each in value.items()}
+        case list():
+            return [_rounded(each) for each in value]
+    return value
+
+
+def _refused(path: str, message: str) -> ConfigError:
+    return ConfigError([Problem("job", 0, 0, message, path)])

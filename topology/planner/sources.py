@@ -1,0 +1,92 @@
+"""Where the figures of a plan come from, and which of them contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from topology.codec_costs import usual_ratio
+from topology.compute import flops_per_sequence, num_parameters
+from topology.job import Job
+from topology.planner.choice import Choice
+from topology.planner.search import Search
+from topology.units import format_duration, format_fraction, format_rate
+from topology.wire_load import RATIOS
+from topology.world import Link, Topology
+
+DIFFERS = 0.2
+"""Share by which a measured figure may be off the described one before that is told."""
+_RTT_ORIGINS = {
+    "measured": "measured",
+    "rtt": "the topology's rtt",
+    "distance": "the topology's distance, at the speed of light in fibre",
+    "locations": "the sites' locations, at the speed of light in fibre",
+}
+
+
+def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
+    """Return every figure that the plan rests on, with its origin."""
+    found = [*_of_the_job(search.job, choice), *_of_the_sites(search.topology)]
+    for link in search.topology.links:
+        found += _of_link(link)
+    return [{"what": what, "value": value, "origin": origin} for what, value, origin in found]
+
+
+def _of_the_job(job: Job, choice: Choice) -> Iterator[tuple[str, str, str]]:
+    model = job.trainer.model
+    yield "parameters", f"{num_parameters(model):,}", "trainer.model"
+    flops = flops_per_sequence(model)
+    yield "a sequence", f"{flops / 1e9:.4g} GFLOP", "trainer.model: 6 N + 12 L W T a token"
+    for codec in dict.fromkeys((choice.codec, *(job.plan.codecs if job.plan else ()))):
+        measured = "measured once, docs/codecs.md; gradients differ"
+        origin = "exact" if codec in RATIOS else measured
+        yield f"{codec}, of float32", format_fraction(usual_ratio(codec)), origin
+
+
+def _of_the_sites(topology: Topology) -> Iterator[tuple[str, str, str]]:
+    for site in topology.sites:
+        accelerator = site.accelerator
+        peak = max(accelerator.peak_flops_per_s.values())
+        value = f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, MFU {accelerator.mfu:g}"
+        yield site.name, value, f"the topology's accelerator {accelerator.name!r}"
+
+
+def _of_link(link: Link) -> Iterator[tuple[str, str, str]]:
+    name = f"{link.source} → {link.target}"
+    at = "" if link.measured_at is None else f" at {link.measured_at}"
+    is_measured = link.bandwidth_origin == "measured"
+    origin = f"measured{at}" if is_measured else "the topology's bandwidth"
+    if link.share < 1:
+        origin += f", of which a run may use {format_fraction(link.share)}"
+    yield f"{name}, bandwidth", format_rate(link.bytes_per_s), origin
+    told = _RTT_ORIGINS.get(link.rtt_origin, link.rtt_origin)
+    origin = f"{told}{at}" if link.rtt_origin == "measured" else told
+    yield f"{name}, round trip", format_duration(link.rtt_s), origin
+
+
+def warnings(job: Job, topology: Topology) -> list[str]:
+    """Return what makes the plan's figures doubtful."""
+    found = [each for link in topology.links for each in _contradictions(link)]
+    if job.entrypoint is not None:
+        found.append(
+            "the model of a script of your own is not known: figures are those of trainer.model"
+        )
+    scheduled = [f"{link.source} → {link.target}" for link in topology.links if link.schedule]
+    if scheduled:
+        found.append(
+            f"{', '.join(scheduled)}: the bandwidth is that outside of the periods in schedule"
+        )
+    return found
+
+
+def _contradictions(link: Link) -> Iterator[str]:
+    name = f"{link.source} → {link.target}"
+    for what, used, described, style in (
+        ("bandwidth", link.bytes_per_s, link.described_bytes_per_s, format_rate),
+        ("round trip", link.rtt_s, link.described_rtt_s, format_duration),
+    ):
+        if described and abs(used / described - 1) > DIFFERS:
+            yield (
+                f"{name}: the {what} was measured as {style(used)} and is described as "
+                f"{style(described)}; the measured one counts"
+            )

@@ -1,0 +1,81 @@
+"""What each site is worth, and what one more Gbit/s on each link would buy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from topology.planner.choice import Choice
+from topology.planner.search import EXACT_SITES, Search
+from topology.planner.shares import busiest
+from topology.step_time import StepModel
+from topology.world import Topology
+
+GBIT_BYTES_PER_S = 125e6
+
+
+def site_worths(search: Search, choice: Choice) -> list[dict[str, Any]]:
+    """Return each site of the topology with the step without it; or with it, if it takes no part."""
+    taken = dict(zip(choice.sites, choice.sequences, strict=True))
+    found = []
+    for site in search.topology.sites:
+        sequences = taken.get(site.name, 0)
+        others = [name for name in choice.sites if name != site.name]
+        wanted = others if sequences else [*others, site.name]
+        otherwise = search.estimate(wanted) if wanted else None
+        [most] = busiest((sequences,), [site.num_ranks])
+        found.append(
+            {
+                "site": site.name,
+                "sequences": sequences,
+                "compute_s": most * search.sequence_s[site.name],
+                "step_s_otherwise": None if otherwise is None else otherwise.step_s,
+            }
+        )
+    return found
+
+
+def link_worths(search: Search, choice: Choice, model: StepModel) -> list[dict[str, Any]]:
+    """Return each link between sites that take part: how busy it is, and the step if it were wider.
+
+    For few sites the plan is made anew, by the same sites, with the wider link; for more, the same
+    decisions are looked at.
+    """
+    topology = choice.topology(search.topology)
+    index = {site.name: site.index for site in topology.sites}
+    found, seen = [], set()
+    for link in topology.links:
+        pair = frozenset((link.source, link.target))
+        if pair in seen:
+            continue
+        seen.add(pair)
+        one, other = index[link.source], index[link.target]
+        busy_s = max(model.link_s.get(hop, 0.0) for hop in ((one, other), (other, one)))
+        wider = _widened(search.topology, pair)
+        found.append(
+            {
+                "between": [link.source, link.target],
+                "busy": busy_s / choice.step_s,
+                "step_s_with_one_more_gbit_s": _step_s(search, choice, wider),
+            }
+        )
+    return found
+
+
+def _widened(topology: Topology, pair: frozenset[str]) -> Topology:
+    links = tuple(
+        dataclasses.replace(link, bytes_per_s=link.bytes_per_s + GBIT_BYTES_PER_S)
+        if {link.source, link.target} == pair
+        else link
+        for link in topology.links
+    )
+    return dataclasses.replace(topology, links=links)
+
+
+def _step_s(search: Search, choice: Choice, topology: Topology) -> float:
+    ranks = [site.num_ranks for site in choice.topology(topology).sites]
+    same_s = choice.model(search.job, topology).step_s(busiest(choice.sequences, ranks))
+    if len(ranks) > EXACT_SITES:
+        return same_s
+    anew = Search(search.job, topology).best_of(choice.sites)
+    return same_s if anew is None else min(same_s, anew.step_s)
