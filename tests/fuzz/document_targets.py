@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import sqlite3
+from pathlib import Path
 
 from orchestrator.bench.record import BENCH, read_bench
 from orchestrator.home import RunFolder
@@ -21,14 +22,17 @@ from protos.control.v1 import control_pb2
 from tests.fakes.recorded_runs import metric, record_bench, record_run
 from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import MIB, Target
-from tests.topology import fault_documents
+from tests.topology import documents, fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
+from topology.editing import with_measured
 from topology.errors import ConfigError
 from topology.faults import expand, load_faults
+from topology.importing.importing import Wishes, import_topology
 from topology.load import document_kind, load_job, load_topology, split_overrides
 from topology.reading import read_document
 from topology.reduction_plans import plan_reduction
 
+_MAPS = Path(documents.__file__).parent / "maps"
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
 _WORLD = load_topology(TOPOLOGY, "topology.yaml")
 _TREES = """\
@@ -65,6 +69,28 @@ def _load_faults(data: bytes) -> None:
 def _plan(data: bytes) -> None:
     plan = plan_reduction(load_job(_text(data), "job.yaml"), _WORLD)
     assert all(plan.neighbours(site) for site in range(plan.num_sites))
+
+
+def _import_map(data: bytes) -> None:
+    import_topology(_text(data), "map", Wishes(bytes_per_s=1.25e9))
+
+
+def _map_target(name: str, file: str) -> Target:
+    return Target(
+        name=name,
+        decode=_import_map,
+        refusals=(ConfigError,),
+        samples=lambda: [(_MAPS / file).read_bytes()],
+        most_bytes=lambda data: 4 * MIB + json_bytes(data),
+        mutations=60,
+    )
+
+
+def _write_measured(data: bytes) -> None:
+    """Write figures into a topology that is valid; nothing else of it may change."""
+    before = load_topology(_text(data), "t.yaml")
+    text = with_measured(_text(data), "t.yaml", {0: {"bandwidth": "87Mbit/s", "rtt": "31ms"}})
+    assert load_topology(text, "t.yaml").sites == before.sites
 
 
 def _override(data: bytes) -> None:
@@ -202,6 +228,9 @@ DOCUMENT_TARGETS = (
         most_bytes=lambda data: 2 * MIB + json_bytes(data),
         mutations=60,
     ),
+    _yaml_target("measured-figures", _write_measured, [TOPOLOGY], 30),
+    _map_target("map-node-link", "backbone.json"),
+    _map_target("map-graphml", "zoo.graphml"),
     Target(
         name="journal",
         decode=_read_journal,
