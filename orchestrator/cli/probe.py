@@ -173,7 +173,9 @@ def _measure(
     if topology.emulate and emulator is None:
         emulator = "relay"  # a coordinator elsewhere does not tell: claim no more than is sure
     try:
-        records = [json.loads(line) for line in (folders[0] / "metrics.jsonl").open()]
+        records = [
+            json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()
+        ]
         return read_directions(records, topology, directions(topology), emulator), emulator
     except (ProbeError, KeyError, ValueError) as error:
         raise CommandError("INTERNAL", f"run {run_id}: {error}", where) from error

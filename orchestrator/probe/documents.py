@@ -67,7 +67,7 @@ def estimate_s(topology: Topology, probe: Probe) -> float:
         piece_s = max(min(0.25, probe.window_s / 4), 6 * link.rtt_s)
         echoes_s = min(4.0, probe.echoes * link.rtt_s)
         total_s += echoes_s + (len(probe.connections) + 1) * (
-            6 * piece_s + max(probe.window_s, 2 * piece_s)
+            9 * piece_s + max(probe.window_s, 2 * piece_s)
         )
     return total_s
 

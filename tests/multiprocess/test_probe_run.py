@@ -1,0 +1,38 @@
+"""A probe of an emulated link: real agents and gateways, and figures that are those configured."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.multiprocess.harness import Bench, topology_yaml
+from topology.load import load_topology
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+END_S = 30.0
+
+
+def test_what_is_configured_is_measured_and_written_back(run: Bench) -> None:
+    text = topology_yaml([(2, 4), (1, 1)], emulator="relay", rtt="10ms", bandwidth="20Mbit/s")
+    path = run.folder / "topology.yaml"
+    path.write_text(f"{text}# by hand\n")
+
+    done = run.isthmus(
+        *("probe", str(path), "--connections", "2", "--window", "200ms", "--write", "--json")
+    ).check()
+
+    data = done.envelope["data"]
+    assert data["emulator"] == "relay"
+    assert [(each["source"], each["target"]) for each in data["links"]] == [("a", "b"), ("b", "a")]
+    for each in data["links"]:
+        assert (each["configured_bytes_per_s"], each["configured_rtt_s"]) == (2.5e6, 0.01)
+        # What was configured is the floor of the one and about the ceiling of the other.
+        assert each["rtt_s_p50"] >= 0.0095, each
+        assert 0 < each["bandwidth_bytes_per_s"] <= 1.3 * 2.5e6, each
+        assert each["loss"] is None  # TCP ends at the relay
+    after = path.read_text()
+    assert after.endswith("# by hand\n")
+    link = load_topology(after, "t").link("b", "a")
+    assert link is not None
+    assert (link.rtt_origin, link.measured_at) == ("measured", data["at"])
+    run.wait_for_nothing_left(END_S)
