@@ -8,10 +8,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import yaml
 
 from orchestrator.documents import Pair, load_pair, load_topology_file
 from topology.load import split_overrides
 from topology.reduction_plans import plan_reduction
+
+_LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
+"""More than gateways reach on one machine, so that none of them waits for a link that is not there."""
+_LOOPBACK_CHUNK: Final = "4MiB"
+"""Where no link has to be kept full, fewer chunks cost less: docs/benchmarks.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +39,11 @@ class Wanted:
     chunk_bytes: int | None
     is_one_rank_a_site: bool
     emulator: str | None
-    """`auto`, `relay`, `netns` or `none`; None: as the topology says."""
+    """`auto`, `relay`, `netns` or `none`; None: as the topology says.
+
+    With `none`, sites are told of this machine's own links in place of the topology's, unless `overrides`
+    speak of links or chunks themselves.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +97,7 @@ def _shared_overrides(wanted: Wanted) -> list[str]:
     if wanted.chunk_bytes is not None:
         overrides.append(f"exchange.chunk={wanted.chunk_bytes}B")
     if wanted.emulator == "none":
-        overrides.append("emulate=false")
+        overrides += ["emulate=false", *_loopback(wanted)]
     elif wanted.emulator is not None:
         overrides += ["emulate=true", f"emulator={wanted.emulator}"]
     if wanted.is_one_rank_a_site:
@@ -96,6 +108,21 @@ def _shared_overrides(wanted: Wanted) -> list[str]:
                 f"sites.{site.index}.accelerators_per_node=1",
             ]
     return overrides
+
+
+def _loopback(wanted: Wanted) -> list[str]:
+    """Return what describes links of this machine."""
+    own = [override.split("=")[0] for override in wanted.overrides]
+    found = []
+    if not any(key.split(".")[0] == "links" for key in own):
+        load_topology_file(
+            wanted.topology_path, split_overrides(wanted.overrides)[0]
+        )  # it is valid
+        links = yaml.safe_load(wanted.topology_path.read_text()).get("links") or []
+        found += [f"links.{index}.measured={_LOOPBACK}" for index in range(len(links))]
+    if wanted.chunk_bytes is None and "exchange.chunk" not in own:
+        found.append(f"exchange.chunk={_LOOPBACK_CHUNK}")
+    return found
 
 
 def _job_path() -> Path:
