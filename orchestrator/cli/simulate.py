@@ -15,6 +15,7 @@ from orchestrator.bench.record import BENCH, Bench, Question, Setting, Source, w
 from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import opened_bench
+from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import Duration, home_option, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair
@@ -26,6 +27,7 @@ from orchestrator.view import figures
 from orchestrator.view.tables import Column, FittingTable
 from topology.hashing import config_hash
 from topology.simulator.chance import DISTRIBUTIONS, Stragglers
+from topology.simulator.engine import SimulationError
 from topology.simulator.outages import Outages
 from topology.simulator.run import SimulatedRun, simulate, simulate_alone
 from topology.simulator.settings import SHARINGS, Settings
@@ -65,7 +67,7 @@ class StragglersType(click.ParamType[Stragglers]):
 )
 @click.option(
     "--steps",
-    type=click.IntRange(1, 1_000_000),
+    type=click.IntRange(1, 100_000),
     default=20,
     show_default=True,
     help="That count.",
@@ -194,7 +196,12 @@ def _simulate(
     for index, point in enumerate(points):
         run_id = f"{bench.name}-{index}"[-64:].lstrip("._-")
         began_s = time.monotonic()
-        run = simulate(point.pair.job, point.pair.topology, settings)
+        try:
+            run = simulate(point.pair.job, point.pair.topology, settings)
+        except SimulationError as error:
+            raise CommandError(
+                "USAGE", f"{_told(point)}{error}: --mtbf, --checkpoint-every"
+            ) from error
         alone = simulate_alone(point.pair.job, point.pair.topology, settings)
         took_s = time.monotonic() - began_s
         write_run(folder, run_id, point.pair, run, time.time())

@@ -228,9 +228,9 @@ def test_failures_cost_what_was_not_kept_and_the_recovery() -> None:
 
 
 def test_failures_that_never_let_a_step_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topology.simulator.run.OUTAGES_MAX", 5)
+    monkeypatch.setattr("topology.simulator.run.STUCK_MAX", 5)
     never = Settings(outages=Outages(mtbf_s=0.001, recovery_s=1.0))
-    with pytest.raises(SimulationError, match="5 failures, and 0 steps done"):
+    with pytest.raises(SimulationError, match="5 failures in a row, and never more than 0 steps"):
         simulate(a_job(), a_topology(2), never)
 
 

@@ -17,7 +17,8 @@ from topology.simulator.training import SiteStep, Step, Training
 from topology.simulator.workload import Workload, workload
 from topology.world import Topology
 
-OUTAGES_MAX = 10_000
+STUCK_MAX = 1000
+"""Failures without a step that is kept: then it never ends."""
 FIRST_KEPT = 3
 """Steps whose buckets are always kept: sites/worker/timeline.py."""
 
@@ -186,24 +187,36 @@ class _Made:
         self._settings = settings
         self._stragglers = Chance(settings.seed)
         self._failures = Chance(~settings.seed)
-        self.num_actions = 0
+        self._training: Training | None = None
+        self._before = 0
+        """Actions of trainings that a failure ended."""
+        self._made: list[tuple[Step, float]] = []
+        self._making = self._train()
+
+    @property
+    def num_actions(self) -> int:
+        """That were simulated."""
+        return self._before + (self._training.num_actions if self._training else 0)
 
     def run(self) -> tuple[list[Step], list[Outage]]:
         steps: list[Step] = []
         outages: list[Outage] = []
         began_s, fails_s = 0.0, self._next_failure_s(0.0)
+        most_kept = num_stuck = 0
         while True:
             failed_s = self._attempt(steps, began_s, fails_s)
             if failed_s is None:
                 return steps, outages
             settings = self._settings.outages
             assert settings is not None
-            if len(outages) == OUTAGES_MAX:
-                raise SimulationError(
-                    f"{OUTAGES_MAX} failures, and {len(steps)} steps done: want failures less often, "
-                    "or checkpoints more often"
-                )
             kept = len(steps) - len(steps) % settings.checkpoint_every
+            num_stuck = 0 if kept > most_kept else num_stuck + 1
+            most_kept = max(most_kept, kept)
+            if num_stuck == STUCK_MAX:
+                raise SimulationError(
+                    f"{num_stuck} failures in a row, and never more than {most_kept} steps kept: want "
+                    "failures less often, or checkpoints more often"
+                )
             began_s = failed_s + settings.recovery_s
             site = self._work.sites[int(self._failures.uniform() * len(self._work.sites))].name
             outages.append(Outage(failed_s, began_s, site, len(steps) - kept))
@@ -212,18 +225,30 @@ class _Made:
 
     def _attempt(self, steps: list[Step], began_s: float, fails_s: float) -> float | None:
         """Add steps until there are enough, or a site fails; return when it did."""
-        training = Training(self._work, self._settings, self._stragglers)
-        try:
-            for step in training.steps():
-                if began_s + max(site.end_s for site in step) > fails_s:
-                    return fails_s
-                keeps = self._keeps(len(steps) + 1)
-                steps.append(tuple(_placed(site, began_s, keeps=keeps) for site in step))
-                if len(steps) == self._settings.steps:
-                    return None
-        finally:
-            self.num_actions += training.num_actions
+        for step, later_s in self._from_the_beginning():
+            shift_s = began_s + later_s
+            if shift_s + max(site.end_s for site in step) > fails_s:
+                return fails_s
+            keeps = self._keeps(len(steps) + 1)
+            steps.append(tuple(_placed(site, shift_s, keeps=keeps) for site in step))
+            if len(steps) == self._settings.steps:
+                return None
         raise AssertionError("training never ends by itself")
+
+    def _from_the_beginning(self) -> Iterator[tuple[Step, float]]:
+        """Yield the steps after a start. Without stragglers all starts are alike: one is simulated."""
+        if self._settings.stragglers is not None:
+            yield from self._train()
+            return
+        yield from self._made
+        for each in self._making:
+            self._made.append(each)
+            yield each
+
+    def _train(self) -> Iterator[tuple[Step, float]]:
+        self._before = self.num_actions
+        self._training = Training(self._work, self._settings, self._stragglers)
+        yield from self._training.steps()
 
     def _keeps(self, step: int) -> bool:
         return self._every > 0 and (step <= FIRST_KEPT or step % self._every == 0)

@@ -106,14 +106,14 @@ class Training:
         """Of the engine."""
         return self._engine.num_actions
 
-    def steps(self) -> Iterator[Step]:
-        """Yield step after step."""
+    def steps(self) -> Iterator[tuple[Step, float]]:
+        """Yield step after step, each with how much later it is than it says."""
         for site in range(len(self._work.sites)):
             self._begin(site)
         latest: list[Step] = []
         while True:
             latest.append(self._simulated(len(latest)))
-            yield latest[-1]
+            yield latest[-1], 0.0
             if len(latest) > _PERIOD_MAX + 2:
                 latest[-_PERIOD_MAX - 3] = ()
             period = self._period(latest)
@@ -235,11 +235,10 @@ def _alike(one: Step, other: Step) -> bool:
     )
 
 
-def _repeated(pattern: list[Step]) -> Iterator[Step]:
+def _repeated(pattern: list[Step]) -> Iterator[tuple[Step, float]]:
     """Yield the steps of a period again and again, each time later by its length."""
     period_s = pattern[-1][0].end_s - pattern[0][0].begin_s
     shift_s = 0.0
     while True:
         shift_s += period_s
-        for step in pattern:
-            yield tuple(each.later(shift_s) for each in step)
+        yield from ((step, shift_s) for step in pattern)
