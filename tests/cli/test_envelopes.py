@@ -118,6 +118,10 @@ CASES = [
         error(command, "--coordinator", NOWHERE, code="COORDINATOR_UNREACHABLE")
         for command in WRITING
     ),
+    Case("simulate", ("{files}/job.yaml", "--steps", "2", "--out", "{files}/simulated")),
+    error("simulate", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    error("simulate", "{files}/job.yaml", "--sweep", "links.*.rtt", code="INVALID_CONFIG"),
+    error("simulate", "{files}/job.yaml", "--out", "{files}/job.yaml/below", code="FILE_ERROR"),
     error("wait", "--timeout", "10", code="USAGE"),
     error(*OF_ONE, "--bind", "0.0.0.0:0", code="INSECURE_ADDRESS"),
     error(*OF_ONE, "--set", "failure.min_sites=9", code="INVALID_CONFIG"),
