@@ -188,6 +188,7 @@ class Prober:
     @contextlib.contextmanager
     def _pouring(self, connections: int, paced_bytes_per_s: float | None) -> Iterator[None]:
         """Send as much as will go, or so much, over connections of their own while the block runs."""
+        calls: list[Any] = []
         with contextlib.ExitStack() as stack:
             for _ in range(connections):
                 channel = stack.enter_context(self._channel())
@@ -197,7 +198,11 @@ class Prober:
                     self._pieces(paced_bytes_per_s), metadata=self._metadata, timeout=self._turn_s
                 )
                 stack.callback(call.cancel)
+                calls.append(call)
             yield
+            for call in calls:
+                if call.done():  # it was refused, or broke: what came in is not what it could carry
+                    call.result()
 
     def _pieces(self, paced_bytes_per_s: float | None) -> Iterator[bytes]:
         rate = paced_bytes_per_s or self._link.bytes_per_s

@@ -201,7 +201,7 @@ def test_more_connections_than_the_job_names_are_refused(tmp_path: Path) -> None
 
         calls = [
             method.future(piece_then_wait(), metadata=metadata, timeout=DEADLINE_S)
-            for _ in range(max(PROBE.connections))
+            for _ in range(2 * max(PROBE.connections))
         ]
         received = 0
         while received < len(calls):
@@ -246,4 +246,5 @@ def test_a_probe_measures_links_that_lead_both_ways_whatever_the_tree(tmp_path: 
     changed = probing(config, PROBE, load_topology(text, "t"))
     assert [link.site for link in changed.links] == ["birch"]
     assert (changed.nodes_per_site, changed.probe) == ((1, 1, 1), PROBE)
+    assert changed.window_bytes == 2 << 20
     assert GatewayConfig.from_json(changed.to_json()) == changed
