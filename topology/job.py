@@ -166,6 +166,18 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """How the links are measured, one direction after the other."""
+
+    connections: tuple[int, ...] = (1, 4, 16)
+    """How many TCP connections side by side, once each."""
+    echoes: int = 100
+    """Round trips that are timed, fewer where they take too long."""
+    window_s: float = 2.0
+    """For which bytes are counted, once the flow is steady."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One training run, before it has an id."""
 
@@ -182,6 +194,8 @@ class Job:
     timeline_every: int = 10
     """Steps between those whose buckets' times are kept, the first three always; 0: none."""
     trainer: Trainer = Trainer()
+    probe: Probe | None = None
+    """The run measures the links between its sites, and trains nothing."""
     placement: tuple[Placed, ...] = ()
     """The sites that take part; empty: all, with the batch spread evenly over all ranks."""
     plan: PlanWishes | None = None

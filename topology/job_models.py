@@ -10,6 +10,7 @@ from topology.fields import (
     KeyedError,
     Name,
     Number,
+    PositiveDuration,
     Share,
     Size,
     Strict,
@@ -29,14 +30,18 @@ from topology.job import (
     TREES,
     Job,
     PlanWishes,
+    Probe,
 )
 from topology.suggest import shown
 from topology.trees import TREES_MAX, WEIGHT_MAX
-from topology.units import format_fraction, format_size
+from topology.units import format_duration, format_fraction, format_size
 
 _JOB = Job(name="job", topology="topology.yaml")
 _EXCHANGE, _REDUCTION, _TRAINER = _JOB.exchange, _JOB.reduction, _JOB.trainer
 _WISHES = PlanWishes()
+_PROBE = Probe()
+PROBE_CONNECTIONS_MAX = 32
+"""Side by side, when a link is measured."""
 _MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
 
 CHANNELS_MAX = 32
@@ -277,6 +282,29 @@ class TrainerModel(Strict):
     optimizer: OptimizerModel = Field(default_factory=OptimizerModel)
 
 
+class ProbeModel(Strict):
+    """How the links are measured."""
+
+    connections: list[Annotated[int, Field(ge=1, le=PROBE_CONNECTIONS_MAX)]] = Field(
+        default_factory=lambda: list(_PROBE.connections),
+        min_length=1,
+        max_length=8,
+        description="TCP connections side by side, in turn.",
+    )
+    echoes: Annotated[int, Field(ge=10, le=10_000, description="Round trips that are timed.")] = (
+        _PROBE.echoes
+    )
+    window: PositiveDuration = default(
+        format_duration(_PROBE.window_s), "For which bytes are counted: 100ms to 60s."
+    )
+
+    @model_validator(mode="after")
+    def _window_is_of_use(self) -> Self:
+        if not 0.1 <= self.window <= 60:
+            raise KeyedError("window", f"want 100ms to 60s, got {format_duration(self.window)}")
+        return self
+
+
 class JobModel(Strict):
     """A job file: one training run."""
 
@@ -293,6 +321,10 @@ class JobModel(Strict):
     verify: VerifyModel = Field(default_factory=VerifyModel)
     timeline: TimelineModel = Field(default_factory=TimelineModel)
     trainer: TrainerModel = Field(default_factory=TrainerModel)
+    probe: Annotated[
+        ProbeModel | None,
+        Field(description="Measure the links instead: `isthmus probe` writes it."),
+    ] = None
     placement: list[PlacedModel] = Field(
         default_factory=list,
         description="The sites that take part; none: all, the batch spread evenly over all ranks.",

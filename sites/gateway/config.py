@@ -10,7 +10,7 @@ from protos.frame import MAX_PAYLOAD_BYTES
 from sites.gateway.json_fields import read_json
 from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
-from topology.job import Job
+from topology.job import Job, Probe
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
 from topology.trees import ReductionPlan
@@ -70,6 +70,8 @@ class GatewayConfig:
     """Silence after which a peer counts as lost."""
     keepalive_time_s: float
     keepalive_timeout_s: float
+    probe: Probe | None = None
+    """The gateway measures its links, and serves no ranks; None: it does not."""
 
     def __post_init__(self) -> None:
         if not 4 <= self.chunk_bytes <= CHUNK_BYTES_MAX:
