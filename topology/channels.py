@@ -1,8 +1,10 @@
 """How many TCP connections a link begins with. Pure: gateways open them, predictions count with them.
 
 One connection has no more on the way than its sender's buffer holds, so a link takes as many as its
-bandwidth times round trip needs, and two at least: while one waits for a lost packet, the
-other carries on.
+bandwidth times round trip needs; and two where that is wide enough for both: while one waits for a
+lost packet, the other carries on. On a narrow link two only crowd each other out: with CUBIC at
+10 Mbit/s and 40 ms they take 1.3 times as long as one, at 30 Mbit/s 1.13, at 100 Mbit/s the same
+(scripts/bench_gateways.py).
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import math
 
 FLOWS_MAX = 32
 """TCP connections of a link whose topology does not limit them."""
-_FLOWS_MIN = 2
+_ENOUGH_FOR_TWO_BYTES = 2 * 128 * 1448
+"""Of data on the way: a hundred packets or so for each."""
 SEND_BUFFER_BYTES = 3 << 20
 """Of data, where nothing better is known: three quarters of 4 MiB, which Linux allows as it comes."""
 
@@ -34,5 +37,7 @@ def first_channels(
     """
     if wanted is not None:
         return wanted
-    needed = math.ceil(bytes_per_s * rtt_s / send_buffer_bytes) if send_buffer_bytes else 1
-    return max(1, min(max(needed, _FLOWS_MIN), most))
+    held_bytes = bytes_per_s * rtt_s
+    least = 2 if held_bytes >= _ENOUGH_FOR_TWO_BYTES else 1
+    needed = math.ceil(held_bytes / send_buffer_bytes) if send_buffer_bytes else 1
+    return max(1, min(max(needed, least), most))

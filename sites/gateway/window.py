@@ -10,7 +10,7 @@ Rate and round trip are the configured ones at first, and then what is measured.
 shortest greeting of those that found the link idle, for they wait in no queue. The rate: the fastest at
 which acknowledgements came, once frames have waited for the window long enough to tell; what is
 sent in short bursts says nothing about a link. A rate that was taken for too small grows by a
-fifth in each round trip.
+fifth in each round trip; at a link's first use it is found faster (`startup.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from sites.gateway.startup import GAIN as STARTUP_GAIN
+from sites.gateway.startup import Startup
+
 _GAIN = 1.2
 _SLACK_S = 0.003
 """For what both gateways do with a frame, and for when a thread's turn comes."""
 _PACE = 1.25
+_FEW_FRAMES = 4
 _EPOCH_SAMPLES = 64
 _EPOCH_S = 5.0
 """The measured rate is the fastest of this epoch and the one before: so it can fall, too."""
@@ -79,6 +83,7 @@ class Window:
         self._num_samples = 0
         self._fastest = 0.0
         self._fastest_before = 0.0
+        self._startup = Startup(bytes_per_s)
 
     @property
     def rtt_s(self) -> float:
@@ -89,7 +94,8 @@ class Window:
     def bytes_per_s(self) -> float:
         """What the link carries."""
         if not self._fastest_before:
-            return self._configured_bytes_per_s
+            found = self._startup.bytes_per_s
+            return max(found, self._fastest) if self._startup.is_over else found
         measured = max(self._fastest, self._fastest_before)
         return max(measured, _LEAST_SHARE * self._configured_bytes_per_s)
 
@@ -98,14 +104,17 @@ class Window:
         """The window."""
         if self._fixed_bytes is not None:
             return self._fixed_bytes
-        on_the_way = int(self.bytes_per_s * (_GAIN * self.rtt_s + _SLACK_S))
+        gain = STARTUP_GAIN if self._startup.is_searching else _GAIN
+        on_the_way = int(self.bytes_per_s * (gain * self.rtt_s + _SLACK_S))
         # Of the frames that streams are in the midst of, half has arrived on average. Where there are
         # very many, for the sake of losses, each fills but a small part of the link.
         in_the_midst = (self.num_streams + 1) * self._frame_bytes // 2
         most = max(2 * self._frame_bytes, on_the_way // 4)
-        # Two at least: while one's acknowledgement is on its way, the other keeps the link busy.
-        least = 2 * self._frame_bytes
-        return min(max(on_the_way + min(in_the_midst, most), least), self._most_bytes)
+        window = on_the_way + min(in_the_midst, most)
+        if window < _FEW_FRAMES * self._frame_bytes:
+            # Only whole frames leave: of so few, the part of one would be missed.
+            window = -(-window // self._frame_bytes) * self._frame_bytes
+        return min(window, self._most_bytes)
 
     def delay_s(self, now_s: float) -> float:
         """Return for how long the next frame must wait for its turn; none if not above 0."""
@@ -129,7 +138,10 @@ class Window:
             was_held: it had to wait for the window, or for its turn.
         """
         self._frame_bytes = max(self._frame_bytes, size_bytes)
-        self._next_s = now_s + size_bytes / (_PACE * self.bytes_per_s)
+        pace = STARTUP_GAIN if self._startup.is_searching else _PACE
+        # A turn that was taken late is made up for, or every wake-up would cost some of the pace.
+        began_s = max(self._next_s, now_s - _SLACK_S)
+        self._next_s = began_s + size_bytes / (pace * self.bytes_per_s)
         latest = self._delivered
         return Departure(
             left_s=now_s,
@@ -143,6 +155,9 @@ class Window:
         """A frame was acknowledged."""
         delivered_bytes = self._delivered.delivered_bytes + size_bytes
         self._delivered = Departure(departure.left_s, delivered_bytes, now_s, 0.0, was_held=False)
+        self._startup.arrive(
+            delivered_bytes, departure.delivered_bytes, now_s, was_held=departure.was_held
+        )
         if not departure.was_held:
             return
         # Acknowledgements may come late and all together; but not faster than the frames left.

@@ -37,6 +37,7 @@ def test_the_number_of_channels_follows_the_loss() -> None:
 
 def test_a_link_begins_with_what_fills_it() -> None:
     assert first_channels(None, 32, 125e6, 0.08, None) == 2
+    assert first_channels(None, 32, 1.25e6, 0.04, None) == 1, "two would crowd each other out"
     assert first_channels(None, 32, 125e6, 0.15, 3 << 20) == 6
     assert first_channels(None, 4, 125e6, 0.15, 3 << 20) == 4
     assert first_channels(None, 1, 125e6, 0.15, 3 << 20) == 1, "as the topology limits it"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +15,7 @@ from sites.gateway.send_queue import SendQueue, outgoing
 from sites.gateway.window import Window
 
 FRAME = 1 << 18
+ZEROS = bytes(FRAME)
 
 
 @dataclass
@@ -27,12 +30,14 @@ class ModelledLink:
     busy_until_s: float = 0.0
     acknowledgements: list[tuple[float, int]] = field(default_factory=list)
     keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
+    latest_s: Callable[[], float] = lambda: 0.0
+    """By how much an acknowledgement is late."""
 
     def carry(self, num_frames: int) -> float:
         """Send frames; return how long it took until the last was acknowledged."""
         began_s = self.now_s
         for _ in range(num_frames):
-            self.queue.push(outgoing(self._key(next(self.keys)), bytes(FRAME), FRAME))
+            self.queue.push(outgoing(self._key(next(self.keys)), ZEROS, FRAME))
         while not self.queue.is_empty:
             self._send()
             delay_s = self.queue.window.delay_s(self.now_s)
@@ -50,7 +55,7 @@ class ModelledLink:
             self.busy_until_s = max(self.busy_until_s, self.now_s) + FRAME / self.bytes_per_s
             queued_s = self.busy_until_s - self.now_s
             self.most_queued_bytes = max(self.most_queued_bytes, queued_s * self.bytes_per_s)
-            arrived_s = self.busy_until_s + self.rtt_s
+            arrived_s = self.busy_until_s + self.rtt_s + self.latest_s()
             heapq.heappush(self.acknowledgements, (arrived_s, item.key.chunk))
 
     def _key(self, chunk: int) -> ChunkKey:
@@ -78,6 +83,40 @@ def test_a_rate_taken_for_too_small_is_found_out() -> None:
     modelled = link(125e6, 0.02, believed=12.5e6)
     modelled.carry(1000)
     assert modelled.carry(256) <= 1.05 * (256 * FRAME / 125e6 + 0.02)
+
+
+@pytest.mark.parametrize("times", [1.5, 4.0, 20.0, 100.0])
+@pytest.mark.parametrize("rtt_s", [0.0005, 0.02, 0.08])
+def test_a_link_faster_than_described_is_found_within_a_few_round_trips(
+    times: float, rtt_s: float
+) -> None:
+    modelled = link(times * 12.5e6, rtt_s, believed=12.5e6)
+    took_s = modelled.carry(400)
+    late_s = took_s - 400 * FRAME / modelled.bytes_per_s - rtt_s
+    # Two rounds to believe it, and one for each doubling; a round is a frame's time where that is more.
+    round_s = max(rtt_s, FRAME / 12.5e6)
+    assert late_s <= (6 + 1.5 * math.log2(times)) * round_s
+    # Beside a round trip's: what the window holds for the time that gateways take, and a few frames.
+    allowed_s = 1.3 * rtt_s + 0.003
+    assert modelled.most_queued_bytes <= modelled.bytes_per_s * allowed_s + 4 * FRAME
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_late_acknowledgements_do_not_make_a_link_look_faster(seed: int) -> None:
+    chance = random.Random(seed)
+    modelled = link(25e6, 0.04)
+    modelled.latest_s = lambda: chance.choice((0.0, 0.0, 0.0, chance.uniform(0, 0.012)))
+    for _ in range(4):
+        modelled.carry(64)
+        modelled.now_s += 0.5
+        assert modelled.queue.window.bytes_per_s < 1.1 * 25e6, f"{seed=}"
+    assert modelled.most_queued_bytes <= 0.8 * 25e6 * 0.04, f"{seed=}"
+
+
+def test_few_frames_are_whole_ones() -> None:
+    """Where a link holds less than a frame, a second one keeps it busy while the first is acknowledged."""
+    modelled = link(1.25e6, 0.04)
+    assert modelled.carry(32) <= 1.02 * (32 * FRAME / 1.25e6 + 0.04)
 
 
 def test_a_rate_taken_for_too_large_is_found_out() -> None:
