@@ -13,6 +13,8 @@ theorem 3.23). So two sites that gather after they have computed for 1 s and 2 s
 
 from __future__ import annotations
 
+from operator import add
+
 Weights = list[list[float]]
 """By source, then target; -inf: no edge."""
 
@@ -22,13 +24,14 @@ def largest_cycle_mean(weights: Weights) -> float:
 
     Karp, "A characterization of the minimum cycle mean in a digraph". O(nodes^3).
     """
-    nodes = range(len(weights))
-    heaviest = [[0.0 for _ in nodes]]
+    into = list(zip(*weights, strict=True))
+    heaviest = [[0.0] * len(weights)]
     """By number of edges: the weight of the heaviest walk of so many that ends at a node."""
-    for _ in nodes:
+    for _ in weights:
         before = heaviest[-1]
-        heaviest.append([max(before[u] + weights[u][v] for u in nodes) for v in nodes])
+        heaviest.append([max(map(add, before, column)) for column in into])
     last = len(weights)
     return max(
-        min((heaviest[last][v] - heaviest[k][v]) / (last - k) for k in range(last)) for v in nodes
+        min((heaviest[last][v] - heaviest[k][v]) / (last - k) for k in range(last))
+        for v in range(last)
     )

@@ -68,7 +68,7 @@ CASES = [
     error("launch", "{files}/job.yaml", "--faults", "f.yaml", *AT, code="USAGE"),
     error("launch", "{files}/job.yaml", "--faults", "f.yaml", "--no-emulate", code="USAGE"),
     Case("launch", ("{files}/job.yaml", "--detach", *AT)),
-    Case("launch", ("{files}/job.yaml", "--set", "plan={}", "--detach", *AT)),
+    Case("launch", ("{files}/job.yaml", "--set", "plan.sites=auto", "--detach", *AT)),
     error("launch", "{files}/job.yaml", "--plan", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("launch", "{files}/job.yaml", "--plan", "{files}/job.yaml", code="INVALID_CONFIG"),
     Case("plan", ("{files}/job.yaml",)),

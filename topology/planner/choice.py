@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job, Placed
 from topology.placement import restricted
-from topology.planner.shares import Split, busiest
+from topology.planner.shares import Split
 from topology.planner.ways import Way
 from topology.step_time import StepModel, gradient_bytes
 from topology.tree_times import shares_of_hops
@@ -102,8 +101,3 @@ def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) ->
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
-
-
-def split_times(split: Split, ranks: Sequence[int], model: StepModel) -> float:
-    """Return the seconds of a step whose batch is spread so."""
-    return model.step_s(busiest(split, ranks))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from topology.codec_costs import usual_ratio
 from topology.job import Job, PlanWishes
 from topology.placement import restricted, unreached
-from topology.planner.choice import Choice, Rank, Sizing, money, rank_of, split_times
+from topology.planner.choice import Choice, Rank, Sizing, money, rank_of
 from topology.planner.shares import Split, balanced, busiest, improved
 from topology.planner.ways import Way, ways
 from topology.step_time import StepModel, gradient_bytes, sequence_s
@@ -31,7 +31,9 @@ _QUICK_WAYS = 3
 """Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
 _THOROUGH_WAYS = 6
 """And once it is."""
-_THOROUGH_SETS = 4
+_SPREAD_SETS = 12
+"""Sets of sites whose batch is spread anew, of those that are best with the slowest site fastest."""
+_THOROUGH_SETS = 3
 CHUNKS = (1 << 20, 256 << 10, 4 << 20)
 BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
 """Sizes that are tried beside the job's own."""
@@ -56,6 +58,7 @@ class Search:
         self.wishes = job.plan or PlanWishes()
         self.codecs = self.wishes.codecs or (job.exchange.codec,)
         self.sequence_s = {site.name: sequence_s(job, site) for site in topology.sites}
+        self._settings: dict[tuple[Names, bool], _Setting | None] = {}
         self._thorough: dict[Names, Choice | None] = {}
 
     def best(self) -> Choice | None:
@@ -77,9 +80,24 @@ class Search:
             if found is not None:
                 quick.append(found)
                 best = _better(best, found)
-        for choice in sorted(quick, key=lambda each: each.rank)[:_THOROUGH_SETS]:
-            best = self._improved(best, choice.sites)
-        return best
+        begun = sorted(quick, key=_by_rank)[:_SPREAD_SETS]
+        spread = [self._quick(choice.sites, is_split=True) for choice in begun]
+        for choice in sorted(filter(None, spread), key=_by_rank)[:_THOROUGH_SETS]:
+            best = self._improved(_better(best, choice), choice.sites)
+        return best if best is None or len(names) <= EXACT_SITES else self._climbed(best)
+
+    def _climbed(self, best: Choice) -> Choice:
+        """Let single sites join or leave for as long as that is better."""
+        while True:
+            better = best
+            for site in self.topology.sites:
+                others = tuple(name for name in best.sites if name != site.name)
+                chosen = others if len(others) < len(best.sites) else (*others, site.name)
+                if chosen:
+                    better = self._improved(better, self._ordered(chosen)) or better
+            if better is best:
+                return best
+            best = better
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
         """Return the best choice in which exactly these sites take part; None where there is none."""
@@ -94,27 +112,32 @@ class Search:
         chosen = self._ordered(names)
         if len(chosen) <= EXACT_SITES or chosen in self._thorough:
             return self.best_of(chosen)
-        return self._quick(chosen)
+        return self._quick(chosen, is_split=True)
 
     def _improved(self, best: Choice | None, names: Names) -> Choice | None:
         """Return the best choice for these sites if it is better than `best`, else that."""
         setting = self._setting(names, with_packings=True)
         return best if setting is None else setting.thorough(best)
 
-    def _quick(self, names: Names) -> Choice | None:
-        setting = self._setting(names, with_packings=len(names) <= EVERY_SET_SITES - 2)
-        return None if setting is None else setting.quick()
+    def _quick(self, names: Names, *, is_split: bool = False) -> Choice | None:
+        setting = self._setting(names, with_packings=len(names) <= EXACT_SITES)
+        return None if setting is None else setting.quick(is_split=is_split)
 
     def _setting(self, names: Names, *, with_packings: bool) -> _Setting | None:
+        key = (names, with_packings)
+        if key not in self._settings:
+            self._settings[key] = self._new_setting(names, with_packings=with_packings)
+        return self._settings[key]
+
+    def _new_setting(self, names: Names, *, with_packings: bool) -> _Setting | None:
         topology = restricted(self.topology, names)
         ranks = [site.num_ranks for site in topology.sites]
         times_s = [self.sequence_s[name] for name in names]
         begin = balanced(ranks, times_s, self.job.trainer.global_batch)
         if begin is None or unreached(topology):
             return None
-        return _Setting(
-            self, topology, begin, ways(self.job, topology, with_packings=with_packings)
-        )
+        found = ways(self.job, topology, with_packings=with_packings)
+        return _Setting(self, topology, begin, found)
 
     def _ordered(self, names: Iterable[str]) -> Names:
         wanted = set(names)
@@ -173,8 +196,10 @@ class Search:
         if best is None:
             return None
         thorough = sorted(found, key=_by_rank)[:2]
-        return min(
-            [best, *filter(None, (self.best_of(each.sites) for each in thorough))], key=_by_rank
+        return self._climbed(
+            min(
+                [best, *filter(None, (self.best_of(each.sites) for each in thorough))], key=_by_rank
+            )
         )
 
 
@@ -191,9 +216,14 @@ class _Setting:
         self._ranks = [site.num_ranks for site in topology.sites]
         self._sizings = sizings(search.job)
 
-    def quick(self) -> Choice | None:
-        """Return a good choice: the reductions with the least bounds, in one size."""
-        return self._best(None, self._bounded()[:_QUICK_WAYS], self._sizings[:1], is_split=False)
+    def quick(self, *, is_split: bool) -> Choice | None:
+        """Return a good choice: the reductions with the least bounds, in one size.
+
+        Args:
+            is_split: The batch is spread for the step's sake, not only for the slowest site's.
+        """
+        bounded = self._bounded()[:_QUICK_WAYS]
+        return self._best(None, bounded, self._sizings[:1], is_split=is_split)
 
     def thorough(self, against: Choice | None = None) -> Choice | None:
         """Return the best choice; for more than EXACT_SITES sites one that is probably that.
@@ -266,13 +296,11 @@ class _Setting:
     ) -> Choice | None:
         """Return the best spread of the batch with everything else decided; None if `best` is better."""
         search, way = self._search, self._ways[int(places[1])]
-        codec = search.codecs[int(places[0])]
-        names = tuple(site.name for site in self._topology.sites)
         draft = Choice(
-            sites=names,
+            sites=tuple(site.name for site in self._topology.sites),
             sequences=self._begin,
             way=way,
-            codec=codec,
+            codec=search.codecs[int(places[0])],
             sizing=sizing,
             step_s=math.inf,
             usd_per_step=math.inf,
@@ -283,23 +311,17 @@ class _Setting:
 
         def rank(step_s: float) -> Rank:
             usd = per_s * step_s + egress
-            return rank_of(search.wishes.objective, step_s, usd, len(names), *places)
+            rest = (len(draft.sites), *places)
+            return rank_of(search.wishes.objective, step_s, usd, *rest)
 
         if best is not None and rank(least_s) >= best.rank:
             return None
         model = StepModel(job, self._topology, way.plan)
-        split = self._begin
-        step_s = split_times(split, self._ranks, model)
         # Of no spread is the step shorter than with a single sequence in each rank.
         shortest_s = max(least_s, model.floor_s, model.step_s([1] * len(self._ranks)))
-        if is_split and (best is None or rank(shortest_s) < best.rank) and step_s > shortest_s:
-            split = improved(
-                split,
-                self._ranks,
-                job.trainer.micro_batch,
-                lambda each: split_times(each, self._ranks, model),
-            )
-            step_s = split_times(split, self._ranks, model)
+        if best is not None and rank(shortest_s) >= best.rank:
+            return None
+        split, step_s = self._spread(model, shortest_s if is_split else math.inf)
         return dataclasses.replace(
             draft,
             sequences=split,
@@ -307,6 +329,18 @@ class _Setting:
             usd_per_step=per_s * step_s + egress,
             rank=rank(step_s),
         )
+
+    def _spread(self, model: StepModel, shortest_s: float) -> tuple[Split, float]:
+        """Return a spread of the batch and its step: a better one than the first, if that is longer."""
+
+        def step_s(split: Split) -> float:
+            return model.step_s(busiest(split, self._ranks))
+
+        split, begun_s = self._begin, step_s(self._begin)
+        if begun_s <= shortest_s:
+            return split, begun_s
+        split = improved(split, self._ranks, self._search.job.trainer.micro_batch, step_s)
+        return split, step_s(split)
 
 
 def sizings(job: Job) -> tuple[Sizing, ...]:

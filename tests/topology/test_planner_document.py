@@ -1,0 +1,170 @@
+"""Plan files: round trips, strictness, whom they were made for, and what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from tests.fakes.plannable import a_job, a_world
+from topology.errors import ConfigError
+from topology.hashing import plan_hashes
+from topology.job import Exchange, Job
+from topology.load import load_topology
+from topology.planner.document import PlanFile, plan_text
+from topology.planner.plan import make_plan
+from topology.planner.sources import warnings
+from topology.world import Topology
+
+LINKS = [(0, 1, 2e5, 0.02), (0, 2, 1e4, 0.15), (1, 2, 1e4, 0.15)]
+WORLD = a_world([4e7, 2e7, 2e7], LINKS, price=2.0, egress=1e-10)
+JOB = a_job(codecs=("fp32", "int8"), max_sync_period=50)
+PLAN = make_plan(JOB, WORLD)
+
+
+def said(plan: dict[str, Any]) -> str:
+    return " ".join(plan["why"])
+
+
+def test_what_is_written_is_read_back() -> None:
+    plan = PlanFile(plan_text(PLAN), "plan.yaml")
+    assert plan.plain == PLAN
+    plan.check_made_for(plan_hashes(JOB, WORLD), "job.yaml", "topology.yaml")
+    assert len(plan.overrides()) == 7
+
+
+def test_it_explains_itself() -> None:
+    assert "2 of 3 sites take part" in said(PLAN)
+    assert "s2 is left out: with it, a step takes" in said(PLAN)
+    assert re.search(r"What binds: (compute at|the link|the gateway)", said(PLAN))
+    assert "A rank of s0 takes" in said(PLAN)
+    assert "This version exchanges every step all the same" in said(PLAN)
+    by_site = {each["site"]: each for each in PLAN["sites"]}
+    assert by_site["s2"]["sequences"] == 0
+    assert all(each["step_s_otherwise"] >= PLAN["predicted"]["step_s"] for each in PLAN["sites"])
+    [link] = PLAN["links"]
+    assert link["between"] == ["s0", "s1"]
+    assert link["step_s_with_one_more_gbit_s"] < PLAN["predicted"]["step_s"]
+    told = {each["what"] for each in PLAN["alternatives"]}
+    assert {"all sites", "s0 alone", "codec fp32", "equal replicas, ring"} <= told
+    assert all(each["step_s"] >= PLAN["predicted"]["step_s"] for each in PLAN["alternatives"])
+    assert PLAN["predicted"]["usd_per_step"] > 0
+
+
+def test_every_figure_has_an_origin() -> None:
+    links = [each for each in PLAN["inputs"] if "→" in each["what"]]
+    assert len(links) == 2 * 6
+    assert {each["origin"] for each in links} == {"the topology's bandwidth", "the topology's rtt"}
+    assert all(each["origin"] and each["value"] for each in PLAN["inputs"])
+
+
+def test_a_period_that_gains_nothing_is_said() -> None:
+    world = a_world([4e8, 4e8], [(0, 1, 1e10, 0.0)])
+    assert "that would gain nothing here" in said(make_plan(JOB, world))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "replacement", "told"),
+    [
+        ("codec: int8", "codec: int9", r"plan.yaml:\d+:12: error: want 'fp32'"),
+        ("micro_batch: 2", "micro_batch: two", "want a whole number"),
+        ("version: 1", "version: 2", "want version: 1"),
+        ("binding:", "bindings:", "unknown key 'bindings'"),
+        ("chunk: 64KiB", "chunk: 64", "without a unit"),
+        ("sequences: ", "sequence: ", "unknown key 'sequence'"),
+        ("decisions:", "decisions: 3\nx:", "want a mapping"),
+    ],
+)
+def test_mistakes_are_told_at_their_place(pattern: str, replacement: str, told: str) -> None:
+    text = plan_text(PLAN).replace(pattern, replacement, 1)
+    with pytest.raises(ConfigError) as raised:
+        PlanFile(text, "plan.yaml")
+    assert re.search(told, str(raised.value)), raised.value
+    assert str(raised.value).startswith("plan.yaml:")
+
+
+def other_job() -> Job:
+    return dataclasses.replace(JOB, exchange=Exchange(codec="bf16"))
+
+
+def other_world() -> Topology:
+    return a_world([4e7, 2e7, 2e7], [(0, 1, 3e5, 0.02), *LINKS[1:]], price=2.0, egress=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("job", "world", "what"), [(other_job(), WORLD, "job"), (JOB, other_world(), "topology")]
+)
+def test_a_plan_for_others_is_refused(job: Job, world: Topology, what: str) -> None:
+    plan = PlanFile(plan_text(PLAN), "plan.yaml")
+    with pytest.raises(ConfigError) as raised:
+        plan.check_made_for(plan_hashes(job, world), "job.yaml", "t.yaml")
+    assert f"made for another {what}" in str(raised.value)
+    assert "isthmus plan job.yaml --out plan.yaml" in str(raised.value)
+    assert "plan.yaml:5:" in str(raised.value) or "plan.yaml:4:" in str(raised.value)
+
+
+def test_what_makes_no_other_plan_does_not_count() -> None:
+    longer = dataclasses.replace(
+        JOB, name="other", trainer=dataclasses.replace(JOB.trainer, steps=7), placement=()
+    )
+    emulated = dataclasses.replace(WORLD, emulate=False, emulator="auto", name="other")
+    assert plan_hashes(longer, emulated) == plan_hashes(JOB, WORLD)
+
+
+def test_names_that_look_like_something_else_are_quoted() -> None:
+    first, second = WORLD.sites[:2]
+    sites = (dataclasses.replace(first, name="1e3"), dataclasses.replace(second, name="no"))
+    [link, back] = WORLD.links[:2]
+    links = (
+        dataclasses.replace(link, source="1e3", target="no"),
+        dataclasses.replace(back, source="no", target="1e3"),
+    )
+    plan = make_plan(JOB, dataclasses.replace(WORLD, sites=sites, links=links))
+    assert PlanFile(plan_text(plan), "plan.yaml").plain == plan
+
+
+def test_nothing_to_plan_is_refused() -> None:
+    off = dataclasses.replace(JOB, exchange=dataclasses.replace(JOB.exchange, schedule="off"))
+    with pytest.raises(ConfigError, match="nothing to plan"):
+        make_plan(off, WORLD)
+    few = dataclasses.replace(JOB, trainer=dataclasses.replace(JOB.trainer, global_batch=1))
+    with pytest.raises(ConfigError, match="too few"):
+        make_plan(few, a_world([1e8, 1e8], [(0, 1, 1e8, 0.01)], ranks=[2, 2]))
+
+
+MEASURED = """\
+version: 1
+name: two
+accelerators: {chip: {peak: {bf16: 50GFLOP/s}, memory: 4GiB, mfu: 0.5}}
+sites:
+  - {name: a, nodes: 1, accelerators_per_node: 1, accelerator: chip}
+  - {name: b, like: a}
+links:
+  - between: [a, b]
+    bandwidth: 10Gbit/s
+    rtt: 60ms
+    measured: {bandwidth: BANDWIDTH, rtt: 62ms, at: "2026-05-01T12:00:00Z"}
+"""
+
+
+def measured(bandwidth: str) -> Topology:
+    return load_topology(MEASURED.replace("BANDWIDTH", bandwidth), "topology.yaml")
+
+
+def test_a_measured_figure_far_from_the_described_one_is_warned_of() -> None:
+    told = warnings(JOB, measured("7Gbit/s"))
+    assert len(told) == 2, "both directions, and not the round trip"
+    assert "bandwidth was measured as 7Gbit/s and is described as 10Gbit/s" in told[0]
+    assert not warnings(JOB, measured("9Gbit/s"))
+    origins = [each["origin"] for each in make_plan(JOB, measured("9Gbit/s"))["inputs"]]
+    assert origins.count("measured at 2026-05-01T12:00:00Z") == 4
+
+
+def test_units_make_no_difference() -> None:
+    one, other = (
+        load_topology(MEASURED.replace("BANDWIDTH", text), "t.yaml")
+        for text in ("1Gbit/s", "1000Mbit/s")
+    )
+    assert make_plan(JOB, one) == make_plan(JOB, other)
