@@ -1,0 +1,166 @@
+"""`isthmus plan`, and launching what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Isthmus
+from tests.cli.runs import a_run
+from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
+from topology.run_documents import DocumentText, RunDocuments, load_run
+
+TOPOLOGY = """\
+version: 1
+name: three
+accelerators: {chip: {peak: {bf16: 50MFLOP/s}, memory: 4GiB, mfu: 0.5}}
+sites:
+  - {name: a, nodes: 1, accelerators_per_node: 2, accelerator: chip, wan: {address: 127.0.0.2}}
+  - {name: b, like: a, accelerators_per_node: 1}
+  - {name: c, like: b}
+links:
+  - {between: [a, b], bandwidth: 100Mbit/s, rtt: 10ms}
+  - {between: [b, c], bandwidth: 100kbit/s, rtt: 10ms}
+  - {between: [a, c], bandwidth: 100kbit/s, rtt: 10ms}
+emulate: true
+"""
+JOB = """\
+version: 1
+name: job
+topology: topology.yaml
+exchange: {codec: fp32}
+trainer:
+  global_batch: 12
+  micro_batch: 4
+  model: {layers: 1, heads: 1, width: 32, context: 16}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
+    (tmp_path / "job.yaml").write_text(JOB)
+    return tmp_path / "job.yaml"
+
+
+@pytest.fixture
+def plan(isthmus: Isthmus, job: Path) -> Path:
+    path = job.parent / "plan.yaml"
+    assert isthmus("plan", job, "--out", path).code == 0
+    return path
+
+
+@pytest.fixture
+def coordinator() -> Iterator[tuple[ScriptedCoordinator, str]]:
+    scripted = ScriptedCoordinator(runs=[], watched=[a_run("SUCCEEDED")], lines=[], events=[])
+    with serving(scripted) as address:
+        yield scripted, address
+
+
+def submitted(scripted: ScriptedCoordinator) -> RunDocuments:
+    [request] = scripted.submitted
+    return load_run(
+        *(
+            DocumentText(each.text, each.source, list(each.overrides))
+            for each in (request.job, request.topology)
+        )
+    )
+
+
+def test_people_get_sentences_and_tables(isthmus: Isthmus, job: Path) -> None:
+    done = isthmus("plan", job)
+    assert done.code == 0, done.err
+    assert "2 of 3 sites take part" in done.out
+    assert "c is left out: with it, a step takes" in done.out
+    for heading in ("without it", "with it", "step with 1 Gbit/s more", "instead"):
+        assert heading in done.out
+    assert max(map(len, done.out.splitlines())) <= 110
+
+
+def test_programs_get_the_plan(isthmus: Isthmus, job: Path) -> None:
+    data = isthmus("plan", job, "--json").envelope["data"]
+    placement = data["plan"]["decisions"]["placement"]
+    assert [each["site"] for each in placement] == ["a", "b"]
+    assert sum(each["sequences"] for each in placement) == 12
+    assert data["out"] is None
+
+
+def test_a_plan_is_compared_with_another(isthmus: Isthmus, job: Path, plan: Path) -> None:
+    same = isthmus("plan", job, "--diff", plan)
+    assert same.out.strip() == f"no difference to {plan}"
+    wish = "plan.codecs=[int4]"
+    differs = isthmus("plan", job, "--set", wish, "--diff", plan, "--json").envelope["data"]
+    changes = {each["path"]: each for each in differs["changes"]}
+    assert changes["decisions.exchange.codec"]["before"] == "fp32"
+    assert changes["decisions.exchange.codec"]["after"] == "int4"
+    assert (
+        "decisions.exchange.codec: fp32 → int4"
+        in isthmus("plan", job, "--set", wish, "--diff", plan).out
+    )
+
+
+def test_a_plan_is_executed_as_it_is(
+    isthmus: Isthmus, job: Path, plan: Path, coordinator: tuple[ScriptedCoordinator, str]
+) -> None:
+    scripted, address = coordinator
+    text = plan.read_text().replace("codec: fp32", "codec: int8")  # a decision that was edited
+    plan.write_text(text)
+    at = ("--coordinator", address)
+    done = isthmus("launch", job, "--plan", plan, "--set", "trainer.steps=3", "--detach", *at)
+    assert done.code == 0, done.err
+    run = submitted(scripted)
+    assert [site.name for site in run.topology.sites] == ["a", "b"]
+    assert len(run.described.sites) == 3
+    assert run.job.exchange.codec == "int8"
+    assert run.job.trainer.steps == 3
+
+
+def test_a_job_that_says_plan_is_planned(
+    isthmus: Isthmus, job: Path, coordinator: tuple[ScriptedCoordinator, str]
+) -> None:
+    scripted, address = coordinator
+    job.write_text(f"{JOB}plan: {{codecs: [fp32, int4]}}\n")
+    done = isthmus("launch", job, "--detach", "--coordinator", address)
+    assert done.code == 0, done.err
+    assert "plan: 2 of 3 sites take part" in done.err
+    assert [each.site for each in submitted(scripted).job.placement] == ["a", "b"]
+
+
+def test_a_job_that_does_not_is_not(
+    isthmus: Isthmus, job: Path, coordinator: tuple[ScriptedCoordinator, str]
+) -> None:
+    scripted, address = coordinator
+    done = isthmus("launch", job, "--detach", "--coordinator", address)
+    assert done.code == 0
+    assert "plan" not in done.err
+    assert submitted(scripted).job.placement == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("sequences: 4", "sequences: 5", "the sequences add up to 13, and trainer.global_batch"),
+        ("site: b", "site: bb", "unknown site 'bb' (did you mean 'b'?)"),
+        ("tree: gather", "tree: star\n    hub: c", "unknown site 'c'"),
+        ("chunk: 1MiB", "chunk: 1KiB", "want 64KiB to 4MiB"),
+    ],
+)
+def test_edited_decisions_are_checked_at_the_plans_lines(
+    isthmus: Isthmus, job: Path, plan: Path, old: str, new: str, told: str
+) -> None:
+    text = plan.read_text()
+    assert old in text, text
+    plan.write_text(text.replace(old, new, 1))
+    done = isthmus("launch", job, "--plan", plan)
+    assert done.code == 2
+    assert told in done.err
+    assert f"{plan}:" in done.err
+
+
+def test_a_plan_for_another_topology_is_refused(isthmus: Isthmus, job: Path, plan: Path) -> None:
+    done = isthmus("launch", job, "--plan", plan, "--set", "links.0.rtt=20ms")
+    assert done.code == 2
+    assert f"{plan}:5:" in done.err
+    assert f"`isthmus plan {job} --out {plan}`" in done.err
