@@ -117,8 +117,8 @@ def command(
     if emulator is not None:
         overrides = (*overrides, f"emulator={emulator}")
     probe = Probe(connections=connections, window_s=window_s)
-    original = Original.read(file)
     pair = probing_pair(file, overrides, probe)
+    original = Original.read(file)
     if not directions(pair.topology):
         raise click.UsageError(f"{file} has no two sites with a link each way")
     measured, emulator_used = _measure(output, pair, probe, home_folder(home), coordinator)

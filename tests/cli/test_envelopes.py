@@ -49,6 +49,13 @@ CASES = [
     Case("validate", ("--schema", "job")),
     error("validate", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("validate", "{files}/topology.yaml", "--set", "links.0.rtt=1", code="INVALID_CONFIG"),
+    Case("topology", ("presets",)),
+    Case("topology", ("show", "{files}/topology.yaml")),
+    error("topology", "show", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    error("topology", "import", "{files}/job.yaml", code="INVALID_CONFIG"),
+    error("probe", "{files}/absent.yaml", code="INVALID_CONFIG"),
+    error("probe", "{files}/topology.yaml", "--set", "links.0.rtt=1", code="INVALID_CONFIG"),
+    error("probe", "{files}/topology.yaml", "--window", "1h", code="USAGE"),
     Case("completion", ("bash",)),
     Case("emulate", ("--clean",)),
     error("emulate", "--enter", "gone", "oregon", "true", code="EMULATION_NOT_FOUND"),
@@ -210,8 +217,8 @@ def test_to_people_an_error_is_on_stderr_only(
 
 def test_every_command_is_among_the_cases_with_success_and_error() -> None:
     # A coordinator and an agent run until they are stopped: tests/multiprocess sees them succeed.
-    # A benchmark is many runs: tests/cli/test_bench.py.
-    elsewhere = {"coordinator", "agent", "bench"}
+    # A benchmark is many runs: tests/cli/test_bench.py. A probe is one: tests/cli/test_probe.py.
+    elsewhere = {"coordinator", "agent", "bench", "probe"}
     assert {case.command for case in CASES if case.code is None} == set(COMMANDS) - elsewhere
     assert {case.command for case in CASES if case.code} == set(COMMANDS)
 
