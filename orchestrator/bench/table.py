@@ -15,6 +15,7 @@ from orchestrator.view.tables import Column, FittingTable
 EMULATORS = {
     "netns": "WAN emulated packet by packet (netns)",
     "relay": "WAN emulated in user space (relay)",
+    "simulated": "simulated: nothing ran",
     "none": "no WAN emulated: links are this machine's own",
 }
 _SHARES = {

@@ -16,15 +16,16 @@ from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import opened_bench
 from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import Duration, home_option, json_option, set_option
+from orchestrator.cli.options import Duration, faults_option, home_option, json_option, set_option
 from orchestrator.cli.output import Output
-from orchestrator.documents import load_pair
+from orchestrator.documents import load_faults_file, load_pair
 from orchestrator.home import home_folder, is_run_id, new_run_id
 from orchestrator.simulate.figures import result, setting_runs
 from orchestrator.simulate.folder import write_run
 from orchestrator.simulate.question import Point, load_settings
 from orchestrator.view import figures
 from orchestrator.view.tables import Column, FittingTable
+from topology.faults import TimedChange, expand
 from topology.hashing import config_hash
 from topology.simulator.chance import DISTRIBUTIONS, Stragglers
 from topology.simulator.engine import SimulationError
@@ -79,7 +80,9 @@ class StragglersType(click.ParamType[Stragglers]):
     show_default=True,
     help="Steps before those.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of stragglers and failures.")
+@click.option(
+    "--seed", type=int, help="Of stragglers and failures, and a fault script's times. [0; its own]"
+)
 @click.option(
     "--sharing",
     type=click.Choice(SHARINGS),
@@ -116,6 +119,7 @@ class StragglersType(click.ParamType[Stragglers]):
     show_default=True,
     help="Steps; what was done since is done again after a failure.",
 )
+@faults_option
 @click.option("--name", help="Of the simulation and its folder. [made up]")
 @click.option(
     "--out",
@@ -132,13 +136,14 @@ def command(
     sweeps: tuple[str, ...],
     steps: int,
     warmup: int,
-    seed: int,
+    seed: int | None,
     sharing: str,
     slow_start: bool | None,
     stragglers: Stragglers | None,
     mtbf_s: float | None,
     recovery_s: float,
     checkpoint_every: int,
+    faults_path: Path | None,
     name: str | None,
     out: Path | None,
     home: Path | None,
@@ -149,6 +154,8 @@ def command(
     """
     if name is not None and not is_run_id(name):
         raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
+    if mtbf_s is not None and faults_path is not None:
+        raise click.UsageError("--mtbf has no use with --faults: sites fail, or links")
     if mtbf_s is not None and mtbf_s <= 0:
         raise click.UsageError("--mtbf: want more than 0")
     outages = None
@@ -156,7 +163,7 @@ def command(
         outages = Outages(mtbf_s=mtbf_s, recovery_s=recovery_s, checkpoint_every=checkpoint_every)
     settings = Settings(
         steps=warmup + steps,
-        seed=seed,
+        seed=seed or 0,
         sharing=sharing,
         slow_start=slow_start,
         stragglers=stragglers,
@@ -165,6 +172,7 @@ def command(
     base = load_pair(job, overrides)
     parsed = parse_sweeps(sweeps)
     points = load_settings(base, overrides, parsed)
+    scripts = [_changes(faults_path, point, seed) for point in points]
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
     bench = Bench(
         name=name,
@@ -185,15 +193,21 @@ def command(
     )
     folder = out.absolute() if out is not None else home_folder(home) / "bench" / name
     with opened_bench(folder, bench, resume=False) as (folder, bench):
-        return _simulate(output, folder, bench, points, settings)
+        return _simulate(output, folder, bench, list(zip(points, scripts, strict=True)), settings)
 
 
 def _simulate(
-    output: Output, folder: Path, bench: Bench, points: list[Point], settings: Settings
+    output: Output,
+    folder: Path,
+    bench: Bench,
+    asked: list[tuple[Point, tuple[TimedChange, ...]]],
+    settings: Settings,
 ) -> int:
     """Simulate every setting, keep it, and tell what it came to."""
     made: list[SimulatedRun] = []
-    for index, point in enumerate(points):
+    points = [point for point, _ in asked]
+    for index, (point, changes) in enumerate(asked):
+        settings = dataclasses.replace(settings, changes=changes)
         run_id = f"{bench.name}-{index}"[-64:].lstrip("._-")
         began_s = time.monotonic()
         try:
@@ -230,6 +244,13 @@ def _simulate(
         "simulated": [_data(run) for run in made],
     }
     return output.result(data)
+
+
+def _changes(path: Path | None, point: Point, seed: int | None) -> tuple[TimedChange, ...]:
+    """Return what a fault script does to a setting's links; ConfigError for mistakes in it."""
+    if path is None:
+        return ()
+    return expand(load_faults_file(path, point.pair.topology), seed)
 
 
 def _told(point: Point) -> str:

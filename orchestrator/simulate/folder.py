@@ -45,7 +45,7 @@ def write_run(home: Path, run_id: str, pair: Pair, run: SimulatedRun, began_s: f
     sites = [site.name for site in pair.topology.sites]
     measured = RunMetrics(tuple(sites))
     made = list(records(run, run_id, began_s))
-    for each in made:
+    for each in (one for one in made if one["site"]):
         measured.add(each["site"], each["kind"], each["step"], each["values"], each["labels"])
     files.append_metrics(made)
     journal = Journal(folder.path)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from protos import metrics
+from topology.changes import Change
+from topology.faults import TimedChange
 from topology.simulator.parts import BucketTimes
 from topology.simulator.run import LinkLoad, SimulatedRun, coding_s
 from topology.simulator.training import SiteStep
@@ -28,6 +30,8 @@ def records(run: SimulatedRun, run_id: str, began_s: float) -> Iterator[Record]:
         began_s: wall clock at which it is said to have begun.
     """
     maker = _Maker(run, run_id, began_s)
+    for change in run.changes:
+        yield maker.fault(change)
     for number, step in enumerate(run.steps, 1):
         for site, each in enumerate(step):
             yield maker.step(number, site, each)
@@ -50,6 +54,14 @@ class _Maker:
         for link in run.links:
             self._links[link.source].append(link)
         self._rtts_s = {(link.source, link.target): link.rtt_s for link in run.work.topology.links}
+
+    def fault(self, each: TimedChange) -> Record:
+        """Return the record of a change of a link."""
+        change = each.change
+        assert isinstance(change, Change), "others are not simulated"
+        values = {metrics.AT_S: each.at_s, **change.figures()}
+        labels = {"what": change.kind, "source": change.source, "target": change.target}
+        return self._record("", metrics.FAULT, 0, each.at_s, values, labels)
 
     def step(self, number: int, site: int, each: SiteStep) -> Record:
         """Return the record of a site's step."""

@@ -101,6 +101,27 @@ def test_failures_have_a_table_and_a_seed(isthmus: Isthmus, files: Path) -> None
     assert "goodput" in people.out
 
 
+def test_a_fault_script_is_played_and_stands_in_the_report(
+    isthmus: Isthmus, files: Path, home: Path
+) -> None:
+    script = files / "faults.yaml"
+    script.write_text(
+        "version: 1\nseed: 7\nfaults:\n  - {at: 1s, cut: [oregon, virginia]}\n  - {at: 4s, heal: all}\n"
+    )
+    asked = ("simulate", files / "job.yaml", "--steps", "5", "--warmup", "0", "--json")
+    plain = isthmus(*asked, "--name", "p").envelope["data"]["simulated"][0]
+    cut = isthmus(*asked, "--name", "c", "--faults", script).envelope["data"]["simulated"][0]
+    assert cut["wall_s"] > plain["wall_s"] + 1.0
+    runs = ("c-0", "--home", home / "bench" / "c")
+    report = isthmus("report", *runs, "--json").envelope["data"]["runs"][0]
+    assert [fault["what"] for fault in report["faults"]] == ["cut", "cut", "heal", "heal"]
+    assert report["gaps"] == []
+    script.write_text("version: 1\nfaults:\n  - {at: 1s, pause: oregon, for: 1s}\n")
+    refused = isthmus(*asked, "--name", "r", "--faults", script)
+    assert refused.envelope["error"]["code"] == "USAGE"
+    assert "only rate, rtt, cut" in refused.envelope["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [
@@ -108,6 +129,8 @@ def test_failures_have_a_table_and_a_seed(isthmus: Isthmus, files: Path) -> None
         (["--stragglers", "uniform"], "USAGE", "want a share"),
         (["--mtbf", "10"], "USAGE", "unit"),
         (["--mtbf", "0s"], "USAGE", "--mtbf"),
+        (["--mtbf", "1h", "--faults", "f.yaml"], "USAGE", "--faults"),
+        (["--faults", "absent.yaml"], "INVALID_CONFIG", "No such file"),
         (["--name", "../x"], "USAGE", "--name"),
         (["--steps", "0"], "USAGE", "--steps"),
         (["--sweep", "links.*.rtt"], "INVALID_CONFIG", "want PATH=V1,V2"),

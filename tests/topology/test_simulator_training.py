@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.simulated import PLAIN, a_job, a_topology
+from topology.changes import Change, Pause
 from topology.compute import num_parameters, step_compute_s
+from topology.faults import TimedChange
+from topology.job import Exchange, Job, Model, Reduction, Trainer
+from topology.load import load_job, load_topology
 from topology.simulator.buckets import buckets_of
 from topology.simulator.chance import Stragglers
 from topology.simulator.engine import SimulationError
@@ -248,6 +253,65 @@ def test_settings_without_a_meaning_are_refused(make: object, word: str) -> None
         make()
 
 
+def _timed(at_s: float, kind: str, **figures: float) -> list[TimedChange]:
+    """Return a change of both directions between s0 and s1."""
+    return [
+        TimedChange(
+            at_s=at_s, change=Change(kind=kind, source=source, target=target, **figures), fault=0
+        )
+        for source, target in (("s0", "s1"), ("s1", "s0"))
+    ]
+
+
+def test_a_cut_link_sends_nothing_until_it_is_healed() -> None:
+    job, topology = a_job(schedule="serial"), a_topology(2)
+    plain = simulate(job, topology, PLAIN)
+    step_s, compute_s = plain.mean_step_s, plain.steps[0][0].parts.compute_s
+    # Cut during the second step's compute, and healed 5 s after its exchange should have begun.
+    healed_s = step_s + compute_s + 5.0
+    changes = (*_timed(step_s + compute_s / 2, "cut"), *_timed(healed_s, "heal"))
+    run = simulate(job, topology, dataclasses.replace(PLAIN, changes=changes))
+    lengths_s = [step[0].end_s - step[0].begin_s for step in run.steps]
+    assert lengths_s[1] == pytest.approx(step_s + 5.0)
+    assert lengths_s[:1] + lengths_s[2:] == pytest.approx([step_s] * 19)
+    assert len(run.changes) == 4
+    with pytest.raises(SimulationError, match="stays cut"):
+        simulate(job, topology, dataclasses.replace(PLAIN, changes=changes[:2]))
+
+
+def test_a_link_s_new_rate_and_delay_count_from_the_next_flow_on() -> None:
+    job, topology = a_job(schedule="serial"), a_topology(2)
+    plain = simulate(job, topology, PLAIN)
+    changes = (*_timed(0.0, "shape", bytes_per_s=5e6, delay_s=0.1), *_timed(1e9, "heal"))
+    run = simulate(job, topology, dataclasses.replace(PLAIN, changes=changes))
+    slow = simulate(job, a_topology(2, bytes_per_s=5e6, rtt_s=0.2), PLAIN)
+    # But for chunks, whose size follows from the links as described.
+    assert run.mean_step_s == pytest.approx(slow.mean_step_s, rel=0.001)
+    assert len(run.changes) == 2
+    middle_s = plain.mean_step_s * 10
+    later = dataclasses.replace(PLAIN, changes=tuple(_timed(middle_s, "shape", bytes_per_s=5e6)))
+    lengths_s = [s[0].end_s - s[0].begin_s for s in simulate(job, topology, later).steps]
+    assert lengths_s[:10] == pytest.approx([plain.mean_step_s] * 10)
+    assert min(lengths_s[10:]) > 2 * plain.mean_step_s
+
+
+@pytest.mark.parametrize(
+    ("change", "sharing", "word"),
+    [
+        (Change(kind="reset", source="s0", target="s1"), "fifo", "only rate, rtt, cut"),
+        (Change(kind="shape", source="s0", target="s1", loss=0.1), "fifo", "only rate, rtt, cut"),
+        (Pause(site="s0", is_paused=True), "fifo", "only rate, rtt, cut"),
+        (Change(kind="cut", source="s0", target="s1"), "fair", "want sharing fifo"),
+    ],
+)
+def test_changes_that_are_not_simulated_are_refused(
+    change: Change | Pause, sharing: str, word: str
+) -> None:
+    asked = Settings(sharing=sharing, changes=(TimedChange(at_s=1.0, change=change, fault=0),))
+    with pytest.raises(SimulationError, match=word):
+        simulate(a_job(), a_topology(2), asked)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     num_sites=st.integers(2, 4),
@@ -269,3 +333,33 @@ def test_more_bandwidth_is_never_slower(
     assert wide.mean_step_s <= narrow.mean_step_s * 1.01
     computes_s = step_compute_s(job, a_topology(num_sites), a_topology(num_sites).sites[0])
     assert wide.mean_step_s >= computes_s - 1e-9
+
+
+def test_units_do_not_matter() -> None:
+    texts = [
+        changed(changed(TOPOLOGY, "bandwidth: 10Gbit/s", f"bandwidth: {rate}"), "rtt: 62ms", rtt)
+        for rate, rtt in (("10Gbit/s", "rtt: 62ms"), ("10000Mbit/s", "rtt: 0.062s"))
+    ]
+    one, other = (load_topology(text, "topology.yaml") for text in texts)
+    job = load_job(JOB, "job.yaml")
+    assert simulate(job, one).steps == simulate(job, other).steps
+
+
+@pytest.mark.slow
+def test_sixteen_sites_of_a_thousand_accelerators_are_few_actions() -> None:
+    """A hundred steps of 64 billion parameters: as much as three or four, for they repeat themselves."""
+    topology = a_topology(16, bytes_per_s=50e9, rtt_s=0.08, ranks=[1000] * 16, emulator="netns")
+    exchange = Exchange(codec="bf16", chunk_bytes=4 << 20, bucket_bytes=256 << 20)
+    model = Model(layers=80, heads=64, width=8192, context=4096)
+    trainer = Trainer(compute="modelled", global_batch=16_000, micro_batch=1, model=model)
+    job = Job(
+        name="large",
+        topology="topology.yaml",
+        exchange=exchange,
+        reduction=Reduction(tree="star"),
+        trainer=trainer,
+    )
+    run = simulate(job, topology, Settings(steps=100))
+    assert len(run.steps) == 100
+    assert run.num_actions < 300_000
+    assert run.wall_s == pytest.approx(100 * run.mean_step_s, rel=0.01)

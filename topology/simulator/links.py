@@ -70,6 +70,7 @@ class FifoLink:
         self._num_sent = 0
         self._free_s = float("-inf")
         """When what it sends now has left, or when it last sent something."""
+        self._is_cut = False
         self._will_look = False
         """Something waits, and an action looks at it once the link is free."""
         self._ramp_bytes = sum(self._windows())
@@ -81,11 +82,28 @@ class FifoLink:
         """Take a flow whose first granule is there."""
         heapq.heappush(self._waiting, (flow.key, self._num_sent, flow))
         self._num_sent += 1
-        if self._engine.now_s >= self._free_s and not self._will_look:
+        if self._is_cut or self._will_look:
+            return
+        if self._engine.now_s >= self._free_s:
             self._begin()
-        elif not self._will_look:
-            self._will_look = True
-            self._engine.at(self._free_s, self._look)
+        else:
+            self._look_later()
+
+    def change(
+        self,
+        *,
+        bytes_per_s: float | None = None,
+        delay_s: float | None = None,
+        is_cut: bool | None = None,
+    ) -> None:
+        """Be another link from the next flow on; what is None stays. What is on its way arrives."""
+        self.bytes_per_s = self.bytes_per_s if bytes_per_s is None else bytes_per_s
+        if delay_s is not None:
+            self.delay_s, self._rtt_s = delay_s, 2 * delay_s
+        self._ramp_bytes = sum(self._windows())
+        self._is_cut = self._is_cut if is_cut is None else is_cut
+        if self._waiting and not self._is_cut and not self._will_look:
+            self._look_later()
 
     def _begin(self) -> None:
         now_s, flow = self._engine.now_s, heapq.heappop(self._waiting)[2]
@@ -99,11 +117,17 @@ class FifoLink:
         last_s = max(self._free_s, flow.last_s + flow.granule_bytes / self.bytes_per_s)
         self._engine.at(now_s + granule_s + self.delay_s, flow.deliver, last_s + self.delay_s)
 
+    def _look_later(self) -> None:
+        self._will_look = True
+        self._engine.at(max(self._engine.now_s, self._free_s), self._look)
+
     def _look(self) -> None:
+        self._will_look = False
+        if self._is_cut:
+            return
         self._begin()
-        self._will_look = bool(self._waiting)
         if self._waiting:
-            self._engine.at(self._free_s, self._look)
+            self._look_later()
 
     def _time_s(self, num_bytes: float) -> float:
         """Return how long the next bytes take, waiting for the window included."""

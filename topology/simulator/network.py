@@ -8,9 +8,11 @@ another.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
-from topology.simulator.engine import Engine
+from topology.changes import Change
+from topology.faults import TimedChange
+from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.links import FifoLink, Flow
 from topology.simulator.sharing import FairNetwork
 from topology.simulator.workload import Workload
@@ -33,6 +35,7 @@ class Network:
         """
         topology = work.topology
         names = [site.name for site in topology.sites]
+        self._index = {name: index for index, name in enumerate(names)}
         self._links: dict[Hop, Link] = {}
         for one, other in itertools.permutations(range(len(names)), 2):
             link = topology.link(names[one], names[other])
@@ -73,3 +76,39 @@ class Network:
             return
         ports = [port for port in (("out of", source), ("into", target)) if port in self._ports]
         self._fair.send(flow, hop, ports, self._links[hop].rtt_s / 2)
+
+    def change(self, change: Change) -> None:
+        """Change one direction of a link now.
+
+        Raises:
+            SimulationError: flows of several links share a site's ports.
+        """
+        if not self._fifo:
+            raise SimulationError("faults: want network cards as wide as their links together")
+        hop = (self._index[change.source], self._index[change.target])
+        link, described = self._fifo[hop], self._links[hop]
+        if change.kind == "cut":
+            link.change(is_cut=True)
+        elif change.kind == "heal":
+            link.change(
+                bytes_per_s=described.bytes_per_s, delay_s=described.rtt_s / 2, is_cut=False
+            )
+        else:
+            link.change(bytes_per_s=change.bytes_per_s, delay_s=change.delay_s)
+
+
+def require_simulated(changes: Iterable[TimedChange], *, is_fair: bool) -> None:
+    """Refuse changes that a simulation knows nothing of.
+
+    Raises:
+        SimulationError: links are shared, or there is a change of another kind than rate, RTT, cut, heal.
+    """
+    for each in changes:
+        change = each.change
+        if is_fair:
+            raise SimulationError("faults: links that flows share do not change: want sharing fifo")
+        known = isinstance(change, Change) and change.kind in ("shape", "cut", "heal")
+        if not known or not {"jitter_s", "loss"}.isdisjoint(getattr(change, "figures", dict)()):
+            raise SimulationError(
+                f"faults: {change}: only rate, rtt, cut, partition, flap and heal are simulated"
+            )

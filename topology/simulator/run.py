@@ -7,10 +7,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from topology.faults import TimedChange
 from topology.job import Job
 from topology.simulator.chance import Chance
 from topology.simulator.engine import SimulationError
-from topology.simulator.network import Hop
+from topology.simulator.network import Hop, require_simulated
 from topology.simulator.outages import Outage, Outages
 from topology.simulator.settings import Settings
 from topology.simulator.training import SiteStep, Step, Training
@@ -47,6 +48,8 @@ class SimulatedRun:
     links: tuple[LinkLoad, ...]
     """Those that carry something, a step."""
     outages: tuple[Outage, ...]
+    changes: tuple[TimedChange, ...]
+    """Of links, that were made before it ended."""
     num_actions: int
     """That were simulated."""
 
@@ -94,19 +97,29 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
 
     Raises:
         ConfigError: the job's tree does not fit the topology.
-        SimulationError: failures are so frequent that it never ends.
+        SimulationError: failures are so frequent that it never ends, a link is cut for ever, or there
+            is a change of a link that is not simulated.
     """
     assert job.entrypoint is None, "nothing is known of a script"
     settings = settings or Settings()
+    require_simulated(settings.changes, is_fair=settings.sharing == "fair")
     work = workload(job, topology, settings)
     made = _Made(job, work, settings)
     steps, outages = made.run()
-    return SimulatedRun(work, tuple(steps), link_loads(work), tuple(outages), made.num_actions)
+    ended_s = max(site.end_s for site in steps[-1])
+    return SimulatedRun(
+        work=work,
+        steps=tuple(steps),
+        links=link_loads(work),
+        outages=tuple(outages),
+        changes=tuple(each for each in settings.changes if each.at_s <= ended_s),
+        num_actions=made.num_actions,
+    )
 
 
 def simulate_alone(job: Job, topology: Topology, settings: Settings | None = None) -> SimulatedRun:
     """Return the same where nothing crosses, and no site fails: each trains by itself."""
-    settings = dataclasses.replace(settings or Settings(), outages=None)
+    settings = dataclasses.replace(settings or Settings(), outages=None, changes=())
     exchange = dataclasses.replace(job.exchange, schedule="off")
     return simulate(dataclasses.replace(job, exchange=exchange), topology, settings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from topology.faults import TimedChange
 from topology.simulator.chance import Stragglers
 from topology.simulator.outages import Outages
 
@@ -30,11 +31,15 @@ class Settings:
     """False: encoding, decoding and sending cost gateways nothing."""
     stragglers: Stragglers | None = None
     outages: Outages | None = None
+    changes: tuple[TimedChange, ...] = ()
+    """Of links, by time since the beginning: rates, delays, cuts, and ends of them (topology.faults)."""
     reuse_steps: bool = True
     """Steps that repeat themselves are not simulated again (topology/simulator/training.py)."""
 
     def __post_init__(self) -> None:
         if self.sharing not in SHARINGS:
             raise ValueError(f"sharing: want one of {', '.join(SHARINGS)}; got {self.sharing!r}")
+        if self.changes and self.outages is not None:
+            raise ValueError("changes: of links or outages of sites, not both")
         if self.steps < 1:
             raise ValueError(f"steps: want 1 at least, got {self.steps}")

@@ -17,6 +17,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from topology.changes import Change
 from topology.simulator.chance import Chance
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.exchange import StepExchange
@@ -100,6 +101,9 @@ class Training:
         """By step, site and bucket."""
         self._exchanges: dict[int, StepExchange] = {}
         self._ended: dict[int, dict[int, SiteStep]] = {}
+        for each in settings.changes:
+            assert isinstance(each.change, Change), "checked by require_simulated"
+            self._engine.at(each.at_s, self._network.change, each.change)
 
     @property
     def num_actions(self) -> int:
@@ -125,7 +129,7 @@ class Training:
         num_sites = len(self._work.sites)
         while len(self._ended.get(step, ())) < num_sites:
             if not self._engine.step():
-                raise SimulationError(f"step {step + 1} never ends: something is never sent")
+                raise SimulationError(f"step {step + 1} never ends: a link that it needs stays cut")
         ended = self._ended.pop(step)
         self._exchanges.pop(step, None)
         self._posted_s.pop(step, None)
@@ -133,7 +137,8 @@ class Training:
 
     def _period(self, latest: list[Step]) -> int:
         """Return after how many steps they repeat themselves; 0: not that one could tell."""
-        if self._settings.stragglers is not None or not self._settings.reuse_steps:
+        settings = self._settings
+        if settings.stragglers is not None or settings.changes or not settings.reuse_steps:
             return 0
         last = len(latest) - 1
         for period in range(1, min(_PERIOD_MAX, last - 1) + 1):
