@@ -66,6 +66,8 @@ class Setting:
     max_flows: int
     chunk_bytes: int
     window_bytes: int | None
+    keeps_warm: bool
+    """No slow start after idle."""
     num_buckets: int
     num_bytes: int
     """float32 of a round, all buckets together."""
@@ -250,6 +252,9 @@ def namespaces(setting: Setting) -> Iterator[list[SiteNamespace | None]]:
                 "ip -4 route show | while read -r route; do "
                 f"ip route change $route congctl {setting.congestion} || exit 1; done",
             )
+            if setting.keeps_warm:
+                setting_file = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
+                _inside(emulator.sites[site], f"echo 0 > {setting_file}")
         yield [emulator.sites[site] for site in SITES]
 
 
@@ -384,6 +389,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=3, help="rounds")
     parser.add_argument("--rounds", type=int, default=5, help="that are measured")
     parser.add_argument("--idle", type=float, default=0.0, help="seconds between two rounds")
+    parser.add_argument("--warm", action="store_true", help="tcp_slow_start_after_idle=0")
     chosen = parser.parse_args()
     print(
         "Mbit/s   ms loss % | first s  median     max | /bound | MB/s fp32 | CPU s/GB, RSS MB",
@@ -406,6 +412,7 @@ def main() -> None:
                 else chunk_bytes_for(1 << 20, chosen.codec, [(rate * 1e6 / 8, rtt_ms / 1e3)])
             ),
             window_bytes=chosen.window_mib and chosen.window_mib << 20,
+            keeps_warm=chosen.warm,
             num_buckets=chosen.buckets,
             num_bytes=chosen.mib << 20,
         )

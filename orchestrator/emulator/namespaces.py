@@ -72,8 +72,9 @@ def enter_new_network() -> int:
     """Move this thread into a network namespace of its own, set up for long paths.
 
     TCP's buffers may grow to `TCP_BUFFER_BYTES`, for stock limits would cap a connection long
-    before the link does; everything else is as the kernel sets it, slow start after idle and the
-    congestion control included. IPv6 is off: links carry IPv4.
+    before the link does. Whether connections start slowly after idle is this host's setting, as
+    the congestion control is by the kernel's own doing; everything else is as the kernel sets it.
+    IPv6 is off: links carry IPv4.
 
     Returns:
         A file descriptor that keeps the namespace; the caller's.
@@ -81,11 +82,14 @@ def enter_new_network() -> int:
     Raises:
         NetnsError: a network namespace or its settings are not allowed here.
     """
+    after_idle = _SYSCTLS / "ipv4/tcp_slow_start_after_idle"
+    starts_slowly = after_idle.read_text()
     with step("network namespace"):
         _unshare(CLONE_NEWNET)
     with step("settings of the network namespace"):
         for name in ("tcp_rmem", "tcp_wmem"):
             _raise_maximum(_SYSCTLS / "ipv4" / name)
+        after_idle.write_text(starts_slowly)
         disable = _SYSCTLS / "ipv6/conf/default/disable_ipv6"
         if disable.exists():
             disable.write_text("1")

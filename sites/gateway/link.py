@@ -72,6 +72,7 @@ class Link:
         self._growth = ChannelGrowth(
             config.channels_per_link, link, peer, self._outbox, self._streams
         )
+        self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
     @property
@@ -147,7 +148,9 @@ class Link:
         """End the streams and threads. Frames that were not acknowledged are dropped."""
         self._outbox.close()
         self._streams.cancel()
-        for thread in self._threads:
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
 
@@ -163,8 +166,11 @@ class Link:
             name=f"{name}-{self.peer.site}-{self.peer.node}",
             daemon=True,
         )
-        self._threads.append(thread)
-        thread.start()
+        with self._lock:
+            if self._outbox.closed.is_set():  # by a gateway that failed while this link was opening
+                return
+            thread.start()
+            self._threads.append(thread)
 
     def _run(self, target: Callable[[], None]) -> None:
         try:

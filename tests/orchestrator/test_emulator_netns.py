@@ -275,6 +275,31 @@ def test_root_without_its_capabilities_makes_a_user_namespace_too() -> None:
     assert all(site["user"].endswith("/ns/user") for site in ready["sites"])
 
 
+IN_TWO_NAMESPACES = """
+from pathlib import Path
+from orchestrator.emulator.namespaces import NetnsError, enter_new_network, own_user_namespace
+after_idle = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+try:
+    own_user_namespace()
+    enter_new_network()
+except NetnsError as error:
+    raise SystemExit(f"skip: {error}")
+for value in ("0", "1"):
+    after_idle.write_text(value)
+    enter_new_network()
+    print(after_idle.read_text().strip())
+"""
+
+
+@pytest.mark.multiprocess
+def test_whether_idle_connections_start_slowly_is_as_around_the_emulation() -> None:
+    command = [sys.executable, "-c", IN_TWO_NAMESPACES]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    if done.stderr.startswith("skip: "):
+        pytest.skip(done.stderr)
+    assert (done.stdout.split(), done.stderr) == (["0", "1"], "")
+
+
 ECHO = """
 import socket, sys
 with socket.create_server((sys.argv[1], 5000)) as server:
