@@ -1,0 +1,108 @@
+"""How many connections a link opens: as it is measured, or exactly as the job says; and what the log advises."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from protos.frame import ChunkKey, Frame, Kind
+from sites.gateway import channel_growth
+from sites.gateway.channel_growth import ChannelGrowth
+from sites.gateway.config import PeerLink
+from sites.gateway.greeting import Peer
+from sites.gateway.outbox import Outbox
+from sites.gateway.peer_watch import PeerWatch
+from sites.gateway.send_queue import LinkTotals
+from sites.gateway.streams import Streams
+from sites.gateway.window import Window
+from tests.fakes.gateway_sites import gateway_config
+from topology.trees import ReductionPlan
+
+LINK = PeerLink(site="birch", bytes_per_s=125e6, rtt_s=0.08, max_flows=16)
+PEER = Peer("birch", 0, "127.0.0.1", 1)
+
+
+def growing(folder: Path, wanted: int | None) -> tuple[ChannelGrowth, Streams, Outbox]:
+    """Return a link's parts, whose streams are counted and not run."""
+    outbox = Outbox(Window(bytes_per_s=125e6, rtt_s=0.08, most_bytes=1 << 25))
+    config = gateway_config(folder, ReductionPlan(2, (), "gather"), 0)
+    streams = Streams(
+        outbox,
+        PeerWatch(config, PEER, outbox),
+        generation=1,
+        start=lambda _target, _name: None,
+        on_progress=lambda: None,
+    )
+    return ChannelGrowth(wanted, LINK, PEER, outbox, streams), streams, outbox
+
+
+def test_auto_follows_the_losses_up_to_the_links_limit(tmp_path: Path) -> None:
+    growth, streams, _ = growing(tmp_path, None)
+    growth.begin()
+    first = streams.num_streams
+    assert 2 <= first < 16
+    growth._follow(1e-5, 120e6, "cubic")
+    growth._follow(1e-3, 5e6, "bbr")
+    assert streams.num_streams == first, "it carries enough, or losses do not matter"
+    growth._follow(1e-3, 5e6, "cubic")
+    assert streams.num_streams == 16
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 20])
+def test_a_number_is_exactly_that_many(
+    wanted: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    growth, streams, _ = growing(tmp_path, wanted)
+    growth.begin()
+    for _ in range(2):
+        growth._follow(1e-3, 5e6, "cubic")
+    assert streams.num_streams == wanted
+    assert len(caplog.records) == 1, "what would help is said, and once"
+    assert "with BBR (sysctl net.ipv4.tcp_congestion_control=bbr" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pauses", "paused_s", "congestion_control", "starts_slowly", "is_told"),
+    [
+        (5, 7.5, "cubic", True, True),
+        (4, 6.0, "cubic", True, False),
+        (5, 1.25, "cubic", True, False),
+        (5, 7.5, "bbr", True, False),
+        (5, 7.5, "", True, False),
+        (5, 7.5, "cubic", False, False),
+    ],
+)
+def test_what_pauses_cost_is_told_where_the_kernel_could_help(
+    pauses: int,
+    paused_s: float,
+    congestion_control: str,
+    starts_slowly: bool,
+    is_told: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    growth, _, outbox = growing(tmp_path, 2)
+    monkeypatch.setattr(channel_growth, "starts_slowly_after_idle", lambda: starts_slowly)
+    totals = LinkTotals(num_pauses=pauses, paused_s=paused_s)
+    monkeypatch.setattr(outbox, "totals", lambda: totals)
+    for _ in range(2):
+        growth._advise_idle(congestion_control)
+    assert len(caplog.records) == is_told
+    if is_told:
+        assert caplog.records[0].levelno == logging.WARNING
+        assert "after 1.5 s on average, TCP starts slowly again to site birch" in caplog.text
+        assert "sysctl net.ipv4.tcp_slow_start_after_idle=0" in caplog.text
+
+
+def test_what_is_pushed_after_the_peer_left_is_dropped(tmp_path: Path) -> None:
+    _, _, outbox = growing(tmp_path, 1)
+    key = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
+    frame = Frame(key, 1, 0, 0, 0, 4, 1.0, b"1234")
+    assert outbox.push(frame, 4) > 4
+    assert not outbox.is_empty
+    outbox.leave()
+    assert outbox.is_empty
+    assert outbox.push(frame, 4) == 0
