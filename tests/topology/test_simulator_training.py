@@ -152,6 +152,7 @@ def test_links_carry_what_the_plan_says(sharing: str) -> None:
     assert len(ring.links) == 8
 
 
+@pytest.mark.slow
 def test_sharing_links_fairly_delays_but_a_little_and_narrow_ports_much() -> None:
     job, topology = a_job(tree="gather", global_batch=72), a_topology(3)
     fifo = simulate(job, topology, PLAIN)
@@ -199,6 +200,7 @@ def test_few_flows_tell_the_same_as_many(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_stragglers_and_they_cost_what_the_slowest_of_them_does() -> None:
     job, topology = a_job(global_batch=96), a_topology(2, ranks=[2, 2], bytes_per_s=1e12, rtt_s=0)
     slow = dataclasses.replace(PLAIN, steps=60, stragglers=Stragglers("uniform", 0.2), seed=5)
@@ -312,6 +314,7 @@ def test_changes_that_are_not_simulated_are_refused(
         simulate(a_job(), a_topology(2), asked)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     num_sites=st.integers(2, 4),
