@@ -132,6 +132,7 @@ class Prober:
                     probe_pb2.FinishRequest(),
                     metadata=self._metadata,
                     timeout=self._config.peer_lost_s,
+                    wait_for_ready=True,
                 )
         except grpc.RpcError as error:
             raise self._lost(error) from error
@@ -150,7 +151,10 @@ class Prober:
     def _echo(self, stub: probe_pb2_grpc.ProbeStub) -> float:
         began_s = time.perf_counter()
         stub.Echo(
-            probe_pb2.EchoRequest(), metadata=self._metadata, timeout=self._config.peer_lost_s
+            probe_pb2.EchoRequest(),
+            metadata=self._metadata,
+            timeout=self._config.peer_lost_s,
+            wait_for_ready=True,
         )
         return time.perf_counter() - began_s
 
@@ -195,7 +199,10 @@ class Prober:
                 pour: grpc.StreamUnaryMultiCallable[bytes, bytes]
                 pour = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
                 call: Any = pour.future(
-                    self._pieces(paced_bytes_per_s), metadata=self._metadata, timeout=self._turn_s
+                    self._pieces(paced_bytes_per_s),
+                    metadata=self._metadata,
+                    timeout=self._turn_s,
+                    wait_for_ready=True,  # where packets are lost, the first of a connection may be
                 )
                 stack.callback(call.cancel)
                 calls.append(call)
@@ -227,7 +234,9 @@ class Prober:
     @contextlib.contextmanager
     def _turn(self, channel: grpc.Channel, wait_s: float) -> Iterator[_Turn]:
         requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
-        call = probe_pb2_grpc.ProbeStub(channel).Turn(
+        stub = probe_pb2_grpc.ProbeStub(channel)
+        self._echo(stub)  # connects; from then on the keepalive watches, however long the wait
+        call = stub.Turn(
             iter(requests.get, None), metadata=self._metadata, timeout=wait_s + self._turn_s
         )
         try:
