@@ -94,10 +94,16 @@ class Search:
                 others = tuple(name for name in best.sites if name != site.name)
                 chosen = others if len(others) < len(best.sites) else (*others, site.name)
                 if chosen:
-                    better = self._improved(better, self._ordered(chosen)) or better
+                    better = self._neighbour(better, self._ordered(chosen))
             if better is best:
                 return best
             best = better
+
+    def _neighbour(self, best: Choice, names: Names) -> Choice:
+        """Return the better of `best` and what these sites can do; of many sites, only a good guess."""
+        if len(names) <= EVERY_SET_SITES:
+            return self._improved(best, names) or best
+        return _better(best, self._quick(names, is_split=True)) or best
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
         """Return the best choice in which exactly these sites take part; None where there is none."""
@@ -195,12 +201,8 @@ class Search:
         best = min(found, key=_by_rank, default=None)
         if best is None:
             return None
-        thorough = sorted(found, key=_by_rank)[:2]
-        return self._climbed(
-            min(
-                [best, *filter(None, (self.best_of(each.sites) for each in thorough))], key=_by_rank
-            )
-        )
+        climbed = self._climbed(best)
+        return self._improved(climbed, climbed.sites)
 
 
 class _Setting:
