@@ -10,7 +10,6 @@ corpus, tests/fuzz/corpus/TARGET, where the tests find it. tests/fuzz/targets.py
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import os
 import random
@@ -38,12 +37,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--make-corpus", action="store_true")
     parser.add_argument("--replay", type=Path, metavar="FILE")
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     wanted = parser.parse_args(argv)
     logging.disable()  # some decoders log what they refuse
-    if len(wanted.targets) > 1:
-        return _fuzz_each(wanted.targets, wanted.seconds, wanted.seed)
+    if wanted.into is not None:
+        _fuzz(wanted.targets[0], wanted.seconds, wanted.seed, wanted.into)
     if wanted.targets and wanted.replay is None:
-        _fuzz(wanted.targets[0], wanted.seconds, wanted.seed)
+        return _fuzz_each(wanted.targets, wanted.seconds, wanted.seed)
     from tests.fuzz.inputs import write_samples
     from tests.fuzz.target import attempt
     from tests.fuzz.targets import TARGETS
@@ -59,11 +59,15 @@ def main(argv: list[str]) -> int:
 
 
 def _fuzz_each(names: list[str], seconds: int, seed: int) -> int:
-    """Fuzz in a process each: libFuzzer never returns."""
+    """Fuzz in a process each: libFuzzer never returns, and leaves its files to whoever started it."""
     crashed = []
     for name in names:
         command = [sys.executable, __file__, name, "--seconds", str(seconds), "--seed", str(seed)]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        with tempfile.TemporaryDirectory(prefix="isthmus-fuzz-") as into:
+            done = subprocess.run(
+                [*command, "--into", into], check=False, capture_output=True, text=True
+            )
+            _keep_slow(name, Path(into))
         last = [each for each in done.stderr.splitlines() if "DONE" in each or "Error" in each]
         print(f"{name}: {'crashed' if done.returncode else 'held'}: {' | '.join(last[-3:])}")
         if done.returncode:
@@ -73,8 +77,24 @@ def _fuzz_each(names: list[str], seconds: int, seed: int) -> int:
     return 1 if crashed else 0
 
 
-def _fuzz(name: str, seconds: int, seed: int) -> None:
-    """Fuzz one target; ends the process."""
+def _keep_slow(name: str, into: Path) -> None:
+    """Keep what libFuzzer itself gave up on, for time or memory; crashes have been kept."""
+    from tests.fuzz.inputs import write_crasher
+    from tests.fuzz.targets import TARGETS
+
+    for path in (*into.glob("timeout-*"), *into.glob("oom-*")):
+        print(f"{path.name}: kept as {write_crasher(TARGETS[name], path.read_bytes())}")
+
+
+def _fuzz(name: str, seconds: int, seed: int, into: Path) -> None:
+    """Fuzz one target; ends the process.
+
+    Args:
+        name: the target's.
+        seconds: for how long.
+        seed: of the mutations.
+        into: a folder for what is found.
+    """
     try:
         import atheris
     except ImportError:
@@ -112,22 +132,19 @@ def _fuzz(name: str, seconds: int, seed: int) -> None:
             return bytes(atheris.Mutate(data, most_bytes))
         return mutated(bytes(data), inputs, chance)[:most_bytes]
 
-    with contextlib.ExitStack() as stack:
-        found = stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-fuzz-"))
-        options = [
-            f"-max_total_time={seconds}",
-            f"-seed={seed}",
-            f"-max_len={INPUT_BYTES_MAX}",
-            f"-artifact_prefix={found}{os.sep}",
-            "-rss_limit_mb=2048",
-            "-timeout=10",
-            "-verbosity=1",
-        ]
-        for data in inputs:
-            attempt(target, data)  # caches and scratch memory are filled
-        arguments = [sys.argv[0], found, str(folder_of(target)), *options]
-        atheris.Setup(arguments, one_input, custom_mutator=mutate)
-        atheris.Fuzz()
+    options = [
+        f"-max_total_time={seconds}",
+        f"-seed={seed}",
+        f"-max_len={INPUT_BYTES_MAX}",
+        f"-artifact_prefix={into}{os.sep}",
+        "-rss_limit_mb=2048",
+        "-timeout=60",
+    ]
+    for data in inputs:
+        attempt(target, data)  # caches and scratch memory are filled
+    arguments = [sys.argv[0], str(into), str(folder_of(target)), *options]
+    atheris.Setup(arguments, one_input, custom_mutator=mutate)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
