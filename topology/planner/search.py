@@ -348,9 +348,11 @@ class _Setting:
 def sizings(job: Job) -> tuple[Sizing, ...]:
     """Return chunks and buckets that are tried, the job's own first."""
     own = Sizing(chunk_bytes=job.exchange.chunk_bytes, bucket_bytes=job.exchange.bucket_bytes)
+    # With `serial` everything leaves at once, whatever fills a bucket.
+    buckets = () if job.exchange.schedule == "serial" else BUCKETS
     largest = max(gradient_bytes(job), own.bucket_bytes, min(BUCKETS))
     pairs = itertools.product(
-        dict.fromkeys((own.bucket_bytes, *BUCKETS)), dict.fromkeys((own.chunk_bytes, *CHUNKS))
+        dict.fromkeys((own.bucket_bytes, *buckets)), dict.fromkeys((own.chunk_bytes, *CHUNKS))
     )
     found = [
         Sizing(chunk_bytes=chunk_bytes, bucket_bytes=bucket_bytes)
