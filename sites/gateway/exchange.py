@@ -54,8 +54,6 @@ from sites.gateway.rounds import BucketKey, Rounds
 from sites.gateway.server import Sender
 
 _CHECK_S = 1.0
-_WINDOWS_AHEAD = 2
-"""Windows of a link for which chunks are encoded ahead."""
 
 
 class Exchange:
@@ -158,7 +156,7 @@ class Exchange:
 
     def _has_room(self) -> bool:
         return all(
-            link.unsent_bytes + self._admitted_bytes < _WINDOWS_AHEAD * link.window_bytes
+            link.unsent_bytes + self._admitted_bytes < link.ahead_bytes
             for link in self._links.values()
         )
 

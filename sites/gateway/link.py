@@ -31,6 +31,8 @@ from sites.gateway.transport import window_of
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 2.0
+_WINDOWS_AHEAD = 2
+_AHEAD_MIN_BYTES = 4 << 20
 
 
 class Link:
@@ -76,9 +78,13 @@ class Link:
         self._threads: list[threading.Thread] = []
 
     @property
-    def window_bytes(self) -> int:
-        """Unacknowledged bytes that may be on the way."""
-        return self._outbox.window_bytes
+    def ahead_bytes(self) -> int:
+        """How many bytes of frames are made before the link can take them.
+
+        Chunks are admitted in order, so a link that falls behind for a moment holds up the others
+        once so much waits for it: on narrow links a lost packet's recovery is many windows long.
+        """
+        return max(_WINDOWS_AHEAD * self._outbox.window_bytes, _AHEAD_MIN_BYTES)
 
     @property
     def unsent_bytes(self) -> int:
