@@ -101,9 +101,9 @@ class Link:
     schedule: tuple[Period, ...] = ()
     bandwidth_origin: str = "bandwidth"
     """`measured`, or `bandwidth`: as described."""
-    described_bytes_per_s: float | None = None
-    """What the topology says beside a measured figure, the share applied; else None."""
-    described_rtt_s: float | None = None
+    described_bytes_per_s: float | None = field(default=None, compare=False)
+    """What the topology says beside a measured figure, the share applied; else None. Changes no run."""
+    described_rtt_s: float | None = field(default=None, compare=False)
     """Likewise."""
     measured_at: str | None = None
     """When a probe measured it, in ISO 8601."""

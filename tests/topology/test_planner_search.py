@@ -100,7 +100,9 @@ def random_step_s(chance: random.Random, job: Job, topology: Topology) -> float:
 def test_of_more_sites_it_is_no_worse_than_random_plans() -> None:
     job = a_job(batch=8)
     # One size of chunk and bucket: there are 200 plans to make.
-    one = dataclasses.replace(job.exchange, window_bytes=job.exchange.chunk_bytes, schedule="serial")
+    one = dataclasses.replace(
+        job.exchange, window_bytes=job.exchange.chunk_bytes, schedule="serial"
+    )
     job = dataclasses.replace(job, exchange=one)
     for seed in range(200):
         chance = random.Random(seed)
