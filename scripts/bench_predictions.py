@@ -118,8 +118,8 @@ def main() -> int:
         deviations.append((measured_s / predicted_s - 1, measured_s / simulated_s - 1))
         shown = "  ".join(f"{100 * each:+5.1f} %" for each in deviations[-1])
         print(f"{line} {measured_s:8.3f}s   {shown}", flush=True)
-    for name, column in zip(("plan", "simulated"), zip(*deviations, strict=True), strict=True):
-        sizes = [100 * abs(each) for each in column]
+    for index, name in enumerate(("plan", "simulated") if deviations else ()):
+        sizes = [100 * abs(each[index]) for each in deviations]
         print(f"{name}: median {statistics.median(sizes):.1f} %, largest {max(sizes):.1f} %")
     return 1 if failed else 0
 

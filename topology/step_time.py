@@ -8,10 +8,11 @@ releases r, of which all that is not yet sent has L(r) bytes,
     end_i(k-1) + c_i - b_i(r) + RS_i(r) + x_ij(L(r)) + AG_j,
 
 with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of an
-exchange of so many bytes from i's start to j's end (topology/wire_time.py), RS and AG the reduce-scatter
-and all-gather of one bucket inside the site (topology/cost/collectives.py). That is a recurrence in
-the algebra of max and plus: the mean step is its largest cycle mean (topology/cycle_mean.py). Sites
-that differ do not simply wait for the slowest: in a gather, a late gradient finds the others' there.
+exchange of so many bytes from i's start to j's end (topology/wire_time.py; TCP starts slowly for the
+first release only), RS and AG the reduce-scatter and all-gather of one bucket inside the site
+(topology/cost/collectives.py). That is a recurrence in the algebra of max and plus: the mean step is
+its largest cycle mean (topology/cycle_mean.py). Sites that differ do not simply wait for the slowest:
+in a gather, a late gradient finds the others' there.
 
 No step is shorter than its bytes take on any link, at any site's network cards, or in a gateway: for
 codecs (topology/codec_costs.py), and for sending and receiving. Left out: the optimizer's step.
@@ -19,6 +20,7 @@ codecs (topology/codec_costs.py), and for sending and receiving. Left out: the o
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ from topology.cost.collectives import Channel, levels_of, reduce_scatter_s
 from topology.cycle_mean import largest_cycle_mean
 from topology.job import Job
 from topology.reduction_plans import plan_reduction
-from topology.tree_times import Hop, plan_times_s, seconds_per_byte, shares_of_hops
+from topology.tree_times import Hop, Load, plan_times_s, seconds_per_byte, shares_of_hops
 from topology.trees import ReductionPlan
 from topology.wire_load import wire_load
 from topology.world import Site, Topology
@@ -142,9 +144,12 @@ class StepModel:
             }
             per_byte_s = _gateways_s_per_byte(job, topology, plan, known)
             self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
+            loads = [wire_load(job, topology, each.left_bytes, known) for each in self._releases]
+            # Connections have rested when the first bucket leaves; those after it find them warm.
+            loads[1:] = [dataclasses.replace(each, first_window_bytes=None) for each in loads[1:]]
             self._exchanges = [
-                _exchange(job, topology, plan, each.left_bytes, known, max(per_byte_s))
-                for each in self._releases
+                _exchange(plan, topology, each, release.left_bytes * max(per_byte_s))
+                for each, release in zip(loads, self._releases, strict=True)
             ]
             self._floor_s = max(
                 self._floor_s,
@@ -230,16 +235,10 @@ def step_time(job: Job, topology: Topology, ratio: float | None = None) -> StepT
 
 
 def _exchange(
-    job: Job,
-    topology: Topology,
-    plan: ReductionPlan,
-    raw_bytes: int,
-    ratio: float,
-    gateway_s_per_byte: float,
+    plan: ReductionPlan, topology: Topology, load: Load, least_s: float
 ) -> Mapping[tuple[int, int], float]:
-    """Return the crossings of `raw_bytes`: no gateway is faster than it can be, and links neither."""
-    crossings_s = plan_times_s(plan, topology, wire_load(job, topology, raw_bytes, ratio))
-    least_s = raw_bytes * gateway_s_per_byte
+    """Return the crossings of a load: no gateway is faster than it can be, and links neither."""
+    crossings_s = plan_times_s(plan, topology, load)
     return {pair: max(each_s, least_s) for pair, each_s in crossings_s.items()}
 
 
