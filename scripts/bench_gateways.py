@@ -35,7 +35,7 @@ from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.netns_child import running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
 from protos.errors import IsthmusError
-from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
 from sites.worker.gateway_link import GatewayLink
 from sites.worker.link import Reduce, Reduced
 from sites.worker.region import create_region
@@ -47,7 +47,7 @@ SITES = ("a", "b")
 DEADLINE_S = 120.0
 PAYLOAD_SHARE = 0.965
 MALLOC = (
-    "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
+    "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=4294967296"
     ":glibc.malloc.top_pad=268435456"
 )
 """As the agent starts gateways."""
@@ -71,6 +71,7 @@ class Setting:
     num_buckets: int
     num_bytes: int
     """float32 of a round, all buckets together."""
+    held_bytes: int = HELD_BYTES
 
     @property
     def bound_s(self) -> float:
@@ -162,6 +163,13 @@ class RankStandIn:
 
     def round(self, number: int) -> tuple[float, float]:
         """Reduce all buckets; return when the first was posted and when the last came back."""
+        began_s = self.post(number)
+        ended_s = self.wait(number)
+        assert all((abs(values - 1.0) < 0.02).all() for values in self.regions)  # codecs round
+        return began_s, ended_s
+
+    def post(self, number: int) -> float:
+        """Hand all buckets over; return when the first was."""
         for values in self.regions:
             values.fill(1.0)
         began_s = time.perf_counter()
@@ -177,12 +185,14 @@ class RankStandIn:
                     exact=False,
                 )
             )
+        return began_s
+
+    def wait(self, number: int) -> float:
+        """Wait until all have come back; return when."""
         for _ in self._buckets:
             if not self._remaining.acquire(timeout=DEADLINE_S) or self._error is not None:
                 raise SystemExit(f"round {number} did not end: {self._error}")
-        ended_s = time.perf_counter()
-        assert all((abs(values - 1.0) < 0.02).all() for values in self.regions)  # codecs round
-        return began_s, ended_s
+        return time.perf_counter()
 
     def leave(self) -> None:
         """End cleanly."""
@@ -214,6 +224,7 @@ def config_of(setting: Setting, site: int, host: str, folder: Path) -> GatewayCo
         chunk_bytes=setting.chunk_bytes,
         channels_per_link=setting.channels,
         window_bytes=setting.window_bytes,
+        held_bytes=setting.held_bytes,
         verify_every=0,
         bind_host=host,
         socket_path=str(folder / f"{SITES[site]}.sock"),
@@ -322,22 +333,57 @@ def both(ranks: list[RankStandIn], number: int) -> float:
     return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
+@contextlib.contextmanager
+def busy_thread() -> Iterator[None]:
+    """Keep the ranks' process busy with pure Python, as a training script may be.
+
+    The thread has the lowest priority, so that of the machine's cores it takes what is left over; of the
+    interpreter's lock it takes what any thread does.
+    """
+    is_over = threading.Event()
+
+    def count() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        number = 0
+        while not is_over.is_set():
+            number += 1
+
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(DEADLINE_S)
+
+
 def cpu_s(children: list[GatewayChild]) -> float:
     """Return the CPU seconds that the gateways have used."""
     return sum(sum(psutil.Process(child.process.pid).cpu_times()[:2]) for child in children)
 
 
-def measure(setting: Setting, *, emulated: bool, warmup: int, rounds: int, idle_s: float) -> str:
-    """Measure one setting; return its row."""
+def measure(
+    setting: Setting, *, emulated: bool, warmup: int, rounds: int, idle_s: float, with_busy: bool
+) -> str:
+    """Measure one setting; return its row.
+
+    With a busy thread, so many rounds again have one, by turns with those that have none.
+    """
     with contextlib.ExitStack() as stack:
         places: list[SiteNamespace | None] = [None, None]
         if emulated:
             places = stack.enter_context(namespaces(setting))
         children, ranks = stack.enter_context(pair(setting, places))
-        times_s, used_s = [], 0.0
-        for number in range(warmup + rounds):
+        times_s: list[float] = []
+        busy_s: list[float] = []
+        used_s = 0.0
+        for number in range(warmup + rounds * (1 + with_busy)):
             if number:
                 time.sleep(idle_s)
+            if with_busy and number >= warmup and (number - warmup) % 2:
+                with busy_thread():
+                    busy_s.append(both(ranks, number))
+                continue
             before_s = cpu_s(children)
             times_s.append(both(ranks, number))
             used_s += cpu_s(children) - before_s if number >= warmup else 0.0
@@ -352,6 +398,10 @@ def measure(setting: Setting, *, emulated: bool, warmup: int, rounds: int, idle_
         ]
         if emulated:
             figures.append(f"{_retransmitted(places):6d}")
+        if with_busy:
+            figures.append(
+                f"busy {statistics.median(busy_s):7.3f}, {statistics.median(busy_s) / median_s:5.2f}"
+            )
         return " | ".join(figures)
 
 
@@ -388,6 +438,7 @@ def main() -> None:
     parser.add_argument("--buckets", type=int, default=1, help="that a round consists of")
     parser.add_argument("--warmup", type=int, default=3, help="rounds")
     parser.add_argument("--rounds", type=int, default=5, help="that are measured")
+    parser.add_argument("--busy", action="store_true", help="ranks with a busy Python thread, too")
     parser.add_argument("--idle", type=float, default=0.0, help="seconds between two rounds")
     parser.add_argument("--warm", action="store_true", help="tcp_slow_start_after_idle=0")
     chosen = parser.parse_args()
@@ -423,6 +474,7 @@ def main() -> None:
                 warmup=chosen.warmup,
                 rounds=chosen.rounds,
                 idle_s=chosen.idle,
+                with_busy=chosen.busy,
             ),
             flush=True,
         )

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.blocks import BLOCK, TILE, BlockCodec
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.blocks import BLOCK, BlockCodec
+from sites.codecs.codec import TILE, Codec, Floats
 from sites.codecs.lossy import AS_IT_IS, COMPRESSED, QUANTISED
 from sites.codecs.registry import BY_NAME
 from sites.codecs.topk import num_kept
