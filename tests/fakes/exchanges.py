@@ -50,7 +50,7 @@ class Sent:
 class _Wire:
     """Stands where a Link does."""
 
-    window_bytes = 1 << 30
+    ahead_bytes = 1 << 30
     unsent_bytes = 0
     num_channels = 2
     rtt_s = 0.001
