@@ -80,15 +80,16 @@ def _at_once(
 
 
 def _flow(key: int, num_bytes: float, into: list[tuple[int, float, float]], engine: Engine) -> Flow:
-    def arrive(last_s: float) -> None:
+    def arrive(target: int, bucket: int, segment: int, last_s: float) -> None:
+        assert (target, bucket, segment) == (1, key, 0)
         into.append((key, engine.now_s, last_s))
 
-    return Flow((key,), num_bytes, num_bytes / 4, engine.now_s, arrive)
+    return Flow((0, key, 0), num_bytes, num_bytes / 4, engine.now_s, arrive)
 
 
 def test_a_link_takes_what_waits_in_the_order_of_its_keys() -> None:
     engine, arrived = Engine(), list[tuple[int, float, float]]()
-    link = FifoLink(engine, bytes_per_s=100.0, rtt_s=0.2)
+    link = FifoLink(engine, 1, bytes_per_s=100.0, rtt_s=0.2)
     for key in (5, 3, 1):
         link.send(_flow(key, 200.0, arrived, engine))
     engine.run()
@@ -107,7 +108,7 @@ def test_slow_start_costs_what_the_closed_form_says_and_comes_back_after_a_pause
     described = Link(source="a", target="b", bytes_per_s=1e7, rtt_s=rtt_s, rtt_origin="rtt")
     one_s = 40 * 1e5 / 1e7 + load.delay_s(described, 40)
     engine, arrived = Engine(), list[tuple[int, float, float]]()
-    link = FifoLink(engine, 1e7, rtt_s, 3e4)
+    link = FifoLink(engine, 1, 1e7, rtt_s, 3e4)
     for key in range(20):
         link.send(_flow(key, 2e5, arrived, engine))
     engine.run()
@@ -162,8 +163,8 @@ def test_max_min_fills_a_resource_of_every_flow_in_which_none_has_more(seed: int
 def test_flows_share_a_port_and_those_that_stay_take_what_is_left() -> None:
     engine, arrived = Engine(), list[tuple[int, float, float]]()
     network = FairNetwork(engine, {"x": 100.0, "y": 100.0, "port": 100.0}, num_abreast=2)
-    network.send(_flow(0, 100.0, arrived, engine), "x", ["port"], 0.5)
-    network.send(_flow(1, 200.0, arrived, engine), "y", ["port"], 0.5)
+    network.send(_flow(0, 100.0, arrived, engine), 1, "x", ["port"], 0.5)
+    network.send(_flow(1, 200.0, arrived, engine), 1, "y", ["port"], 0.5)
     engine.run()
     # Both at 50 until 2 s; then 100 are left of the second, at 100.
     assert [key for key, _, _ in arrived] == [0, 1]
@@ -174,7 +175,7 @@ def test_of_a_link_only_a_few_flows_are_on_their_way() -> None:
     engine, arrived = Engine(), list[tuple[int, float, float]]()
     network = FairNetwork(engine, {"x": 100.0}, num_abreast=2)
     for key in (3, 1, 2):
-        network.send(_flow(key, 100.0, arrived, engine), "x", [], 0.0)
+        network.send(_flow(key, 100.0, arrived, engine), 1, "x", [], 0.0)
     engine.run()
     assert [(key, round(last, 6)) for key, _, last in arrived] == [(3, 2.0), (1, 2.0), (2, 3.0)]
 

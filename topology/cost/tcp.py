@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 from topology.cost.collectives import Channel
+from topology.slow_start import FIRST_WINDOW_PACKETS, unused_s
 
 RENO_CONSTANT = 1.2
 """RFC 8312's; sqrt(3/2) is 1.22. With delayed acknowledgements 0.87."""
@@ -153,22 +154,15 @@ def loss_allowed(path: Path, congestion: str = "cubic") -> float:
 def slow_start_s(path: Path, num_connections: int, burst_bytes: float) -> float:
     """Return what a burst after a pause waits for windows to open (RFC 5681, 4.1).
 
-    Each connection begins with 10 packets and doubles a round trip; until they fill the link
-    together, the rest of each round trip is idle. Less where the burst ends before.
+    Each connection begins with FIRST_WINDOW_PACKETS: topology/slow_start.py.
 
     Args:
         path: what is crossed.
         num_connections: that share the burst evenly.
         burst_bytes: of payload; nothing is lost meanwhile.
     """
-    idle_s, sent_bytes = 0.0, 0.0
-    window_bytes = 10.0 * path.segment_bytes * num_connections
-    rate = PAYLOAD_SHARE * path.bytes_per_s
-    while window_bytes < rate * path.rtt_s and sent_bytes + window_bytes < burst_bytes:
-        idle_s += path.rtt_s - window_bytes / rate
-        sent_bytes += window_bytes
-        window_bytes *= 2
-    return idle_s
+    first_bytes = float(FIRST_WINDOW_PACKETS * path.segment_bytes * num_connections)
+    return unused_s(burst_bytes, PAYLOAD_SHARE * path.bytes_per_s, path.rtt_s, first_bytes)
 
 
 def channel_of(

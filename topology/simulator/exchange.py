@@ -89,9 +89,10 @@ class StepExchange:
         self._when(first_s, self._send_to_all, site, bucket, index, last_s)
 
     def _send_to_all(self, site: int, bucket: int, index: int, last_s: float) -> None:
+        flow = self._flow(bucket, index, last_s, self._take)
         for other in range(self._work.plan.num_sites):
             if other != site:
-                self._send(site, other, bucket, index, last_s, self._take)
+                self._network.send(site, other, flow)
         self._take(site, bucket, index, last_s)
 
     def _take(self, site: int, bucket: int, index: int, last_s: float) -> None:
@@ -125,7 +126,8 @@ class StepExchange:
         if site == tree.root:
             self._come_down(site, bucket, index, last_s)
         else:
-            self._send(site, tree.parent[site], bucket, index, last_s, self._come_up)
+            flow = self._flow(bucket, index, last_s, self._come_up)
+            self._network.send(site, tree.parent[site], flow)
 
     def _come_up(self, site: int, bucket: int, index: int, last_s: float) -> None:
         segment = self._work.segments[bucket][index]
@@ -144,8 +146,9 @@ class StepExchange:
 
     def _send_down(self, site: int, bucket: int, index: int, last_s: float) -> None:
         tree = self._work.segments[bucket][index].tree
+        flow = self._flow(bucket, index, last_s, self._come_down)
         for child in self._children[tree][site]:
-            self._send(site, child, bucket, index, last_s, self._come_down)
+            self._network.send(site, child, flow)
 
     def _add(
         self, site: int, bucket: int, index: int, first_s: float, last_s: float, num_parts: int
@@ -175,24 +178,16 @@ class StepExchange:
         if self._missing[site][bucket] == 0:
             self._engine.at(self._last_s[site][bucket], self._reduced, site, bucket)
 
-    def _send(
-        self,
-        source: int,
-        target: int,
-        bucket: int,
-        index: int,
-        last_s: float,
-        arrive: Arrive,
-    ) -> None:
+    def _flow(self, bucket: int, index: int, last_s: float, arrive: Arrive) -> Flow:
+        """Return a segment as it goes over a link, or over several."""
         segment = self._work.segments[bucket][index]
-        flow = Flow(
+        return Flow(
             (self._step, bucket, index),
             segment.wire_bytes,
             segment.wire_bytes * segment.granule,
             last_s,
-            lambda arrived_s: arrive(target, bucket, index, arrived_s),
+            arrive,
         )
-        self._network.send(source, target, flow)
 
     def _serve(
         self,

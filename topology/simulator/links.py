@@ -6,30 +6,32 @@ chunks as the link has connections, arrives one granule's time and half a round 
 the next site passes it on from then on, for chunks are reduced one by one (topology/simulator/servers.py
 says when this is exact).
 
-After a pause TCP starts slowly (RFC 5681, 4.1). With windows of w, 2w, 4w... bytes a round trip t, what
-does not fill the link costs t - w / r more, until a window is r t: topology/tree_times.py. Linux begins
-again from the first window once a connection was idle for longer than its time-out, RTT + 0.2 s.
+After a pause TCP starts slowly (topology/slow_start.py). Linux begins again from the first window once a
+connection was idle for longer than its time-out, RTT + 0.2 s.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from topology.simulator.engine import Engine
+from topology.slow_start import unused_s, windows
 
 RTO_MIN_S = 0.2
 """Linux: TCP_RTO_MIN, on top of the smoothed round trip."""
 
-Key = tuple[int, ...]
-Deliver = Callable[[float], None]
-"""Called when the first granule has arrived, with the time at which the last one will have."""
+Key = tuple[int, int, int]
+"""Step, bucket, segment."""
+Deliver = Callable[[int, int, int, float], None]
+"""Called when the first granule has arrived: with the site that has it, bucket, segment, and the time at
+which the last granule will have arrived."""
 
 
 @dataclass(slots=True)
 class Flow:
-    """Bytes that go over one link together."""
+    """Bytes that go over a link together; of the same ones to several sites, one is enough."""
 
     key: Key
     """Lower ones go first."""
@@ -47,6 +49,7 @@ class FifoLink:
     def __init__(
         self,
         engine: Engine,
+        target: int,
         bytes_per_s: float,
         rtt_s: float,
         first_window_bytes: float | None = None,
@@ -55,6 +58,7 @@ class FifoLink:
 
         Args:
             engine: the clock.
+            target: the site that it leads to.
             bytes_per_s: its rate.
             rtt_s: half of it is the delay.
             first_window_bytes: of all connections together; None: there is no slow start.
@@ -64,6 +68,7 @@ class FifoLink:
         self.busy_s = 0.0
         self.sent_bytes = 0.0
         self._engine = engine
+        self._target = target
         self._rtt_s = rtt_s
         self._first_window_bytes = first_window_bytes
         self._waiting: list[tuple[Key, int, Flow]] = []
@@ -73,7 +78,7 @@ class FifoLink:
         self._is_cut = False
         self._will_look = False
         """Something waits, and an action looks at it once the link is free."""
-        self._ramp_bytes = sum(self._windows())
+        self._ramp_bytes = self._ramp()
         """After so many, the window fills the link."""
         self._grown_bytes = 0.0
         """Sent since the window was last the first one."""
@@ -100,7 +105,7 @@ class FifoLink:
         self.bytes_per_s = self.bytes_per_s if bytes_per_s is None else bytes_per_s
         if delay_s is not None:
             self.delay_s, self._rtt_s = delay_s, 2 * delay_s
-        self._ramp_bytes = sum(self._windows())
+        self._ramp_bytes = self._ramp()
         self._is_cut = self._is_cut if is_cut is None else is_cut
         if self._waiting and not self._is_cut and not self._will_look:
             self._look_later()
@@ -115,7 +120,9 @@ class FifoLink:
         self.busy_s += work_s
         self.sent_bytes += flow.num_bytes
         last_s = max(self._free_s, flow.last_s + flow.granule_bytes / self.bytes_per_s)
-        self._engine.at(now_s + granule_s + self.delay_s, flow.deliver, last_s + self.delay_s)
+        _, bucket, segment = flow.key
+        arrives_s, last_s = now_s + granule_s + self.delay_s, last_s + self.delay_s
+        self._engine.at(arrives_s, flow.deliver, self._target, bucket, segment, last_s)
 
     def _look_later(self) -> None:
         self._will_look = True
@@ -137,19 +144,14 @@ class FifoLink:
         grown_bytes = self._grown_bytes
         return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
 
-    def _windows(self) -> Iterator[float]:
-        """Yield the windows that do not fill the link, in bytes."""
-        window_bytes = self._first_window_bytes
-        while window_bytes is not None and window_bytes < self.bytes_per_s * self._rtt_s:
-            yield window_bytes
-            window_bytes *= 2
+    def _ramp(self) -> float:
+        """Return after how many bytes the window fills the link."""
+        if self._first_window_bytes is None:
+            return 0.0
+        return sum(windows(self.bytes_per_s, self._rtt_s, self._first_window_bytes))
 
     def _unused_s(self, num_bytes: float) -> float:
         """Return how long the link waited for its window while it sent the first `num_bytes`."""
-        unused_s, sent_bytes = 0.0, 0.0
-        for window_bytes in self._windows():
-            sent_bytes += window_bytes
-            if sent_bytes >= num_bytes:
-                break
-            unused_s += self._rtt_s - window_bytes / self.bytes_per_s
-        return unused_s
+        if self._first_window_bytes is None:
+            return 0.0
+        return unused_s(num_bytes, self.bytes_per_s, self._rtt_s, self._first_window_bytes)

@@ -55,7 +55,7 @@ class Network:
             self._fair = FairNetwork(engine, rates, work.num_abreast)
         else:
             self._fifo = {
-                hop: FifoLink(engine, link.bytes_per_s, link.rtt_s, work.first_window_bytes)
+                hop: FifoLink(engine, hop[1], link.bytes_per_s, link.rtt_s, work.first_window_bytes)
                 for hop, link in self._links.items()
             }
 
@@ -75,7 +75,7 @@ class Network:
             self._fifo[hop].send(flow)
             return
         ports = [port for port in (("out of", source), ("into", target)) if port in self._ports]
-        self._fair.send(flow, hop, ports, self._links[hop].rtt_s / 2)
+        self._fair.send(flow, target, hop, ports, self._links[hop].rtt_s / 2)
 
     def change(self, change: Change) -> None:
         """Change one direction of a link now.

@@ -27,6 +27,7 @@ _DONE = 1e-9
 @dataclass(slots=True, eq=False)
 class _Active:
     flow: Flow
+    target: int
     resources: Sequence[Hashable]
     delay_s: float
     left_bytes: float
@@ -56,16 +57,19 @@ class FairNetwork:
         self._since_s = 0.0
         self._version = 0
 
-    def send(self, flow: Flow, link: Hashable, ports: Sequence[Hashable], delay_s: float) -> None:
+    def send(
+        self, flow: Flow, target: int, link: Hashable, ports: Sequence[Hashable], delay_s: float
+    ) -> None:
         """Take a flow; it arrives `delay_s` after its last byte has left.
 
         Args:
             flow: its bytes.
+            target: the site that it goes to.
             link: the resource that it waits for.
             ports: further ones that it crosses.
             delay_s: one way.
         """
-        sent = _Active(flow, (link, *ports), delay_s, flow.num_bytes)
+        sent = _Active(flow, target, (link, *ports), delay_s, flow.num_bytes)
         heapq.heappush(self._waiting.setdefault(link, []), (flow.key, self._num_sent, sent))
         self._num_sent += 1
         if self._num_active[link] < self._num_abreast:
@@ -114,7 +118,8 @@ class FairNetwork:
         for each in left:
             granule_s = each.flow.granule_bytes / each.bytes_per_s
             done_s = max(self._engine.now_s, each.flow.last_s + granule_s) + each.delay_s
-            self._engine.at(done_s, each.flow.deliver, done_s)
+            _, bucket, segment = each.flow.key
+            self._engine.at(done_s, each.flow.deliver, each.target, bucket, segment, done_s)
 
 
 def max_min(
