@@ -80,9 +80,9 @@ class Wan:
     def _reduce_bucket(
         self, round_: int, index: int, parts: list[Floats], weights: list[float]
     ) -> None:
-        codec = codec_named(self.setting.codec)
+        codecs = (codec_named(self.setting.codec),) * max(1, len(self.plan.trees))
         cut = grid(len(parts[0]), CHUNK_NUMEL, (1,) * len(parts))
-        bucket = Bucket(1, round_, index, 1, codec, cut, time.thread_time)
+        bucket = Bucket(1, round_, index, 1, codecs, cut, time.thread_time)
         sites = []
         for site, kept in enumerate(self.residuals):
             owed = kept.bucket(index, 1, cut.numel) if self.setting.error_feedback else None

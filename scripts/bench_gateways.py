@@ -219,7 +219,7 @@ def config_of(setting: Setting, site: int, host: str, folder: Path) -> GatewayCo
         nodes_per_site=(1, 1),
         ranks_per_node=(1, 1),
         plan=ReductionPlan(2, (), "two sites"),
-        codec=setting.codec,
+        codecs=(setting.codec,),
         error_feedback=True,
         chunk_bytes=setting.chunk_bytes,
         channels_per_link=setting.channels,

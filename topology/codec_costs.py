@@ -2,14 +2,23 @@
 
 From the table of docs/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC Zen 5, gradients of
 the model that ships). Sizes that depend on what gradients hold are those of that table; everything
-else takes its sizes from topology.wire_load.RATIOS, which is exact.
+else takes its sizes from RATIOS, which is exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.wire_load import RATIOS
+_SCALE_BYTES = 2 / 128
+"""Of an element, where a block has a scale: sites/codecs/blocks.py."""
+RATIOS = {
+    "fp32": 1.0,
+    "bf16": 0.5,
+    "int8": (1 + _SCALE_BYTES) / 4,
+    "fp8": (1 + _SCALE_BYTES) / 4,
+    "int4": (0.5 + _SCALE_BYTES) / 4,
+}
+"""Encoded bytes for each byte of float32, where the values do not matter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,22 @@ OBJECTIVES = ("throughput", "cost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCodec:
+    """The codec of one link, both ways. Sites by name; topology.link_codecs checks them."""
+
+    between: tuple[str, str]
+    codec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """How gradients cross the WAN."""
 
     codec: str = "split"
+    codecs: tuple[LinkCodec, ...] = ()
+    """Of links that have one of their own (topology/link_codecs.py)."""
+    exact: tuple[str, ...] = ()
+    """Patterns of names: such parameters' gradients cross as fp32, like those of one dimension."""
     error_feedback: bool = True
     """What a lossy codec loses of a gradient is added to the next one."""
     non_finite: str = "carry"

@@ -44,6 +44,10 @@ PROBE_CONNECTIONS_MAX = 32
 """Side by side, when a link is measured."""
 _MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
 
+EXACT_MAX = 64
+"""Patterns of names in a job."""
+LINK_CODECS_MAX = 1000
+"""Links with codecs of their own."""
 CHANNELS_MAX = 32
 """Of one link, as a job may name it."""
 
@@ -78,10 +82,30 @@ Channels = Annotated[
 Bucket = Annotated[int, float32_size(64 << 10, 1 << 30), SIZE_SCHEMA]
 
 
+class LinkCodecModel(Strict):
+    """The codec of one link."""
+
+    between: Annotated[
+        list[Text], Field(min_length=2, max_length=2, description="Two sites; both ways alike.")
+    ]
+    codec: Annotated[str, *choice(CODECS)]
+
+
 class ExchangeModel(Strict):
     """How gradients cross the WAN."""
 
     codec: Annotated[str, *choice(CODECS)] = _EXCHANGE.codec
+    codecs: list[LinkCodecModel] = Field(
+        default_factory=list,
+        max_length=LINK_CODECS_MAX,
+        description="Of links that have their own: a tree takes the smallest of its links'.",
+    )
+    exact: list[Text] = Field(
+        default_factory=list,
+        max_length=EXACT_MAX,
+        description="Patterns of parameters' names, as '*norm*': their gradients are not rounded, "
+        "nor are those of one dimension.",
+    )
     error_feedback: Annotated[
         bool, Field(description="Add what a lossy codec loses of a gradient to the next one.")
     ] = _EXCHANGE.error_feedback

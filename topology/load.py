@@ -12,6 +12,7 @@ from topology.job import (
     Data,
     Exchange,
     Job,
+    LinkCodec,
     Model,
     NamedTree,
     Optimizer,
@@ -120,6 +121,11 @@ _FAULTS_KEYS = FaultsModel.model_fields.keys() - {"version"}
 def _exchange(written: ExchangeModel) -> Exchange:
     return Exchange(
         codec=written.codec,
+        codecs=tuple(
+            LinkCodec(between=(each.between[0], each.between[1]), codec=each.codec)
+            for each in written.codecs
+        ),
+        exact=tuple(written.exact),
         error_feedback=written.error_feedback,
         non_finite=written.non_finite,
         chunk_bytes=written.chunk,

@@ -7,9 +7,12 @@ same plan: sums of floats may differ between Python's versions, sums of integers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
 
+from topology.job import Exchange
+from topology.link_codecs import loads_of
 from topology.world import Topology
 
 Edge = tuple[int, int]
@@ -30,6 +33,9 @@ class Pairs:
     """Of the slower direction, 1 at least; in ascending order of the edges."""
     rtt_ns: Mapping[Edge, int]
     """There and back again."""
+    loads: Mapping[Edge, int] = field(default_factory=dict)
+    """Of a chunk, by the edge's codec: bytes in some unit. A tree has the least of its edges'
+    (topology.link_codecs). Empty: all are alike, and the unit is that of `bytes_per_s`."""
 
     @property
     def num_sites(self) -> int:
@@ -44,10 +50,24 @@ class Pairs:
         """Return the round trip between two sites that have an edge."""
         return self.rtt_ns[edge(one, other)]
 
-    def at_least(self, bytes_per_s: int) -> Pairs:
-        """Return the same without the edges that are slower."""
-        kept = {each: rate for each, rate in self.bytes_per_s.items() if rate >= bytes_per_s}
-        return Pairs(self.names, kept, {each: self.rtt_ns[each] for each in kept})
+    def load(self, edges: Iterable[tuple[int, int]]) -> int:
+        """Return the bytes, in the unit of `loads`, of a chunk of a tree over these edges."""
+        return min((self.loads.get(edge(*each), 1) for each in edges), default=1)
+
+    def speed(self, edges: Iterable[tuple[int, int]]) -> Fraction:
+        """Return the chunks per second, in the unit of `loads`, that a tree over these edges carries.
+
+        0 where there is no such edge.
+        """
+        edges = tuple(edges)
+        return Fraction(min(self.rate(*each) for each in edges), self.load(edges))
+
+    def at_least(self, speed: int) -> Pairs:
+        """Return the same without the edges that are slower, each with its own codec."""
+        kept = {
+            each: rate for each, rate in self.bytes_per_s.items() if self.speed([each]) >= speed
+        }
+        return Pairs(self.names, kept, {each: self.rtt_ns[each] for each in kept}, self.loads)
 
     def missing(self, site: int) -> list[str]:
         """Return the names of the sites that `site` has no edge with."""
@@ -58,8 +78,8 @@ class Pairs:
         ]
 
 
-def pairs_of(topology: Topology) -> Pairs:
-    """Return the pairs of a topology's sites."""
+def pairs_of(topology: Topology, exchange: Exchange = Exchange()) -> Pairs:  # noqa: B008 - frozen
+    """Return the pairs of a topology's sites, with the codecs of an exchange's links."""
     names = tuple(site.name for site in topology.sites)
     rates, rtts = {}, {}
     for one, first in enumerate(names):
@@ -68,4 +88,4 @@ def pairs_of(topology: Topology) -> Pairs:
             if there is not None and back is not None:
                 rates[one, other] = max(1, round(min(there.bytes_per_s, back.bytes_per_s)))
                 rtts[one, other] = (round(there.rtt_s * 1e9) + round(back.rtt_s * 1e9)) // 2
-    return Pairs(names, rates, rtts)
+    return Pairs(names, rates, rtts, loads_of(exchange, names))

@@ -10,6 +10,8 @@ of a script of the user's own, whose model is not known, JUDGED_BYTES):
 - gather, where all pairs have links: one way instead of two, but every byte on every link;
 - the best packing of stars, and of trees of any form over the fast links, and over all
   (topology.tree_packing): every link as busy as is of use, by the weights.
+
+Where links have codecs of their own, all of this counts each tree's own bytes (topology.link_codecs).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
+from topology.codec_costs import RATIOS, usual_ratio
 from topology.compute import num_parameters
 from topology.errors import ConfigError, Problem
 from topology.job import Job
@@ -31,7 +34,7 @@ from topology.tree_shapes import best_hub, ring_paths, rooted, widest_tree, widt
 from topology.tree_times import plan_times_s, seconds_per_byte
 from topology.tree_weights import small_weights
 from topology.trees import ReductionPlan, Tree, star
-from topology.wire_load import RATIOS, wire_load
+from topology.wire_load import tree_ratios, wire_load
 from topology.world import Topology
 
 JUDGED_BYTES = 256 << 20
@@ -55,7 +58,7 @@ def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:
         ConfigError: what is asked for needs a link, or a site, that the topology does not have.
             Problems have paths in the job.
     """
-    pairs, wanted = pairs_of(topology), job.reduction
+    pairs, wanted = pairs_of(topology, job.exchange), job.reduction
     if wanted.hub is not None and wanted.hub not in pairs.names:
         hint = did_you_mean(wanted.hub, pairs.names)
         raise ConfigError([refused("hub", f"unknown site {wanted.hub!r}{hint}")])
@@ -173,14 +176,19 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
         for plan, time_s in zip(plans, times_s, strict=True)
         if time_s <= _AS_GOOD * min(times_s)
     )
-    return dataclasses.replace(chosen, why=_why(chosen, plans[0], topology, pairs))
+    return dataclasses.replace(chosen, why=_why(chosen, plans[0], job, topology, pairs))
 
 
-def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
-    """Return what shares out the chunks of several sites: over few fast links first, over all of them last."""
+def packings(pairs: Pairs, speed: Fraction) -> list[Packing]:
+    """Return what shares out the chunks of several sites: over few fast links first, over all of them last.
+
+    Args:
+        pairs: The sites.
+        speed: Of the widest tree.
+    """
     found = [] if (stars := pack_stars(pairs)) is None else [stars]
     for part in _PARTS_OF_WIDTH:
-        packing = pack_trees(pairs.at_least(width_bytes_per_s // part) if part else pairs)
+        packing = pack_trees(pairs.at_least(speed // part) if part else pairs)
         if packing not in found:
             found.append(packing)
     return found
@@ -200,17 +208,31 @@ def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:
     raw_bytes = JUDGED_BYTES
     if job.entrypoint is None:
         raw_bytes = 4 * num_parameters(job.trainer.model)
-    ratio = RATIOS.get(job.exchange.codec, 1.0)
+    ratio = _judged_ratio(job)
     # As the relay has it, however the WAN is emulated: connections are warm for most of a run, and slow
     # start would make every further hop look worse.
     plain = dataclasses.replace(topology, emulate=True, emulator="relay")
-    load = wire_load(job, plain, raw_bytes, ratio)
+    load = wire_load(job, plain, plan, raw_bytes, ratio)
     return max(plan_times_s(plan, topology, load).values())
 
 
-def _why(plan: ReductionPlan, simplest: ReductionPlan, topology: Topology, pairs: Pairs) -> str:
+def _judged_ratio(job: Job) -> float:
+    """Return what `exchange.codec` counts as: beside links' own codecs, what it usually comes to."""
+    codec = job.exchange.codec
+    return usual_ratio(codec) if job.exchange.codecs else RATIOS.get(codec, 1.0)
+
+
+def _why(
+    plan: ReductionPlan, simplest: ReductionPlan, job: Job, topology: Topology, pairs: Pairs
+) -> str:
     """Return what was chosen, and which links it waits for."""
-    busy_s = seconds_per_byte(plan, topology)
+
+    def busy(each: ReductionPlan) -> dict[tuple[int, int], float]:
+        return seconds_per_byte(
+            each, topology, tree_ratios(job, topology, each, _judged_ratio(job))
+        )
+
+    busy_s = busy(plan)
     most_s = max(busy_s.values())
     binding = sorted(
         {tuple(sorted(hop)) for hop, each_s in busy_s.items() if each_s > 0.97 * most_s}
@@ -221,7 +243,7 @@ def _why(plan: ReductionPlan, simplest: ReductionPlan, topology: Topology, pairs
         return f"gather, one way instead of two, for so few chunks; {binds}"
     if len(plan.trees) == 1:
         return f"{_roots(plan.trees, pairs)}; {binds}"
-    gain = max(seconds_per_byte(simplest, topology).values()) / most_s
+    gain = max(busy(simplest).values()) / most_s
     worth = f": {gain:.2g} times the bandwidth of the best single tree" if gain >= _AS_GOOD else ""
     return f"{_roots(plan.trees, pairs)}{worth}; {binds}"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from topology.errors import ConfigError, Problem
 from topology.job import Job
+from topology.link_codecs import problems_of as problems_of_codecs
 from topology.load import load_job, load_topology
 from topology.overrides import read_with_overrides
 from topology.placement import placed, problems_of
@@ -64,9 +65,9 @@ def joined(job: Job, described: Topology, written: DocumentText) -> RunDocuments
         written: For the places of problems.
 
     Raises:
-        ConfigError: the placement does not fit.
+        ConfigError: the placement, or the codecs of links, do not fit.
     """
-    problems = problems_of(job, described)
+    problems = [*problems_of(job, described), *problems_of_codecs(job, described)]
     if problems:
         document = read_with_overrides(written.text, written.source, written.overrides)
         for path, message in problems:

@@ -36,10 +36,11 @@ from topology.compute import (
 from topology.cost.collectives import Channel, levels_of, reduce_scatter_s
 from topology.cycle_mean import largest_cycle_mean
 from topology.job import Job
+from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
-from topology.tree_times import Hop, Load, plan_times_s, seconds_per_byte, shares_of_hops
+from topology.tree_times import Hop, Load, bytes_of_hops, plan_times_s, rate_of
 from topology.trees import ReductionPlan
-from topology.wire_load import wire_load
+from topology.wire_load import tree_ratios, wire_load
 from topology.world import Site, Topology
 
 FLOAT32_BYTES = 4
@@ -134,17 +135,20 @@ class StepModel:
         # Each bucket is reduced and gathered, one after another, for every site.
         self._floor_s = max(2 * math.fsum(each) for each in self._within_s)
         if plan.num_sites > 1:
-            load = wire_load(job, topology, raw_bytes, known)
-            wire_bytes = load.num_chunks * load.chunk_bytes
+            load = wire_load(job, topology, plan, raw_bytes, known)
+            self.link_bytes = bytes_of_hops(plan, load)
             self.link_s = {
-                hop: wire_bytes * each_s for hop, each_s in seconds_per_byte(plan, topology).items()
+                hop: num_bytes / rate_of(topology, hop)
+                for hop, num_bytes in self.link_bytes.items()
             }
-            self.link_bytes = {
-                hop: wire_bytes * float(share) for hop, share in shares_of_hops(plan).items()
-            }
-            per_byte_s = _gateways_s_per_byte(job, topology, plan, known)
+            per_byte_s = [
+                gateway_s_per_byte(job, topology, plan, site.index, known) / site.nodes
+                for site in topology.sites
+            ]
             self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
-            loads = [wire_load(job, topology, each.left_bytes, known) for each in self._releases]
+            loads = [
+                wire_load(job, topology, plan, each.left_bytes, known) for each in self._releases
+            ]
             # Connections have rested when the first bucket leaves; those after it find them warm.
             loads[1:] = [dataclasses.replace(each, first_window_bytes=None) for each in loads[1:]]
             self._exchanges = [
@@ -155,7 +159,7 @@ class StepModel:
                 self._floor_s,
                 *self.link_s.values(),
                 *self.gateway_s,
-                *_cards_s(topology, plan, wire_bytes),
+                *_cards_s(topology, self.link_bytes),
             )
 
     @property
@@ -257,40 +261,41 @@ def _within_s(site: Site, num_bytes: int) -> float:
     return reduce_scatter_s(levels, num_bytes)
 
 
-def _gateways_s_per_byte(
-    job: Job, topology: Topology, plan: ReductionPlan, ratio: float
-) -> list[float]:
-    """Return how long each site's gateways, one a node, work for one byte of float32."""
-    cost = COSTS[job.exchange.codec]
-    found = []
-    for site in topology.sites:
-        decoded, sent = _roles(plan, site.index)
-        seconds = 1 / cost.encode_bytes_per_s + decoded / cost.decode_bytes_per_s
-        found.append((seconds + sent * ratio / GATEWAY_BYTES_PER_S) / site.nodes)
-    return found
-
-
-def _roles(plan: ReductionPlan, site: int) -> tuple[float, float]:
-    """Return how often a site decodes each byte, and how often it sends or receives it, at most.
+def gateway_s_per_byte(
+    job: Job, topology: Topology, plan: ReductionPlan, site: int, ratio: float
+) -> float:
+    """Return how long one gateway works for one byte of float32, if it is its site's only one.
 
     In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
-    the result.
+    the result; and it sends up and down, which is as much as it receives.
     """
+    codecs = plan_codecs(job, topology, plan)
+    ratios = tree_ratios(job, topology, plan, ratio)
     if plan.is_gather:
-        return plan.num_sites, plan.num_sites - 1
-    total = sum(tree.weight for tree in plan.trees)
-    children = sum(tree.weight * len(tree.children(site)) for tree in plan.trees) / total
-    above = sum(tree.weight for tree in plan.trees if tree.root != site) / total
-    return children + 1, children + above
+        parts = [(1.0, plan.num_sites, plan.num_sites - 1)]
+    else:
+        total = sum(tree.weight for tree in plan.trees)
+        children = [len(tree.children(site)) for tree in plan.trees]
+        parts = [
+            (tree.weight / total, below + 1, below + (tree.root != site))
+            for tree, below in zip(plan.trees, children, strict=True)
+        ]
+    found = []
+    for codec, each_ratio, (share, decoded, sent) in zip(codecs, ratios, parts, strict=True):
+        cost = COSTS[codec]
+        coding_s = 1 / cost.encode_bytes_per_s + decoded / cost.decode_bytes_per_s
+        found.append(share * (coding_s + sent * each_ratio / GATEWAY_BYTES_PER_S))
+    return math.fsum(found)
 
 
-def _cards_s(topology: Topology, plan: ReductionPlan, wire_bytes: float) -> list[float]:
+def _cards_s(topology: Topology, link_bytes: Mapping[Hop, float]) -> list[float]:
     """Return how long a step's bytes keep each site's network cards busy, each way."""
     busy_s = []
-    shares = shares_of_hops(plan)
     for site in topology.sites:
         if site.nic_bytes_per_s is not None:
             for end in (0, 1):
-                crossing = sum(share for hop, share in shares.items() if hop[end] == site.index)
-                busy_s.append(wire_bytes * float(crossing) / (site.nodes * site.nic_bytes_per_s))
+                crossing = math.fsum(
+                    each for hop, each in link_bytes.items() if hop[end] == site.index
+                )
+                busy_s.append(crossing / (site.nodes * site.nic_bytes_per_s))
     return busy_s

@@ -69,14 +69,14 @@ def hierarchy(pairs: Pairs, groups: Groups) -> Tree | None:
 
 
 def _head(pairs: Pairs, group: tuple[int, ...], root: int) -> int | None:
-    def score(head: int) -> tuple[int, int, int]:
+    def score(head: int) -> tuple[Fraction, int, int]:
         return (*_score(pairs, [(head, other) for other in (root, *group) if other != head]), -head)
 
     head = max(group, key=score)
     return head if score(head)[0] > 0 else None
 
 
-def _score(pairs: Pairs, hops: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the slowest rate, 0 if an edge is missing, and the sum of the round trips, negative."""
-    slowest = min((pairs.rate(*hop) for hop in hops), default=1)
+def _score(pairs: Pairs, hops: list[tuple[int, int]]) -> tuple[Fraction, int]:
+    """Return the speed, 0 if an edge is missing, and the sum of the round trips, negative."""
+    slowest = pairs.speed(hops) if hops else Fraction(1)
     return slowest, -sum(pairs.delay_ns(*hop) for hop in hops) if slowest else 0

@@ -6,6 +6,7 @@ What all sites derive alike: in integers, and where two do as well the first in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from topology.pairs import Edge, Pairs
 from topology.trees import Tree, star
@@ -20,20 +21,26 @@ def best_hub(pairs: Pairs) -> int | None:
     return max(hubs, key=lambda hub: _star_score(pairs, hub), default=None)
 
 
-def _star_score(pairs: Pairs, hub: int) -> tuple[int, int, int]:
+def _star_score(pairs: Pairs, hub: int) -> tuple[Fraction, int, int]:
     others = [site for site in range(pairs.num_sites) if site != hub]
-    slowest = min((pairs.rate(hub, other) for other in others), default=0)
-    return slowest, -sum(pairs.delay_ns(hub, other) for other in others), -hub
+    speed = pairs.speed([(hub, other) for other in others]) if others else Fraction(0)
+    return speed, -sum(pairs.delay_ns(hub, other) for other in others), -hub
 
 
 def widest_tree(pairs: Pairs) -> Tree | None:
     """Return the tree whose slowest link is fastest; None if the sites are not connected.
 
     The best star if a star can be that; otherwise grown from each site in turn along the widest edge
-    (Prim), and of equal ones the lowest.
+    (Prim), and of equal ones the lowest. Where links have codecs of their own, a tree is small on all
+    of its links because of one of them: so it is also grown from the widest edge of each size.
     """
     hub = best_hub(pairs)
-    grown = [_grown(pairs, root) for root in range(pairs.num_sites)]
+    begun = [(root, root) for root in range(pairs.num_sites)]
+    for load in sorted({pairs.load([each]) for each in pairs.bytes_per_s}) if pairs.loads else ():
+        alike = [each for each in pairs.bytes_per_s if pairs.load([each]) == load]
+        one, other = max(alike, key=lambda each: (pairs.bytes_per_s[each], -each[0], -each[1]))
+        begun += [(one, other), (other, one)]
+    grown = [_grown(pairs, *each) for each in begun]
     trees = [tree for tree in grown if tree is not None]
     if not trees:
         return None
@@ -45,8 +52,11 @@ def widest_tree(pairs: Pairs) -> Tree | None:
     return tree
 
 
-def _grown(pairs: Pairs, root: int) -> Tree | None:
+def _grown(pairs: Pairs, root: int, first: int) -> Tree | None:
+    """Return the tree grown from `root`, or, where it is another site, from the edge to `first`."""
     depth, parent = {root: 0}, {}
+    if first != root:
+        depth[first], parent[first] = 1, root
     while len(depth) < pairs.num_sites:
         rate, _, inside, outside = max(
             (pairs.rate(inside, outside), -depth[inside], -inside, -outside)
@@ -61,9 +71,9 @@ def _grown(pairs: Pairs, root: int) -> Tree | None:
     return Tree(root, parent)
 
 
-def width(pairs: Pairs, tree: Tree) -> int:
-    """Return the bytes per second of a tree's slowest edge."""
-    return min(pairs.rate(child, parent) for child, parent in tree.parent.items())
+def width(pairs: Pairs, tree: Tree) -> Fraction:
+    """Return how fast a tree's slowest edge is: `Pairs.speed`."""
+    return pairs.speed(tree.parent.items())
 
 
 def _depth(tree: Tree) -> int:

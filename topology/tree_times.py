@@ -1,6 +1,7 @@
 """How long the chunks of a plan take from site to site. Pure.
 
-n chunks, c bytes each once encoded and framed, cross links of rate r and round trip t:
+n chunks, c bytes each once encoded and framed (a tree's own c, where trees have codecs of their own),
+cross links of rate r and round trip t:
 
 - Gather: every site sends everything to every other, all links at once. The slowest link decides:
   max over links of (n c / r + t / 2).
@@ -9,7 +10,8 @@ n chunks, c bytes each once encoded and framed, cross links of rate r and round 
   of their way of (g c / r + t / 2); each further chunk is behind them by its time on the slowest
   of them. The slowest way, from any leaf up and down to any other, decides:
   max over ways of (sum of (g c / r + t / 2) + max over its links of (m - g) c / r).
-  m counts the chunks of all trees on that link, those that go up and those that come down.
+  m counts the chunks of all trees on that link, those that go up and those that come down; c is the
+  mean of these.
 
 TCP starts slowly, after compute's pause as on its first day (RFC 5681, 4.1): g connections send 10
 packets each, and twice as many each round trip, until they fill the link. What that leaves unused
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -40,20 +42,19 @@ class Load:
     num_chunks: int
     num_abreast: int
     """Chunks that are on a link side by side, at most."""
-    chunk_bytes: float
-    """On the wire."""
+    chunk_bytes: tuple[float, ...]
+    """On the wire, of each tree's chunks; of a gather's, one."""
     first_window_bytes: float | None
     """Of all connections of a link together; None: there is no slow start."""
 
-    def delay_s(self, link: Link, num_chunks: int) -> float:
-        """Return what a link takes beside the time for the bytes of `num_chunks`."""
-        return link.rtt_s / 2 + self._slow_start_s(link, num_chunks)
+    def delay_s(self, link: Link, all_bytes: float) -> float:
+        """Return what a link takes beside the time for its bytes."""
+        return link.rtt_s / 2 + self._slow_start_s(link, all_bytes)
 
-    def _slow_start_s(self, link: Link, num_chunks: int) -> float:
+    def _slow_start_s(self, link: Link, all_bytes: float) -> float:
         if self.first_window_bytes is None:
             return 0.0
         unused_s, sent_bytes, window_bytes = 0.0, 0.0, self.first_window_bytes
-        all_bytes = num_chunks * self.chunk_bytes
         while (
             window_bytes < link.bytes_per_s * link.rtt_s and sent_bytes + window_bytes < all_bytes
         ):
@@ -89,15 +90,44 @@ def shares_of_hops(plan: ReductionPlan) -> dict[Hop, Fraction]:
     return shares
 
 
-def seconds_per_byte(plan: ReductionPlan, topology: Topology) -> dict[Hop, float]:
-    """Return how long each directed link is busy for one byte that all sites sum up.
+def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
+    """Return what a load puts on each directed link, in the long run."""
+    return _carried(plan, [load.num_chunks * each for each in load.chunk_bytes])
+
+
+def seconds_per_byte(
+    plan: ReductionPlan, topology: Topology, ratios: Sequence[float] = (1.0,)
+) -> dict[Hop, float]:
+    """Return how long each directed link is busy for one byte of float32 that all sites sum up.
 
     The largest is the time that the plan cannot beat, however well it is pipelined.
+
+    Args:
+        plan: Over the topology's sites.
+        topology: Gives the rates.
+        ratios: Encoded bytes for each of float32, by tree; one is of all of them.
     """
     return {
-        hop: float(share) / _link(topology, *hop).bytes_per_s
-        for hop, share in shares_of_hops(plan).items()
+        hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in _carried(plan, ratios).items()
     }
+
+
+def _carried(plan: ReductionPlan, sizes: Sequence[float]) -> dict[Hop, float]:
+    """Return what crosses each directed link of `sizes`, by tree, which are those of all chunks."""
+    if len(set(sizes)) == 1:
+        return {hop: sizes[0] * float(share) for hop, share in shares_of_hops(plan).items()}
+    total = sum(tree.weight for tree in plan.trees)
+    carried: dict[Hop, float] = {}
+    for tree, size in zip(plan.trees, sizes, strict=True):
+        for child, parent in tree.parent.items():
+            for hop in ((child, parent), (parent, child)):
+                carried[hop] = carried.get(hop, 0.0) + size * tree.weight / total
+    return carried
+
+
+def rate_of(topology: Topology, hop: Hop) -> float:
+    """Return the bytes per second of a directed link."""
+    return _link(topology, *hop).bytes_per_s
 
 
 def _link(topology: Topology, source: int, target: int) -> Link:
@@ -111,9 +141,8 @@ def _gather_times_s(
 ) -> dict[tuple[int, int], float]:
     times_s = {}
     for pair in itertools.permutations(range(plan.num_sites), 2):
-        link, num_chunks = _link(topology, *pair), load.num_chunks
-        bytes_s = num_chunks * load.chunk_bytes / link.bytes_per_s
-        times_s[pair] = bytes_s + load.delay_s(link, num_chunks)
+        link, num_bytes = _link(topology, *pair), load.num_chunks * load.chunk_bytes[0]
+        times_s[pair] = num_bytes / link.bytes_per_s + load.delay_s(link, num_bytes)
     return times_s
 
 
@@ -122,11 +151,17 @@ def _tree_times_s(
 ) -> dict[tuple[int, int], float]:
     chunks_of_tree = _chunks_of_trees(plan, load.num_chunks)
     chunks_of_hop: Counter[Hop] = Counter()
+    bytes_of_hop: dict[Hop, float] = {}
     for index, count in chunks_of_tree.items():
+        num_bytes = count * load.chunk_bytes[index]
         for child, parent in plan.trees[index].parent.items():
-            chunks_of_hop[child, parent] += count
-            chunks_of_hop[parent, child] += count
-    legs = {hop: _leg(hop, topology, load, count) for hop, count in chunks_of_hop.items()}
+            for hop in ((child, parent), (parent, child)):
+                chunks_of_hop[hop] += count
+                bytes_of_hop[hop] = bytes_of_hop.get(hop, 0.0) + num_bytes
+    legs = {
+        hop: _leg(hop, topology, load, count, bytes_of_hop[hop])
+        for hop, count in chunks_of_hop.items()
+    }
     sites = range(plan.num_sites)
     times_s: dict[tuple[int, int], float] = {}
     for index in chunks_of_tree:
@@ -151,11 +186,13 @@ def _chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
     return counts
 
 
-def _leg(hop: Hop, topology: Topology, load: Load, num_chunks: int) -> tuple[float, float]:
+def _leg(
+    hop: Hop, topology: Topology, load: Load, num_chunks: int, num_bytes: float
+) -> tuple[float, float]:
     """Return the seconds of a hop until its first chunks have arrived, and for all further ones."""
     link, num_abreast = _link(topology, *hop), min(load.num_abreast, num_chunks)
-    chunk_s = load.chunk_bytes / link.bytes_per_s
-    first_s = num_abreast * chunk_s + load.delay_s(link, num_chunks)
+    chunk_s = num_bytes / num_chunks / link.bytes_per_s
+    first_s = num_abreast * chunk_s + load.delay_s(link, num_bytes)
     return first_s, (num_chunks - num_abreast) * chunk_s
 
 

@@ -48,9 +48,10 @@ def _apportioned(shares: Sequence[Fraction], period: int) -> list[int]:
 
 
 def _busiest(packing: Packing, weights: Sequence[int], pairs: Pairs) -> Fraction:
-    """Return how long the busiest edge takes for as many bytes as the weights say."""
+    """Return how long the busiest edge takes for as many chunks as the weights say."""
     loads: dict[Edge, int] = {}
     for (edges, _), weight in zip(packing.trees, weights, strict=True):
+        load = weight * pairs.load(edges)
         for each in edges:
-            loads[each] = loads.get(each, 0) + weight
+            loads[each] = loads.get(each, 0) + load
     return max(Fraction(load, pairs.bytes_per_s[each]) for each, load in loads.items())

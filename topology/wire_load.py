@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterable
 
 from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
+from topology.codec_costs import RATIOS, usual_ratio
 from topology.job import Job
+from topology.link_codecs import codec_between, plan_codecs
 from topology.tree_times import Load
+from topology.trees import ReductionPlan
 from topology.world import Topology
 
 FRAME_BYTES = 64 + 5
@@ -17,16 +20,6 @@ PACKET_FACTOR = PACKET_BYTES / 1448
 """IP and TCP headers with time stamps, in full packets."""
 FIRST_WINDOW_PACKETS = 10
 """RFC 6928; Linux starts again from it once a connection was idle for longer than its time-out."""
-_SCALE_BYTES = 2 / 128
-"""Of an element, where a block has a scale: sites/codecs/blocks.py."""
-RATIOS = {
-    "fp32": 1.0,
-    "bf16": 0.5,
-    "int8": (1 + _SCALE_BYTES) / 4,
-    "fp8": (1 + _SCALE_BYTES) / 4,
-    "int4": (0.5 + _SCALE_BYTES) / 4,
-}
-"""Encoded bytes for each byte of float32, where the values do not matter."""
 _CHUNKS_ON_THE_WAY = 4
 _ROUND_TRIP_MIN_S = 0.01
 _FRAME_MIN_S = 0.01
@@ -37,9 +30,20 @@ _CHUNK_BYTES_ENOUGH = 256 << 10
 
 
 def chunk_bytes_of(job: Job, topology: Topology) -> int:
-    """Return the size of a job's chunks, in float32 bytes: the same at all sites and in predictions."""
-    links = [(link.bytes_per_s, link.rtt_s) for link in topology.links]
-    return chunk_bytes_for(job.exchange.chunk_bytes, job.exchange.codec, links)
+    """Return the size of a job's chunks, in float32 bytes: the same at all sites and in predictions.
+
+    What the links with the least room ask for, each with its own codec: trees may make frames smaller,
+    but what they are depends on this.
+    """
+    exchange = job.exchange
+    by_codec: dict[str, list[tuple[float, float]]] = {}
+    for link in topology.links:
+        codec = codec_between(exchange, link.source, link.target)
+        by_codec.setdefault(codec, []).append((link.bytes_per_s, link.rtt_s))
+    return min(
+        (chunk_bytes_for(exchange.chunk_bytes, *each) for each in by_codec.items()),
+        default=exchange.chunk_bytes,
+    )
 
 
 def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, float]]) -> int:
@@ -90,32 +94,47 @@ def has_packets(topology: Topology) -> bool:
     return not (topology.emulate and topology.emulator == "relay")
 
 
-def wire_load(job: Job, topology: Topology, raw_bytes: int, ratio: float | None = None) -> Load:
+def wire_load(
+    job: Job, topology: Topology, plan: ReductionPlan, raw_bytes: int, ratio: float | None = None
+) -> Load:
     """Return the load of one exchange.
 
     Args:
-        job: gives codec, chunk size, channels.
+        job: gives codecs, chunk size, channels.
         topology: its `emulator` says whether there are packets and slow start (`auto` counts as netns,
             and so does a WAN that is not emulated).
+        plan: over its sites.
         raw_bytes: float32 bytes of the whole gradient, 1 at least.
-        ratio: encoded bytes for each of them; needed for codecs that compress.
+        ratio: encoded bytes for each of them by `exchange.codec`; needed where that compresses.
+            Links' own codecs count as they usually do.
 
     Raises:
         ValueError: no ratio for a codec that compresses.
     """
     num_chunks = math.ceil(raw_bytes / chunk_bytes_of(job, topology))
-    chunk_bytes = raw_bytes * _ratio(job, ratio) / num_chunks + FRAME_BYTES
+    ratios = tree_ratios(job, topology, plan, ratio)
+    factor = PACKET_FACTOR if has_packets(topology) else 1.0
+    chunk_bytes = tuple((raw_bytes * each / num_chunks + FRAME_BYTES) * factor for each in ratios)
     num_abreast = min(channels_of(job, topology), num_chunks)
     first_window_bytes = None
     if has_packets(topology):
-        chunk_bytes *= PACKET_FACTOR
         first_window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES
     return Load(num_chunks, num_abreast, chunk_bytes, first_window_bytes)
 
 
-def _ratio(job: Job, ratio: float | None) -> float:
-    codec = job.exchange.codec
-    known = RATIOS.get(codec) if ratio is None else ratio
-    if known is None:
-        raise ValueError(f"codec {codec} compresses by what gradients hold: measure its ratio")
-    return known
+def tree_ratios(
+    job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+) -> tuple[float, ...]:
+    """Return the encoded bytes of each tree's chunks for each byte of float32; of a gather, one.
+
+    Arguments and errors are those of `wire_load`.
+    """
+    usual = job.exchange.codec
+    own = RATIOS.get(usual) if ratio is None else ratio
+    found = []
+    for codec in plan_codecs(job, topology, plan):
+        known = own if codec == usual else usual_ratio(codec)
+        if known is None:
+            raise ValueError(f"codec {codec} compresses by what gradients hold: measure its ratio")
+        found.append(known)
+    return tuple(found)

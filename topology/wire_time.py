@@ -21,11 +21,11 @@ def exchange_time_s(
     """Return the seconds from all sites' having `raw_bytes` to all sites' having the sum.
 
     Args:
-        job: gives plan, codec, chunk size.
+        job: gives plan, codecs, chunk size.
         topology: gives the links; its `emulator`, whether there are packets and slow start (`auto`
             counts as netns, and so does a WAN that is not emulated).
         raw_bytes: float32 bytes of the whole gradient.
-        ratio: encoded bytes for each of them; needed for codecs that compress.
+        ratio: encoded bytes for each of them by `exchange.codec`; needed where that compresses.
 
     Raises:
         ValueError: no ratio for a codec that compresses.
@@ -49,4 +49,4 @@ def crossing_times_s(
     plan = plan_reduction(job, topology)
     if raw_bytes == 0 or plan.num_sites == 1:
         return {}
-    return plan_times_s(plan, topology, wire_load(job, topology, raw_bytes, ratio))
+    return plan_times_s(plan, topology, wire_load(job, topology, plan, raw_bytes, ratio))

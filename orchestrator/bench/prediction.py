@@ -10,10 +10,10 @@ import dataclasses
 import math
 
 from orchestrator.bench.record import Predicted
+from topology.codec_costs import RATIOS
 from topology.compute import site_shares, step_compute_s
 from topology.job import Job
 from topology.step_time import step_time
-from topology.wire_load import RATIOS
 from topology.world import Topology
 
 

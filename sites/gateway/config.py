@@ -11,6 +11,7 @@ from sites.gateway.json_fields import read_json
 from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
 from topology.job import Job, Probe
+from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
 from topology.trees import ReductionPlan
@@ -49,9 +50,10 @@ class GatewayConfig:
     ranks_per_node: tuple[int, ...]
     """Of each site."""
     plan: ReductionPlan
-    codec: str
+    codecs: tuple[str, ...]
+    """Of each of the plan's trees; of a gather, one."""
     error_feedback: bool
-    """Whether what the codec loses of a gradient is added to the next one."""
+    """Whether what a codec loses of a gradient is added to the next one."""
     chunk_bytes: int
     channels_per_link: int | None
     """TCP connections to each gateway: exactly so many; None: as many as it takes."""
@@ -97,6 +99,8 @@ class GatewayConfig:
         num_sites = len(self.sites)
         if self.plan.num_sites != num_sites:
             raise ConfigError(f"plan: of {self.plan.num_sites} sites; here are {num_sites}")
+        if len(self.codecs) != max(1, len(self.plan.trees)):
+            raise ConfigError(f"codecs: want one a tree of {len(self.plan.trees)}, or one")
         for index, tree in enumerate(self.plan.trees):
             sites = {tree.root, *tree.parent}
             # A site that is its own root, too, would have a parent all the same.
@@ -165,7 +169,7 @@ def gateway_config(
         nodes_per_site=tuple(each.nodes for each in topology.sites),
         ranks_per_node=tuple(each.accelerators_per_node for each in topology.sites),
         plan=plan,
-        codec=job.exchange.codec,
+        codecs=plan_codecs(job, topology, plan),
         error_feedback=job.exchange.error_feedback,
         non_finite=job.exchange.non_finite,
         chunk_bytes=chunk_bytes_of(job, topology),

@@ -78,7 +78,7 @@ class Exchange:
         self._config = config
         self._site = config.site_index
         self._roles = roles(config.plan, self._site)
-        self._codec = codec_named(config.codec)
+        self._codecs = tuple(map(codec_named, config.codecs))
         self._pool = pool
         self._on_reduced = on_reduced
         self._on_failure = on_failure
@@ -177,10 +177,10 @@ class Exchange:
             run = self._runs[key] = BucketRun(key)
         config = self._config
         cut = grid(post.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
-        codec = EXACT if post.exact else self._codec
-        bucket = Bucket(config.generation, *key, post.layout, codec, cut, time.thread_time)
+        codecs = (EXACT,) * len(self._codecs) if post.exact else self._codecs
+        bucket = Bucket(config.generation, *key, post.layout, codecs, cut, time.thread_time)
         residuals = None
-        if config.error_feedback and not codec.lossless:
+        if config.error_feedback and not all(codec.lossless for codec in codecs):
             residuals = self._residuals.bucket(post.bucket, post.layout, post.numel)
         run.reduction = BucketReduction(bucket, config.plan, self._roles, residuals)
         run.first = post

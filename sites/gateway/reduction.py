@@ -41,7 +41,9 @@ class Bucket:
     round: int
     index: int
     layout: int
-    codec: Codec
+    codecs: tuple[Codec, ...]
+    """Of each tree of the plan; of a gather, one. A tree has one on all of its edges, for what all
+    apply is decoded from the same bytes."""
     grid: Grid
     cpu_s: Callable[[], float] = field(compare=False)
     """CPU time of the calling thread: what encoding and summing cost is measured with it."""
@@ -135,7 +137,7 @@ class ChunkReduction:
     def __init__(self, bucket: Bucket, role: Role, chunk: int, residual: Residual | None) -> None:
         self._bucket = bucket
         self._residual = residual
-        self._codec = bucket.codec
+        self._codec = bucket.codecs[role.tree]
         self._role = role
         self._chunk = chunk
         self._numel = bucket.grid.span(chunk)[1]
@@ -284,7 +286,7 @@ class BucketReduction:
             bucket: which one, and how it is cut.
             plan: the run's.
             own_roles: this site's, from `roles`.
-            residuals: of the rounds before; None: what the codec loses is lost.
+            residuals: of the rounds before, for trees whose codec loses something; None: that is lost.
         """
         self.bucket = bucket
         self._residuals = residuals
@@ -300,7 +302,7 @@ class BucketReduction:
         if machine is None:
             role = self._role(index)
             residual = None
-            if self._residuals is not None:
+            if self._residuals is not None and not self.bucket.codecs[role.tree].lossless:
                 residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
             machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
         return machine
@@ -328,10 +330,6 @@ class BucketReduction:
             )
         if frame.layout != bucket.layout:
             raise LayoutMismatchError(f"{name} holds other parameters there than here")
-        if frame.codec != bucket.codec.number:
-            raise LayoutMismatchError(
-                f"{name} came with codec number {frame.codec}; here it is {bucket.codec.name}"
-            )
         if key.chunk >= bucket.grid.num_chunks:
             raise RemoteProtocolError(
                 f"{name} has {bucket.grid.num_chunks} chunks; number {key.chunk} came"
@@ -342,6 +340,11 @@ class BucketReduction:
         key = frame.key
         name = f"round {key.round} bucket {key.bucket} chunk {key.chunk}"
         role = self._role(key.chunk)
+        codec = self.bucket.codecs[role.tree]
+        if frame.codec != codec.number:
+            raise LayoutMismatchError(
+                f"{name} came with codec number {frame.codec}; here it is {codec.name}"
+            )
         if key.kind is Kind.CONTRIBUTION:
             allowed = sender != role.site and sender in role.members and key.site == sender
         else:
@@ -350,6 +353,6 @@ class BucketReduction:
             raise RemoteProtocolError(f"{name}: this {key.kind.name.lower()} is not its to send")
         if not (math.isfinite(frame.weight) and 0 <= frame.weight <= WEIGHT_MAX):
             raise RemoteProtocolError(f"{name}: a weight of {frame.weight}")
-        most_bytes = self.bucket.codec.max_bytes(self.bucket.grid.span(key.chunk)[1])
+        most_bytes = codec.max_bytes(self.bucket.grid.span(key.chunk)[1])
         if len(frame.payload) > most_bytes:
             raise RemoteProtocolError(f"{name}: {len(frame.payload)} bytes, at most {most_bytes}")

@@ -72,7 +72,7 @@ class Exchanges:
     def __init__(
         self,
         plan: ReductionPlan,
-        codec: str,
+        codec: str | tuple[str, ...],
         ranks: Sequence[int],
         **changes: Any,  # noqa: ANN401 - fields of the configuration
     ) -> None:
@@ -87,7 +87,7 @@ class Exchanges:
                     Path("/nowhere"),
                     plan,
                     site,
-                    codec=codec,
+                    **({"codec": codec} if isinstance(codec, str) else {"codecs": codec}),
                     ranks_per_node=tuple(ranks),
                     **changes,
                 )

@@ -26,8 +26,9 @@ def gateway_config(
     node: int = 0,
     **changes: Any,  # noqa: ANN401 - any field
 ) -> GatewayConfig:
-    """Return the configuration of one gateway on fast links."""
+    """Return the configuration of one gateway on fast links; `codec` is that of all trees."""
     sites = SITES[: plan.num_sites]
+    codec = changes.pop("codec", "fp32")
     fields: dict[str, Any] = {
         "run_id": "run-1",
         "generation": 1,
@@ -38,7 +39,7 @@ def gateway_config(
         "nodes_per_site": (1,) * plan.num_sites,
         "ranks_per_node": (1,) * plan.num_sites,
         "plan": plan,
-        "codec": "fp32",
+        "codecs": (codec,) * max(1, len(plan.trees)),
         "error_feedback": True,
         "chunk_bytes": 4096,
         "channels_per_link": 2,

@@ -106,7 +106,8 @@ _PLANS = {
 def _receiver(plan: str, codec: str) -> tuple[BucketReduction, int]:
     """Return site 1's machine of a bucket, its own part given, and who sends to it."""
     cut = grid(_NUMEL, _CHUNK_NUMEL, (1, 2, 1)[: _PLANS[plan].num_sites])
-    bucket = Bucket(1, 4, 1, 7, BY_NAME[codec], cut, time.thread_time)
+    codecs = (BY_NAME[codec],) * max(1, len(_PLANS[plan].trees))
+    bucket = Bucket(1, 4, 1, 7, codecs, cut, time.thread_time)
     machine = BucketReduction(bucket, _PLANS[plan], roles(_PLANS[plan], 1), None)
     for chunk in range(cut.num_chunks):
         start, numel = cut.span(chunk)

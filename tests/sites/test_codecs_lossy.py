@@ -19,7 +19,7 @@ from sites.codecs.codec import TILE, Codec, Floats
 from sites.codecs.lossy import AS_IT_IS, COMPRESSED, QUANTISED
 from sites.codecs.registry import BY_NAME
 from sites.codecs.topk import num_kept
-from topology.wire_load import RATIOS
+from topology.codec_costs import RATIOS
 
 BLOCKS = [codec for codec in BY_NAME.values() if isinstance(codec, BlockCodec)]
 EACH_BLOCK = pytest.mark.parametrize("codec", BLOCKS, ids=[codec.name for codec in BLOCKS])

@@ -58,11 +58,20 @@ def contribution(seed: int, site: int, numel: int, weight: float) -> Floats:
     return values.astype(np.float32)
 
 
+def every_tree(plan: ReductionPlan, codec: Codec) -> tuple[Codec, ...]:
+    return (codec,) * max(1, len(plan.trees))
+
+
 class Reference:
     """Sums by the definition, chunk by chunk and recursively; keeps what encoders owe."""
 
-    def __init__(self, plan: ReductionPlan, codec: Codec, feedback: bool) -> None:
-        self.plan, self.codec, self.feedback = plan, codec, feedback
+    def __init__(
+        self, plan: ReductionPlan, codec: Codec | tuple[Codec, ...], feedback: bool
+    ) -> None:
+        self.plan, self.feedback = plan, feedback
+        self.codecs = codec if isinstance(codec, tuple) else every_tree(plan, codec)
+        self.codec = self.codecs[0]
+        """Of the chunk that is being reduced."""
         self.owed: dict[tuple[int, int], Floats] = {}
         """By site and chunk."""
 
@@ -83,6 +92,7 @@ class Reference:
                 # The trees go on taking turns where the bucket before, as long as this one, has ended.
                 turn = BUCKET * cut.num_chunks + chunk
                 tree = self.plan.trees[self.plan.tree_index(turn)]
+                self.codec = self.codecs[self.plan.tree_index(turn)]
                 total = self.subtree(tree, tree.root, chunk, own) / divisor
                 result[start : start + count] = self.sent(tree.root, chunk, total)
         return result
@@ -124,7 +134,8 @@ class World:
     ) -> None:
         self.plan = plan
         self.cut = grid(numel, chunk_numel, ranks[: plan.num_sites])
-        self.bucket = Bucket(3, 7, BUCKET, 99, codec, self.cut, time.thread_time)
+        codecs = every_tree(plan, codec)
+        self.bucket = Bucket(3, 7, BUCKET, 99, codecs, self.cut, time.thread_time)
         self.sites = [
             BucketReduction(
                 self.bucket,
@@ -269,9 +280,9 @@ def test_no_tokens_anywhere_is_an_error(name: str) -> None:
 
 def good_frame(world: World, sender: int, kind: Kind = Kind.CONTRIBUTION) -> Frame:
     count = world.cut.span(0)[1]
-    payload = world.bucket.codec.encode(np.ones(count, dtype=np.float32))
+    payload = world.bucket.codecs[0].encode(np.ones(count, dtype=np.float32))
     key = ChunkKey(7, 2, 0, sender, kind)
-    return Frame(key, 3, world.bucket.codec.number, 0, 99, world.cut.numel, 1.0, payload)
+    return Frame(key, 3, world.bucket.codecs[0].number, 0, 99, world.cut.numel, 1.0, payload)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protos.frame import Kind
-from sites.codecs.registry import BY_NAME
+from sites.codecs.registry import BY_NAME, EXACT
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Bucket, BucketReduction, Own, Send, roles
 from tests.sites.test_reduction import check_rounds
@@ -80,7 +80,7 @@ def test_trees_take_turns_from_bucket_to_bucket() -> None:
     cut = grid(40, 10, (1, 1, 1))
     chunks_of_tree: Counter[int] = Counter()
     for index in range(9):
-        bucket = Bucket(1, 0, index, 0, BY_NAME["fp32"], cut, lambda: 0.0)
+        bucket = Bucket(1, 0, index, 0, (EXACT,) * 3, cut, lambda: 0.0)
         machine = BucketReduction(bucket, plan, roles(plan, 0), None)
         for chunk in range(cut.num_chunks):
             own = Own(np.ones(10, dtype=np.float32), 1.0)

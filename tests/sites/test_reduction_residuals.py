@@ -108,7 +108,7 @@ def reduce_round(
 ) -> None:
     """Reduce one bucket of one chunk in place."""
     cut = grid(len(parts[0]), len(parts[0]), (1,) * len(parts))
-    bucket = Bucket(1, 0, 0, 5, codec, cut, time.thread_time)
+    bucket = Bucket(1, 0, 0, 5, (codec,), cut, time.thread_time)
     sites = [
         BucketReduction(bucket, plan, roles(plan, site), residuals[site].bucket(0, 5, cut.numel))
         for site in range(plan.num_sites)

@@ -123,7 +123,7 @@ def test_trees_that_share_links_wait_for_each_other() -> None:
     # Two stars over one pair of links: each link carries all 6 chunks, of one tree up, of one down.
     plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
     expected_s = 2 * (10 / 100 + 0.1) + 5 * 10 / 100
-    assert max(plan_times_s(plan, pair, Load(6, 1, 10.0, None)).values()) == pytest.approx(
+    assert max(plan_times_s(plan, pair, Load(6, 1, (10.0, 10.0), None)).values()) == pytest.approx(
         expected_s
     )
 
@@ -135,14 +135,14 @@ def test_a_link_s_chunks_are_those_of_all_its_trees_by_their_weights() -> None:
     assert shares_of_hops(plan)[0, 1] == 1
     assert shares_of_hops(plan)[0, 2] == Fraction(3, 4)
     assert shares_of_hops(plan)[1, 2] == Fraction(1, 4)
-    found = plan_times_s(plan, even, Load(8, 1, 10.0, None))
+    found = plan_times_s(plan, even, Load(8, 1, (10.0, 10.0), None))
     assert found[1, 0] == pytest.approx((0.1 + 0.1) + 7 * 0.1)
     assert found[2, 0] == pytest.approx(2 * (0.1 + 0.1) + 7 * 0.1)
     # From site 2 and back the star goes over 0-2, and the path over 1-2, which has less to carry.
     assert found[2, 2] == pytest.approx(2 * (0.1 + 0.1) + 5 * 0.1)
     # A tree whose turn does not come is not waited for.
-    assert plan_times_s(plan, even, Load(2, 1, 10.0, None)) == plan_times_s(
-        ReductionPlan(3, (star(3, 0),), ""), even, Load(2, 1, 10.0, None)
+    assert plan_times_s(plan, even, Load(2, 1, (10.0, 10.0), None)) == plan_times_s(
+        ReductionPlan(3, (star(3, 0),), ""), even, Load(2, 1, (10.0,), None)
     )
 
 
@@ -150,7 +150,7 @@ def test_more_channels_than_a_link_has_chunks_are_not_waited_for() -> None:
     pair = world(3, both_ways((0, 1, 100.0, 0.2), (1, 2, 100.0, 0.2), (0, 2, 100.0, 0.2)))
     plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
     # Of 3 chunks each link carries 2, whatever 8 channels could.
-    found = max(plan_times_s(plan, pair, Load(3, 8, 10.0, None)).values())
+    found = max(plan_times_s(plan, pair, Load(3, 8, (10.0,) * 3, None)).values())
     assert found == pytest.approx(2 * (2 * 0.1 + 0.1))
 
 
@@ -158,7 +158,7 @@ def test_slow_start_ends_with_the_chunks_of_its_link() -> None:
     fast = world(3, both_ways((0, 1, 1e6, 0.1), (1, 2, 1e6, 0.1), (0, 2, 1e6, 0.1)))
     plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
     # Windows of 10, 20, 40 kB while the link holds 100 kB: two are full of a link's 60 kB.
-    load = Load(6, 1, 15_000.0, 10_000.0)
+    load = Load(6, 1, (15_000.0,) * 3, 10_000.0)
     unused_s = (0.1 - 0.01) + (0.1 - 0.02)
     expected_s = 2 * (0.015 + 0.05 + unused_s) + 3 * 0.015
     assert max(plan_times_s(plan, fast, load).values()) == pytest.approx(expected_s)

@@ -11,7 +11,7 @@ from topology.placement import restricted
 from topology.planner.shares import Split
 from topology.planner.ways import Way
 from topology.step_time import StepModel, gradient_bytes
-from topology.tree_times import shares_of_hops
+from topology.tree_times import bytes_of_hops
 from topology.wire_load import wire_load
 from topology.world import Topology
 
@@ -82,13 +82,13 @@ def money(job: Job, topology: Topology, way: Way) -> tuple[float, float]:
     )
     if way.plan.num_sites == 1:
         return per_s, 0.0
-    load = wire_load(job, topology, gradient_bytes(job), usual_ratio(job.exchange.codec))
-    wire_bytes = load.num_chunks * load.chunk_bytes
+    ratio = usual_ratio(job.exchange.codec)
+    load = wire_load(job, topology, way.plan, gradient_bytes(job), ratio)
     egress = 0.0
-    for (source, target), share in shares_of_hops(way.plan).items():
+    for (source, target), num_bytes in bytes_of_hops(way.plan, load).items():
         link = topology.link(topology.sites[source].name, topology.sites[target].name)
         assert link is not None, "the plan uses links that are there"
-        egress += wire_bytes * float(share) * link.egress_usd_per_byte
+        egress += num_bytes * link.egress_usd_per_byte
     return per_s, egress
 
 

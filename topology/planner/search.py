@@ -23,6 +23,7 @@ from topology.planner.shares import Split, balanced, busiest, improved
 from topology.planner.ways import Way, ways
 from topology.step_time import StepModel, gradient_bytes, sequence_s
 from topology.tree_times import seconds_per_byte
+from topology.wire_load import tree_ratios
 from topology.world import Topology
 
 EVERY_SET_SITES = 10
@@ -262,11 +263,15 @@ class _Setting:
         )
         found = []
         for index, way in enumerate(self._ways):
-            per_byte_s = 0.0
-            if way.plan.num_sites > 1:
-                per_byte_s = max(seconds_per_byte(way.plan, topology).values())
             for codec_index, codec in enumerate(self._search.codecs):
-                crossing_s = gradient_bytes(job) * usual_ratio(codec) * per_byte_s
+                crossing_s = 0.0
+                if way.plan.num_sites > 1:
+                    tried = dataclasses.replace(
+                        job, exchange=dataclasses.replace(job.exchange, codec=codec)
+                    )
+                    ratios = tree_ratios(tried, topology, way.plan, usual_ratio(codec))
+                    per_byte_s = max(seconds_per_byte(way.plan, topology, ratios).values())
+                    crossing_s = gradient_bytes(job) * per_byte_s
                 found.append((max(compute_s, crossing_s), index, codec_index))
         return sorted(found)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from topology.codec_costs import usual_ratio
+from topology.codec_costs import RATIOS, usual_ratio
 from topology.compute import flops_per_sequence, num_parameters
 from topology.job import Job
 from topology.planner.choice import Choice
 from topology.planner.search import Search
 from topology.units import format_duration, format_fraction, format_rate
-from topology.wire_load import RATIOS
 from topology.world import Link, Topology
 
 DIFFERS = 0.2

@@ -41,7 +41,7 @@ def ways(job: Job, topology: Topology, *, with_packings: bool = True) -> list[Wa
     """
     if len(topology.sites) == 1:
         return [Way("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
-    pairs = pairs_of(topology)
+    pairs = pairs_of(topology, job.exchange)
     if job.reduction != Reduction():
         try:
             plan = plan_reduction(job, topology)

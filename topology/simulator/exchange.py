@@ -213,9 +213,7 @@ class StepExchange:
             When the first granule is done, and when the last one is.
         """
         gateway = self._work.sites[site].gateway
-        coded_s = encoded * gateway.encode_s_per_byte + decoded * gateway.decode_s_per_byte
-        work_s = segment.raw_bytes * coded_s
-        work_s += segment.wire_bytes * sent * gateway.send_s_per_byte
+        work_s = sum(gateway.coding_s(segment, encoded, decoded)) + gateway.sending_s(segment, sent)
         return self._gateways[site].serve(
             self._engine.now_s, last_s, work_s, work_s * segment.granule
         )

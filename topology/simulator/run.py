@@ -145,19 +145,14 @@ def coding_s(work: Workload) -> list[tuple[float, float]]:
         return [(0.0, 0.0) for _ in work.sites]
     found = []
     for index, site in enumerate(work.sites):
-        decoded_bytes = encoded_bytes = 0.0
+        encode_s = decode_s = 0.0
         for segment in (each for segments in work.segments for each in segments):
-            encoded_bytes += segment.raw_bytes
             num_parts = work.plan.num_sites
             if not work.plan.is_gather:
                 num_parts = 1 + len(work.plan.trees[segment.tree].children(index))
-            decoded_bytes += num_parts * segment.raw_bytes
-        found.append(
-            (
-                encoded_bytes * site.gateway.encode_s_per_byte,
-                decoded_bytes * site.gateway.decode_s_per_byte,
-            )
-        )
+            coding = site.gateway.coding_s(segment, 1, num_parts)
+            encode_s, decode_s = encode_s + coding[0], decode_s + coding[1]
+        found.append((encode_s, decode_s))
     return found
 
 

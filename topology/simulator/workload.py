@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from topology.compute import layer_times, site_shares
 from topology.job import Job
+from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
 from topology.simulator.buckets import Bucket, buckets_of
 from topology.simulator.fabric import reduce_scatter_s
@@ -43,17 +44,29 @@ class Segment:
     wire_bytes: float
     granule: float
     """What crosses before the next site can go on, of the segment: 0 to 1."""
+    codec: str
+    """Of its tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayCost:
-    """What a site's gateways take, all together."""
+    """What a site's gateways take, all together, each with a core for its codecs."""
 
-    encode_s_per_byte: float = 0.0
-    """Of float32, like the next."""
-    decode_s_per_byte: float = 0.0
-    send_s_per_byte: float = 0.0
-    """On the wire, the same bytes' arrival elsewhere included."""
+    num_gateways: int
+    """0: they take no time."""
+
+    def coding_s(self, segment: Segment, encoded: float, decoded: float) -> tuple[float, float]:
+        """Return the CPU seconds to encode and decode a segment so many times."""
+        if not self.num_gateways:
+            return 0.0, 0.0
+        cost, share = COSTS[segment.codec], segment.raw_bytes / self.num_gateways
+        return encoded * share / cost.encode_bytes_per_s, decoded * share / cost.decode_bytes_per_s
+
+    def sending_s(self, segment: Segment, sent: float) -> float:
+        """Return what it takes to send a segment so many times, its arrival elsewhere included."""
+        if not self.num_gateways:
+            return 0.0
+        return sent * segment.wire_bytes / GATEWAY_BYTES_PER_S / self.num_gateways
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ def workload(job: Job, topology: Topology, settings: Settings) -> Workload:
     plan = plan_reduction(job, topology)
     ratio = usual_ratio(job.exchange.codec) if settings.ratio is None else settings.ratio
     buckets = buckets_of(job.trainer.model, job.exchange.bucket_bytes)
-    loads = [wire_load(job, topology, each.raw_bytes, ratio) for each in buckets]
+    loads = [wire_load(job, topology, plan, each.raw_bytes, ratio) for each in buckets]
     has_slow_start = settings.slow_start
     if has_slow_start is None:
         has_slow_start = loads[0].first_window_bytes is not None
@@ -112,7 +125,7 @@ def workload(job: Job, topology: Topology, settings: Settings) -> Workload:
     if has_slow_start and not has_packets:
         packeted = dataclasses.replace(topology, emulate=False)
         windows = [
-            wire_load(job, packeted, each.raw_bytes, ratio).first_window_bytes or 0.0
+            wire_load(job, packeted, plan, each.raw_bytes, ratio).first_window_bytes or 0.0
             for each in buckets
         ]
     return Workload(
@@ -121,7 +134,7 @@ def workload(job: Job, topology: Topology, settings: Settings) -> Workload:
         schedule="off" if plan.num_sites == 1 else job.exchange.schedule,
         sites=tuple(_site(job, topology, site, buckets, settings) for site in topology.sites),
         buckets=buckets,
-        segments=_segments(plan, buckets, loads, settings),
+        segments=_segments(plan, plan_codecs(job, topology, plan), buckets, loads, settings),
         has_packets=has_packets,
         first_window_bytes=max(windows) if has_slow_start else None,
         num_abreast=max(each.num_abreast for each in loads),
@@ -150,22 +163,16 @@ def _site(
         collective_s=tuple(reduce_scatter_s(site, each.raw_bytes) for each in buckets),
         num_ranks=site.num_ranks,
         tokens=float(sum(shares) * job.trainer.model.context),
-        gateway=_gateway(job, site) if settings.gateways_take_time else GatewayCost(),
-    )
-
-
-def _gateway(job: Job, site: Site) -> GatewayCost:
-    """Return the cost of one gateway a node, each with a core for its codec."""
-    cost = COSTS[job.exchange.codec]
-    return GatewayCost(
-        1 / cost.encode_bytes_per_s / site.nodes,
-        1 / cost.decode_bytes_per_s / site.nodes,
-        1 / GATEWAY_BYTES_PER_S / site.nodes,
+        gateway=GatewayCost(site.nodes if settings.gateways_take_time else 0),
     )
 
 
 def _segments(
-    plan: ReductionPlan, buckets: tuple[Bucket, ...], loads: list[Load], settings: Settings
+    plan: ReductionPlan,
+    codecs: tuple[str, ...],
+    buckets: tuple[Bucket, ...],
+    loads: list[Load],
+    settings: Settings,
 ) -> tuple[tuple[Segment, ...], ...]:
     """Cut each bucket into what its trees carry at once."""
     sites = plan.num_sites
@@ -185,8 +192,9 @@ def _segments(
                 Segment(
                     tree,
                     bucket.raw_bytes * count / load.num_chunks,
-                    load.chunk_bytes * count,
+                    load.chunk_bytes[tree] * count,
                     min(abreast, count) / count,
+                    codecs[tree],
                 )
                 for tree, count in _flows(zip(sizes, turns, strict=False), abreast)
             )
