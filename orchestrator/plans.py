@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.documents import Pair, load_pair, read_text
-from topology.errors import ConfigError
+from topology.errors import ConfigError, Problem
 from topology.hashing import plan_hashes
+from topology.job import Job
 from topology.overrides import read_with_overrides
 from topology.planner.document import PlanFile, overrides_of
 from topology.planner.plan import make_plan
@@ -20,12 +21,19 @@ def plan_of(pair: Pair) -> dict[str, Any]:
         ConfigError: there is none, told at the job's line.
     """
     try:
+        _require_training(pair.job)
         return make_plan(pair.job, pair.described)
     except ConfigError as error:
         document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
         for problem in error.problems:
             document.add(tuple(problem.path.split(".")), problem.message)
         raise ConfigError(document.problems) from error
+
+
+def _require_training(job: Job) -> None:
+    if job.probe is not None:
+        message = "measures links and trains nothing: there is nothing to plan"
+        raise ConfigError([Problem("job", 0, 0, message, "probe")])
 
 
 def planned(pair: Pair) -> tuple[Pair, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -56,13 +57,22 @@ class RunFiles:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all, also after a power cut."""
+    """Write a file that is there as a whole or not at all, also after a power cut.
+
+    Raises:
+        OSError: naming `path`.
+    """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -75,7 +75,8 @@ def _check_accelerators(document: Document) -> None:
     for index in _sites(document):
         name = document.text("sites", index, "accelerator")
         if name is not None and name not in own and name not in catalogue():
-            message = f"unknown accelerator {name!r}{suggestion(name, own)}"
+            hint = suggestion(name, own) or ": define it under accelerators, or take one that ships"
+            message = f"unknown accelerator {name!r}{hint}"
             document.add(("sites", index, "accelerator"), message)
 
 

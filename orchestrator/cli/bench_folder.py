@@ -30,8 +30,15 @@ def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]
 
 
 @contextmanager
-def opened_bench(folder: Path, bench: Bench, *, resume: bool) -> Iterator[tuple[Path, Bench]]:
+def opened_bench(
+    folder: Path, bench: Bench, *, resume: bool | None
+) -> Iterator[tuple[Path, Bench]]:
     """Give the folder and the benchmark to go on with: `bench`, or with `resume` what is there.
+
+    Args:
+        folder: its own.
+        bench: as asked for.
+        resume: go on with what is there; None: the command has no such option.
 
     Raises:
         CommandError: there is one already and `resume` was not asked for, or none, or its question
@@ -60,11 +67,14 @@ def opened_bench(folder: Path, bench: Bench, *, resume: bool) -> Iterator[tuple[
         os.close(lock)
 
 
-def _resumed(found: Bench, asked: Bench, path: Path, *, resume: bool) -> Bench:
+def _resumed(found: Bench, asked: Bench, path: Path, *, resume: bool | None) -> Bench:
     if not resume:
+        cure = (
+            "choose another --name" if resume is None else "add --resume, or choose another --name"
+        )
         raise CommandError(
             "REFUSED",
-            f"there is a benchmark {found.name!r} already: add --resume, or choose another --name",
+            f"there is a benchmark {found.name!r} already: {cure}",
             {"bench": str(path)},
         )
     fields = [

@@ -192,7 +192,7 @@ def command(
         settings=tuple(Setting(overrides=point.overrides) for point in points),
     )
     folder = out.absolute() if out is not None else home_folder(home) / "bench" / name
-    with opened_bench(folder, bench, resume=False) as (folder, bench):
+    with opened_bench(folder, bench, resume=None) as (folder, bench):
         return _simulate(output, folder, bench, list(zip(points, scripts, strict=True)), settings)
 
 
@@ -213,9 +213,8 @@ def _simulate(
         try:
             run = simulate(point.pair.job, point.pair.topology, settings)
         except SimulationError as error:
-            raise CommandError(
-                "USAGE", f"{_told(point)}{error}: --mtbf, --checkpoint-every"
-            ) from error
+            options = "--faults" if changes else "--mtbf, --checkpoint-every"
+            raise CommandError("USAGE", f"{_told(point)}{error}: {options}") from error
         alone = simulate_alone(point.pair.job, point.pair.topology, settings)
         took_s = time.monotonic() - began_s
         write_run(folder, run_id, point.pair, run, time.time())

@@ -65,7 +65,7 @@ def import_command(
     from topology.importing.importing import Wishes, import_topology
 
     if accelerator not in catalogue():
-        hint = suggestion(accelerator, ())
+        hint = suggestion(accelerator, ()) or "; `isthmus topology accelerators` lists them"
         raise click.UsageError(f"--accelerator: unknown accelerator {accelerator!r}{hint}")
     if out is not None and out.exists() and not force:
         raise CommandError("FILE_EXISTS", f"already there: {out}", {"files": [str(out)]})
@@ -148,7 +148,10 @@ def show_command(output: Output, file: Path, overrides: tuple[str, ...]) -> int:
     from orchestrator.documents import load_topology_file
     from topology.load import split_overrides
 
-    topology = load_topology_file(file, split_overrides(overrides)[0])
+    own, others = split_overrides(overrides)
+    if others:
+        raise click.UsageError(f"--set {others[0]}: is a job's; want a topology's")
+    topology = load_topology_file(file, own)
     sites = [
         {
             "name": site.name,

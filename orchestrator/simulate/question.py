@@ -30,9 +30,10 @@ def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep])
         sweeps: as parsed.
 
     Raises:
-        ConfigError: a document has mistakes in some setting, or the job has a script of its own.
+        ConfigError: a document has mistakes in some setting, or the job has a script of its own, or
+            trains nothing.
     """
-    _require_known_compute(base)
+    _require_simulated(base)
     documents = [
         read_with_overrides(base.topology_text, str(base.topology_path), base.topology_overrides),
         read_with_overrides(base.job_text, str(base.job_path), base.job_overrides),
@@ -48,11 +49,19 @@ def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep])
     return found
 
 
-def _require_known_compute(pair: Pair) -> None:
-    if pair.job.entrypoint is None:
-        return
-    message = (
-        "nothing is known of how long a script computes: leave it out, and give trainer.model the shape "
-        "of its model"
-    )
-    raise ConfigError([Problem(str(pair.job_path), 0, 0, message, "entrypoint")])
+def _require_simulated(pair: Pair) -> None:
+    if pair.job.entrypoint is not None:
+        raise _refused(
+            pair,
+            "entrypoint",
+            "nothing is known of how long a script computes: leave it out, and give trainer.model the "
+            "shape of its model",
+        )
+    if pair.job.probe is not None:
+        raise _refused(
+            pair, "probe", "measures links and trains nothing: there is nothing to simulate"
+        )
+
+
+def _refused(pair: Pair, path: str, message: str) -> ConfigError:
+    return ConfigError([Problem(str(pair.job_path), 0, 0, message, path)])

@@ -164,3 +164,17 @@ def test_a_plan_for_another_topology_is_refused(isthmus: Isthmus, job: Path, pla
     assert done.code == 2
     assert f"{plan}:5:" in done.err
     assert f"`isthmus plan {job} --out {plan}`" in done.err
+
+
+def test_a_plan_that_cannot_be_written_names_its_file(
+    isthmus: Isthmus, job: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "absent" / "plan.yaml"
+    error = isthmus("plan", job, "--out", path, "--json").envelope["error"]
+    assert (error["code"], error["where"]) == ("FILE_ERROR", {"file": str(path)})
+
+
+def test_what_trains_nothing_has_no_plan(isthmus: Isthmus, job: Path) -> None:
+    error = isthmus("plan", job, "--set", "probe={}", "--json").envelope["error"]
+    assert error["code"] == "INVALID_CONFIG"
+    assert error["where"][0]["path"] == "probe"

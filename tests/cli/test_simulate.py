@@ -136,6 +136,7 @@ def test_a_fault_script_is_played_and_stands_in_the_report(
         (["--sweep", "links.*.rtt"], "INVALID_CONFIG", "want PATH=V1,V2"),
         (["--sweep", "links.*.rtx=5ms,6ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
         (["--set", "entrypoint=train.py"], "INVALID_CONFIG", "trainer.model"),
+        (["--set", "probe={}"], "INVALID_CONFIG", "trains nothing"),
         (["--mtbf", "1us", "--recovery", "1s"], "USAGE", "failures in a row"),
     ],
 )
@@ -153,4 +154,6 @@ def test_a_name_that_is_taken_is_refused(isthmus: Isthmus, files: Path) -> None:
     assert isthmus(*asked).code == 0
     again = isthmus(*asked, "--json")
     assert again.envelope["error"]["code"] == "REFUSED"
-    assert "twice" in again.envelope["error"]["message"]
+    message = again.envelope["error"]["message"]
+    assert "'twice'" in message
+    assert "--resume" not in message, "there is no such option"

@@ -93,3 +93,11 @@ def test_validate_warns_where_a_measurement_is_far_from_the_description(
     )
     entries = isthmus("validate", path, "--json").envelope["data"]["files"]
     assert len(entries[0]["warnings"]) == 1
+
+
+def test_show_refuses_what_is_a_job_s(isthmus: Isthmus, files: Path) -> None:
+    done = isthmus(
+        "topology", "show", files / "topology.yaml", "--set", "trainer.steps=3", "--json"
+    )
+    assert (done.code, done.envelope["error"]["code"]) == (2, "USAGE")
+    assert "trainer.steps" in done.envelope["error"]["message"]

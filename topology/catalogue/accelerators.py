@@ -59,7 +59,7 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
 
 
 def suggestion(name: str, own: Iterable[str]) -> str:
-    """Return ` (did you mean 'h100-pcie' or 'h100-sxm'?)` for `h100`, else what is close, or how to go on.
+    """Return ` (did you mean 'h100-pcie' or 'h100-sxm'?)` for `h100`, else what is close, or nothing.
 
     Args:
         name: That is not known.
@@ -69,7 +69,7 @@ def suggestion(name: str, own: Iterable[str]) -> str:
     begun = [each for each in known if each.startswith(f"{name}-".casefold())]
     if begun:
         return f" (did you mean {one_of(begun)}?)"
-    return did_you_mean(name, known) or ": define it under accelerators, or take one that ships"
+    return did_you_mean(name, known)
 
 
 def accelerator_of(name: str, written: AcceleratorModel) -> Accelerator:
