@@ -13,10 +13,11 @@ cross links of rate r and round trip t:
   m counts the chunks of all trees on that link, those that go up and those that come down; c is the
   mean of these.
 
-TCP starts slowly, after compute's pause as on its first day (RFC 5681, 4.1): g connections send 10
-packets each, and twice as many each round trip, until they fill the link. What that leaves unused
-comes on top, on each link of a way: the sum of (t - w / r) over the windows w that are smaller than
-r t and not the last. The relay knows neither packets nor slow start.
+TCP starts slowly, after compute's pause as on its first day (topology/slow_start.py): g connections send
+10 packets each, and twice as many each round trip, until they fill the link. What that leaves unused of
+a link comes on top, of its first chunks and of its further ones each as it falls on them: the links of a
+way open their windows at the same time, for chunks follow each other through them. The relay knows
+neither packets nor slow start.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from topology.slow_start import unused_s
 from topology.tree_shapes import way_up
 from topology.trees import ReductionPlan
 from topology.world import Link, Topology
@@ -47,21 +49,12 @@ class Load:
     first_window_bytes: float | None
     """Of all connections of a link together; None: there is no slow start."""
 
-    def delay_s(self, link: Link, all_bytes: float) -> float:
-        """Return what a link takes beside the time for its bytes."""
-        return link.rtt_s / 2 + self._slow_start_s(link, all_bytes)
-
-    def _slow_start_s(self, link: Link, all_bytes: float) -> float:
+    def sending_s(self, link: Link, num_bytes: float) -> float:
+        """Return how long the first `num_bytes` take to leave, windows waited for included."""
+        plain_s = num_bytes / link.bytes_per_s
         if self.first_window_bytes is None:
-            return 0.0
-        unused_s, sent_bytes, window_bytes = 0.0, 0.0, self.first_window_bytes
-        while (
-            window_bytes < link.bytes_per_s * link.rtt_s and sent_bytes + window_bytes < all_bytes
-        ):
-            unused_s += link.rtt_s - window_bytes / link.bytes_per_s
-            sent_bytes += window_bytes
-            window_bytes *= 2
-        return unused_s
+            return plain_s
+        return plain_s + unused_s(num_bytes, link.bytes_per_s, link.rtt_s, self.first_window_bytes)
 
 
 def plan_times_s(
@@ -82,12 +75,12 @@ def shares_of_hops(plan: ReductionPlan) -> dict[Hop, Fraction]:
     if plan.is_gather:
         return dict.fromkeys(itertools.permutations(range(plan.num_sites), 2), Fraction(1))
     total = sum(tree.weight for tree in plan.trees)
-    shares: dict[Hop, Fraction] = {}
+    weights: Counter[Hop] = Counter()
     for tree in plan.trees:
         for child, parent in tree.parent.items():
-            for hop in ((child, parent), (parent, child)):
-                shares[hop] = shares.get(hop, Fraction(0)) + Fraction(tree.weight, total)
-    return shares
+            weights[child, parent] += tree.weight
+            weights[parent, child] += tree.weight
+    return {hop: Fraction(weight, total) for hop, weight in weights.items()}
 
 
 def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
@@ -142,7 +135,7 @@ def _gather_times_s(
     times_s = {}
     for pair in itertools.permutations(range(plan.num_sites), 2):
         link, num_bytes = _link(topology, *pair), load.num_chunks * load.chunk_bytes[0]
-        times_s[pair] = num_bytes / link.bytes_per_s + load.delay_s(link, num_bytes)
+        times_s[pair] = load.sending_s(link, num_bytes) + link.rtt_s / 2
     return times_s
 
 
@@ -191,9 +184,8 @@ def _leg(
 ) -> tuple[float, float]:
     """Return the seconds of a hop until its first chunks have arrived, and for all further ones."""
     link, num_abreast = _link(topology, *hop), min(load.num_abreast, num_chunks)
-    chunk_s = num_bytes / num_chunks / link.bytes_per_s
-    first_s = num_abreast * chunk_s + load.delay_s(link, num_bytes)
-    return first_s, (num_chunks - num_abreast) * chunk_s
+    first_s = load.sending_s(link, num_abreast * num_bytes / num_chunks)
+    return first_s + link.rtt_s / 2, load.sending_s(link, num_bytes) - first_s
 
 
 def _joined(legs: Iterable[tuple[float, float]]) -> tuple[float, float]:

@@ -157,10 +157,11 @@ def test_more_channels_than_a_link_has_chunks_are_not_waited_for() -> None:
 def test_slow_start_ends_with_the_chunks_of_its_link() -> None:
     fast = world(3, both_ways((0, 1, 1e6, 0.1), (1, 2, 1e6, 0.1), (0, 2, 1e6, 0.1)))
     plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
-    # Windows of 10, 20, 40 kB while the link holds 100 kB: two are full of a link's 60 kB.
+    # Windows of 10, 20, 40 kB while the link holds 100 kB: two are full of a link's 60 kB, and the first
+    # chunk needs one of them. The way down opens its windows while the way up does.
     load = Load(6, 1, (15_000.0,) * 3, 10_000.0)
-    unused_s = (0.1 - 0.01) + (0.1 - 0.02)
-    expected_s = 2 * (0.015 + 0.05 + unused_s) + 3 * 0.015
+    first_s = 0.015 + (0.1 - 0.01)
+    expected_s = 2 * (first_s + 0.05) + 3 * 0.015 + (0.1 - 0.02)
     assert max(plan_times_s(plan, fast, load).values()) == pytest.approx(expected_s)
 
 
