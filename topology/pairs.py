@@ -62,11 +62,9 @@ class Pairs:
         edges = tuple(edges)
         return Fraction(min(self.rate(*each) for each in edges), self.load(edges))
 
-    def at_least(self, speed: int) -> Pairs:
-        """Return the same without the edges that are slower, each with its own codec."""
-        kept = {
-            each: rate for each, rate in self.bytes_per_s.items() if self.speed([each]) >= speed
-        }
+    def at_least(self, bytes_per_s: int) -> Pairs:
+        """Return the same without the edges that are slower."""
+        kept = {each: rate for each, rate in self.bytes_per_s.items() if rate >= bytes_per_s}
         return Pairs(self.names, kept, {each: self.rtt_ns[each] for each in kept}, self.loads)
 
     def missing(self, site: int) -> list[str]:

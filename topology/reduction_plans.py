@@ -179,16 +179,11 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
     return dataclasses.replace(chosen, why=_why(chosen, plans[0], job, topology, pairs))
 
 
-def packings(pairs: Pairs, speed: Fraction) -> list[Packing]:
-    """Return what shares out the chunks of several sites: over few fast links first, over all of them last.
-
-    Args:
-        pairs: The sites.
-        speed: Of the widest tree.
-    """
+def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
+    """Return what shares out the chunks of several sites: over few fast links first, over all of them last."""
     found = [] if (stars := pack_stars(pairs)) is None else [stars]
     for part in _PARTS_OF_WIDTH:
-        packing = pack_trees(pairs.at_least(speed // part) if part else pairs)
+        packing = pack_trees(pairs.at_least(width_bytes_per_s // part) if part else pairs)
         if packing not in found:
             found.append(packing)
     return found

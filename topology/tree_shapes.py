@@ -44,10 +44,10 @@ def widest_tree(pairs: Pairs) -> Tree | None:
     trees = [tree for tree in grown if tree is not None]
     if not trees:
         return None
-    tree = max(trees, key=lambda each: (width(pairs, each), -_depth(each), -each.root))
+    tree = max(trees, key=lambda each: (_speed(pairs, each), -_depth(each), -each.root))
     if hub is not None:
         centred = star(pairs.num_sites, hub)
-        if width(pairs, centred) >= width(pairs, tree):
+        if _speed(pairs, centred) >= _speed(pairs, tree):
             return centred
     return tree
 
@@ -71,8 +71,12 @@ def _grown(pairs: Pairs, root: int, first: int) -> Tree | None:
     return Tree(root, parent)
 
 
-def width(pairs: Pairs, tree: Tree) -> Fraction:
-    """Return how fast a tree's slowest edge is: `Pairs.speed`."""
+def width(pairs: Pairs, tree: Tree) -> int:
+    """Return the bytes per second of a tree's slowest edge."""
+    return min(pairs.rate(child, parent) for child, parent in tree.parent.items())
+
+
+def _speed(pairs: Pairs, tree: Tree) -> Fraction:
     return pairs.speed(tree.parent.items())
 
 

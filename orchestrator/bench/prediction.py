@@ -41,7 +41,9 @@ def predict(
         exchange_s, efficiency = 0.0, 1.0
     else:
         compute_s = max(by_site_s)
-        ratio = None if job.exchange.codec in RATIOS else wire_ratio
+        # What was measured is a mean over all links: of several codecs it says nothing about one.
+        is_known = bool(job.exchange.codecs) or job.exchange.codec in RATIOS
+        ratio = None if is_known else wire_ratio
         predicted = step_time(job, topology, ratio)
         exchange_s, expected_s = predicted.exchange_s, predicted.step_s
         shares = [sum(site_shares(job, topology, site)) for site in topology.sites]

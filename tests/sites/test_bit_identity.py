@@ -129,7 +129,7 @@ def cases(draw: st.DrawFn) -> tuple[ReductionPlan, tuple[int, ...], int, int]:
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(
     case=cases(),
-    name=st.sampled_from(CODECS),
+    names=st.lists(st.sampled_from(CODECS), min_size=1, max_size=4),
     feedback=st.booleans(),
     exact=st.booleans(),
     specials=st.lists(
@@ -145,7 +145,7 @@ def cases(draw: st.DrawFn) -> tuple[ReductionPlan, tuple[int, ...], int, int]:
 )
 def test_all_sites_hold_the_same_bits(
     case: tuple[ReductionPlan, tuple[int, ...], int, int],
-    name: str,
+    names: list[str],
     feedback: bool,
     exact: bool,
     specials: list[tuple[int, int, int]],
@@ -154,10 +154,12 @@ def test_all_sites_hold_the_same_bits(
 ) -> None:
     plan, ranks, numel, chunk_numel = case
     own_weights = [1.0, *weights][: plan.num_sites]
-    codec: Codec = EXACT if exact else BY_NAME[name]
-    reference = CarefulReference(plan, codec, feedback)
+    # One codec for all trees, or trees with different ones.
+    codecs = tuple(names[tree % len(names)] for tree in range(max(1, len(plan.trees))))
+    meant: tuple[Codec, ...] = tuple(EXACT if exact else BY_NAME[name] for name in codecs)
+    reference = CarefulReference(plan, meant, feedback)
     cut = grid(numel, chunk_numel, ranks)
-    sites = Exchanges(plan, name, ranks, chunk_bytes=4 * chunk_numel, error_feedback=feedback)
+    sites = Exchanges(plan, codecs, ranks, chunk_bytes=4 * chunk_numel, error_feedback=feedback)
     chance = random.Random(seed)
     for round_, these in enumerate(
         (specials, [])

@@ -37,10 +37,12 @@ def all_spanning_trees(pairs: Pairs) -> list[tuple[Edge, ...]]:
 def optimum_bytes_per_s(pairs: Pairs, trees: list[tuple[Edge, ...]]) -> float:
     """Return the most that these trees carry together over all links, both ways each.
 
-    `uses` has shape (edges, trees).
+    `uses` has shape (edges, trees): a tree's chunks have as many bytes as its smallest edge's codec makes.
     """
     edges = sorted(pairs.bytes_per_s)
-    uses = np.array([[edge in tree for tree in trees] for edge in edges], dtype=float)
+    uses = np.array(
+        [[(edge in tree) * pairs.load(tree) for tree in trees] for edge in edges], dtype=float
+    )
     limits = np.array([pairs.bytes_per_s[edge] for edge in edges], dtype=float)
     # Scaled, for HiGHS' tolerances are absolute.
     scale = limits.max()
@@ -59,10 +61,12 @@ def all_stars(pairs: Pairs) -> list[tuple[Edge, ...]]:
 
 
 def random_pairs(seed: int) -> Pairs:
+    """Return sites with rates of very different sizes; every other seed, with codecs of their own."""
     chance = random.Random(seed)
     topology = random_world(chance, chance.randint(2, 5))
     rates = {pair: round(10 ** chance.uniform(5, 10)) for pair in pairs_of(topology).bytes_per_s}
-    return Pairs(pairs_of(topology).names, rates, dict.fromkeys(rates, 1_000_000))
+    loads = {pair: chance.choice((256, 128, 65, 33)) for pair in rates} if seed % 2 else {}
+    return Pairs(pairs_of(topology).names, rates, dict.fromkeys(rates, 1_000_000), loads)
 
 
 @pytest.mark.slow
@@ -75,7 +79,7 @@ def test_the_packing_is_the_linear_program_s_optimum(seed: int) -> None:
     assert float(packing.bytes_per_s) <= best * (1 + 1e-6), f"{seed=}"
     assert sum((part for _, part in packing.trees), Fraction(0)) == packing.bytes_per_s
     for edge, rate in pairs.bytes_per_s.items():
-        carried = [part for edges, part in packing.trees if edge in edges]
+        carried = [part * pairs.load(edges) for edges, part in packing.trees if edge in edges]
         assert sum(carried, Fraction(0)) <= rate, f"{seed=}"
     stars = all_stars(pairs)
     found = pack_stars(pairs)
@@ -113,7 +117,7 @@ def test_whole_weights_are_small_and_nearly_as_good(seed: int) -> None:
     loads = dict.fromkeys(pairs.bytes_per_s, 0)
     for (edges, _), weight in zip(packing.trees, weights, strict=True):
         for edge in edges:
-            loads[edge] += weight
+            loads[edge] += weight * pairs.load(edges)
     busiest = max(Fraction(load, pairs.bytes_per_s[edge]) for edge, load in loads.items())
     assert busiest / sum(weights) * packing.bytes_per_s <= Fraction(103, 100), f"{seed=}"
 
