@@ -103,9 +103,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="isthmus-predict-") as folder:
             pair = documents(scenario, Path(folder), options)
             predicted_s = step_time(pair.job, pair.topology).step_s
-            simulated_s = simulate(
-                pair.job, pair.topology, Settings(steps=options.steps)
-            ).mean_step_s
+            settings = Settings(steps=options.steps, slow_start=starts_slowly(options.emulator))
+            simulated_s = simulate(pair.job, pair.topology, settings).mean_step_s
             line = f"{scenario.name:18} {predicted_s:7.3f}s {simulated_s:9.3f}s"
             if options.no_runs:
                 print(line, flush=True)
@@ -122,6 +121,14 @@ def main() -> int:
         sizes = [100 * abs(each[index]) for each in deviations]
         print(f"{name}: median {statistics.median(sizes):.1f} %, largest {max(sizes):.1f} %")
     return 1 if failed else 0
+
+
+def starts_slowly(emulator: str) -> bool:
+    """Return whether connections of emulated sites start slowly after a pause, as their host's do."""
+    kernel = Path("/proc/sys/net/ipv4")
+    is_bbr = (kernel / "tcp_congestion_control").read_text().startswith("bbr")
+    forgets = (kernel / "tcp_slow_start_after_idle").read_text().strip() == "1"
+    return emulator == "netns" and forgets and not is_bbr
 
 
 def documents(scenario: Scenario, folder: Path, options: argparse.Namespace) -> Pair:
