@@ -109,7 +109,7 @@ def rank_share(job: Job, topology: Topology, site: Site, rank: int) -> range:
     before = topology.sites[: site.index]
     if not job.placement:
         first = sum(each.num_ranks for each in before)
-        return share(job.trainer.global_batch, topology.num_ranks, first + rank)
+        return share(job.global_batch, topology.num_ranks, first + rank)
     sequences = {each.site: each.sequences for each in job.placement}
     begin = sum(sequences[each.name] for each in before)
     part = share(sequences[site.name], site.num_ranks, rank)

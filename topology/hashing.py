@@ -45,6 +45,7 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
             model=trainer.model,
         ),
         plan=job.plan,
+        workload=job.workload,
     )
     world = {"sites": _canonical(topology.sites), "links": _canonical(topology.links)}
     return _sha256({"job": _canonical(asked)}), _sha256(world)

@@ -23,6 +23,7 @@ from topology.fields import (
 from topology.job import (
     CODECS,
     COMPUTES,
+    GATEWAYS,
     NON_FINITE,
     OBJECTIVES,
     PLAN_SITES,
@@ -35,6 +36,7 @@ from topology.job import (
 from topology.suggest import shown
 from topology.trees import TREES_MAX, WEIGHT_MAX
 from topology.units import format_duration, format_fraction, format_size
+from topology.workload_models import ParallelModel, WorkloadModel
 
 _JOB = Job(name="job", topology="topology.yaml")
 _EXCHANGE, _REDUCTION, _TRAINER = _JOB.exchange, _JOB.reduction, _JOB.trainer
@@ -187,6 +189,10 @@ class PlacedModel(Strict):
 
     site: Text
     sequences: Annotated[Count, Field(description="Of each step, over all ranks of the site.")]
+    parallel: Annotated[
+        ParallelModel | None,
+        Field(description="How a script of your own cuts its model there: `isthmus plan` decides."),
+    ] = None
 
 
 class PlanModel(Strict):
@@ -202,6 +208,13 @@ class PlanModel(Strict):
         Field(ge=1, le=100_000, description="Steps between two exchanges that are permitted."),
     ] = _WISHES.max_sync_period
     objective: Annotated[str, *choice(OBJECTIVES)] = _WISHES.objective
+    gateways: Annotated[
+        str,
+        *choice(GATEWAYS),
+        Field(
+            description="unlimited: as if gateways and codecs took no time; with `workload` only."
+        ),
+    ] = _WISHES.gateways
 
     @model_validator(mode="after")
     def _each_codec_once(self) -> Self:
@@ -354,3 +367,19 @@ class JobModel(Strict):
         description="The sites that take part; none: all, the batch spread evenly over all ranks.",
     )
     plan: PlanModel | None = None
+    workload: Annotated[
+        WorkloadModel | None,
+        Field(
+            description="What the entrypoint trains, for `isthmus plan` to cut it over each site."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _workload_is_the_entrypoints(self) -> Self:
+        if self.workload is not None and self.entrypoint is None:
+            raise KeyedError(
+                "workload", "describes an entrypoint's model, and there is none: want trainer.model"
+            )
+        if self.workload is None and self.plan is not None and self.plan.gateways != "measured":
+            raise KeyedError("plan", "gateways: unlimited has no use without a workload")
+        return self

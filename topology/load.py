@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from topology.fault_models import FaultsModel
 from topology.job import (
     Data,
+    DescribedModel,
     Exchange,
     Job,
+    Limits,
     LinkCodec,
     Model,
     NamedTree,
     Optimizer,
+    Parallel,
     Placed,
     PlanWishes,
     Probe,
@@ -25,6 +28,7 @@ from topology.job import (
 from topology.job_models import (
     ExchangeModel,
     JobModel,
+    PlacedModel,
     PlanModel,
     ProbeModel,
     ReductionModel,
@@ -35,6 +39,7 @@ from topology.overrides import read_with_overrides
 from topology.references import check_references
 from topology.resolve import resolve
 from topology.validation import validate
+from topology.workload_models import WorkloadModel
 from topology.world import Topology
 
 
@@ -76,8 +81,9 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         timeline_every=model.timeline.every,
         trainer=_trainer(model.trainer),
         probe=None if model.probe is None else _probe(model.probe),
-        placement=tuple(Placed(**each.model_dump()) for each in model.placement),
+        placement=tuple(map(_placed, model.placement)),
         plan=None if model.plan is None else _wishes(model.plan),
+        workload=None if model.workload is None else _described(model.workload),
     )
 
 
@@ -148,12 +154,27 @@ def _reduction(written: ReductionModel) -> Reduction:
     )
 
 
+def _placed(written: PlacedModel) -> Placed:
+    parallel = written.parallel
+    return Placed(
+        site=written.site,
+        sequences=written.sequences,
+        parallel=None if parallel is None else Parallel(**parallel.model_dump()),
+    )
+
+
+def _described(written: WorkloadModel) -> DescribedModel:
+    at_most = Limits(**written.at_most.model_dump())
+    return DescribedModel(**{**written.model_dump(), "at_most": at_most})
+
+
 def _wishes(written: PlanModel) -> PlanWishes:
     return PlanWishes(
         codecs=tuple(written.codecs),
         sites=written.sites,
         max_sync_period=written.max_sync_period,
         objective=written.objective,
+        gateways=written.gateways,
     )
 
 

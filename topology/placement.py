@@ -63,12 +63,13 @@ def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
             message = f"{each.site!r} is placed twice (first as placement.{first[each.site]})"
             problems.append((_path(index, "site"), message))
         else:
-            problems += _too_few(job, topology, index)
+            problems += [*_too_few(job, topology, index), *_miscut(job, topology, index)]
         first.setdefault(each.site, index)
-    total, batch = sum(each.sequences for each in job.placement), job.trainer.global_batch
+    total, batch = sum(each.sequences for each in job.placement), job.global_batch
     if job.placement and total != batch:
+        section = "trainer" if job.workload is None else "workload"
         message = (
-            f"the sequences add up to {total}, and trainer.global_batch is {batch}: "
+            f"the sequences add up to {total}, and {section}.global_batch is {batch}: "
             "want both the same"
         )
         problems.append((("placement",), message))
@@ -88,6 +89,22 @@ def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
         f"got {wanted.sequences}"
     )
     return [(_path(index, "sequences"), message)]
+
+
+def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
+    """Degrees of parallelism multiply to the ranks of their site."""
+    wanted = job.placement[index]
+    if wanted.parallel is None:
+        return []
+    num_ranks = topology.site(wanted.site).num_ranks
+    cut = wanted.parallel
+    if cut.num_ranks == num_ranks:
+        return []
+    message = (
+        f"tensor {cut.tensor} x pipeline {cut.pipeline} x context {cut.context} x data {cut.data} "
+        f"are {cut.num_ranks} ranks, and {wanted.site!r} has {num_ranks}: want both the same"
+    )
+    return [(_path(index, "parallel"), message)]
 
 
 def _unconnected(topology: Topology) -> list[Misplaced]:

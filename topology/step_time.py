@@ -34,6 +34,7 @@ from topology.compute import (
     site_shares,
 )
 from topology.cost.collectives import Channel, levels_of, reduce_scatter_s
+from topology.cost.workload import workload_described
 from topology.cycle_mean import largest_cycle_mean
 from topology.job import Job
 from topology.link_codecs import plan_codecs
@@ -78,6 +79,8 @@ def sequence_s(job: Job, site: Site) -> float:
 
 def gradient_bytes(job: Job) -> int:
     """Return the float32 bytes that all sites sum up each step."""
+    if job.workload is not None:
+        return FLOAT32_BYTES * workload_described(job.workload).parameters
     return FLOAT32_BYTES * num_parameters(job.trainer.model)
 
 

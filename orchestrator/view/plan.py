@@ -22,6 +22,7 @@ def shown(plan: Mapping[str, Any]) -> str:
     parts = [
         "\n".join(textwrap.fill(each, WIDTH) for each in plan["why"]),
         _table(_sites(plan)),
+        *([_table(_inside(plan))] if plan.get("inside") else []),
         f"exchange: {exchange['codec']}, chunks of {exchange['chunk']}, buckets of "
         f"{exchange['bucket']}, connections a link: {exchange['channels_per_link']}\n"
         f"predicted: {figures.duration(predicted['step_s'])} a step, "
@@ -54,14 +55,15 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield single values by path; of a placement, each site's sequences by its name."""
+    """Yield single values by path; of a placement, each site's sequences and degrees by its name."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _leaves(f"{path}.{key}", each)
     elif isinstance(value, list):
         for index, each in enumerate(value):
-            if isinstance(each, dict) and set(each) == {"site", "sequences"}:
+            if isinstance(each, dict) and {"site", "sequences"} <= set(each):
                 yield f"{path}.{each['site']}", each["sequences"]
+                yield from _leaves(f"{path}.{each['site']}", each.get("parallel") or {})
             else:
                 yield from _leaves(f"{path}.{index}", each)
     else:
@@ -77,6 +79,29 @@ def _sites(plan: Mapping[str, Any]) -> list[Column]:
         Column("without it", [_otherwise(each, step_s, is_taken=True) for each in sites]),
         Column("with it", [_otherwise(each, step_s, is_taken=False) for each in sites]),
     ]
+
+
+def _inside(plan: Mapping[str, Any]) -> list[Column]:
+    sites = plan["inside"]
+    return [
+        Column("site", [each["site"] for each in sites], is_text=True),
+        Column("by itself", [f"{each['alone_s']:.4g}s" for each in sites]),
+        *(
+            Column(name, [figures.share(each[key] / each["alone_s"]) for each in sites])
+            for name, key in (
+                ("collectives", "collectives_s"),
+                ("bubble", "bubble_s"),
+                ("optimizer", "optimizer_s"),
+            )
+        ),
+        Column("window", [figures.duration(each["window_s"]) for each in sites]),
+        Column("memory", [_of_memory(each) for each in sites]),
+        Column("MFU", [figures.share(each["mfu"]) for each in sites]),
+    ]
+
+
+def _of_memory(site: Mapping[str, Any]) -> str:
+    return figures.share(site["memory_bytes"] / site["memory_of_bytes"])
 
 
 def _otherwise(site: Mapping[str, Any], step_s: float, *, is_taken: bool) -> str:

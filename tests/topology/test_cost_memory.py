@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.topology.cost_cases import gpt
 from topology.cost.degrees import Degrees
 from topology.cost.memory import gateway_bytes, memory, outer_optimizer_bytes
-from topology.cost.workload import RECOMPUTES, Workload
+from topology.cost.workload import Workload
+from topology.job import RECOMPUTES
 
 GIB = 2**30
 

@@ -21,11 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topology.compute import VOCABULARY
-from topology.job import Model
+from topology.job import RECOMPUTES, DescribedModel, Model
 
-RECOMPUTES = ("none", "selective", "full")
-"""What the backward pass computes again instead of keeping it: nothing, the attention's scores and what
-follows from them, or whole layers."""
+_PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +191,25 @@ def workload_of(model: Model) -> Workload:
         learned_positions=True,
         parameter_bytes=4,
         gradient_bytes=4,
+    )
+
+
+def workload_described(model: DescribedModel) -> Workload:
+    """Return what a job's `workload` section describes."""
+    return Workload(
+        layers=model.layers,
+        hidden=model.width,
+        heads=model.heads,
+        sequence=model.context,
+        vocabulary=model.vocabulary,
+        ffn=model.feed_forward,
+        kv_heads=model.kv_heads,
+        gated=model.gated,
+        experts=model.experts,
+        experts_per_token=model.active_experts,
+        tied=model.tied,
+        parameter_bytes=_PRECISION_BYTES[model.precision],
+        gradient_bytes=model.gradient_bytes,
     )
 
 

@@ -58,7 +58,7 @@ class DecisionsModel(Strict):
     placement: Annotated[list[PlacedModel], Field(min_length=1)]
     exchange: DecidedExchangeModel
     reduction: ReductionModel
-    micro_batch: Count
+    micro_batch: Count | None = None
 
 
 class PredictedModel(Strict):
@@ -103,6 +103,43 @@ class LinkModel(Strict):
     step_s_with_one_more_gbit_s: Seconds
 
 
+class FrontModel(Strict):
+    """A cut that no other beats in time and memory."""
+
+    cut: Text
+    alone_s: Seconds
+    memory_bytes: Share
+
+
+class InsideModel(Strict):
+    """What happens inside a site that takes part: of a job that describes its model."""
+
+    site: Text
+    cut: Text
+    micro_batches: Count
+    alone_s: Seconds
+    """Of a step without other sites; `busy_s` to `optimizer_s` are what it consists of."""
+    busy_s: Seconds
+    """Of the slowest stage: its layers, with `collectives_s` of tensor, context and expert groups."""
+    collectives_s: Seconds
+    transfers_s: Seconds
+    bubble_s: Seconds
+    exposed_s: Seconds
+    """Of the replicas' own exchange."""
+    optimizer_s: Seconds
+    window_s: Seconds
+    """In which gradients may leave unseen."""
+    memory_bytes: Share
+    memory_of_bytes: Share
+    fullest_node: Share
+    """Of all gradients, what crosses its gateway."""
+    mfu: Share
+    """Of the joint step."""
+    front: list[FrontModel]
+    too_large: list[Text]
+    """Why cuts that would be faster do not fit."""
+
+
 class InputModel(Strict):
     """A figure that the plan rests on."""
 
@@ -124,6 +161,7 @@ class PlanFileModel(Strict):
     alternatives: list[AlternativeModel]
     sites: list[SiteModel]
     links: list[LinkModel]
+    inside: list[InsideModel] = Field(default_factory=list)
     inputs: list[InputModel]
 
 
@@ -196,7 +234,9 @@ def overrides_of(decisions: dict[str, Any]) -> list[str]:
     for path, in_job in _JOB_PATHS.items():
         value: Any = decisions
         for key in path.split("."):
-            value = value[key]
+            value = value.get(key)
+        if value is None:
+            continue
         # JSON is YAML in which a text cannot be taken for anything else.
         found.append(f"{in_job}={json.dumps(value, ensure_ascii=False)}")
     return found

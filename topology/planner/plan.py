@@ -10,6 +10,17 @@ from topology.hashing import plan_hashes
 from topology.job import Job
 from topology.planner.alternatives import alternatives
 from topology.planner.choice import Choice
+from topology.planner.parallel_plan import (
+    cut_alternatives,
+    cut_link_worths,
+    cut_site_worths,
+    decided_cuts,
+    inside,
+    predicted,
+)
+from topology.planner.parallel_search import ParallelSearch
+from topology.planner.parallel_sources import cut_inputs, cut_warnings
+from topology.planner.parallel_why import cut_binding, cut_sentences
 from topology.planner.search import Search
 from topology.planner.shares import busiest
 from topology.planner.sources import inputs, warnings
@@ -32,6 +43,8 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     """
     if job.exchange.schedule == "off":
         raise _refused("exchange.schedule", "off exchanges nothing: there is nothing to plan")
+    if job.workload is not None:
+        return _plan_with_cuts(job, topology)
     search = Search(job, topology)
     choice = search.best()
     if choice is None:
@@ -59,6 +72,39 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
             "sites": sites,
             "links": links,
             "inputs": inputs(search, choice),
+        }
+    )
+    return plain
+
+
+def _plan_with_cuts(job: Job, topology: Topology) -> dict[str, Any]:
+    """Return the best plan for a job that describes its model; arguments and errors as of `make_plan`."""
+    search = ParallelSearch(job, topology)
+    choice = search.best()
+    if choice is None:
+        told = [f"{name}: {cuts.closest()}" for name, cuts in search.cuts.items() if not cuts.cuts]
+        why = "; ".join(told) or "no sites are joined, or the batch has too few sequences for them"
+        raise _refused("workload", f"no set of sites can train this model. {why}")
+    job_hash, topology_hash = plan_hashes(job, topology)
+    model = choice.joint(search.job, topology)
+    sites, within = cut_site_worths(search, choice), inside(search, choice)
+    bound = cut_binding(choice, search, model)
+    decided = {**decisions(choice, job), "placement": decided_cuts(choice)}
+    del decided["micro_batch"]
+    plain: dict[str, Any] = _rounded(
+        {
+            "version": 1,
+            "made_for": {"job": job_hash, "topology": topology_hash},
+            "decisions": decided,
+            "predicted": predicted(search, choice, model),
+            "binding": bound,
+            "why": cut_sentences(search, choice, model, bound, within, sites),
+            "warnings": cut_warnings(job, topology, choice),
+            "alternatives": cut_alternatives(search, choice),
+            "sites": sites,
+            "links": cut_link_worths(search, choice, model),
+            "inside": within,
+            "inputs": cut_inputs(search, choice),
         }
     )
     return plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from topology.codec_costs import RATIOS, usual_ratio
@@ -26,9 +26,30 @@ _RTT_ORIGINS = {
 def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
     """Return every figure that the plan rests on, with its origin."""
     found = [*_of_the_job(search.job, choice), *_of_the_sites(search.topology)]
-    for link in search.topology.links:
-        found += _of_link(link)
-    return [{"what": what, "value": value, "origin": origin} for what, value, origin in found]
+    return listed([*found, *of_links(search.topology)])
+
+
+Figure = tuple[str, str, str]
+"""What, its value, and where it came from."""
+
+
+def listed(figures: Iterable[Figure]) -> list[dict[str, Any]]:
+    """Return figures as a plan has them."""
+    return [{"what": what, "value": value, "origin": origin} for what, value, origin in figures]
+
+
+def of_links(topology: Topology) -> Iterator[Figure]:
+    """Return the figures of all links."""
+    for link in topology.links:
+        yield from _of_link(link)
+
+
+def of_codecs(job: Job, codec: str) -> Iterator[Figure]:
+    """Return what codecs make of gradients: the chosen one, and those that were permitted."""
+    for each in dict.fromkeys((codec, *(job.plan.codecs if job.plan else ()))):
+        measured = "measured once, docs/codecs.md; gradients differ"
+        origin = "exact" if each in RATIOS else measured
+        yield f"{each}, of float32", format_fraction(usual_ratio(each)), origin
 
 
 def _of_the_job(job: Job, choice: Choice) -> Iterator[tuple[str, str, str]]:
@@ -36,10 +57,7 @@ def _of_the_job(job: Job, choice: Choice) -> Iterator[tuple[str, str, str]]:
     yield "parameters", f"{num_parameters(model):,}", "trainer.model"
     flops = flops_per_sequence(model)
     yield "a sequence", f"{flops / 1e9:.4g} GFLOP", "trainer.model: 6 N + 12 L W T a token"
-    for codec in dict.fromkeys((choice.codec, *(job.plan.codecs if job.plan else ()))):
-        measured = "measured once, docs/codecs.md; gradients differ"
-        origin = "exact" if codec in RATIOS else measured
-        yield f"{codec}, of float32", format_fraction(usual_ratio(codec)), origin
+    yield from of_codecs(job, choice.codec)
 
 
 def _of_the_sites(topology: Topology) -> Iterator[tuple[str, str, str]]:
@@ -66,9 +84,10 @@ def _of_link(link: Link) -> Iterator[tuple[str, str, str]]:
 def warnings(job: Job, topology: Topology) -> list[str]:
     """Return what makes the plan's figures doubtful."""
     found = [each for link in topology.links for each in _contradictions(link)]
-    if job.entrypoint is not None:
+    if job.entrypoint is not None and job.workload is None:
         found.append(
-            "the model of a script of your own is not known: figures are those of trainer.model"
+            "the model of a script of your own is not known: figures are those of trainer.model; "
+            "describe yours as `workload`"
         )
     scheduled = [f"{link.source} → {link.target}" for link in topology.links if link.schedule]
     if scheduled:

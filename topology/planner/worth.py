@@ -51,7 +51,7 @@ def link_worths(search: Search, choice: Choice, model: StepModel) -> list[dict[s
         seen.add(pair)
         one, other = index[link.source], index[link.target]
         busy_s = max(model.link_s.get(hop, 0.0) for hop in ((one, other), (other, one)))
-        wider = _widened(search.topology, pair)
+        wider = widened(search.topology, pair)
         found.append(
             {
                 "between": [link.source, link.target],
@@ -62,7 +62,8 @@ def link_worths(search: Search, choice: Choice, model: StepModel) -> list[dict[s
     return found
 
 
-def _widened(topology: Topology, pair: frozenset[str]) -> Topology:
+def widened(topology: Topology, pair: frozenset[str]) -> Topology:
+    """Return a topology in which the links between two sites carry one Gbit/s more."""
     links = tuple(
         dataclasses.replace(link, bytes_per_s=link.bytes_per_s + GBIT_BYTES_PER_S)
         if {link.source, link.target} == pair

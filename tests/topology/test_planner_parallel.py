@@ -1,0 +1,274 @@
+"""Cuts inside sites: against every other that there is, against memory, against wider links."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import re
+
+import pytest
+
+from tests.fakes.described import MODEL, described_job, few_degrees, sites_of_nodes
+from topology.cost.degrees import misfit
+from topology.cost.device import device_of, interior_of
+from topology.cost.memory import memory
+from topology.cost.parallel import step_time
+from topology.cost.workload import workload_described
+from topology.job import DescribedModel, Job, Limits
+from topology.placement import restricted, unreached
+from topology.planner.joint_step import JointModel
+from topology.planner.parallel_search import ParallelSearch
+from topology.planner.parallelism import degrees_of, every_cut, parallel_of
+from topology.planner.site_cuts import Cut, SiteCuts, Timing, node_share
+from topology.planner.ways import ways
+from topology.world import Topology
+
+BIG = dataclasses.replace(MODEL, layers=24, width=8192, heads=64, global_batch=64)
+"""Twenty billion parameters."""
+
+
+def untouched_timing(
+    model: DescribedModel, topology: Topology, index: int, count: int
+) -> list[Timing]:
+    """Return the times of every cut of a site that fits, straight from the cost model."""
+    workload, site = workload_described(model), topology.sites[index]
+    found = []
+    for degrees in every_cut(model, site):
+        if degrees.data > count or misfit(workload, degrees) is not None:
+            continue
+        if memory(workload, degrees, count).total > site.accelerator.memory_bytes:
+            continue
+        step = step_time(workload, degrees, device_of(site.accelerator), interior_of(site), count)
+        cut = Cut(
+            degrees=degrees,
+            micro_batch_s=0.0,
+            fixed_s=0.0,
+            tail_s=step.optimizer_s + step.parameters.exposed_s,
+            window_s=step.window_s,
+            num_releases=model.layers // degrees.pipeline,
+            node_share=node_share(workload, degrees, site),
+            least_bytes=0.0,
+            in_flight_bytes=0.0,
+        )
+        head_s = step.pipeline_s + step.gradients.exposed_s
+        first_s = head_s - step.window_s * (1 - 1 / cut.num_releases)
+        found.append(Timing(cut, first_s, head_s))
+    return found
+
+
+def exhaustive_s(job: Job, topology: Topology) -> float:
+    """Return the least seconds of a step of everything that can be decided."""
+    model = job.workload
+    assert model is not None
+    assert job.plan is not None
+    best_s = float("inf")
+    names = [site.name for site in topology.sites]
+    known: dict[tuple[str, int], list[Timing]] = {}
+    for length in range(len(names) if job.plan.sites == "all" else 1, len(names) + 1):
+        for chosen in itertools.combinations(names, length):
+            part = restricted(topology, chosen)
+            if unreached(part):
+                continue
+            splits = [
+                split
+                for split in itertools.product(range(1, model.global_batch + 1), repeat=length)
+                if sum(split) == model.global_batch
+            ]
+            for way, codec in itertools.product(ways(job, part), job.plan.codecs):
+                exchange = dataclasses.replace(job.exchange, codec=codec)
+                joint = JointModel(dataclasses.replace(job, exchange=exchange), part, way.plan)
+                for split in splits:
+                    fronts = []
+                    for site, count in zip(part.sites, split, strict=True):
+                        key = (site.name, count)
+                        if key not in known:
+                            known[key] = untouched_timing(model, part, site.index, count)
+                        fronts.append(known[key])
+                    for timings in itertools.product(*fronts):
+                        best_s = min(best_s, joint.step_s(timings))
+    return best_s
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_few_sites_it_is_the_best_of_all(seed: int) -> None:
+    chance, num_sites = random.Random(seed), 3 if seed % 3 == 0 else 2
+    links = [
+        (one, other, 10 ** chance.uniform(9.5, 12.0), chance.uniform(0.0001, 0.01))
+        for one, other in itertools.combinations(range(num_sites), 2)
+    ]
+    topology = sites_of_nodes(
+        [chance.choice((1, 1, 2)) for _ in range(num_sites)],
+        links,
+        per_node=2,
+        speeds=[chance.choice((1e14, 5e13)) for _ in range(num_sites)],
+    )
+    model = few_degrees(layers=4, global_batch=6 if num_sites < 3 else 4)
+    if num_sites < 3:
+        model = dataclasses.replace(model, micro_batch=None)
+    sites = "all" if seed % 2 else "auto"
+    job = described_job(model, codecs=("fp32", "int8"), sites=sites, gateways="unlimited")
+    choice = ParallelSearch(job, topology).best()
+    assert choice is not None
+    assert choice.step_s == pytest.approx(exhaustive_s(job, topology), rel=1e-9), f"{seed=}"
+
+
+def test_what_is_left_out_of_a_sites_cuts_is_never_faster() -> None:
+    [site] = sites_of_nodes([4], []).sites
+    topology = sites_of_nodes([4], [])
+    model = dataclasses.replace(MODEL, context=4096)
+    cuts = SiteCuts(model, workload_described(model), site)
+    for count in (3, 7, 16):
+        every = untouched_timing(model, topology, 0, count)
+        assert cuts.timings(count)[0].alone_s == pytest.approx(min(each.alone_s for each in every))
+        kept = [each.point for each in cuts.timings(count)]
+        for each in every:
+            mine = [value * (1 + 1e-9) for value in each.point]
+            assert any(all(map(float.__le__, map(float, point), mine)) for point in kept), each
+
+
+def test_cuts_fit_the_site_and_the_script() -> None:
+    [site] = sites_of_nodes([4], []).sites
+    model = dataclasses.replace(
+        MODEL, heads=16, experts=4, active_experts=2, context=8192, at_most=Limits(tensor=2)
+    )
+    found = list(every_cut(model, site))
+    workload = workload_described(model)
+    assert len(set(found)) == len(found) > 100
+    for degrees in found:
+        assert degrees.num_ranks == site.num_ranks
+        assert degrees.tensor <= 2
+        assert model.layers % degrees.pipeline == 0
+        assert misfit(workload, degrees) is None
+        assert degrees_of(parallel_of(degrees), model) == degrees
+    assert {each.expert for each in found} == {1, 2, 4}
+    assert {each.context for each in found} == {1, 2, 4}
+    assert {each.zero_stage for each in found if each.pipeline > 1} == {0, 1}
+    assert {each.recompute for each in found} == {"none", "full"}
+    scores = dataclasses.replace(model, fused_attention=False)
+    assert "selective" in {each.recompute for each in every_cut(scores, site)}
+
+
+def test_memory_decides_and_says_so() -> None:
+    topology = sites_of_nodes([2], [])
+    roomy = ParallelSearch(described_job(BIG), topology).best()
+    assert roomy is not None
+    tight_world = sites_of_nodes([2], [], memory_bytes=48 << 30)
+    search = ParallelSearch(described_job(BIG), tight_world)
+    tight = search.best()
+    assert tight is not None
+    [timing] = tight.timings
+    assert timing.cut.memory_bytes(64) <= 48 << 30 < roomy.timings[0].cut.memory_bytes(64)
+    assert tight.step_s >= roomy.step_s
+    told = search.cuts["s0"].lacking(64, tight.step_s, 3)
+    assert told
+    for each in told:
+        assert re.search(r"does not fit: needs [\d.e+]+GiB of 48GiB", each), each
+    assert any("with full recompute" in each for each in told)
+    times = [each.alone_s for each, _ in search.cuts["s0"].front(64)]
+    sizes = [needed for _, needed in search.cuts["s0"].front(64)]
+    assert times == sorted(times)
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_micro_batches_in_flight_count() -> None:
+    [site] = sites_of_nodes([2], []).sites
+    workload = workload_described(BIG)
+    cuts = SiteCuts(BIG, workload, site)
+    for cut in cuts.cuts[::7]:
+        for count in (8, 20, 64):
+            exact = memory(workload, cut.degrees, count).total
+            assert cut.memory_bytes(count) == pytest.approx(exact)
+
+
+def test_a_site_without_room_is_left_out() -> None:
+    world = sites_of_nodes([2, 2], [(0, 1, 1e12, 0.001)])
+    small = dataclasses.replace(world.sites[1].accelerator, memory_bytes=4 << 30)
+    sites = (world.sites[0], dataclasses.replace(world.sites[1], accelerator=small))
+    search = ParallelSearch(described_job(BIG), dataclasses.replace(world, sites=sites))
+    choice = search.best()
+    assert choice is not None
+    assert choice.sites == ("s0",)
+    assert "does not fit: needs" in search.cuts["s1"].closest()
+    assert search.best_of(["s0", "s1"]) is None
+
+
+def test_narrow_links_make_the_window_longer() -> None:
+    """With few bytes a second, fewer and longer micro-batches hide more than they cost."""
+    model = dataclasses.replace(MODEL, global_batch=64, at_most=Limits(zero_stage=1))
+    wide, narrow = (
+        ParallelSearch(
+            described_job(model, sites="all", gateways="unlimited"),
+            sites_of_nodes([2, 2], [(0, 1, rate, 0.001)]),
+        ).best()
+        for rate in (1e13, 5e9)
+    )
+    assert wide is not None
+    assert narrow is not None
+    assert narrow.timings[0].cut.window_s >= 2 * wide.timings[0].cut.window_s
+    assert wide.step_s < narrow.step_s
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_bandwidth_never_gives_a_slower_plan(seed: int) -> None:
+    chance = random.Random(seed)
+    before_s, rate = float("inf"), 10 ** chance.uniform(8.0, 9.5)
+    speeds = [chance.choice((1e14, 5e13)) for _ in range(2)]
+    for _ in range(5):
+        world = sites_of_nodes([1, 2], [(0, 1, rate, 0.02)], speeds=speeds)
+        choice = ParallelSearch(described_job(codecs=("fp32", "int8")), world).best()
+        assert choice is not None
+        assert choice.step_s <= before_s * (1 + 1e-9), f"{seed=}"
+        before_s, rate = choice.step_s, rate * chance.uniform(1.0, 5.0)
+
+
+def test_links_that_cost_nothing_leave_the_sites_own_time() -> None:
+    world = sites_of_nodes([2, 2], [(0, 1, 1e18, 0.0)])
+    job = described_job(dataclasses.replace(MODEL, global_batch=32), gateways="unlimited")
+    search = ParallelSearch(job, world)
+    choice = search.best()
+    assert choice is not None
+    assert choice.sequences == (16, 16)
+    assert choice.step_s == pytest.approx(search.cuts["s0"].alone_s(16), rel=1e-3)
+
+
+def test_the_fullest_node_sets_the_gateways_pace() -> None:
+    """Stages that a node has alone: the first one's embedding crosses one gateway."""
+    [site] = sites_of_nodes([4], []).sites
+    workload = workload_described(MODEL)
+    by_data = next(each for each in every_cut(MODEL, site) if each.data == 16)
+    staged = next(
+        each for each in every_cut(MODEL, site) if each.pipeline == 4 and each.tensor == 4
+    )
+    assert node_share(workload, by_data, site) == pytest.approx(1 / 4, rel=0.02)
+    assert node_share(workload, staged, site) > 1 / 4
+
+
+def test_a_cheaper_plan_costs_less() -> None:
+    world = sites_of_nodes([2, 2], [(0, 1, 1e9, 0.02)], price=2.0, speeds=[1e14, 2e13])
+    job = described_job(dataclasses.replace(MODEL, global_batch=32))
+    cheap_job = described_job(dataclasses.replace(MODEL, global_batch=32), objective="cost")
+    fast, cheap = (ParallelSearch(each, world).best() for each in (job, cheap_job))
+    assert fast is not None
+    assert cheap is not None
+    assert cheap.usd_per_step <= fast.usd_per_step
+    assert fast.step_s <= cheap.step_s
+
+
+@pytest.mark.slow
+def test_many_sites_are_planned() -> None:
+    """Of more than can be enumerated: no worse than any of them by itself, nor than all of them."""
+    chance = random.Random(7)
+    links = [
+        (one, other, 10 ** chance.uniform(9, 11), chance.uniform(0.005, 0.1))
+        for one, other in itertools.combinations(range(5), 2)
+    ]
+    world = sites_of_nodes([1, 2, 2, 4, 1], links, speeds=[1e14, 1e14, 5e13, 1e14, 2e13])
+    job = described_job(dataclasses.replace(MODEL, global_batch=128), codecs=("bf16", "int8"))
+    search = ParallelSearch(job, world)
+    choice = search.best()
+    assert choice is not None
+    assert sum(choice.sequences) == 128
+    for names in ([site.name for site in world.sites], *([site.name] for site in world.sites)):
+        other = search.best_of(names)
+        assert other is None or choice.rank <= other.rank

@@ -1,0 +1,237 @@
+"""A plan with cuts in sentences: what binds, why these cuts, how wide links would have to be, which regime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from topology.cost.local_sgd import Round, local_round
+from topology.cost.memory import outer_optimizer_bytes
+from topology.planner.joint_step import JointModel
+from topology.planner.parallel_plan import all_widened, alone_per_s
+from topology.planner.parallel_search import CutChoice, ParallelSearch
+from topology.planner.parallelism import in_words
+from topology.units import format_duration, format_fraction, format_rate, format_size
+
+_BINDS = 0.97
+"""Share of a step from which on what takes it is all that counts."""
+WANTED = 0.96
+"""Of what the sites commit by themselves: the efficiency whose bandwidth is told."""
+_WIDEST = 1e6
+"""Times its bandwidth: a link that is no cost any more."""
+_UTILISED = 0.95
+"""Of a round's time, that longer rounds are to leave to compute."""
+_GAIN = 0.01
+"""Of a step: what training otherwise has to gain at least to be worth a word."""
+_FRAGMENTS = 8
+"""Of streaming, at most."""
+
+
+def cut_binding(choice: CutChoice, search: ParallelSearch, model: JointModel) -> str:
+    """Return what keeps a step from being shorter."""
+    sites = choice.topology(search.topology).sites
+    slowest = max(sites, key=lambda site: choice.timings[site.index].alone_s)
+    alone_s = choice.timings[slowest.index].alone_s
+    if alone_s >= _BINDS * choice.step_s:
+        return f"compute at {slowest.name}"
+    exposed = _share(1 - alone_s / choice.step_s)
+    hop, link_s = max(model.link_s.items(), key=lambda each: each[1])
+    candidates = [(link_s, f"the link {sites[hop[0]].name} → {sites[hop[1]].name}")]
+    for what, busy_s in (
+        ("gateway", model.gateway_s(choice.timings)),
+        ("network card", model.card_s(choice.timings)),
+    ):
+        index = max(range(len(sites)), key=busy_s.__getitem__)
+        candidates.append((busy_s[index], f"the {what} of the fullest node of {sites[index].name}"))
+    most_s, what = max(candidates)
+    return (
+        f"{what}, busy for {_share(most_s / choice.step_s)} of a step; {exposed} of a step is not "
+        "the slowest site's own"
+    )
+
+
+def cut_sentences(
+    search: ParallelSearch,
+    choice: CutChoice,
+    model: JointModel,
+    bound: str,
+    inside: Sequence[dict[str, Any]],
+    sites: Sequence[dict[str, Any]],
+) -> list[str]:
+    """Return the explanation, a sentence or two an entry."""
+    told = [_summary(search, choice), f"What binds: {bound}."]
+    told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
+    told += _cuts(search, choice, inside)
+    if len(choice.sites) > 1:
+        told += [_hidden(choice, model), _needed(search, choice)]
+        told += regime(search, choice, model)
+    return told
+
+
+def _summary(search: ParallelSearch, choice: CutChoice) -> str:
+    who = ", ".join(
+        f"{site} {count}" for site, count in zip(choice.sites, choice.sequences, strict=True)
+    )
+    crossing = (
+        "nothing crosses"
+        if len(choice.sites) == 1
+        else f"gradients cross as {choice.codec}, by {choice.way.form}"
+    )
+    return (
+        f"{len(choice.sites)} of {len(search.topology.sites)} sites take part, with sequences of a "
+        f"step each: {who}; {crossing}. A step takes {format_duration(choice.step_s)}."
+    )
+
+
+def _left_out(search: ParallelSearch, site: dict[str, Any], choice: CutChoice) -> str:
+    name, with_s = site["site"], site["step_s_otherwise"]
+    if not search.cuts[name].cuts:
+        return f"{name} is left out: no cut fits. The closest: {search.cuts[name].closest()}."
+    if with_s is None:
+        return f"{name} is left out: it cannot be joined to the others, or the batch is too small."
+    if with_s > choice.step_s:
+        return (
+            f"{name} is left out: with it, a step takes {with_s / choice.step_s:.2f} times as long."
+        )
+    return f"{name} is left out: with it, the objective is not met better."
+
+
+def _cuts(
+    search: ParallelSearch, choice: CutChoice, inside: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Tell of each cut once, however many sites have it."""
+    by_cut: dict[tuple[str, float], list[str]] = {}
+    for each in inside:
+        by_cut.setdefault((each["cut"], each["alone_s"]), []).append(each["site"])
+    first = {each["site"]: (index, each) for index, each in enumerate(inside)}
+    for (cut, alone_s), names in by_cut.items():
+        index, each = first[names[0]]
+        who = ", ".join(names)
+        yield (
+            f"{who}: {cut}. By itself a step takes {format_duration(alone_s)}, "
+            f"{_share(each['bubble_s'] / alone_s)} of it the pipeline's bubble; "
+            f"{format_size(each['memory_bytes'])} of {format_size(each['memory_of_bytes'])} of memory."
+        )
+        fastest = search.cuts[names[0]].timings(choice.sequences[index])[0]
+        if fastest.alone_s < alone_s:
+            yield (
+                f"{in_words(fastest.cut.degrees)} would take {format_duration(fastest.alone_s)} by "
+                f"itself, and leave {format_duration(fastest.cut.window_s)} instead of "
+                f"{format_duration(each['window_s'])} for gradients to cross unseen."
+            )
+        for lacking in each["too_large"][:1]:
+            yield f"Faster by itself, but {lacking}."
+
+
+def _hidden(choice: CutChoice, model: JointModel) -> str:
+    window_s = max(each.cut.window_s for each in choice.timings)
+    return (
+        f"An exchange that nothing hides takes {format_duration(model.exchange_s(choice.timings))}; "
+        f"the last micro-batch's backward pass, {format_duration(window_s)}, is all that can hide it."
+    )
+
+
+def _needed(search: ParallelSearch, choice: CutChoice) -> str:
+    """Say how much wider all links would have to be for an efficiency that is worth having."""
+    factor = wider_for(search, choice, WANTED)
+    wanted = f"{_share(WANTED)} of what the sites commit by themselves"
+    if math.isinf(factor):
+        return f"No bandwidth gives {wanted}: gateways, cards or round trips take too long."
+    links = choice.topology(search.topology).links
+    rates = {link.bytes_per_s for link in links}
+    if len(rates) == 1:
+        return f"For {wanted}, links of {format_rate(_digits(factor * rates.pop()))} are enough."
+    return f"For {wanted}, links of {factor:.3g} times their bandwidth are enough."
+
+
+def wider_for(search: ParallelSearch, choice: CutChoice, efficiency: float) -> float:
+    """Return by which factor links have to be wider, or may be narrower; infinite: none is enough.
+
+    Sites, spread, reduction and codec stay; cuts are chosen anew for each bandwidth.
+    """
+    fronts = [
+        search.cuts[name].timings(count)
+        for name, count in zip(choice.sites, choice.sequences, strict=True)
+    ]
+    enough_s = search.model.global_batch / alone_per_s(search, choice) / efficiency
+
+    def is_enough(factor: float) -> bool:
+        model = choice.joint(search.job, all_widened(search.topology, factor))
+        return search.fastest_cuts(model, fronts)[1] <= enough_s
+
+    low, high = 1 / _WIDEST, _WIDEST
+    if not is_enough(high):
+        return math.inf
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def regime(search: ParallelSearch, choice: CutChoice, model: JointModel) -> list[str]:
+    """Say what exchanging less often would bring, as far as it is permitted: nothing executes it yet."""
+    most = search.wishes.max_sync_period
+    if most == 1:
+        return []
+    step_s = max(
+        search.cuts[name].alone_s(count)
+        for name, count in zip(choice.sites, choice.sequences, strict=True)
+    )
+    exchange_s = model.exchange_s(choice.timings)
+    plain, streamed = rounds(step_s, exchange_s, most)
+    best = min((plain, streamed), key=lambda each: (each[0].step_s, each[1]))
+    if best[0].step_s > (1 - _GAIN) * choice.step_s:
+        return [
+            f"max_sync_period permits {most} steps between exchanges; that would gain nothing here."
+        ]
+    shard = search.workload.parameters / min(
+        search.topology.site(name).num_ranks for name in choice.sites
+    )
+    told = [
+        f"{name}: {format_duration(each.step_s)} a step in the mean, {_share(each.utilisation)} of it "
+        "compute"
+        for name, (each, _) in (
+            (f"DiLoCo, {plain[0].steps} steps a round", plain),
+            (f"Streaming in {streamed[1]} fragments, {streamed[0].steps} steps a round", streamed),
+        )
+    ]
+    name = "streaming" if best is streamed else "DiLoCo"
+    return [
+        f"{most} steps between exchanges are permitted. {told[0]}. {told[1]}. Every step: "
+        f"{format_duration(choice.step_s)}. Recommended is {name}, if your training tolerates it; its "
+        f"outer optimizer takes {format_size(outer_optimizer_bytes(shard, best[1]))} more an "
+        "accelerator.",
+        "This version exchanges every step all the same: nothing in it executes another period, and "
+        "the plan's figures are those of every step.",
+    ]
+
+
+def rounds(
+    step_s: float, exchange_s: float, most: int
+) -> tuple[tuple[Round, int], tuple[Round, int]]:
+    """Return a DiLoCo round and a streaming one, each with its fragments, of at most `most` steps.
+
+    Rounds are no longer than it takes to compute _UTILISED of the time. A fragment's result is applied
+    a step after it was sent, where there are steps enough between two.
+    """
+
+    def shortest(fragments: int, overlap_steps: int) -> Round:
+        each_s = exchange_s / fragments
+        between = max(1, overlap_steps)
+        found = [
+            local_round(fragments * count, step_s, each_s, fragments, overlap_steps)
+            for count in range(between, most // fragments + 1)
+        ]
+        return next((each for each in found if each.utilisation >= _UTILISED), found[-1])
+
+    fragments = min(_FRAGMENTS, most)
+    return (shortest(1, 0), 1), (shortest(fragments, 1), fragments)
+
+
+def _share(value: float) -> str:
+    return format_fraction(round(value, 3))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")

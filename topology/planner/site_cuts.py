@@ -1,0 +1,283 @@
+"""The cuts of one site that could be part of a best plan, and their times for any number of sequences.
+
+A cut's step is linear in its micro-batches m: its backward pass ends after m micro_batch_s + fixed_s, and
+the step after tail_s more. What a joint step of several sites depends on besides is when gradients
+leave, and how much of them crosses one node. A cut that is no better than another in any of these is
+no part of a best plan, whatever the links are, and is left out: that loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import le
+from typing import TypeVar
+
+from topology.cost.degrees import Degrees, layers_per_stage, stage_parameters
+from topology.cost.device import device_of, interior_of
+from topology.cost.layer_time import PassTimes, head_times, layer_times
+from topology.cost.memory import Memory, memory
+from topology.cost.parallel import StepTime, step_from_times
+from topology.cost.workload import Workload
+from topology.job import DescribedModel
+from topology.planner.parallelism import every_cut, why_not
+from topology.world import Site
+
+Point = tuple[float, ...]
+"""What cuts are compared by: the lower the better, entry by entry."""
+Item = TypeVar("Item")
+_CLOSEST = 400
+"""Cuts that do not fit, whose times are looked at: those that lack least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One way to cut the model over a site, and its times."""
+
+    degrees: Degrees
+    micro_batch_s: float
+    """Of one more micro-batch, in the slowest stage."""
+    fixed_s: float
+    """The pipeline's bubble, and what the replicas' reduction takes after the backward pass."""
+    tail_s: float
+    """After the exchange: the optimizer, and parameters that are gathered again."""
+    window_s: float
+    """Of the last micro-batch's backward pass: gradients leave during it."""
+    num_releases: int
+    """Layers of a stage: so often do gradients leave."""
+    node_share: float
+    """Of all gradients, what crosses the gateway of the fullest node."""
+    least_bytes: float
+    """Of memory, with one micro-batch in flight."""
+    in_flight_bytes: float
+    """Of each further one; there are never more than stages."""
+
+    def memory_bytes(self, num_sequences: int) -> float:
+        """Return what the fullest accelerator needs."""
+        in_flight = min(self.degrees.micro_batches(num_sequences), self.degrees.pipeline)
+        return self.least_bytes + (in_flight - 1) * self.in_flight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A cut with a number of sequences."""
+
+    cut: Cut
+    first_s: float
+    """When the first gradients leave."""
+    head_s: float
+    """When the last do: the backward pass is over."""
+
+    @property
+    def alone_s(self) -> float:
+        """Of a step without any other site."""
+        return self.head_s + self.cut.tail_s
+
+    @property
+    def point(self) -> Point:
+        """All that a joint step depends on."""
+        cut = self.cut
+        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, 1 / cut.num_releases)
+
+    @property
+    def preference(self) -> Point:
+        """What decides between cuts that are equal by all else: less to set up, then less memory."""
+        degrees = self.cut.degrees
+        return (
+            degrees.zero_stage,
+            degrees.virtual_stages,
+            degrees.pipeline,
+            degrees.tensor,
+            degrees.context,
+            self.cut.least_bytes,
+        )
+
+
+class SiteCuts:
+    """What one site can do. Keeps what it has worked out."""
+
+    def __init__(
+        self, model: DescribedModel, workload: Workload, site: Site, *, serial: bool = False
+    ) -> None:
+        """Work out the times of all cuts that fit.
+
+        Args:
+            model: As the job describes it.
+            workload: The same, as the cost model takes it.
+            site: Gives accelerators, nodes, fabric.
+            serial: Nothing leaves before the backward pass has ended.
+        """
+        self.site = site
+        self._workload = workload
+        self._serial = serial
+        self._device, self._inside = device_of(site.accelerator), interior_of(site)
+        self._layers: dict[tuple[object, ...], tuple[PassTimes, PassTimes]] = {}
+        self._timings: dict[int, tuple[Timing, ...]] = {}
+        self._lacking: list[tuple[float, int, Degrees]] = []
+        groups: defaultdict[tuple[int, int], list[Cut]] = defaultdict(list)
+        for index, degrees in enumerate(every_cut(model, site)):
+            needed = memory(workload, degrees, 1)
+            if needed.total > site.accelerator.memory_bytes:
+                self._lacking.append((needed.total, index, degrees))
+                continue
+            groups[degrees.data, degrees.micro_batch].append(self._cut(degrees, needed))
+        self.cuts = [
+            cut
+            for group in groups.values()
+            for cut in undominated(sorted(group, key=_point), _point)
+        ]
+        """That fit, with one micro-batch at least."""
+
+    @property
+    def sequence_s(self) -> float:
+        """Seconds of the site for a sequence, at least; infinite if no cut fits."""
+        each_s = (
+            cut.micro_batch_s / (cut.degrees.data * cut.degrees.micro_batch) for cut in self.cuts
+        )
+        return min(each_s, default=math.inf)
+
+    def timings(self, num_sequences: int) -> tuple[Timing, ...]:
+        """Return what could be part of a best plan, the fastest by itself first; none: it cannot be done."""
+        if num_sequences not in self._timings:
+            able = [self.timing(cut, num_sequences) for cut in self._able(num_sequences)]
+            best = undominated(sorted(able, key=_order), lambda each: each.point)
+            self._timings[num_sequences] = tuple(best)
+        return self._timings[num_sequences]
+
+    def alone_s(self, num_sequences: int) -> float:
+        """Return the seconds of the fastest step by itself; infinite if there is none."""
+        found = self.timings(num_sequences)
+        return found[0].alone_s if found else math.inf
+
+    def timing(self, cut: Cut, num_sequences: int) -> Timing:
+        """Return a cut's times for a site's share of a step."""
+        micro_batches = cut.degrees.micro_batches(num_sequences)
+        head_s = micro_batches * cut.micro_batch_s + cut.fixed_s
+        return Timing(cut, head_s - cut.window_s * (1 - 1 / cut.num_releases), head_s)
+
+    def step(self, degrees: Degrees, num_sequences: int) -> StepTime:
+        """Return what the step of a cut consists of."""
+        layer, head = self._layer_times(degrees)
+        return step_from_times(
+            self._workload, degrees, self._device, self._inside, num_sequences, layer, head
+        )
+
+    def front(self, num_sequences: int) -> list[tuple[Timing, float]]:
+        """Return the cuts that no other beats in time and memory, with their bytes, the fastest first."""
+        able = [self.timing(cut, num_sequences) for cut in self._able(num_sequences)]
+        pairs = [(each, each.cut.memory_bytes(num_sequences)) for each in sorted(able, key=_order)]
+        return undominated(pairs, lambda each: (each[0].alone_s, each[1]))
+
+    def lacking(self, num_sequences: int, than_s: float, most: int) -> list[str]:
+        """Return why cuts do not fit that would be faster than `than_s`, the fastest first."""
+        degrees = [each for _, _, each in sorted(self._lacking)[:_CLOSEST]]
+        able = set(map(id, self._able(num_sequences)))
+        degrees += [cut.degrees for cut in self.cuts if id(cut) not in able]
+        faster: dict[tuple[int, ...], tuple[float, int, Degrees]] = {}
+        for index, each in enumerate(degrees):
+            if each.data > num_sequences:
+                continue
+            step_s = self.step(each, num_sequences).step_s
+            key = (each.tensor, each.pipeline, each.context, each.data)
+            if step_s < than_s and (key not in faster or step_s < faster[key][0]):
+                faster[key] = (step_s, index, each)
+        told = [
+            why_not(self._workload, each, self.site, num_sequences)
+            for _, _, each in sorted(faster.values())[:most]
+        ]
+        return [each for each in told if each is not None]
+
+    def closest(self) -> str:
+        """Return what lacks least memory, of a site where nothing fits."""
+        if not self._lacking:
+            return "the model cannot be cut over its ranks: none may be without a sequence"
+        degrees = min(self._lacking)[2]
+        told = why_not(self._workload, degrees, self.site, 1)
+        assert told is not None, "what lacks memory does not fit"
+        return told
+
+    def _able(self, num_sequences: int) -> list[Cut]:
+        """Return the cuts that give every replica a sequence and fit with so many in flight."""
+        has = self.site.accelerator.memory_bytes
+        return [
+            cut
+            for cut in self.cuts
+            if cut.degrees.data <= num_sequences and cut.memory_bytes(num_sequences) <= has
+        ]
+
+    def _cut(self, degrees: Degrees, needed: Memory) -> Cut:
+        one = self.step(degrees, degrees.data * degrees.micro_batch)
+        return Cut(
+            degrees=degrees,
+            micro_batch_s=one.compute_s + one.transfers_s,
+            fixed_s=one.bubble_s + one.gradients.exposed_s,
+            tail_s=one.parameters.exposed_s + one.optimizer_s,
+            window_s=0.0 if self._serial else one.window_s,
+            num_releases=layers_per_stage(self._workload, degrees),
+            node_share=node_share(self._workload, degrees, self.site),
+            least_bytes=needed.total,
+            in_flight_bytes=needed.activations,
+        )
+
+    def _layer_times(self, degrees: Degrees) -> tuple[PassTimes, PassTimes]:
+        key = (
+            degrees.tensor,
+            degrees.context,
+            degrees.expert,
+            degrees.micro_batch,
+            degrees.recompute,
+        )
+        if key not in self._layers:
+            self._layers[key] = (
+                layer_times(self._workload, degrees, self._device, self._inside),
+                head_times(self._workload, degrees, self._device),
+            )
+        return self._layers[key]
+
+
+def node_share(workload: Workload, degrees: Degrees, site: Site) -> float:
+    """Return the share of all gradients that crosses the gateway of a site's fullest node, 0 to 1.
+
+    Each rank's shard goes through its own node. Replicas and context ranks share what they hold
+    alike; the first stage has the embedding beside its layers.
+    """
+    dense, experts = stage_parameters(workload, degrees)
+    ranks = degrees.data * degrees.context
+    shard = dense / ranks + experts * degrees.expert / ranks
+    return min(1.0, site.accelerators_per_node * shard / workload.parameters)
+
+
+def undominated(items: Iterable[Item], point: Callable[[Item], Point]) -> list[Item]:
+    """Return the items that no earlier one is at least as good as, in every entry.
+
+    Args:
+        items: Sorted so that what is better in all comes first.
+        point: Of each.
+    """
+    kept: list[tuple[Point, Item]] = []
+    for item in items:
+        mine = point(item)
+        if not any(all(map(le, theirs, mine)) for theirs, _ in kept):
+            kept.append((mine, item))
+    return [item for _, item in kept]
+
+
+def _point(cut: Cut) -> Point:
+    """All that cuts of equal micro-batches differ in."""
+    return (
+        cut.micro_batch_s,
+        cut.fixed_s,
+        cut.fixed_s - cut.window_s * (1 - 1 / cut.num_releases),
+        cut.tail_s,
+        cut.node_share,
+        1 / cut.num_releases,
+        cut.degrees.zero_stage,
+        cut.least_bytes,
+        cut.in_flight_bytes,
+    )
+
+
+def _order(timing: Timing) -> Point:
+    return (timing.alone_s, *timing.point, *timing.preference)
