@@ -10,7 +10,7 @@ releases r, of which all that is not yet sent has L(r) bytes,
 with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of an
 exchange of so many bytes from i's start to j's end (topology/wire_time.py; TCP starts slowly for the
 first release only), RS and AG the reduce-scatter and all-gather of one bucket inside the site
-(topology/cost/collectives.py). That is a recurrence in the algebra of max and plus: the mean step is
+(topology/fabric.py). That is a recurrence in the algebra of max and plus: the mean step is
 its largest cycle mean (topology/cycle_mean.py). Sites that differ do not simply wait for the slowest:
 in a gather, a late gradient finds the others' there.
 
@@ -33,9 +33,9 @@ from topology.compute import (
     rate_flops_per_s,
     site_shares,
 )
-from topology.cost.collectives import Channel, levels_of, reduce_scatter_s
 from topology.cost.workload import workload_described
 from topology.cycle_mean import largest_cycle_mean
+from topology.fabric import reduce_scatter_s
 from topology.job import Job
 from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
@@ -59,7 +59,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class MeanStep:
     """A step in the long run. Tuples are by site, in the topology's order."""
 
     step_s: float
@@ -133,7 +133,8 @@ class StepModel:
         self._rows: dict[tuple[int, int], list[float]] = {}
         self._exchanges: list[Mapping[tuple[int, int], float]] = []
         self._within_s = [
-            [_within_s(site, each.num_bytes) for each in self._releases] for site in topology.sites
+            [reduce_scatter_s(site, each.num_bytes) for each in self._releases]
+            for site in topology.sites
         ]
         # Each bucket is reduced and gathered, one after another, for every site.
         self._floor_s = max(2 * math.fsum(each) for each in self._within_s)
@@ -218,7 +219,7 @@ class StepModel:
         return row
 
 
-def step_time(job: Job, topology: Topology, ratio: float | None = None) -> StepTime:
+def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanStep:
     """Return the time of a job's step on a topology.
 
     Args:
@@ -232,7 +233,7 @@ def step_time(job: Job, topology: Topology, ratio: float | None = None) -> StepT
     """
     model = StepModel(job, topology, plan_reduction(job, topology), ratio)
     sequences = [max(site_shares(job, topology, site)) for site in topology.sites]
-    return StepTime(
+    return MeanStep(
         step_s=model.step_s(sequences),
         compute_s=model.compute_s(sequences),
         exchange_s=model.exchange_s,
@@ -247,21 +248,6 @@ def _exchange(
     """Return the crossings of a load: no gateway is faster than it can be, and links neither."""
     crossings_s = plan_times_s(plan, topology, load)
     return {pair: max(each_s, least_s) for pair, each_s in crossings_s.items()}
-
-
-def _within_s(site: Site, num_bytes: int) -> float:
-    """Return the seconds of one reduce-scatter, or all-gather, over the ranks of a site."""
-    fabric = site.fabric
-    if fabric is None or site.num_ranks == 1:
-        return 0.0
-    levels = levels_of(
-        site.num_ranks,
-        1,
-        site.accelerators_per_node,
-        Channel(fabric.node_bytes_per_s, fabric.latency_s),
-        Channel(fabric.cluster_bytes_per_s / site.accelerators_per_node, fabric.latency_s),
-    )
-    return reduce_scatter_s(levels, num_bytes)
 
 
 def gateway_s_per_byte(

@@ -16,7 +16,7 @@ from topology.simulator.engine import Engine
 from topology.simulator.links import Flow
 from topology.simulator.network import Network
 from topology.simulator.servers import Server
-from topology.simulator.workload import Segment, Workload
+from topology.simulator.step_work import Segment, StepWork
 
 Reduced = Callable[[int, int], None]
 """Called with site and bucket when all of a bucket's sum is there."""
@@ -41,7 +41,7 @@ class StepExchange:
         self,
         engine: Engine,
         network: Network,
-        work: Workload,
+        work: StepWork,
         gateways: Sequence[Server],
         step: int,
         reduced: Reduced,

@@ -15,7 +15,7 @@ from topology.faults import TimedChange
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.links import FifoLink, Flow
 from topology.simulator.sharing import FairNetwork
-from topology.simulator.workload import Workload
+from topology.simulator.step_work import StepWork
 from topology.world import Link, Site
 
 Hop = tuple[int, int]
@@ -25,7 +25,7 @@ Hop = tuple[int, int]
 class Network:
     """Sends flows between neighbours."""
 
-    def __init__(self, engine: Engine, work: Workload, *, is_fair: bool) -> None:
+    def __init__(self, engine: Engine, work: StepWork, *, is_fair: bool) -> None:
         """Make every link of the topology.
 
         Args:

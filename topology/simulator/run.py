@@ -14,8 +14,8 @@ from topology.simulator.engine import SimulationError
 from topology.simulator.network import Hop, require_simulated
 from topology.simulator.outages import Outage, Outages
 from topology.simulator.settings import Settings
+from topology.simulator.step_work import StepWork, step_work
 from topology.simulator.training import SiteStep, Step, Training
-from topology.simulator.workload import Workload, workload
 from topology.world import Topology
 
 STUCK_MAX = 1000
@@ -42,7 +42,7 @@ class LinkLoad:
 class SimulatedRun:
     """A run that was not made."""
 
-    work: Workload
+    work: StepWork
     steps: tuple[Step, ...]
     """Those that count in the end, in order. Buckets only where the job keeps timelines."""
     links: tuple[LinkLoad, ...]
@@ -103,7 +103,7 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
     assert job.entrypoint is None, "nothing is known of a script"
     settings = settings or Settings()
     require_simulated(settings.changes, is_fair=settings.sharing == "fair")
-    work = workload(job, topology, settings)
+    work = step_work(job, topology, settings)
     made = _Made(job, work, settings)
     steps, outages = made.run()
     ended_s = max(site.end_s for site in steps[-1])
@@ -139,7 +139,7 @@ def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
     return together / math.fsum(each / alone.step_s(site, skip) for site, each in enumerate(tokens))
 
 
-def coding_s(work: Workload) -> list[tuple[float, float]]:
+def coding_s(work: StepWork) -> list[tuple[float, float]]:
     """Return the CPU seconds that one gateway of each site encodes and decodes in a step."""
     if work.schedule == "off":
         return [(0.0, 0.0) for _ in work.sites]
@@ -156,7 +156,7 @@ def coding_s(work: Workload) -> list[tuple[float, float]]:
     return found
 
 
-def link_loads(work: Workload) -> tuple[LinkLoad, ...]:
+def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
     """Return what a step puts on each link, in the topology's order."""
     if work.schedule == "off":
         return ()
@@ -176,7 +176,7 @@ def link_loads(work: Workload) -> tuple[LinkLoad, ...]:
     return tuple(found)
 
 
-def _hops(work: Workload, tree: int) -> Iterator[Hop]:
+def _hops(work: StepWork, tree: int) -> Iterator[Hop]:
     sites = range(work.plan.num_sites)
     if work.plan.is_gather:
         yield from ((one, other) for one in sites for other in sites if one != other)
@@ -189,7 +189,7 @@ def _hops(work: Workload, tree: int) -> Iterator[Hop]:
 class _Made:
     """Makes steps until enough count."""
 
-    def __init__(self, job: Job, work: Workload, settings: Settings) -> None:
+    def __init__(self, job: Job, work: StepWork, settings: Settings) -> None:
         self._every = job.timeline_every
         self._work = work
         self._settings = settings

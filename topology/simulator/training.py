@@ -25,7 +25,7 @@ from topology.simulator.network import Network
 from topology.simulator.parts import BucketTimes, Parts, parts_of
 from topology.simulator.servers import Server
 from topology.simulator.settings import Settings
-from topology.simulator.workload import Workload
+from topology.simulator.step_work import StepWork
 
 REPEATS = 1e-9
 """Of a step: rounding."""
@@ -78,7 +78,7 @@ class _Open:
 class Training:
     """Makes steps, one after another and without end."""
 
-    def __init__(self, work: Workload, settings: Settings, chance: Chance) -> None:
+    def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
         """Let all sites begin at 0.
 
         Args:

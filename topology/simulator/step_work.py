@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from topology.compute import layer_times, site_shares
+from topology.fabric import reduce_scatter_s
 from topology.job import Job
 from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
 from topology.simulator.buckets import Bucket, buckets_of
-from topology.simulator.fabric import reduce_scatter_s
 from topology.simulator.settings import Settings
 from topology.tree_times import Load
 from topology.trees import ReductionPlan
@@ -86,7 +86,7 @@ class SiteWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class StepWork:
     """All that a step is."""
 
     topology: Topology
@@ -107,7 +107,7 @@ class Workload:
         return 1 / PACKET_FACTOR if self.has_packets else 1.0
 
 
-def workload(job: Job, topology: Topology, settings: Settings) -> Workload:
+def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
     """Return what a step of a job is on a topology.
 
     Raises:
@@ -128,7 +128,7 @@ def workload(job: Job, topology: Topology, settings: Settings) -> Workload:
             wire_load(job, packeted, plan, each.raw_bytes, ratio).first_window_bytes or 0.0
             for each in buckets
         ]
-    return Workload(
+    return StepWork(
         topology=topology,
         plan=plan,
         schedule="off" if plan.num_sites == 1 else job.exchange.schedule,
