@@ -25,7 +25,7 @@ from topology.reduction_plans import plan_reduction
 from topology.run_documents import RunDocuments
 from topology.simulator.run import link_loads
 from topology.simulator.settings import Settings
-from topology.simulator.workload import workload
+from topology.simulator.step_work import step_work
 from topology.step_time import gateway_s_per_byte, step_time
 from topology.tree_shapes import widest_tree
 from topology.tree_times import Load, bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
@@ -89,7 +89,7 @@ def test_each_tree_s_own_bytes_are_counted() -> None:
     assert busy_s[0, 2] == pytest.approx(RATIOS["int8"] / 4 / 1e6)
     # The simulator puts the same on each link.
     named = dataclasses.replace(job, entrypoint=None, reduction=given(PATHS))
-    work = workload(named, relay, Settings())
+    work = step_work(named, relay, Settings())
     raw_bytes = sum(each.raw_bytes for each in work.buckets)
     for link in link_loads(work):
         hop = int(link.source[1]), int(link.target[1])
