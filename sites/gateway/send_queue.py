@@ -78,13 +78,14 @@ class SendQueue:
 
         One frame may always be on its way, however small the window.
         """
-        if not self._unsent:
-            return None
-        size = len(self._unsent[0].data)
+        size = len(self._unsent[0].data) if self._unsent else 0
         is_alone = not self._unacknowledged
         is_full = not is_alone and self.unacknowledged_bytes + size > self.window.num_bytes
         if is_full or self.window.delay_s(now_s) > 0:
-            self._is_held = True
+            self._is_held = bool(self._unsent)
+            return None
+        if not self._unsent:
+            self.window.run_dry(self.unacknowledged_bytes)
             return None
         item = heapq.heappop(self._unsent)
         item.stream, item.sent_s = stream, now_s

@@ -9,8 +9,9 @@ faster than the link carries them, for a window that leaves at once after a paus
 Rate and round trip are the configured ones at first, and then what is measured. The round trip: the
 shortest greeting of those that found the link idle, for they wait in no queue. The rate: the fastest at
 which acknowledgements came, once frames have waited for the window long enough to tell; what is
-sent in short bursts says nothing about a link. A rate that was taken for too small grows by a
-fifth in each round trip; at a link's first use it is found faster (`startup.py`).
+sent in short bursts says nothing about a link, nor does what left within a round trip after them
+(draft-ietf-ccwg-bbr, section 4.1.2.4, has the same rule). A rate that was taken for too small grows by
+a fifth in each round trip; at a link's first use it is found faster (`startup.py`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Departure:
     delivered_left_s: float
     """When that had left; likewise."""
     was_held: bool
-    """Whether it had to wait: only then the link, and not the sender, was the limit."""
+    """Whether it had to wait, and all of a round trip before it: only then the link, and not the sender,
+    was the limit."""
 
 
 class Window:
@@ -79,6 +81,8 @@ class Window:
         self._frame_bytes = 0
         self._next_s = 0.0
         self._delivered = Departure(0.0, 0, 0.0, 0.0, was_held=False)
+        self._dry_until_bytes = 0
+        """Until so much is delivered, acknowledgements tell of a sender that had nothing to send."""
         self._epoch_s: float | None = None
         self._num_samples = 0
         self._fastest = 0.0
@@ -128,6 +132,10 @@ class Window:
         if is_idle or rtt_s < self.rtt_s:
             self._rtts_s.append(rtt_s)
 
+    def run_dry(self, unacknowledged_bytes: int) -> None:
+        """A frame could leave now, but there is none."""
+        self._dry_until_bytes = self._delivered.delivered_bytes + unacknowledged_bytes
+
     def depart(self, size_bytes: int, now_s: float, *, is_alone: bool, was_held: bool) -> Departure:
         """A frame leaves; return what `arrive` needs.
 
@@ -148,7 +156,7 @@ class Window:
             delivered_bytes=latest.delivered_bytes,
             delivered_s=now_s if is_alone else latest.delivered_s,
             delivered_left_s=now_s if is_alone else latest.left_s,
-            was_held=was_held,
+            was_held=was_held and latest.delivered_bytes >= self._dry_until_bytes,
         )
 
     def arrive(self, size_bytes: int, departure: Departure, now_s: float) -> None:

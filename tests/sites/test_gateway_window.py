@@ -36,19 +36,37 @@ class ModelledLink:
     def carry(self, num_frames: int) -> float:
         """Send frames; return how long it took until the last was acknowledged."""
         began_s = self.now_s
+        self._push(num_frames)
+        while not self.queue.is_empty:
+            assert self._step(math.inf), "nothing is on the way, and nothing leaves"
+        return self.now_s - began_s
+
+    def offer(self, num_frames: int, for_s: float) -> None:
+        """Send frames, and go on after so long, whatever is still on the way."""
+        end_s = self.now_s + for_s
+        self._push(num_frames)
+        while self._step(end_s):
+            pass
+        self.now_s = end_s
+
+    def _push(self, num_frames: int) -> None:
         for _ in range(num_frames):
             self.queue.push(outgoing(self._key(next(self.keys)), ZEROS, FRAME))
-        while not self.queue.is_empty:
-            self._send()
-            delay_s = self.queue.window.delay_s(self.now_s)
-            due_s = self.now_s + delay_s if delay_s > 0 else float("inf")
-            if self.acknowledgements and self.acknowledgements[0][0] <= due_s:
-                self.now_s, chunk = heapq.heappop(self.acknowledgements)
-                self.queue.acknowledge(self._key(chunk), self.now_s)
-            else:
-                assert due_s < float("inf"), "nothing is on the way, and nothing leaves"
-                self.now_s = due_s
-        return self.now_s - began_s
+
+    def _step(self, end_s: float) -> bool:
+        """Let happen what happens next, if that is before `end_s`."""
+        self._send()
+        delay_s = self.queue.window.delay_s(self.now_s)
+        due_s = self.now_s + delay_s if delay_s > 0 else math.inf
+        acknowledged_s = self.acknowledgements[0][0] if self.acknowledgements else math.inf
+        if min(due_s, acknowledged_s) >= end_s:
+            return False
+        if acknowledged_s <= due_s:
+            self.now_s, chunk = heapq.heappop(self.acknowledgements)
+            self.queue.acknowledge(self._key(chunk), self.now_s)
+        else:
+            self.now_s = due_s
+        return True
 
     def _send(self) -> None:
         while (item := self.queue.take(0, self.now_s)) is not None:
@@ -135,6 +153,18 @@ def test_short_bursts_say_nothing_about_a_link() -> None:
         modelled.now_s += 0.5
     assert modelled.queue.window.bytes_per_s == 125e6
     assert modelled.queue.window.num_bytes > 125e6 * 0.15
+
+
+def test_bursts_that_follow_each_other_say_nothing_about_a_link() -> None:
+    modelled = link(12.5e6, 0.08)
+    for _ in range(400):
+        modelled.offer(3, 3 * FRAME / 7.5e6)
+    assert modelled.queue.window.bytes_per_s == 12.5e6
+    assert modelled.queue.unsent_bytes == 0
+    narrower = link(6.25e6, 0.08, believed=12.5e6)
+    for _ in range(400):
+        narrower.offer(3, 3 * FRAME / 7.5e6)
+    assert narrower.queue.window.bytes_per_s == pytest.approx(6.25e6, rel=0.05)
 
 
 def test_a_peer_that_took_nothing_for_a_while_is_not_left_waiting() -> None:
