@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from sites.worker.exactness import Exactness
 from sites.worker.exchange import MAX_BUCKETS, Exchange
 from sites.worker.layout import layout_of
 from sites.worker.packing import Packer
@@ -23,18 +24,18 @@ Named = Sequence[tuple[str, torch.Tensor]]
 class TensorAverage:
     """Cuts lists of tensors into buckets and sends each list in a round of its own."""
 
-    def __init__(self, exchange: Exchange, *, bucket_bytes: int, is_lossy: bool) -> None:
+    def __init__(self, exchange: Exchange, *, bucket_bytes: int, exactness: Exactness) -> None:
         """Do nothing yet.
 
         Args:
             exchange: takes the buckets.
             bucket_bytes: of float32 a bucket, at most.
-            is_lossy: the codec rounds; then what is of one dimension crosses exactly.
+            exactness: says what crosses exactly though the codec rounds.
         """
         self._exchange = exchange
         self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
         self._num_slots = max(2, IN_FLIGHT_BYTES // (self._bucket_numel * FLOAT_BYTES))
-        self._is_lossy = is_lossy
+        self._exactness = exactness
         self._lists: dict[int, int] = {}
 
     def average(self, named: Named, tokens: float, *, exact: bool = False) -> Round | None:
@@ -52,8 +53,8 @@ class TensorAverage:
             IsthmusError: sites' lists differ in names, order, shapes or dtypes, or the exchange
                 failed. Then the tensors hold anything.
         """
-        tensors = [each.detach() for _, each in named if each.numel()]
-        if not tensors:
+        held = [(name, each.detach()) for name, each in named if each.numel()]
+        if not held:
             return None
         layout = layout_of(named)
         self._exchange.begin(
@@ -61,8 +62,9 @@ class TensorAverage:
         )
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         futures = []
-        for group, is_exact in split_by_exactness(tensors, exact=exact, is_lossy=self._is_lossy):
-            for pieces in _packed(_flat(group, copies), self._bucket_numel):
+        for group, is_exact in self._exactness.split(held, exact=exact):
+            tensors = [each for _, each in group]
+            for pieces in _packed(_flat(tensors, copies), self._bucket_numel):
                 future = self._exchange.submit(pieces, layout, exact=is_exact)
                 futures.append(future)
         finished = self._exchange.wait()
@@ -76,21 +78,6 @@ class TensorAverage:
         """Return where a list's bucket numbers begin; 0 is the backward pass's."""
         index = self._lists.setdefault(layout, len(self._lists))
         return MAX_BUCKETS * (1 + index % MAX_LISTS)
-
-
-def split_by_exactness(
-    tensors: Sequence[torch.Tensor], *, exact: bool, is_lossy: bool
-) -> list[tuple[list[torch.Tensor], bool]]:
-    """Return groups of tensors in their order, and whether each crosses exactly.
-
-    Gains and biases, of one dimension, are so few that their size does not count, and one of them
-    acts on a whole channel; besides, a block's scale would be the largest of quite different ones.
-    """
-    if exact or not is_lossy:
-        return [([*tensors], exact)]
-    matrices = [each for each in tensors if each.dim() > 1]
-    vectors = [each for each in tensors if each.dim() <= 1]
-    return [(group, is_exact) for group, is_exact in ((matrices, False), (vectors, True)) if group]
 
 
 def _packed(flats: Iterator[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:

@@ -4,7 +4,7 @@ import torch
 from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.average import split_by_exactness
+from sites.worker.exactness import Exactness
 from sites.worker.exchange import Exchange
 from sites.worker.layout import layout_of
 from sites.worker.rounds import Round
@@ -20,7 +20,7 @@ class GradientHook:
         tokens: TokenCount,
         model: DistributedDataParallel,
         *,
-        is_lossy: bool,
+        exactness: Exactness,
     ) -> None:
         """Do nothing yet.
 
@@ -28,12 +28,16 @@ class GradientHook:
             exchange: takes the buckets.
             tokens: this rank's weight.
             model: whose gradients they are.
-            is_lossy: the codec rounds; then what is of one dimension crosses exactly.
+            exactness: says what crosses exactly though the codec rounds.
+
+        Raises:
+            ConfigError: it names parameters that there are not.
         """
         self._exchange = exchange
-        self._is_lossy = is_lossy
+        self._exactness = exactness
         self._tokens = tokens
         self._names = {each: name for name, each in model.module.named_parameters()}
+        exactness.check([*self._names.values()])
         self._layouts: dict[tuple[int, ...], int] = {}
         self._rounds: list[Round] = []
 
@@ -45,11 +49,13 @@ class GradientHook:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             self._exchange.begin(self._tokens.take())
         layout, buffer = self._layout(bucket), bucket.buffer()
-        if not self._is_lossy:
+        if not self._exactness.is_lossy:
             return self._exchange.submit([buffer], layout)
+        names = [self._names[each] for each in bucket.parameters()]
+        named = zip(names, bucket.gradients(), strict=True)
         futures = []
-        for group, is_exact in split_by_exactness(bucket.gradients(), exact=False, is_lossy=True):
-            pieces = [_memory_of(each, buffer) for each in group]
+        for group, is_exact in self._exactness.split(named, exact=False):
+            pieces = [_memory_of(each, buffer) for _, each in group]
             futures.append(self._exchange.submit(pieces, layout, exact=is_exact))
 
         def whole(last: torch.futures.Future[torch.Tensor]) -> torch.Tensor:

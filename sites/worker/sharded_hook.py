@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from sites.worker.collectives import Collectives
+from sites.worker.exactness import Exactness
 from sites.worker.exchange import Exchange
 from sites.worker.layout import layout_of_labels
 from sites.worker.packing import Packer
@@ -30,7 +31,7 @@ class ShardedHook:
     """
 
     def __init__(
-        self, exchange: Exchange, tokens: TokenCount, *, bucket_bytes: int, is_lossy: bool
+        self, exchange: Exchange, tokens: TokenCount, *, bucket_bytes: int, exactness: Exactness
     ) -> None:
         """Do nothing yet.
 
@@ -38,11 +39,11 @@ class ShardedHook:
             exchange: takes the buckets.
             tokens: this rank's weight.
             bucket_bytes: of float32 a bucket, all ranks' shards of it.
-            is_lossy: the codec rounds; then what is of one dimension crosses exactly.
+            exactness: says what crosses exactly though the codec rounds.
         """
         self._exchange = exchange
         self._tokens = tokens
-        self._is_lossy = is_lossy
+        self._exactness = exactness
         bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
         self._packers: dict[bool, Packer[ShardedFlat]] = {
             is_exact: Packer(bucket_numel) for is_exact in (False, True)
@@ -57,7 +58,9 @@ class ShardedHook:
 
         Raises:
             TypeError: a parameter is not sharded over all ranks of the site.
+            ConfigError: parameters are to cross exactly that there are not.
         """
+        self._exactness.check([name for name, _ in model.named_parameters()])
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 check_sharding(name, parameter)
@@ -94,7 +97,7 @@ class ShardedHook:
             self._begin()
             grad = parameter.grad
             assert isinstance(grad, DTensor)
-            is_exact = self._is_lossy and grad.dim() <= 1
+            is_exact = self._exactness.spares(name, grad)
             for bucket in self._packers[is_exact].add(ShardedFlat.of(name, grad)):
                 self._submit(bucket, is_exact=is_exact)
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.codecs.registry import codec_named
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
 from sites.worker.average import TensorAverage
 from sites.worker.collectives import Collectives
 from sites.worker.cuda_transfer import CudaTransfer
 from sites.worker.digest import digest_of
+from sites.worker.exactness import Exactness
 from sites.worker.exchange import Exchange
 from sites.worker.gradient_hook import GradientHook
 from sites.worker.host_transfer import HostTransfer
@@ -85,7 +85,7 @@ class Site:
         self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
         self._exchange: Exchange | None = None
         self._average: TensorAverage | None = None
-        self._is_lossy = not codec_named(job.exchange.codec).lossless
+        self._exactness = Exactness(job.exchange)
         self._counts_steps = False
         self._has_left = False
         self._pid = os.getpid()
@@ -106,6 +106,7 @@ class Site:
 
         Raises:
             TypeError: another model, or not an optimizer.
+            ConfigError: parameters are to cross exactly that the model does not have.
             RuntimeError: called before.
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
@@ -126,11 +127,13 @@ class Site:
 
         Raises:
             TypeError: not an optimizer, or a parameter cannot be averaged.
+            ConfigError: parameters are to cross exactly that it does not have, or has no names of.
             RuntimeError: `synchronize` or this was called before.
             IsthmusError: the sites' parameters differ in more than values, or the exchange failed.
         """
         check_optimizer("site.average_gradients", optimizer)
         hook = OptimizerHook(self._open_average(), self._tokens, optimizer)
+        self._exactness.check([name for name, _ in hook.parameters()])
         self._begin_counting("average_gradients")
         self._equalise(hook.parameters())
         optimizer.register_step_pre_hook(hook.before_step)
@@ -235,7 +238,7 @@ class Site:
     def _synchronize_replicas(
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
-        hook = GradientHook(self._open(), self._tokens, model, is_lossy=self._is_lossy)
+        hook = GradientHook(self._open(), self._tokens, model, exactness=self._exactness)
         self.broadcast(model.module)
         model.register_comm_hook(None, hook.reduce)
         self._count_steps(optimizer, model.module.named_parameters, hook.take_rounds)
@@ -245,7 +248,7 @@ class Site:
 
         bucket_bytes = self.job.exchange.bucket_bytes
         hook = ShardedHook(
-            self._open(), self._tokens, bucket_bytes=bucket_bytes, is_lossy=self._is_lossy
+            self._open(), self._tokens, bucket_bytes=bucket_bytes, exactness=self._exactness
         )
         hook.register(model)
         self.broadcast(model)
@@ -283,7 +286,7 @@ class Site:
         if self._average is None:
             bucket_bytes = self.job.exchange.bucket_bytes
             self._average = TensorAverage(
-                self._open(), bucket_bytes=bucket_bytes, is_lossy=self._is_lossy
+                self._open(), bucket_bytes=bucket_bytes, exactness=self._exactness
             )
         return self._average
 

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from protos.errors import NoTokensError
 from sites.worker.alone_link import AloneLink
-from sites.worker.average import MAX_LISTS, TensorAverage, split_by_exactness
+from sites.worker.average import MAX_LISTS, TensorAverage
 from sites.worker.collectives import Collectives
+from sites.worker.exactness import Exactness
 from sites.worker.exchange import MAX_BUCKETS, Exchange
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.link import Reduce
@@ -21,6 +22,7 @@ from sites.worker.packing import Packer
 from sites.worker.process_group import ensure_process_group
 from tests.sites import average_programs as programs
 from tests.sites.test_worker_ranks import NAMES, bits, run
+from topology.job import Exchange as ExchangeWish
 
 LONG_S = 30.0
 
@@ -76,21 +78,12 @@ def test_packing_loses_nothing_and_fills_every_bucket_but_the_last(seed: int) ->
     assert all(each.untyped_storage().data_ptr() in storages for each in pieces), "views"
 
 
-def test_what_has_one_dimension_is_exact_under_a_codec_that_rounds() -> None:
-    matrix, vector, scalar = torch.ones(2, 2), torch.ones(2), torch.tensor(1.0)
-    tensors = [vector, matrix, scalar]
-    assert split_by_exactness(tensors, exact=False, is_lossy=False) == [(tensors, False)]
-    assert split_by_exactness(tensors, exact=True, is_lossy=True) == [(tensors, True)]
-    split = split_by_exactness(tensors, exact=False, is_lossy=True)
-    assert split == [([matrix], False), ([vector, scalar], True)]
-    assert split_by_exactness([matrix], exact=False, is_lossy=True) == [([matrix], False)]
-
-
 def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
     exchange: Exchange, link: CountingLink
 ) -> None:
     """What a lossy codec owes to a list is owed by bucket number; memory is owed to nobody."""
-    average = TensorAverage(exchange, bucket_bytes=16, is_lossy=True)
+    exactness = Exactness(ExchangeWish(codec="int8"))
+    average = TensorAverage(exchange, bucket_bytes=16, exactness=exactness)
     lists = [[("a", torch.ones(2, 5))], [("b", torch.ones(3, 3)), ("c", torch.ones(2))]]
     for index in (0, 1, 0):
         average.average(lists[index], 2.0)
@@ -120,7 +113,8 @@ def test_only_so_much_is_under_way(exchange: Exchange, link: CountingLink) -> No
 
 
 def test_no_tokens_at_all_are_an_error(exchange: Exchange) -> None:
-    average = TensorAverage(exchange, bucket_bytes=16, is_lossy=False)
+    exactness = Exactness(ExchangeWish(codec="fp32"))
+    average = TensorAverage(exchange, bucket_bytes=16, exactness=exactness)
     with pytest.raises(NoTokensError):
         average.average([("a", torch.full((3,), float("nan")))], 0.0)
 

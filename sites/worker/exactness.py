@@ -1,0 +1,71 @@
+"""Which gradients cross as fp32 although the codec rounds: by their dimensions, and by name.
+
+Gains and biases, of one dimension, are so few that their size does not count, and one of them acts on
+a whole channel; besides, a block's scale would be the largest of quite different ones. `exchange.exact`
+adds what a job's author names.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from sites.codecs.registry import codec_named
+from topology.errors import ConfigError
+from topology.job import Exchange
+
+Named = tuple[str, torch.Tensor]
+
+
+class Exactness:
+    """The rule of one job. Every rank of every site has the same."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        """Take the rule of a job's exchange."""
+        codecs = (exchange.codec, *(each.codec for each in exchange.codecs))
+        self.is_lossy = not all(codec_named(each).lossless for each in codecs)
+        """Whether there is anything to spare a gradient from."""
+        self._patterns = exchange.exact
+        self._matches: dict[str, bool] = {}
+
+    def check(self, names: Sequence[str]) -> None:
+        """Refuse a pattern that spares none of these parameters: it is misspelt, or has no use.
+
+        Raises:
+            ConfigError: there is such a pattern, and the codec rounds.
+        """
+        for pattern in self._patterns if self.is_lossy else ():
+            if not fnmatch.filter(names, pattern):
+                known = ", ".join(names[:3])
+                raise ConfigError(
+                    f"exchange.exact: no parameter's name fits {pattern!r} (they are called {known}, "
+                    "...): correct it, or leave it out"
+                )
+
+    def spares(self, name: str, grad: torch.Tensor) -> bool:
+        """Return whether a parameter's gradient is to cross exactly."""
+        return self.is_lossy and (grad.dim() <= 1 or self._is_named(name))
+
+    def split(self, named: Iterable[Named], *, exact: bool) -> list[tuple[list[Named], bool]]:
+        """Return groups of tensors in their order, and whether each crosses exactly.
+
+        Args:
+            named: tensors with their parameters' names.
+            exact: all of them are to.
+        """
+        named = list(named)
+        if exact or not self.is_lossy:
+            return [(named, exact)]
+        groups: dict[bool, list[Named]] = {False: [], True: []}
+        for each in named:
+            groups[self.spares(*each)].append(each)
+        return [(group, is_exact) for is_exact, group in groups.items() if group]
+
+    def _is_named(self, name: str) -> bool:
+        found = self._matches.get(name)
+        if found is None:
+            found = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+            self._matches[name] = found
+        return found
