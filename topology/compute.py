@@ -66,12 +66,16 @@ def flops_per_sequence(model: Model) -> float:
     return 3 * model.context * sum(layer.flops_per_token for layer in layers(model))
 
 
-def rate_flops_per_s(accelerator: Accelerator) -> float:
-    """Return what a step reaches: the peak of the first known dtype, times the MFU."""
+def peak_flops_per_s(accelerator: Accelerator) -> float:
+    """Return the peak of the dtype that training would use, of those that are known."""
     peaks = accelerator.peak_flops_per_s
     dtype = next((each for each in _DTYPES if each in peaks), None)
-    peak = max(peaks.values()) if dtype is None else peaks[dtype]
-    return peak * accelerator.mfu
+    return max(peaks.values()) if dtype is None else peaks[dtype]
+
+
+def rate_flops_per_s(accelerator: Accelerator) -> float:
+    """Return what a step reaches: the peak times the MFU."""
+    return peak_flops_per_s(accelerator) * accelerator.mfu
 
 
 def layer_times(job: Job, site: Site, num_sequences: int) -> tuple[LayerTime, ...]:

@@ -155,10 +155,12 @@ def measured(bandwidth: str) -> Topology:
 
 def test_a_measured_figure_far_from_the_described_one_is_warned_of() -> None:
     told = warnings(JOB, measured("7Gbit/s"))
-    assert len(told) == 2, "both directions, and not the round trip"
-    assert "bandwidth was measured as 7Gbit/s and is described as 10Gbit/s" in told[0]
+    assert len(told) == 1, "one for both directions, and none of the round trip"
+    assert "bandwidth 7Gbit/s was measured" in told[0]
+    assert "10Gbit/s is described" in told[0]
     assert not warnings(JOB, measured("9Gbit/s"))
-    origins = [each["origin"] for each in make_plan(JOB, measured("9Gbit/s"))["inputs"]]
+    inputs = make_plan(JOB, measured("9Gbit/s"))["inputs"]
+    origins = [each["origin"] for each in inputs]
     assert origins.count("measured at 2026-05-01T12:00:00Z") == 4
 
 
@@ -168,3 +170,12 @@ def test_units_make_no_difference() -> None:
         for text in ("1Gbit/s", "1000Mbit/s")
     )
     assert make_plan(JOB, one) == make_plan(JOB, other)
+
+
+def test_the_peak_that_is_told_is_the_one_that_counts() -> None:
+    text = MEASURED.replace("BANDWIDTH", "9Gbit/s").replace(
+        "bf16: 50GFLOP/s", "bf16: 50TFLOP/s, int8: 100TFLOP/s"
+    )
+    inputs = make_plan(JOB, load_topology(text, "topology.yaml"))["inputs"]
+    [value] = [each["value"] for each in inputs if each["what"] == "a"]
+    assert value == "1 of 50 TFLOP/s, MFU 0.5"

@@ -12,7 +12,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from topology.compute import rate_flops_per_s
+from topology.compute import peak_flops_per_s
 from topology.cost.collectives import Channel
 from topology.world import Accelerator, Site
 
@@ -110,7 +110,7 @@ def flat_device(accelerator: Accelerator) -> Device:
 
     The same as `topology.compute`, so that plans agree with `trainer.compute: modelled`.
     """
-    peak = rate_flops_per_s(accelerator) / accelerator.mfu
+    peak = peak_flops_per_s(accelerator)
     return Device(peak_flops_per_s=peak, gemm_efficiency=accelerator.mfu)
 
 

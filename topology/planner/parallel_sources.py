@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topology.codec_costs import GATEWAY_BYTES_PER_S
+from topology.compute import peak_flops_per_s
 from topology.cost.device import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
 from topology.job import Job
 from topology.planner.parallel_search import CutChoice, ParallelSearch
@@ -42,7 +43,7 @@ def _of_site(site: Site) -> Iterator[Figure]:
     else:
         share = f"{device.gemm_efficiency:g} of it in large multiplications"
         origin = f"docs/cost-model.md knows {chip.name!r}: its mfu is not used"
-    peak = max(chip.peak_flops_per_s.values()) if device is None else device.peak_flops_per_s
+    peak = peak_flops_per_s(chip)
     yield site.name, f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, {share}", origin
     yield f"{site.name}, memory", format_size(chip.memory_bytes), "the topology's accelerator"
     fabric = site.fabric

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from topology.codec_costs import RATIOS, usual_ratio
-from topology.compute import flops_per_sequence, num_parameters
+from topology.compute import flops_per_sequence, num_parameters, peak_flops_per_s
+from topology.drift import drifts
 from topology.job import Job
 from topology.planner.choice import Choice
 from topology.planner.search import Search
 from topology.units import format_duration, format_fraction, format_rate
 from topology.world import Link, Topology
 
-DIFFERS = 0.2
-"""Share by which a measured figure may be off the described one before that is told."""
 _RTT_ORIGINS = {
     "measured": "measured",
     "rtt": "the topology's rtt",
@@ -63,7 +62,7 @@ def _of_the_job(job: Job, choice: Choice) -> Iterator[tuple[str, str, str]]:
 def _of_the_sites(topology: Topology) -> Iterator[tuple[str, str, str]]:
     for site in topology.sites:
         accelerator = site.accelerator
-        peak = max(accelerator.peak_flops_per_s.values())
+        peak = peak_flops_per_s(accelerator)
         value = f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, MFU {accelerator.mfu:g}"
         yield site.name, value, f"the topology's accelerator {accelerator.name!r}"
 
@@ -83,7 +82,7 @@ def _of_link(link: Link) -> Iterator[tuple[str, str, str]]:
 
 def warnings(job: Job, topology: Topology) -> list[str]:
     """Return what makes the plan's figures doubtful."""
-    found = [each for link in topology.links for each in _contradictions(link)]
+    found = [str(drift) for drift in drifts(topology)]
     if job.entrypoint is not None and job.workload is None:
         found.append(
             "the model of a script of your own is not known: figures are those of trainer.model; "
@@ -95,16 +94,3 @@ def warnings(job: Job, topology: Topology) -> list[str]:
             f"{', '.join(scheduled)}: the bandwidth is that outside of the periods in schedule"
         )
     return found
-
-
-def _contradictions(link: Link) -> Iterator[str]:
-    name = f"{link.source} → {link.target}"
-    for what, used, described, style in (
-        ("bandwidth", link.bytes_per_s, link.described_bytes_per_s, format_rate),
-        ("round trip", link.rtt_s, link.described_rtt_s, format_duration),
-    ):
-        if described and abs(used / described - 1) > DIFFERS:
-            yield (
-                f"{name}: the {what} was measured as {style(used)} and is described as "
-                f"{style(described)}; the measured one counts"
-            )
