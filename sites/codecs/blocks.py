@@ -1,6 +1,6 @@
 """Codecs that give each block of 128 elements a scale of its own.
 
-A payload holds one bfloat16 scale a block, then the elements' codes. The scale is the block's largest
+A payload's body holds one bfloat16 scale a block, then the elements' codes. The scale is the block's largest
 magnitude divided by the codec's largest level, rounded up, so that no element falls off the end; and
 at least 2**-126, so that its inverse is finite. An element times the inverse (both rounded to
 nearest, as IEEE 754 says) is rounded to the nearest level, ties to the even one. A maximum is the same
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import TILE, Floats, Read, expect_size, tiles
+from sites.codecs.codec import TILE, BodyCodec, Floats, Read, expect_size, tiles
 from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, TOO_LARGE, Lossy
 from sites.codecs.plain import widen_bf16
 
@@ -39,19 +39,19 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         self.floats = np.empty(TILE, dtype=np.float32)
-        self._payload = np.empty(0, dtype=np.uint8)
+        self._body = np.empty(0, dtype=np.uint8)
 
-    def payload(self, num_bytes: int) -> Codes:
+    def body(self, num_bytes: int) -> Codes:
         """Return that many bytes, which hold anything."""
-        if len(self._payload) < num_bytes:
-            self._payload = np.empty(num_bytes, dtype=np.uint8)
-        return self._payload[:num_bytes]
+        if len(self._body) < num_bytes:
+            self._body = np.empty(num_bytes, dtype=np.uint8)
+        return self._body[:num_bytes]
 
 
 _scratch = _Scratch()
 
 
-class BlockCodec(Lossy):
+class BlockCodec(Lossy, BodyCodec):
     """Scales a block, and leaves the levels to its subclasses."""
 
     level_max: ClassVar[float]
@@ -80,22 +80,31 @@ class BlockCodec(Lossy):
             return None
         scales = self._scales(peaks)
         inverses = np.float32(1) / _widen(scales)
-        payload = _scratch.payload(1 + self._body_bytes(len(values)))
-        payload[0] = QUANTISED
-        payload[1 : 1 + scales.nbytes] = scales.view(np.uint8)
-        codes = payload[1 + scales.nbytes :]
+        body = _scratch.body(self.body_bytes(len(values)))
+        body[: scales.nbytes] = scales.view(np.uint8)
+        codes = body[scales.nbytes :]
         for start, tile in tiles(values):
             scaled = _scratch.floats[: len(tile)]
             _multiply(tile, inverses[start // BLOCK :], scaled)
             self._to_codes(scaled, self._of_tile(codes, start, len(tile)))
-        if self.compresses:
-            frame = zstd_guard.compress_if_skewed(payload[1:])
-            if frame is not None:
-                return bytes((COMPRESSED,)) + frame
-        return payload.tobytes()
+        return self._closed(body)
+
+    def body_bytes(self, numel: int) -> int:
+        """Return the bytes of the scales and the codes."""
+        return 2 * _num_blocks(numel) - (-numel // self.codes_per_byte)
+
+    def seal(self, body: memoryview, numel: int) -> bytes:
+        """Compress where that pays; say before it what follows."""
+        self._reader(body, numel, is_compressed=False)
+        return self._closed(np.frombuffer(body, dtype=np.uint8))
+
+    def _closed(self, body: Codes) -> bytes:
+        frame = zstd_guard.compress_if_skewed(body) if self.compresses else None
+        kind, rest = (QUANTISED, body.data) if frame is None else (COMPRESSED, frame)
+        return b"".join((bytes((kind,)), rest))
 
     def _reader(self, body: memoryview, numel: int, *, is_compressed: bool) -> Read:
-        size = self._body_bytes(numel)
+        size = self.body_bytes(numel)
         if is_compressed:
             if not self.compresses:
                 raise CorruptDataError(f"a compressed payload of {self.name}")
@@ -123,9 +132,6 @@ class BlockCodec(Lossy):
         rounded = exact.astype("<u2")
         np.maximum(rounded, _SCALE_MIN, out=rounded)
         return rounded
-
-    def _body_bytes(self, numel: int) -> int:
-        return 2 * _num_blocks(numel) - (-numel // self.codes_per_byte)
 
     def _of_tile(self, codes: Codes, start: int, numel: int) -> Codes:
         first = start // self.codes_per_byte

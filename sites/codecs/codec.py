@@ -81,6 +81,29 @@ class Codec(ABC):
         return self.decode(self.encode(values), len(values))
 
 
+class BodyCodec(Codec):
+    """A codec whose payload another process may half make: its body, of a size that follows from the elements.
+
+    So ranks encode on their accelerator what a gateway only seals: sites/worker/device_codecs.py.
+    """
+
+    @abstractmethod
+    def body_bytes(self, numel: int) -> int:
+        """Return the size of a body; at most 4 bytes an element."""
+
+    @abstractmethod
+    def seal(self, body: memoryview, numel: int) -> bytes:
+        """Return the payload of a body: that of `encode` for the same values, which were all finite.
+
+        Args:
+            body: shape (n,), contiguous; may be overwritten afterwards.
+            numel: elements that it must hold.
+
+        Raises:
+            CorruptDataError: it does not, or holds what no encoder makes.
+        """
+
+
 def tiles(values: Floats) -> Iterator[tuple[int, Floats]]:
     """Return the tiles of an array, as views, each with the place of its first element."""
     return ((start, values[start : start + TILE]) for start in range(0, len(values), TILE))

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sites.codecs.codec import (
+    BodyCodec,
     Codec,
     Floats,
     Payload,
@@ -37,7 +38,7 @@ class Fp32(Codec):
         return reader_of(np.frombuffer(payload, dtype="<f4"))
 
 
-class Bf16(Codec):
+class Bf16(BodyCodec):
     """bfloat16: the upper half of a float32, rounded to nearest even."""
 
     name = "bf16"
@@ -57,6 +58,15 @@ class Bf16(Codec):
         expect_size(payload, 2 * numel)
         upper = np.frombuffer(payload, dtype="<u2")
         return lambda start, out: widen_bf16(upper[start : start + len(out)], out)
+
+    def body_bytes(self, numel: int) -> int:
+        """Return the payload's size."""
+        return 2 * numel
+
+    def seal(self, body: memoryview, numel: int) -> bytes:
+        """Copy: a body is a payload."""
+        expect_size(body, 2 * numel)
+        return bytes(body)
 
     def quantize(self, values: Floats) -> Floats:
         """Round and widen, without the bytes between."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from protos.errors import LayoutMismatchError
 from protos.frame import Frame
 from sites.codecs.codec import Floats
+from sites.gateway.forms import Form
 from sites.gateway.lateness import Arrival
 from sites.gateway.reduction import BucketReduction, ChunkReduction, Event
 from sites.gateway.rounds import BucketKey
@@ -27,6 +28,8 @@ class Post:
     exact: bool
     values: Floats
     """float32, shape (shard,): the rank's shard without padding; lent until it is reduced."""
+    form: Form = Form.VALUES
+    """What lies there until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,11 @@ class GatewayConfig:
             for nodes, ranks in zip(self.nodes_per_site, self.ranks_per_node, strict=True)
         )
 
+    @property
+    def chunk_numel(self) -> int:
+        """float32 elements of a chunk, at most."""
+        return self.chunk_bytes // 4
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return dataclasses.asdict(self)

@@ -35,11 +35,13 @@ from sites.gateway.bucket_run import (
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.finite import check_finite
+from sites.gateway.forms import Form
 from sites.gateway.grid import grid
 from sites.gateway.held import FRAME_BYTES, Held
 from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.link import Link
 from sites.gateway.pool import Pool, Priority
+from sites.gateway.rank_encoding import own_payload
 from sites.gateway.reduction import (
     Bucket,
     BucketReduction,
@@ -121,7 +123,7 @@ class Exchange:
             LayoutMismatchError: another rank or site has another bucket in this place.
             NonFiniteError: it holds a NaN or an infinity, and the run is to stop for that.
         """
-        if self._config.non_finite == "stop":
+        if self._config.non_finite == "stop" and post.form is not Form.ENCODED:
             check_finite(post)
         key = post.round, post.bucket
         replies: list[tuple[int, Reduced]] = []
@@ -134,7 +136,10 @@ class Exchange:
             base = run.reduction.bucket.grid.shard(self._site, rank)[0]
             for index in chunks:
                 start, count = run.reduction.bucket.grid.span(index)
-                own = Own(post.values[start - base : start - base + count], post.weight)
+                values = post.values[start - base : start - base + count]
+                name = f"rank {rank}: bucket {post.bucket} chunk {index}"
+                payload = own_payload(name, self._codecs[0], post.form, values)
+                own = Own(values, post.weight, payload)
                 entry = ((*key, index), run, self._chunk(run, index), own)
                 heapq.heappush(self._waiting, entry)
             if not chunks:
@@ -176,7 +181,7 @@ class Exchange:
         if run is None:
             run = self._runs[key] = BucketRun(key)
         config = self._config
-        cut = grid(post.numel, max(1, config.chunk_bytes // 4), config.ranks_per_site)
+        cut = grid(post.numel, config.chunk_numel, config.ranks_per_site)
         codecs = (EXACT,) * len(self._codecs) if post.exact else self._codecs
         bucket = Bucket(config.generation, *key, post.layout, codecs, cut, time.thread_time)
         residuals = None

@@ -27,6 +27,7 @@ from sites.gateway.local_messages import (
     RegionOffer,
 )
 from sites.gateway.rank_connection import RankConnection, close_all
+from sites.gateway.rank_encoding import RankEncoding
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class LocalServer:
     def __init__(self, config: GatewayConfig, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
+        self._encoding = RankEncoding(config)
         per_node = config.ranks_per_node[config.site_index]
         self._expected = range(config.node * per_node, (config.node + 1) * per_node)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -214,6 +216,7 @@ class LocalServer:
                 "ranks_per_site": list(config.ranks_per_site),
                 "verify_every": config.verify_every,
                 "config_hash": config.config_hash,
+                "encoding": self._encoding.to_json(),
             }
         )
         if complete:
@@ -247,6 +250,7 @@ class LocalServer:
                 f"reduce.offset: elements {message.offset} to {message.offset + count} of a region "
                 f"of {len(region)}"
             )
+        self._encoding.check(rank, message)
         return Post(
             round=message.round,
             bucket=message.bucket,
@@ -255,6 +259,7 @@ class LocalServer:
             weight=message.weight,
             exact=message.exact,
             values=region[message.offset : message.offset + count],
+            form=message.form,
         )
 
     def _end(self, rank: int, *, clean: bool) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.errors import LocalProtocolError
+from sites.gateway.forms import Form
 from sites.gateway.reduction import WEIGHT_MAX
 
 _INTEGER_MAX = (1 << 63) - 1
@@ -43,6 +44,9 @@ class Reduce:
     layout: int
     weight: float
     exact: bool
+    form: Form
+    encoded_bytes: int
+    """Of all bodies together, where these lie in the region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ def parse(data: bytes) -> Message:
             _integer(fields, "layout", _UINT32_MAX),
             _weight(fields),
             _flag(fields, "exact"),
+            _form({"form": Form.VALUES, **fields}),
+            _integer({"encoded_bytes": 0, **fields}, "encoded_bytes"),
         )
     if op in ("metric", "digest"):
         return Passed(fields)
@@ -107,6 +113,15 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
     if type(value) is not bool:
         raise LocalProtocolError(f"{fields['op']}.{name}: want true or false, got {value!r}")
     return value
+
+
+def _form(fields: Mapping[str, Any]) -> Form:
+    value: Any = fields["form"]
+    if not isinstance(value, str) or value not in list(Form):
+        raise LocalProtocolError(
+            f"{fields['op']}.form: want one of {', '.join(Form)}, got {value!r}"
+        )
+    return Form(value)
 
 
 def _weight(fields: Mapping[str, Any]) -> float:

@@ -9,6 +9,7 @@ travels: what a site adds to its children's sums by itself is added as it is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Floats, Payload, reader_of
+from sites.codecs.codec import Codec, Floats, Payload, Read, reader_of
 from sites.gateway.grid import Grid
 from sites.gateway.residuals import BucketResiduals, Residual
 from sites.gateway.summing import add_up
@@ -60,6 +61,9 @@ class Own:
     values: Floats
     weight: float
     """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
+    payload: Callable[[], Payload] | None = None
+    """Makes this site's part as its rank has encoded it, and keeps what that lost: the values are what it
+    decodes to, whatever lies there. None: `values` are the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,8 @@ class ChunkReduction:
         self._chunk = chunk
         self._numel = bucket.grid.span(chunk)[1]
         self._own: Own | None = None
+        self._payload: Payload | None = None
+        """The own part, if it came encoded; what it was made of may be overwritten."""
         self._frames: dict[int, Frame] = {}
         """What the other members sent, until it is summed."""
         self._is_summed = False
@@ -162,6 +168,8 @@ class ChunkReduction:
         if isinstance(event, Own):
             if self._own is None:
                 self._own = event
+                if event.payload is not None:
+                    self._payload = self._timed(event.payload)
                 yield from self._contribute(event)
                 yield from self._sum()
         elif event.frame.key.kind is Kind.RESULT:
@@ -174,7 +182,7 @@ class ChunkReduction:
         """In a gather, tell all others; from now on `values` are what they decode."""
         role = self._role
         if role.audience:
-            frame = self._frame(Kind.CONTRIBUTION, own.weight, self._encode(own.values))
+            frame = self._frame(Kind.CONTRIBUTION, own.weight, self._encode_part(own))
             yield from (Send(site, frame) for site in role.audience)
 
     def _sum(self) -> Iterator[Action]:
@@ -189,7 +197,9 @@ class ChunkReduction:
         if role.parent is not None:
             if len(role.members) > 1:
                 self._add_up(None)
-            payload = self._encode(own.values)
+                payload = self._encode(own.values)
+            else:
+                payload = self._encode_part(own)
             yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, payload))
             return
         divisor = np.float32(weight)
@@ -220,12 +230,18 @@ class ChunkReduction:
         frames, self._frames = self._frames, {}
         with self._decoding():
             parts = [
-                reader_of(own.values)
+                self._own_reader(own)
                 if member == role.site
                 else self._codec.reader(frames[member].payload, self._numel)
                 for member in role.members
             ]
+            self._payload = None
             add_up(parts, own.values, divisor)
+
+    def _own_reader(self, own: Own) -> Read:
+        if self._payload is None:
+            return reader_of(own.values)
+        return self._codec.reader(self._payload, self._numel)
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
@@ -238,17 +254,27 @@ class ChunkReduction:
             raise CorruptDataError(f"{self._name}: {error}") from error
         self.decode_s += self._bucket.cpu_s() - begun_s
 
+    def _encode_part(self, own: Own) -> Payload:
+        """Return the payload of this site's part alone."""
+        return self._encode(own.values) if self._payload is None else self._payload
+
     def _encode(self, values: Floats) -> Payload:
         """Return the payload; `values` are what all decode from it then."""
+        return self._timed(functools.partial(self._encode_now, values))
+
+    def _encode_now(self, values: Floats) -> Payload:
+        if self._codec.lossless:
+            return self._codec.encode(values)
+        if self._residual is not None:
+            return self._residual.encode(self._codec, values)
+        payload = self._codec.encode(values)
+        self._codec.decode(payload, self._numel, values)
+        return payload
+
+    def _timed(self, encode: Callable[[], Payload]) -> Payload:
         begun_s = self._bucket.cpu_s()
         with np.errstate(all="ignore"):
-            if self._codec.lossless:
-                payload = self._codec.encode(values)
-            elif self._residual is not None:
-                payload = self._residual.encode(self._codec, values)
-            else:
-                payload = self._codec.encode(values)
-                self._codec.decode(payload, self._numel, values)
+            payload = encode()
         self.encode_s += self._bucket.cpu_s() - begun_s
         return payload
 

@@ -26,7 +26,9 @@ class Residual:
     """What one encoder owes of one chunk: float32, as many as its elements."""
 
     def __init__(self, numel: int) -> None:
-        self._lost: Floats = np.zeros(numel, dtype=np.float32)
+        self._numel = numel
+        self._lost: Floats | None = None
+        """None until something is encoded: where ranks encode, perhaps never."""
 
     def encode(self, codec: Codec, values: Floats) -> Payload:
         """Encode `values` and what is owed, and return the payload.
@@ -37,6 +39,8 @@ class Residual:
             codec: lossy.
             values: float32, shape (n,). Then they are what the payload decodes to.
         """
+        if self._lost is None:
+            self._lost = np.zeros(self._numel, dtype=np.float32)
         owed = self._lost
         with np.errstate(invalid="ignore", over="ignore"):
             owed += values

@@ -2,7 +2,7 @@
 
 The compute stream is never synchronised. Downwards: NCCL's reduce-scatter waits for the compute
 stream, a side stream waits for the reduce-scatter and copies to page-locked shared memory, and only
-the posting thread waits for that copy. Upwards: the copy, the all-gather and the write into the
+the posting thread waits for that copy. Where the shard is encoded, that is enqueued before the copy. Upwards: the copy, the all-gather and the write into the
 bucket are enqueued on another side stream; the future is completed under it, so that it records an
 event there, for which DDP makes the compute stream wait.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from sites.gateway.forms import Form
 from sites.worker.collectives import Collectives, wait
 from sites.worker.transfer import Pending, Sizes, Slot, read_pieces
 from sites.worker.ways import bring_back, end_in, start_in
@@ -58,14 +59,23 @@ class CudaTransfer:
         return total, work or torch.cuda.current_stream(self.device).record_event()
 
     def collect(self, slot: Slot, pending: Pending) -> float:
-        """Copy the shard down; NCCL's watchdog is the deadline of this wait."""
+        """Copy the shard down, or its codes; NCCL's watchdog is the deadline of this wait."""
         copied = _timer()
         with torch.cuda.stream(self._down):
             wait(pending)
             end_in(slot)
-            slot.region.copy_(slot.shard, non_blocking=True)
+            encoded = None if slot.encode is None else slot.encode(slot.shard)
+            if encoded is None:
+                slot.region.copy_(slot.shard, non_blocking=True)
+            else:
+                encoded.write(slot.region)
             copied.record(self._down)
         copied.synchronize()
+        if encoded is not None:
+            slot.note(encoded)
+            if slot.form is Form.UNFIT:
+                with torch.cuda.stream(self._down):
+                    slot.region.copy_(slot.shard)
         assert slot.computed is not None, "launch comes first"
         return float(slot.computed.elapsed_time(copied)) / 1000.0
 

@@ -29,6 +29,7 @@ from protos.errors import (
     RemoteProtocolError,
 )
 from sites.worker.collectives import wait
+from sites.worker.encoding import ShardEncoder
 from sites.worker.link import Link, Reduce, Reduced
 from sites.worker.region import FLOAT_BYTES
 from sites.worker.rounds import Bucket, Round
@@ -52,6 +53,7 @@ class Exchange:
         world_size: int,
         deadline_s: float,
         overlaps: bool = True,
+        encoder: ShardEncoder | None = None,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start nothing.
@@ -64,6 +66,7 @@ class Exchange:
             deadline_s: for every wait.
             overlaps: hand buckets over as they come; else all of a round at its end, which shows
                 what overlapping is worth.
+            encoder: encodes what is not exact; None: the gateway does.
             now_s: the clock.
         """
         self._link = link
@@ -71,6 +74,7 @@ class Exchange:
         self._rank = rank
         self._deadline_s = deadline_s
         self._overlaps = overlaps
+        self._encoder = encoder
         self._now_s = now_s
         self._slots = Slots(link, transfer, world_size)
         self._round: Round | None = None
@@ -171,6 +175,8 @@ class Exchange:
         raw_bytes = FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
         now_s = self._now_s()
         number = current.first_bucket + index
+        if self._encoder is not None and not exact:
+            slot.encode = partial(self._encoder.encode, bucket=number, numel=numel, layout=layout)
         bucket = Bucket(
             number, slot_index, slot, pieces, layout, exact, pending, future, raw_bytes, now_s
         )
@@ -290,6 +296,8 @@ class Exchange:
                 layout=bucket.layout,
                 weight=current.site_weight,
                 exact=bucket.exact,
+                form=bucket.slot.form,
+                encoded_bytes=bucket.slot.encoded_bytes,
             )
         )
 

@@ -20,7 +20,7 @@ from protos.errors import (
     RemoteProtocolError,
 )
 from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.worker.link import Reduce, Reduced, Welcome, error_for
+from sites.worker.link import EncodingOffer, Reduce, Reduced, Welcome, error_for
 
 _LAST_WORDS_S = 2.0
 """For reading why the gateway has closed; what it said is in the socket already."""
@@ -104,6 +104,8 @@ class GatewayLink:
                 "layout": request.layout,
                 "weight": request.weight,
                 "exact": request.exact,
+                "form": request.form,
+                "encoded_bytes": request.encoded_bytes,
             }
         )
 
@@ -218,11 +220,22 @@ def _welcome(message: dict[str, Any]) -> Welcome:
             ranks_per_site=tuple(message["ranks_per_site"]),
             verify_every=int(message["verify_every"]),
             config_hash=str(message["config_hash"]),
+            encoding=_offer(message.get("encoding")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigMismatchError(
             f"the gateway's welcome lacks {error}: it is of another version of isthmus"
         ) from error
+
+
+def _offer(fields: dict[str, Any] | None) -> EncodingOffer | None:
+    if fields is None:
+        return None
+    return EncodingOffer(
+        codec=str(fields["codec"]),
+        chunk_numel=int(fields["chunk_numel"]),
+        error_feedback=bool(fields["error_feedback"]),
+    )
 
 
 def _reduced(message: dict[str, Any]) -> Reduced:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from sites.gateway.forms import Form
 from sites.worker.collectives import Collectives, wait
 from sites.worker.transfer import Pending, Sizes, Slot, read_pieces
 from sites.worker.ways import bring_back, end_in, start_in
@@ -40,9 +41,14 @@ class HostTransfer:
         return total, self._collectives.all_reduce(total)
 
     def collect(self, slot: Slot, pending: Pending) -> None:
-        """Wait, and see that the shard is in place."""
+        """Wait, and see that the shard is in place; its codes replace it, if it has some."""
         wait(pending)
         end_in(slot)
+        if slot.encode is not None:
+            encoded = slot.encode(slot.shard)
+            slot.note(encoded)
+            if slot.form is Form.ENCODED:
+                encoded.write(slot.region)
 
     def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
         """Wait; the sum is in place then."""

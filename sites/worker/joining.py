@@ -60,6 +60,7 @@ def join(*, alone: bool = False) -> Site:
     is_off = environment.job.exchange.schedule == "off"
     if is_off or len(welcome.sites) == 1:
         link = SiteOnlyLink(gateway, dist.get_world_size())
+        welcome = dataclasses.replace(welcome, encoding=None)  # Nothing crosses.
     if is_off:
         welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
     return Site(

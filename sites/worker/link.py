@@ -7,6 +7,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, RankLostError
+from sites.gateway.forms import Form
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingOffer:
+    """What a gateway takes encoded, beside float32."""
+
+    codec: str
+    """Its bodies: sites.codecs.codec.BodyCodec."""
+    chunk_numel: int
+    """Elements of a chunk, at most: what the grid is made with."""
+    error_feedback: bool
+    """Whether what is lost is to be added to the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +33,8 @@ class Welcome:
     verify_every: int
     """Steps between digests; 0: never."""
     config_hash: str
+    encoding: EncodingOffer | None = None
+    """None: it takes float32 only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +52,10 @@ class Reduce:
     """Tokens of the whole site behind the bucket."""
     exact: bool
     """Travel as fp32 whatever the link's codec."""
+    form: Form = Form.VALUES
+    """What lies in the region."""
+    encoded_bytes: int = 0
+    """Of all bodies together, where these do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

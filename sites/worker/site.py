@@ -19,7 +19,9 @@ from sites.worker.arguments import check_list, check_optimizer, check_tensors, c
 from sites.worker.average import TensorAverage
 from sites.worker.collectives import Collectives
 from sites.worker.cuda_transfer import CudaTransfer
+from sites.worker.device_codecs import DEVICE_CODECS
 from sites.worker.digest import digest_of
+from sites.worker.encoding import ShardEncoder, encodes_here
 from sites.worker.exactness import Exactness
 from sites.worker.exchange import Exchange
 from sites.worker.gradient_hook import GradientHook
@@ -83,6 +85,8 @@ class Site:
         self._timeouts = Timeouts.derive(topology.failure)
         self._tokens = TokenCount()
         self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
+        self._encoding = welcome.encoding if encodes_here(os.environ, device) else None
+        self._ranks_per_site = welcome.ranks_per_site
         self._exchange: Exchange | None = None
         self._average: TensorAverage | None = None
         self._exactness = Exactness(job.exchange)
@@ -278,9 +282,22 @@ class Site:
                 world_size=self.world_size,
                 deadline_s=deadline_s,
                 overlaps=self.job.exchange.schedule != "serial",
+                encoder=self._make_encoder(),
             )
             self._exchange.start()
         return self._exchange
+
+    def _make_encoder(self) -> ShardEncoder | None:
+        """Return what encodes on this rank's device, where that is wanted and the gateway takes it."""
+        if self._encoding is None or self._encoding.codec not in DEVICE_CODECS:
+            return None
+        return ShardEncoder(
+            self._encoding,
+            site_index=self.index,
+            rank=self.rank,
+            ranks_per_site=self._ranks_per_site,
+            device=self.device,
+        )
 
     def _open_average(self) -> TensorAverage:
         if self._average is None:

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from sites.gateway.forms import Form
+from sites.worker.encoding import Encoded
 from sites.worker.routes import Route
 
 Pending = dist.Work | torch.cuda.Event | None
@@ -57,6 +59,11 @@ class Slot:
     """Of a bucket whose elements the ranks hold shards of already."""
     arriving: torch.Tensor | None = None
     """float32 on the device: what other ranks send of this rank's shard."""
+    encode: Callable[[torch.Tensor], Encoded] | None = None
+    """Makes of `shard` what is to be in the region instead."""
+    form: Form = Form.VALUES
+    """What is in the region, once it is collected."""
+    encoded_bytes: int = 0
 
     @property
     def sizes(self) -> Sizes:
@@ -73,6 +80,11 @@ class Slot:
             self.region[:shard_numel],
             route=route,
         )
+
+    def note(self, encoded: Encoded) -> None:
+        """Note what is in the region, once the stream has come to the end of the encoding."""
+        self.form = Form.ENCODED if bool(encoded.is_fit) else Form.UNFIT
+        self.encoded_bytes = encoded.num_bytes if self.form is Form.ENCODED else 0
 
 
 class Transfer(Protocol):
@@ -96,7 +108,7 @@ class Transfer(Protocol):
         """Start the sum of a scalar over the site's ranks. From the autograd thread."""
 
     def collect(self, slot: Slot, pending: Pending) -> float | None:
-        """Wait until the region holds the shard. From the posting thread.
+        """Wait until the region holds the shard, encoded where it can be. From the posting thread.
 
         Returns:
             For how many seconds the bucket had been computed by then; None where that was done when

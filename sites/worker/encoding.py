@@ -1,0 +1,156 @@
+"""What a rank hands over encoded: on its own device, chunk by chunk of the gateways' grid.
+
+So gradients cross from an accelerator to the host as small as they go over the WAN. Error feedback lives beside
+the encoder, by the rule of sites/gateway/residuals.py: float32, as many as this rank's shards have elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from sites.codecs.codec import BodyCodec
+from sites.codecs.registry import codec_named
+from sites.gateway.grid import grid
+from sites.worker.device_codecs import DEVICE_CODECS
+from sites.worker.link import EncodingOffer
+from sites.worker.region import FLOAT_BYTES
+from topology.errors import ConfigError
+
+_VARIABLE: Final = "ISTHMUS_ENCODE"
+_ALIGNMENT: Final = 16
+"""Bytes between which bodies begin on the device: a body starts with numbers of two bytes."""
+
+
+def encodes_here(environ: Mapping[str, str], device: torch.device) -> bool:
+    """Return whether a rank is to encode where the gateway lets it.
+
+    Args:
+        environ: ISTHMUS_ENCODE is rank, gateway, or auto or absent: a rank whose gradients are on an accelerator.
+        device: of the gradients.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    where = environ.get(_VARIABLE, "auto")
+    if where not in ("auto", "rank", "gateway"):
+        raise ConfigError(f"environment: {_VARIABLE}: want rank, gateway or auto, got {where!r}")
+    return where == "rank" or (where == "auto" and device.type != "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A shard's bodies, which the encoder's next call overwrites."""
+
+    bodies: tuple[tuple[int, torch.Tensor], ...]
+    """Each chunk's place in the shard's shared memory, in bytes, and its body on the device."""
+    is_fit: torch.Tensor
+    """bool, shape (1,), on the host, once the stream has come this far: whether every value has a code. Else the
+    shard itself is to be handed over."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all bodies together."""
+        return sum(body.numel() for _, body in self.bodies)
+
+    def write(self, region: torch.Tensor) -> None:
+        """Enqueue the copies to shared memory: float32, as long as the shard."""
+        octets = region.view(torch.uint8)
+        for place, body in self.bodies:
+            octets[place : place + body.numel()].copy_(body, non_blocking=True)
+
+
+class ShardEncoder:
+    """Encodes this rank's shards, one after another, on one stream."""
+
+    def __init__(
+        self,
+        offer: EncodingOffer,
+        *,
+        site_index: int,
+        rank: int,
+        ranks_per_site: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
+        """Owe nothing yet.
+
+        Args:
+            offer: what the gateway takes; its codec is in DEVICE_CODECS.
+            site_index: of this rank's site.
+            rank: inside the site.
+            ranks_per_site: in site order.
+            device: of the shards.
+        """
+        codec = codec_named(offer.codec)
+        assert isinstance(codec, BodyCodec)
+        self._body_bytes = codec.body_bytes
+        self._codec = DEVICE_CODECS[offer.codec](device)
+        self._offer = offer
+        self._site_index = site_index
+        self._rank = rank
+        self._ranks_per_site = ranks_per_site
+        self._device = device
+        self._owed: dict[int, tuple[int, int, torch.Tensor]] = {}
+        self._octets = torch.empty(0, dtype=torch.uint8, device=device)
+        self._is_fit = torch.ones(1, dtype=torch.bool, device=device)
+        # Page-locked, or the copy to it would hold up the thread until the device comes to it.
+        self._is_fit_here = torch.ones(1, dtype=torch.bool, pin_memory=device.type == "cuda")
+
+    def encode(self, shard: torch.Tensor, *, bucket: int, numel: int, layout: int) -> Encoded:
+        """Enqueue the encoding of a shard and of what is owed to it.
+
+        Args:
+            shard: float32, shape (s,) or longer, padding behind. What is owed is added.
+            bucket: its number: what is lost is owed to the next shard of the same number.
+            numel: float32 elements of the whole bucket.
+            layout: equal as long as the bucket holds the same.
+        """
+        cut = grid(numel, self._offer.chunk_numel, self._ranks_per_site)
+        first, count = cut.shard(self._site_index, self._rank)
+        spans = [cut.span(chunk) for chunk in cut.chunks(self._site_index, self._rank)]
+        octets = self._reserve(sum(self._room(numel) for _, numel in spans))
+        owed = self._owed_to(bucket, layout, numel, count)
+        if owed is not None:
+            shard[:count].add_(owed)
+        self._is_fit.fill_(True)
+        bodies, taken = [], 0
+        for start, chunk_numel in spans:
+            place = slice(start - first, start - first + chunk_numel)
+            body = octets[taken : taken + self._body_bytes(chunk_numel)]
+            taken += self._room(chunk_numel)
+            self._encode_chunk(shard[place], body, None if owed is None else owed[place])
+            bodies.append((FLOAT_BYTES * place.start, body))
+        self._is_fit_here.copy_(self._is_fit, non_blocking=True)
+        return Encoded(tuple(bodies), self._is_fit_here)
+
+    def _encode_chunk(
+        self, values: torch.Tensor, body: torch.Tensor, owed: torch.Tensor | None
+    ) -> None:
+        is_fit = self._codec.encode(values, body)
+        self._is_fit.logical_and_(is_fit)
+        if owed is not None:
+            torch.sub(values, self._codec.decode(values, is_fit), out=owed)
+            owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+    def _owed_to(self, bucket: int, layout: int, numel: int, count: int) -> torch.Tensor | None:
+        """Return what is owed to a bucket, to be overwritten; all is dropped when one holds something else."""
+        if not self._offer.error_feedback:
+            return None
+        found = self._owed.get(bucket)
+        if found is not None and found[:2] != (layout, numel):
+            self._owed.clear()
+            found = None
+        if found is None:
+            found = self._owed[bucket] = (layout, numel, torch.zeros(count, device=self._device))
+        return found[2]
+
+    def _room(self, numel: int) -> int:
+        return -(-self._body_bytes(numel) // _ALIGNMENT) * _ALIGNMENT
+
+    def _reserve(self, num_bytes: int) -> torch.Tensor:
+        if len(self._octets) < num_bytes:
+            self._octets = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        return self._octets

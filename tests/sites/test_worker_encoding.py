@@ -1,0 +1,356 @@
+"""Ranks that encode: the same bytes as gateways make, the same results, and nothing else taken from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from sites.codecs.codec import BodyCodec, Floats, Payload
+from sites.codecs.lossy import AS_IT_IS
+from sites.codecs.registry import BY_NAME
+from sites.gateway.bucket_run import Post
+from sites.gateway.forms import Form
+from sites.gateway.grid import grid
+from sites.gateway.rank_encoding import RankEncoding
+from sites.gateway.residuals import Residual
+from sites.worker.device_codecs import DEVICE_CODECS
+from sites.worker.encoding import ShardEncoder, encodes_here
+from sites.worker.link import EncodingOffer
+from tests.fakes.exchanges import Exchanges
+from tests.fakes.gateway_rank import GatewayRank
+from tests.fakes.gateway_sites import Member, gateway_config, gateways
+from tests.fakes.ranks import results, run_ranks
+from tests.sites import worker_programs
+from tests.sites.encoding_programs import train_encoding
+from tests.sites.test_bit_identity import make_plan
+from tests.sites.test_worker_gateways import gateways as gateway_processes
+from tests.sites.test_worker_ranks import bits
+from topology.errors import ConfigError
+from topology.trees import ReductionPlan
+
+CPU = torch.device("cpu")
+EACH = pytest.mark.parametrize("name", DEVICE_CODECS)
+SIZES = (1, 2, 3, 127, 128, 129, 255, 1000, 4097)
+SPECIAL = (
+    0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x7EFFFFFF, 0xFEFFFFFF,
+)  # fmt: skip
+"""Bits of float32: zeros, subnormal numbers, the smallest normal one, the largest below 2**127."""
+UNFIT = (0x7F800000, 0xFF800000, 0x7FC00001, 0x7F800001, 0xFFFFFFFF, 0x7F000000, 0xFF7FFFFF)
+"""Infinities, NaN, and what is 2**127 or more."""
+
+
+def body_codec(name: str) -> BodyCodec:
+    codec = BY_NAME[name]
+    assert isinstance(codec, BodyCodec)
+    return codec
+
+
+def octets(body: torch.Tensor) -> memoryview:
+    found: npt.NDArray[np.uint8] = body.numpy()
+    return found.data
+
+
+def numbers(chance: np.random.Generator, numel: int) -> Floats:
+    """Return any finite bits, normal ones of one magnitude, halves of steps, or all of these."""
+    any_bits = chance.integers(0, 1 << 32, numel, dtype=np.uint32)
+    any_bits[any_bits & 0x7FFFFFFF >= 0x7F000000] ^= 0x40000000
+    special = chance.choice(np.array(SPECIAL, dtype=np.uint32), numel)
+    normal = chance.standard_normal(numel).astype(np.float32) * np.float32(
+        2.0 ** chance.integers(-140, 120)
+    )
+    halves = (chance.integers(-254, 255, numel) / 2).astype(np.float32)
+    halves[::128] = 127.0  # then the scale is one, and halves are ties
+    kinds = [any_bits.view(np.float32), special.view(np.float32), normal, halves]
+    mixed = np.choose(chance.integers(0, 4, numel), [each.view(np.uint32) for each in kinds])
+    return [*kinds, mixed.view(np.float32)][chance.integers(5)].copy()
+
+
+@EACH
+@pytest.mark.parametrize("seed", range(12))
+def test_bodies_are_those_of_the_gateways_codecs(name: str, seed: int) -> None:
+    chance, codec = np.random.default_rng(seed), body_codec(name)
+    device_codec = DEVICE_CODECS[name](CPU)
+    for numel in (*SIZES, int(chance.integers(1, 70_000))):
+        values = numbers(chance, numel)
+        tensor, body = (
+            torch.from_numpy(values),
+            torch.empty(codec.body_bytes(numel), dtype=torch.uint8),
+        )
+        before = values.tobytes()
+        is_fit = device_codec.encode(tensor, body)
+        payload = codec.seal(octets(body), numel)
+        assert bool(is_fit), (seed, numel)
+        assert payload == codec.encode(values), (seed, numel)
+        decoded = device_codec.decode(tensor, is_fit)
+        # Numbers, not bits: a zero has lost its sign in some of the codes.
+        assert np.array_equal(decoded.numpy(), codec.decode(payload, numel)), (seed, numel)
+        assert values.tobytes() == before
+        assert 0 < codec.body_bytes(numel) <= 4 * numel
+
+
+@EACH
+@pytest.mark.parametrize("pattern", UNFIT, ids=hex)
+def test_what_has_no_code_is_seen(name: str, pattern: int) -> None:
+    chance, codec = np.random.default_rng(pattern), body_codec(name)
+    device_codec = DEVICE_CODECS[name](CPU)
+    for numel in SIZES:
+        values = numbers(chance, numel)
+        values.view(np.uint32)[chance.integers(numel)] = pattern
+        body = torch.empty(codec.body_bytes(numel), dtype=torch.uint8)
+        is_fit = device_codec.encode(torch.from_numpy(values), body)
+        has_codes = codec.encode(values)[0] != AS_IT_IS
+        assert bool(is_fit) == (np.isfinite(values).all() if name == "bf16" else has_codes)
+
+
+@EACH
+def test_an_encoder_looks_at_no_value(name: str) -> None:
+    """On a device without values, whatever would wait for one raises."""
+    meta = torch.device("meta")
+    device_codec = DEVICE_CODECS[name](meta)
+    for numel in SIZES:
+        values = torch.empty(numel, device=meta)
+        body = torch.empty(body_codec(name).body_bytes(numel), dtype=torch.uint8, device=meta)
+        device_codec.decode(values, device_codec.encode(values, body))
+
+
+def make_encoder(
+    name: str, ranks: tuple[int, ...], site: int, rank: int, *, feedback: bool = True
+) -> ShardEncoder:
+    offer = EncodingOffer(codec=name, chunk_numel=256, error_feedback=feedback)
+    return ShardEncoder(offer, site_index=site, rank=rank, ranks_per_site=ranks, device=CPU)
+
+
+def encode(encoder: ShardEncoder, region: Floats, numel: int, layout: int = 1) -> Form:
+    """Do what a transfer does on the host."""
+    shard = torch.from_numpy(region)
+    encoded = encoder.encode(shard, bucket=0, numel=numel, layout=layout)
+    if not bool(encoded.is_fit):
+        return Form.UNFIT
+    encoded.write(shard)
+    return Form.ENCODED
+
+
+def chunk_payloads(name: str, form: Form, region: Floats, numel: int) -> list[Payload]:
+    """Return what the gateway of a single rank's site makes of what was handed over."""
+    codec, cut = body_codec(name), grid(numel, 256, (1, 3))
+    found = []
+    for chunk in range(cut.num_chunks):
+        start, count = cut.span(chunk)
+        part = region[start : start + count]
+        body = part.view(np.uint8)[: codec.body_bytes(count)].data
+        found.append(codec.encode(part) if form is Form.UNFIT else codec.seal(body, count))
+    return found
+
+
+@EACH
+def test_what_is_lost_is_owed_as_in_a_gateway(name: str) -> None:
+    """For ten rounds: one with a NaN, one with numbers that bfloat16 rounds to infinity, and a new layout."""
+    chance, numel, codec = np.random.default_rng(7), 1111, body_codec(name)
+    encoder, cut = make_encoder(name, (1, 3), 0, 0), grid(numel, 256, (1, 3))
+    residuals = [Residual(cut.span(chunk)[1]) for chunk in range(cut.num_chunks)]
+    for round_ in range(10):
+        values = (chance.standard_normal(numel) * 10.0 ** chance.integers(-9, 9)).astype(np.float32)
+        if round_ == 3:
+            values[700] = np.nan
+        if round_ == 5:
+            values[5] = 3.4e38
+        layout = 1 if round_ < 8 else 2
+        if round_ == 8:
+            residuals = [Residual(cut.span(chunk)[1]) for chunk in range(cut.num_chunks)]
+        region = values.copy()
+        form = encode(encoder, region, numel, layout)
+        found = chunk_payloads(name, form, region, numel)
+        wanted = []
+        for chunk, residual in enumerate(residuals):
+            start, count = cut.span(chunk)
+            wanted.append(residual.encode(codec, values[start : start + count]))
+        assert found == wanted, (name, round_)
+        assert form is (
+            Form.UNFIT if round_ == 3 or (round_ == 5 and name != "bf16") else Form.ENCODED
+        )
+
+
+def test_without_feedback_nothing_is_owed() -> None:
+    values = np.full(300, 0.1, dtype=np.float32)
+    values[0] = 7
+    encoder = make_encoder("int4", (1, 3), 0, 0, feedback=False)
+    for _ in range(20):
+        region = values.copy()
+        payloads = chunk_payloads("int4", encode(encoder, region, 300), region, 300)
+        assert payloads[0] == BY_NAME["int4"].encode(values[:100])
+
+
+@pytest.mark.parametrize("form", ["gather", "star", "ring", "hierarchy"])
+@pytest.mark.parametrize("name", ["bf16", "int8-zstd", "int4", "fp8"])
+def test_sites_get_the_same_bits_from_ranks_that_encode(name: str, form: str) -> None:
+    """In a gather, those that they get from gateways that encode; one rank of a site has a NaN once."""
+    ranks, numel = (2, 1, 3), 2000
+    plan, chance = make_plan(form, 3, seed=3), np.random.default_rng(3)
+    encoders = {
+        (site, rank): make_encoder(name, ranks, site, rank)
+        for site in range(3)
+        for rank in range(ranks[site])
+    }
+    theirs, own = (Exchanges(plan, name, ranks, chunk_bytes=1024) for _ in range(2))
+    for round_ in range(4):
+        parts = [chance.standard_normal(numel).astype(np.float32) for _ in range(3)]
+        if round_ == 1:
+            parts[2][1500] = np.nan
+        exact = round_ == 2
+        own_parts = [part.copy() for part in parts]
+        for site, part in enumerate(parts):
+            theirs.post_site(site, part, 1.0 + site, round=round_, exact=exact)
+        _post_encoded(own, {} if exact else encoders, ranks, own_parts, round_)
+        for exchanges in (theirs, own):
+            _deliver_all(exchanges)
+            assert not exchanges.failures
+        assert own_parts[0].tobytes() == own_parts[1].tobytes() == own_parts[2].tobytes()
+        assert np.isnan(own_parts[0]).sum() == (round_ == 1)
+        if form == "gather" or exact:
+            assert own_parts[0].tobytes() == parts[0].tobytes(), round_
+        else:
+            # An inner site's own part is rounded as well: a step more, of at most a seventh of 5.
+            np.testing.assert_allclose(own_parts[0], parts[0], atol=2.0)
+    if form == "gather":
+        assert _owed_chunks(own) == 0 < _owed_chunks(theirs)
+
+
+def _post_encoded(
+    exchanges: Exchanges,
+    encoders: dict[tuple[int, int], ShardEncoder],
+    ranks: tuple[int, ...],
+    parts: list[Floats],
+    round_: int,
+) -> None:
+    for site, part in enumerate(parts):
+        size = -(-len(part) // ranks[site])
+        for rank in range(ranks[site]):
+            values = part[rank * size : (rank + 1) * size]
+            encoder = encoders.get((site, rank))
+            form = Form.VALUES if encoder is None else encode(encoder, values, len(part))
+            post = Post(
+                round=round_, bucket=0, numel=len(part), layout=77, weight=1.0 + site,
+                exact=encoder is None, values=values, form=form,
+            )  # fmt: skip
+            exchanges.post(site, rank, post)
+
+
+def _deliver_all(exchanges: Exchanges) -> None:
+    while exchanges.wire:
+        sent = exchanges.wire.pop(0)
+        exchanges.deliver(sent.source, sent.target, sent.data)
+
+
+def _owed_chunks(exchanges: Exchanges) -> int:
+    """Return how many chunks' residuals have memory."""
+    return sum(
+        residual._lost is not None
+        for exchange in exchanges.exchanges
+        for bucket in exchange._residuals._buckets.values()
+        for residual in bucket._chunks.values()
+    )
+
+
+def test_what_a_gateway_offers(tmp_path: Path) -> None:
+    gather = ReductionPlan(2, (), "")
+    trees = make_plan("ring", 3, seed=1)
+    mixed = ("int8", *["int4"] * (len(trees.trees) - 1))
+    assert len(trees.trees) > 1
+
+    def offered(plan: ReductionPlan, **changes: Any) -> str | None:  # noqa: ANN401
+        found = RankEncoding(gateway_config(tmp_path, plan, 0, **changes)).to_json()
+        return None if found is None else str(found["codec"])
+
+    for name in BY_NAME:
+        assert offered(gather, codec=name) == (name if name in DEVICE_CODECS else None)
+    assert offered(ReductionPlan(1, (), ""), codec="int8") is None
+    assert offered(trees, codec="int8") == "int8"
+    assert offered(trees, codecs=mixed) is None
+
+
+def test_where_a_rank_encodes() -> None:
+    cuda = torch.device("cuda", 0)
+    for value, wanted in {"rank": [1, 1], "gateway": [0, 0], "auto": [0, 1], "": None}.items():
+        environ = {"ISTHMUS_ENCODE": value}
+        if wanted is None:
+            with pytest.raises(
+                ConfigError, match="ISTHMUS_ENCODE: want rank, gateway or auto, got"
+            ):
+                encodes_here(environ, CPU)
+        else:
+            assert [encodes_here(environ, device) for device in (CPU, cuda)] == wanted
+    assert [encodes_here({}, device) for device in (CPU, cuda)] == [False, True]
+
+
+@contextmanager
+def one_rank(folder: Path, codec: str) -> Iterator[tuple[Member, GatewayRank]]:
+    """Start two sites, of which the first has a rank that has shared a region."""
+    plan = ReductionPlan(2, (), "")
+    configs = [gateway_config(folder, plan, site, codec=codec) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        for member in members:
+            member.wait("connected")
+        rank = stack.enter_context(GatewayRank(members[0].config.socket_path, 0))
+        assert rank.receive()["op"] == "welcome"
+        rank.share(0, 3000)
+        yield members[0], rank
+
+
+@pytest.mark.parametrize(
+    ("codec", "changes", "wanted"),
+    [
+        ("int8", {"form": "encoded", "encoded_bytes": 3}, "rank 0: round 0 bucket 0: 3 encoded bytes"),
+        ("int8", {"form": "encoded", "encoded_bytes": 3048, "exact": True}, "bucket 0: encoded values"),
+        ("topk", {"form": "encoded", "encoded_bytes": 3048}, "bucket 0: encoded values where float32"),
+        ("fp32", {"form": "unfit"}, "bucket 0: unfit values where float32"),
+        ("int8", {"form": "jpeg"}, "reduce.form: want one of values, encoded, unfit, got 'jpeg'"),
+        ("int8", {"form": 1}, "reduce.form: want one of"),
+        ("int8", {"encoded_bytes": -1}, "reduce.encoded_bytes: want 0 to"),
+    ],
+)  # fmt: skip
+def test_what_a_rank_may_not_hand_over(
+    tmp_path: Path, codec: str, changes: dict[str, object], wanted: str
+) -> None:
+    with one_rank(tmp_path, codec) as (member, rank):
+        rank.reduce(0, 0, 3000, 1.0, **changes)
+        failed = member.wait("failed")
+    assert failed["code"] == "INTERNAL"
+    assert wanted in failed["message"]
+
+
+def test_a_body_that_no_encoder_makes_names_its_chunk(tmp_path: Path) -> None:
+    with one_rank(tmp_path, "int8") as (member, rank):
+        region = rank.regions[0].view(np.uint8)
+        region[:] = 0
+        region[4 * 2048 : 4 * 2048 + 2] = (0x80, 0x7F)  # the third chunk's first scale is infinite
+        rank.reduce(0, 0, 3000, 1.0, form="encoded", encoded_bytes=3000 + 2 * 24)
+        failed = member.wait("failed")
+    assert "rank 0: bucket 0 chunk 2: a scale that int8 never has" in failed["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_ranks_that_encode_train_as_gateways_do(tmp_path: Path) -> None:
+    """Real ranks and gateways of unequal sites, under a gather: the same bits with the same codec."""
+    ranks, saved = (2, 1), []
+    for program in (worker_programs.train, train_encoding):
+        folder = tmp_path / program.__name__
+        folder.mkdir()
+        with gateway_processes(folder, "int4", ranks) as (processes, paths):
+            codes = run_ranks(folder, paths, ranks, program, ["exchange.codec=int4"])
+            assert [process.end() for process in processes] == [0, 0]
+        assert set(codes.values()) == {0}
+        encoded = [int(path.read_text()) for path in folder.glob("*.encoded")]
+        assert len(encoded) == (0 if program is worker_programs.train else 3)
+        assert all(count >= worker_programs.NUM_STEPS for count in encoded)
+        finals = [each["final"] for each in results(folder).values()]
+        saved += [{key: bits(value) for key, value in final.items()} for final in finals]
+    assert len(saved) == 6
+    assert all(each == saved[0] for each in saved)
