@@ -18,6 +18,7 @@ from orchestrator.cli.options import (
     json_option,
     seed_option,
     set_option,
+    topology_option,
 )
 from orchestrator.cli.output import INTERRUPTED, Output
 from orchestrator.cli.reader import reading
@@ -38,12 +39,7 @@ from topology.world import EMULATORS
     help="Submit to this coordinator. [$ISTHMUS_COORDINATOR, else one is started here]",
 )
 @set_option
-@click.option(
-    "--topology",
-    "topology_path",
-    type=click.Path(path_type=Path),
-    help="Use this topology, not the one that the job names.",
-)
+@topology_option
 @click.option(
     "--plan",
     "plan_path",

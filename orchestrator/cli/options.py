@@ -105,8 +105,12 @@ set_option: Decorator = click.option(
     multiple=True,
     help="Change a value of the file before it is checked, as links.0.rtt=120ms. May be repeated.",
 )
-
-
+topology_option: Decorator = click.option(
+    "--topology",
+    "topology_path",
+    type=click.Path(path_type=Path),
+    help="Use this topology, not the one that the job names.",
+)
 faults_option: Decorator = click.option(
     "--faults",
     "faults_path",

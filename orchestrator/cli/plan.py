@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import json_option, set_option
+from orchestrator.cli.options import json_option, set_option, topology_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, read_text
 from orchestrator.plans import plan_of
@@ -16,12 +16,7 @@ from orchestrator.run_files import write_atomically
 @click.command("plan")
 @click.argument("job", type=click.Path(path_type=Path))
 @set_option
-@click.option(
-    "--topology",
-    "topology_path",
-    type=click.Path(path_type=Path),
-    help="Use this topology, not the one that the job names.",
-)
+@topology_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

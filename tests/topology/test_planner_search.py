@@ -14,8 +14,9 @@ from topology.job import Job, Reduction
 from topology.pairs import pairs_of
 from topology.placement import restricted, unreached
 from topology.planner.choice import Sizing
-from topology.planner.search import Search, sizings
+from topology.planner.search import Search
 from topology.planner.shares import Split, busiest
+from topology.planner.site_set import sizings
 from topology.planner.ways import ways
 from topology.step_time import StepModel
 from topology.tree_shapes import ring_paths

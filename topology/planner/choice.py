@@ -101,3 +101,15 @@ def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) ->
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
+
+
+def better(one: Choice | None, other: Choice | None) -> Choice | None:
+    """Return the better of two, as far as there are any."""
+    if one is None or other is None:
+        return one or other
+    return min(one, other, key=by_rank)
+
+
+def by_rank(choice: Choice) -> Rank:
+    """Return what orders choices."""
+    return choice.rank

@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from topology.planner.choice import Choice
-from topology.planner.search import EXACT_SITES, Search
+from topology.planner.search import Search
 from topology.planner.shares import busiest
+from topology.planner.site_set import EXACT_SITES
 from topology.step_time import StepModel
 from topology.world import Topology
 

@@ -1,0 +1,207 @@
+"""Everything that can be decided for one set of sites: reduction, codec, sizes, spread of the batch.
+
+Tried in the order of their lower bounds, and only as long as these are better than what was found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from topology.codec_costs import usual_ratio
+from topology.job import Job, PlanWishes
+from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
+from topology.planner.shares import Split, busiest, improved
+from topology.planner.ways import Way
+from topology.step_time import StepModel, gradient_bytes, sequence_s
+from topology.tree_times import seconds_per_byte
+from topology.wire_load import tree_ratios
+from topology.world import Topology
+
+EXACT_SITES = 4
+"""Up to so many, the best is found; of more, one that is probably that."""
+_QUICK_WAYS = 3
+"""Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
+_THOROUGH_WAYS = 6
+"""And once it is."""
+CHUNKS = (1 << 20, 256 << 10, 4 << 20)
+BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
+"""Sizes that are tried beside the job's own."""
+
+Bounded = tuple[float, int, int]
+"""Least seconds, and which reduction and codec."""
+
+
+class SiteSet:
+    """All that can be decided for one set of sites."""
+
+    def __init__(
+        self, job: Job, codecs: Sequence[str], topology: Topology, begin: Split, choices: list[Way]
+    ) -> None:
+        """Look at these sites only.
+
+        Args:
+            job: Without a placement.
+            codecs: That may be chosen.
+            topology: Of the sites that take part.
+            begin: The batch, spread so that the slowest site is fastest.
+            choices: The reductions that come into question.
+        """
+        self._job = job
+        self._codecs = codecs
+        self._objective = (job.plan or PlanWishes()).objective
+        self._topology = topology
+        self._begin = begin
+        self._ways = choices
+        self._ranks = [site.num_ranks for site in topology.sites]
+        self._sizings = sizings(job)
+
+    def quick(self, *, is_split: bool) -> Choice | None:
+        """Return a good choice: the reductions with the least bounds, in one size.
+
+        Args:
+            is_split: The batch is spread for the step's sake, not only for the slowest site's.
+        """
+        bounded = self._bounded()[:_QUICK_WAYS]
+        return self._best(None, bounded, self._sizings[:1], is_split=is_split)
+
+    def thorough(self, against: Choice | None = None) -> Choice | None:
+        """Return the best choice; for more than EXACT_SITES sites one that is probably that.
+
+        Args:
+            against: Of other sites; returned if nothing is better.
+        """
+        bounded = self._bounded()
+        if len(self._ranks) > EXACT_SITES:
+            one_size = [
+                self._best(None, [each], self._sizings[:1], is_split=False) for each in bounded
+            ]
+            order = sorted(
+                (choice.rank, index) for index, choice in enumerate(one_size) if choice is not None
+            )
+            bounded = [bounded[index] for _, index in order[:_THOROUGH_WAYS]]
+            return self._best_few(against, bounded)
+        return self._best(against, bounded, self._sizings, is_split=True)
+
+    def _best_few(self, best: Choice | None, bounded: list[Bounded]) -> Choice | None:
+        """Spread the batch anew for each reduction and codec, in the size that is best before that."""
+        for each in bounded:
+            begun = self._best(None, [each], self._sizings, is_split=False)
+            if begun is not None:
+                best = self._best(best, [each], (begun.sizing,), is_split=True)
+        return best
+
+    def _bounded(self) -> list[Bounded]:
+        """Return the least seconds of each reduction and codec, the shortest first."""
+        job, topology = self._job, self._topology
+        compute_s = max(
+            count * sequence_s(job, site)
+            for count, site in zip(busiest(self._begin, self._ranks), topology.sites, strict=True)
+        )
+        found = []
+        for index, way in enumerate(self._ways):
+            for codec_index, codec in enumerate(self._codecs):
+                crossing_s = 0.0
+                if way.plan.num_sites > 1:
+                    tried = dataclasses.replace(
+                        job, exchange=dataclasses.replace(job.exchange, codec=codec)
+                    )
+                    ratios = tree_ratios(tried, topology, way.plan, usual_ratio(codec))
+                    per_byte_s = max(seconds_per_byte(way.plan, topology, ratios).values())
+                    crossing_s = gradient_bytes(job) * per_byte_s
+                found.append((max(compute_s, crossing_s), index, codec_index))
+        return sorted(found)
+
+    def _best(
+        self,
+        best: Choice | None,
+        bounded: list[Bounded],
+        sizes: tuple[Sizing, ...],
+        *,
+        is_split: bool,
+    ) -> Choice | None:
+        """Return the best choice of these, or `best`."""
+        for least_s, way_index, codec_index in bounded:
+            for sizing in sizes:
+                size_index = self._sizings.index(sizing)
+                places = (float(codec_index), float(way_index), float(size_index))
+                choice = self._choice(least_s, sizing, places, best, is_split=is_split)
+                best = better(best, choice)
+        return best
+
+    def _choice(
+        self,
+        least_s: float,
+        sizing: Sizing,
+        places: tuple[float, float, float],
+        best: Choice | None,
+        *,
+        is_split: bool,
+    ) -> Choice | None:
+        """Return the best spread of the batch with everything else decided; None if `best` is better."""
+        way = self._ways[int(places[1])]
+        draft = Choice(
+            sites=tuple(site.name for site in self._topology.sites),
+            sequences=self._begin,
+            way=way,
+            codec=self._codecs[int(places[0])],
+            sizing=sizing,
+            step_s=math.inf,
+            usd_per_step=math.inf,
+            rank=(math.inf,),
+        )
+        job = draft.job(self._job)
+        per_s, egress = money(job, self._topology, way)
+
+        def rank(step_s: float) -> Rank:
+            usd = per_s * step_s + egress
+            rest = (len(draft.sites), *places)
+            return rank_of(self._objective, step_s, usd, *rest)
+
+        if best is not None and rank(least_s) >= best.rank:
+            return None
+        model = StepModel(job, self._topology, way.plan)
+        # Of no spread is the step shorter than with a single sequence in each rank.
+        shortest_s = max(least_s, model.floor_s, model.step_s([1] * len(self._ranks)))
+        if best is not None and rank(shortest_s) >= best.rank:
+            return None
+        split, step_s = self._spread(model, shortest_s if is_split else math.inf)
+        return dataclasses.replace(
+            draft,
+            sequences=split,
+            step_s=step_s,
+            usd_per_step=per_s * step_s + egress,
+            rank=rank(step_s),
+        )
+
+    def _spread(self, model: StepModel, shortest_s: float) -> tuple[Split, float]:
+        """Return a spread of the batch and its step: a better one than the first, if that is longer."""
+
+        def step_s(split: Split) -> float:
+            return model.step_s(busiest(split, self._ranks))
+
+        split, begun_s = self._begin, step_s(self._begin)
+        if begun_s <= shortest_s:
+            return split, begun_s
+        split = improved(split, self._ranks, self._job.trainer.micro_batch, step_s)
+        return split, step_s(split)
+
+
+def sizings(job: Job) -> tuple[Sizing, ...]:
+    """Return chunks and buckets that are tried, the job's own first."""
+    own = Sizing(chunk_bytes=job.exchange.chunk_bytes, bucket_bytes=job.exchange.bucket_bytes)
+    # With `serial` everything leaves at once, whatever fills a bucket.
+    buckets = () if job.exchange.schedule == "serial" else BUCKETS
+    largest = max(gradient_bytes(job), own.bucket_bytes, min(BUCKETS))
+    pairs = itertools.product(
+        dict.fromkeys((own.bucket_bytes, *buckets)), dict.fromkeys((own.chunk_bytes, *CHUNKS))
+    )
+    found = [
+        Sizing(chunk_bytes=chunk_bytes, bucket_bytes=bucket_bytes)
+        for bucket_bytes, chunk_bytes in pairs
+        if chunk_bytes <= min(bucket_bytes, job.exchange.window_bytes or bucket_bytes)
+        and bucket_bytes < 4 * largest
+    ]
+    return tuple(dict.fromkeys((own, *found)))
