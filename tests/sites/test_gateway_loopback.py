@@ -53,11 +53,15 @@ def wait_for(fact: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("codec", ["fp32", "bf16-split"])
-def test_sites_agree_bit_for_bit(name: str, codec: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "codecs", [("fp32",), ("bf16-split",), ("fp32", "bf16-split", "split")], ids="-".join
+)
+def test_sites_agree_bit_for_bit(name: str, codecs: tuple[str, ...], tmp_path: Path) -> None:
     plan = PLANS[name]
+    of_trees = tuple(codecs[tree % len(codecs)] for tree in range(max(1, len(plan.trees))))
+    ranks_per_node = RANKS[: plan.num_sites]
     configs = [
-        gateway_config(tmp_path, plan, site, codec=codec, ranks_per_node=RANKS[: plan.num_sites])
+        gateway_config(tmp_path, plan, site, codecs=of_trees, ranks_per_node=ranks_per_node)
         for site in range(plan.num_sites)
     ]
     weights = [3.0, 0.0, 5.0, 2.0][: plan.num_sites]

@@ -58,6 +58,20 @@ def contribution(seed: int, site: int, numel: int, weight: float) -> Floats:
     return values.astype(np.float32)
 
 
+def test_a_tree_takes_no_other_s_codec() -> None:
+    plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
+    cut = grid(20, 10, (1, 1))
+    codecs = (BY_NAME["fp32"], BY_NAME["int8"])
+    bucket = Bucket(1, 0, 0, 5, codecs, cut, time.thread_time)
+    sender, receiver = (BucketReduction(bucket, plan, roles(plan, site), None) for site in (1, 0))
+    own = Own(np.ones(10, dtype=np.float32), 1.0)
+    (sent,) = (each for each in sender.chunk(0).handle(own) if isinstance(each, Send))
+    receiver.check(1, sent.frame)
+    assert sent.frame.codec == codecs[0].number
+    with pytest.raises(LayoutMismatchError, match="came with codec number 5; here it is fp32"):
+        receiver.check(1, replace(sent.frame, codec=codecs[1].number))
+
+
 def every_tree(plan: ReductionPlan, codec: Codec) -> tuple[Codec, ...]:
     return (codec,) * max(1, len(plan.trees))
 
