@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.plannable import a_job, a_world
 from topology.errors import ConfigError
 from topology.hashing import plan_hashes
-from topology.job import Exchange, Job
+from topology.job import Exchange, Job, PlanWishes
 from topology.load import load_topology
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.plan import make_plan
@@ -179,3 +179,10 @@ def test_the_peak_that_is_told_is_the_one_that_counts() -> None:
     inputs = make_plan(JOB, load_topology(text, "topology.yaml"))["inputs"]
     [value] = [each["value"] for each in inputs if each["what"] == "a"]
     assert value == "1 of 50 TFLOP/s, MFU 0.5"
+
+
+def test_what_has_no_price_is_told_where_prices_decide() -> None:
+    world = measured("9Gbit/s")
+    assert not warnings(dataclasses.replace(JOB, plan=PlanWishes()), world)
+    [told] = warnings(dataclasses.replace(JOB, plan=PlanWishes(objective="cost")), world)
+    assert "chip has no price" in told

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from topology.codec_costs import usual_ratio
+from topology.cost.money import accelerators_usd, egress_usd
 from topology.job import Job, Placed
 from topology.placement import restricted
 from topology.planner.shares import Split
@@ -77,19 +77,17 @@ def money(job: Job, topology: Topology, way: Way) -> tuple[float, float]:
         topology: Of the sites that take part.
         way: Of reduction.
     """
-    per_s = math.fsum(
-        site.num_ranks * (site.accelerator.price_usd_per_h or 0.0) / 3600 for site in topology.sites
-    )
+    per_s = accelerators_usd(topology, {site.name: site.num_ranks for site in topology.sites}, 1.0)
     if way.plan.num_sites == 1:
         return per_s, 0.0
     ratio = usual_ratio(job.exchange.codec)
     load = wire_load(job, topology, way.plan, gradient_bytes(job), ratio)
-    egress = 0.0
-    for (source, target), num_bytes in bytes_of_hops(way.plan, load).items():
-        link = topology.link(topology.sites[source].name, topology.sites[target].name)
-        assert link is not None, "the plan uses links that are there"
-        egress += num_bytes * link.egress_usd_per_byte
-    return per_s, egress
+    names = [site.name for site in topology.sites]
+    sent_bytes = {
+        (names[source], names[target]): num_bytes
+        for (source, target), num_bytes in bytes_of_hops(way.plan, load).items()
+    }
+    return per_s, egress_usd(topology, sent_bytes)
 
 
 def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) -> Rank:

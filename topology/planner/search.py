@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from topology.codec_costs import usual_ratio
+from topology.cost.money import accelerators_usd
 from topology.job import Job, PlanWishes
 from topology.placement import restricted, unreached
 from topology.planner.choice import Choice, Rank, better, by_rank, rank_of
@@ -160,9 +161,7 @@ class Search:
             count * each for count, each in zip(busiest(split, ranks), times_s, strict=True)
         )
         least_s = max(least_s, self._crossing_bound_s(names))
-        per_s = math.fsum(
-            site.num_ranks * (site.accelerator.price_usd_per_h or 0.0) / 3600 for site in sites
-        )
+        per_s = accelerators_usd(self.topology, dict(zip(names, ranks, strict=True)), 1.0)
         return rank_of(self.wishes.objective, least_s, per_s * least_s)[:1]
 
     def _crossing_bound_s(self, names: Names) -> float:

@@ -88,6 +88,13 @@ def warnings(job: Job, topology: Topology) -> list[str]:
             "the model of a script of your own is not known: figures are those of trainer.model; "
             "describe yours as `workload`"
         )
+    if job.plan is not None and job.plan.objective == "cost":
+        chips = (site.accelerator for site in topology.sites)
+        free = sorted({chip.name for chip in chips if chip.price_usd_per_h is None})
+        if free:
+            found.append(
+                f"plan.objective is cost, and {', '.join(free)} has no price: it counts as free"
+            )
     scheduled = [f"{link.source} → {link.target}" for link in topology.links if link.schedule]
     if scheduled:
         found.append(
