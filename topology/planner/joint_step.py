@@ -15,6 +15,7 @@ shorter than they take. All nodes of a site send side by side.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -43,7 +44,7 @@ class JointModel:
         self._job, self._topology, self._plan = job, topology, plan
         self._ratio = usual_ratio(job.exchange.codec)
         self._raw_bytes = gradient_bytes(job)
-        self._crossings: dict[int, Mapping[tuple[int, int], float]] = {}
+        self._crossings: dict[tuple[float, bool], list[list[tuple[int, float]]]] = {}
         self.link_s: Mapping[Hop, float] = {}
         """How long a step's bytes keep each directed link busy."""
         self.link_bytes: Mapping[Hop, float] = {}
@@ -85,7 +86,8 @@ class JointModel:
         """Return the seconds of an exchange that nothing hides."""
         if self._plan.num_sites == 1:
             return 0.0
-        return max(*self._crossing(self._raw_bytes).values(), self._pace_s(timings))
+        crossings = itertools.chain.from_iterable(self._crossing(1.0, is_warm=False))
+        return max(max(crossing_s for _, crossing_s in crossings), self._pace_s(timings))
 
     def step_s(self, timings: Sequence[Timing]) -> float:
         """Return the mean seconds of a step; `timings` are of each site, in the topology's order."""
@@ -100,33 +102,42 @@ class JointModel:
         timing = timings[source]
         row = [-math.inf] * len(timings)
         row[source] = timing.alone_s
-        for leaves_s, share in (
-            (timing.first_s, 1.0),
-            (timing.head_s, 1 / timing.cut.num_releases),
+        parts = timing.cut.num_releases
+        for leaves_s, share, is_warm in (
+            (timing.first_s, 1.0, False),
+            (timing.head_s, 1 / parts, parts > 1),
         ):
-            crossings = self._crossing(math.ceil(self._raw_bytes * share))
-            for (one, other), crossing_s in crossings.items():
-                if one == source:
-                    end_s = leaves_s + max(crossing_s, share * pace_s) + timings[other].cut.tail_s
-                    row[other] = max(row[other], end_s)
+            least_s = share * pace_s
+            for target, crossing_s in self._crossing(share, is_warm=is_warm)[source]:
+                end_s = leaves_s + max(crossing_s, least_s) + timings[target].cut.tail_s
+                if end_s > row[target]:
+                    row[target] = end_s
         return row
 
     def _pace_s(self, timings: Sequence[Timing]) -> float:
         return max(*self.gateway_s(timings), *self.card_s(timings))
 
-    def _crossing(self, raw_bytes: int) -> Mapping[tuple[int, int], float]:
-        """Return the seconds between sites of an exchange of so many bytes of float32."""
-        if raw_bytes not in self._crossings:
+    def _crossing(self, share: float, *, is_warm: bool) -> list[list[tuple[int, float]]]:
+        """Return, by source, the targets of an exchange of a share of all bytes, and its seconds.
+
+        Connections have rested when the first gradients leave; those after them find them warm.
+        """
+        if (share, is_warm) not in self._crossings:
+            raw_bytes = math.ceil(self._raw_bytes * share)
             load = wire_load(self._job, self._topology, self._plan, raw_bytes, self._ratio)
             nodes = min(site.nodes for site in self._topology.sites)
-            window_bytes = load.first_window_bytes
+            window_bytes = None if is_warm else load.first_window_bytes
             load = dataclasses.replace(
                 load,
                 num_abreast=min(nodes * load.num_abreast, load.num_chunks),
                 first_window_bytes=None if window_bytes is None else nodes * window_bytes,
             )
-            self._crossings[raw_bytes] = plan_times_s(self._plan, self._topology, load)
-        return self._crossings[raw_bytes]
+            rows: list[list[tuple[int, float]]] = [[] for _ in self._indices]
+            times_s = plan_times_s(self._plan, self._topology, load)
+            for (source, target), crossing_s in times_s.items():
+                rows[source].append((target, crossing_s))
+            self._crossings[share, is_warm] = rows
+        return self._crossings[share, is_warm]
 
     def _one_node_s(self, index: int) -> tuple[float, float]:
         """Return how long one gateway and one card would take for all bytes of a site's step."""

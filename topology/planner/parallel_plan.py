@@ -43,19 +43,11 @@ def predicted(search: ParallelSearch, choice: CutChoice, model: JointModel) -> d
         "step_s": choice.step_s,
         "compute_s": max(each.alone_s for each in choice.timings),
         "exchange_s": model.exchange_s(choice.timings),
-        "efficiency": batch / choice.step_s / alone_per_s(search, choice),
+        "efficiency": search.balanced(choice.sites)[1] / choice.step_s,
         "tokens_per_s": batch * search.model.context / choice.step_s,
         "egress_bytes_per_step": math.fsum(model.link_bytes.values()),
         "usd_per_step": choice.usd_per_step,
     }
-
-
-def alone_per_s(search: ParallelSearch, choice: CutChoice) -> float:
-    """Return the sequences a second of the sites that take part, each by itself at its fastest."""
-    return math.fsum(
-        count / search.cuts[name].alone_s(count)
-        for name, count in zip(choice.sites, choice.sequences, strict=True)
-    )
 
 
 def inside(search: ParallelSearch, choice: CutChoice) -> list[dict[str, Any]]:
@@ -119,7 +111,7 @@ def cut_alternatives(search: ParallelSearch, choice: CutChoice) -> list[dict[str
 def _other_sites(search: ParallelSearch, choice: CutChoice) -> Iterator[Weighed]:
     names = tuple(site.name for site in search.topology.sites)
     if choice.sites != names:
-        everybody = search.best_of(names)
+        everybody = search.estimate(names)
         if everybody is not None:
             yield "all sites", everybody.step_s, everybody.usd_per_step
     if len(choice.sites) > 1:
@@ -158,7 +150,7 @@ def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weigh
 
 
 def _again(job: Job, search: ParallelSearch, choice: CutChoice, what: str) -> Iterator[Weighed]:
-    found = ParallelSearch(job, search.topology).best_of(choice.sites)
+    found = ParallelSearch(job, search.topology).estimate(choice.sites)
     if found is not None:
         yield what, found.step_s, found.usd_per_step
 
@@ -181,7 +173,7 @@ def cut_site_worths(search: ParallelSearch, choice: CutChoice) -> list[dict[str,
         mine = taken.get(site.name)
         others = [name for name in choice.sites if name != site.name]
         wanted = others if mine is not None else [*others, site.name]
-        otherwise = search.best_of(wanted) if wanted else None
+        otherwise = search.estimate(wanted) if wanted else None
         found.append(
             {
                 "site": site.name,

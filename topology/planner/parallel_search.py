@@ -31,6 +31,9 @@ EVERY_CUTS_MAX = 512
 _QUICK_WAYS = 3
 _THOROUGH_SETS = 3
 _MOVES_MAX = 60
+_TAKERS = 3
+_GAIN = 1e-3
+"""Of the objective, that moving sequences has to bring."""
 
 Names = tuple[str, ...]
 
@@ -116,6 +119,16 @@ class ParallelSearch:
         chosen = tuple(site.name for site in self.topology.sites if site.name in wanted)
         return self._of(chosen, thorough=True)
 
+    def estimate(self, names: Iterable[str]) -> CutChoice | None:
+        """Return a good choice for these sites, and of few sites the best."""
+        wanted = set(names)
+        chosen = tuple(site.name for site in self.topology.sites if site.name in wanted)
+        return self._of(chosen, thorough=len(chosen) <= EXACT_SITES)
+
+    def balanced(self, names: Names) -> tuple[Split, float]:
+        """Return the spread over sites that is fastest if nothing has to cross, and its seconds."""
+        return _Sites(self, names).balanced()
+
     def _by_leaving_out(self, names: Names) -> CutChoice | None:
         """Leave out whichever site it helps most to leave out, until none does."""
         best = self._of(names, thorough=False)
@@ -172,11 +185,14 @@ class ParallelSearch:
             timed = [(model.step_s(each), each) for each in itertools.product(*fronts)]
             step_s, best = min(timed, key=lambda each: each[0])
             return best, step_s
+        # Equal sites with as many sequences have the same cuts to choose from, and change them together.
         best = tuple(front[0] for front in fronts)
         step_s = model.step_s(best)
-        for index, front in enumerate(fronts):
+        for front in {id(each): each for each in fronts}.values():
             for timing in front[1:]:
-                other = (*best[:index], timing, *best[index + 1 :])
+                other = tuple(
+                    timing if mine is front else now for mine, now in zip(fronts, best, strict=True)
+                )
                 other_s = model.step_s(other)
                 if other_s < step_s:
                     best, step_s = other, other_s
@@ -202,6 +218,11 @@ class _Sites:
         for least_s, way, codec, places in self._bounded(thorough=thorough):
             best = self._best_split(best, splits, way, codec, (least_s, places), thorough=thorough)
         return best
+
+    def balanced(self) -> tuple[Split, float]:
+        """Return the spread whose slowest site is fastest by itself, and its seconds."""
+        split = min(self._splits(thorough=True), key=self._alone_s)
+        return split, self._alone_s(split)
 
     def _bounded(self, *, thorough: bool) -> list[tuple[float, Way, str, tuple[float, ...]]]:
         """Return reductions and codecs with the seconds that they cannot beat, the shortest first."""
@@ -282,24 +303,29 @@ class _Sites:
         best: CutChoice,
         looked_at: Callable[[Split, CutChoice | None], CutChoice | None],
     ) -> CutChoice:
-        """Move sequences from one site to another for as long as the step gets shorter."""
+        """Move sequences from one site to another for as long as that gains something worth it.
+
+        Where the exchange is most of a step, spreads differ by next to nothing: the even one is kept.
+        """
         if self._num_splits() <= EVERY_SPLIT_MAX:
             return best
         for _ in range(_MOVES_MAX):
             found: CutChoice | None = best
             for split in self._moves(best.sequences):
                 found = looked_at(split, found)
-            if found is None or found is best:
+            if found is None or found.rank[0] > (1 - _GAIN) * best.rank[0]:
                 break
             best = found
         return best
 
     def _moves(self, split: Split) -> Iterator[Split]:
-        """Yield splits with sequences moved away: of many sites, from the slowest one only."""
+        """Yield splits with sequences moved: of many sites, from the slowest to the fastest ones."""
         givers: Sequence[int] = range(len(split))
+        takers = givers
         if len(split) > EXACT_SITES:
-            givers = [max(givers, key=lambda site: self._cuts[site].alone_s(split[site]))]
-        for giver, taker in itertools.product(givers, range(len(split))):
+            order = sorted(givers, key=lambda site: self._cuts[site].alone_s(split[site]))
+            givers, takers = order[-1:], order[:_TAKERS]
+        for giver, taker in itertools.product(givers, takers):
             count = 1
             while giver != taker and count < split[giver]:
                 moved = list(split)

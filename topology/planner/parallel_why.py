@@ -9,7 +9,7 @@ from typing import Any
 from topology.cost.local_sgd import Round, local_round
 from topology.cost.memory import outer_optimizer_bytes
 from topology.planner.joint_step import JointModel
-from topology.planner.parallel_plan import all_widened, alone_per_s
+from topology.planner.parallel_plan import all_widened
 from topology.planner.parallel_search import CutChoice, ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.units import format_duration, format_fraction, format_rate, format_size
@@ -148,13 +148,14 @@ def _needed(search: ParallelSearch, choice: CutChoice) -> str:
 def wider_for(search: ParallelSearch, choice: CutChoice, efficiency: float) -> float:
     """Return by which factor links have to be wider, or may be narrower; infinite: none is enough.
 
-    Sites, spread, reduction and codec stay; cuts are chosen anew for each bandwidth.
+    Sites, reduction and codec stay; the spread is the one that is fastest if nothing crosses, and cuts
+    are chosen anew for each bandwidth.
     """
+    split, alone_s = search.balanced(choice.sites)
     fronts = [
-        search.cuts[name].timings(count)
-        for name, count in zip(choice.sites, choice.sequences, strict=True)
+        search.cuts[name].timings(count) for name, count in zip(choice.sites, split, strict=True)
     ]
-    enough_s = search.model.global_batch / alone_per_s(search, choice) / efficiency
+    enough_s = alone_s / efficiency
 
     def is_enough(factor: float) -> bool:
         model = choice.joint(search.job, all_widened(search.topology, factor))
@@ -174,10 +175,7 @@ def regime(search: ParallelSearch, choice: CutChoice, model: JointModel) -> list
     most = search.wishes.max_sync_period
     if most == 1:
         return []
-    step_s = max(
-        search.cuts[name].alone_s(count)
-        for name, count in zip(choice.sites, choice.sequences, strict=True)
-    )
+    step_s = search.balanced(choice.sites)[1]
     exchange_s = model.exchange_s(choice.timings)
     plain, streamed = rounds(step_s, exchange_s, most)
     best = min((plain, streamed), key=lambda each: (each[0].step_s, each[1]))

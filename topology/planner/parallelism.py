@@ -144,4 +144,5 @@ def why_not(workload: Workload, degrees: Degrees, site: Site, num_sequences: int
 
 
 def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.3g}GiB"
+    size = num_bytes / 2**30
+    return f"{size:.0f}GiB" if size >= 100 else f"{size:.3g}GiB"

@@ -129,14 +129,11 @@ class SiteCuts:
             for cut in undominated(sorted(group, key=_point), _point)
         ]
         """That fit, with one micro-batch at least."""
-
-    @property
-    def sequence_s(self) -> float:
-        """Seconds of the site for a sequence, at least; infinite if no cut fits."""
-        each_s = (
-            cut.micro_batch_s / (cut.degrees.data * cut.degrees.micro_batch) for cut in self.cuts
+        self.sequence_s = min(
+            (cut.micro_batch_s / (cut.degrees.data * cut.degrees.micro_batch) for cut in self.cuts),
+            default=math.inf,
         )
-        return min(each_s, default=math.inf)
+        """Seconds of the site for a sequence, at least; infinite if no cut fits."""
 
     def timings(self, num_sequences: int) -> tuple[Timing, ...]:
         """Return what could be part of a best plan, the fastest by itself first; none: it cannot be done."""

@@ -1,0 +1,68 @@
+"""`isthmus plan` for a job that describes its model, and launching what it decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Isthmus
+from tests.cli.runs import a_run
+from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
+from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML, TOPOLOGY_YAML
+from topology.run_documents import DocumentText, load_run
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY_YAML)
+    (tmp_path / "job.yaml").write_text(JOB_YAML)
+    (tmp_path / "train.py").write_text("")
+    return tmp_path / "job.yaml"
+
+
+@pytest.mark.slow
+def test_people_get_the_example_explained(isthmus: Isthmus) -> None:
+    done = isthmus("plan", EXAMPLES / "nemotron.yaml")
+    assert done.code == 0, done.err
+    for words in ("chicago, ashburn: tensor 8", "does not fit: needs", "For 96%", "MFU"):
+        assert words in " ".join(done.out.split())
+    assert max(map(len, done.out.splitlines())) <= 110
+
+
+def test_degrees_are_compared_by_site(isthmus: Isthmus, job: Path) -> None:
+    plan = job.parent / "plan.yaml"
+    assert isthmus("plan", job, "--out", plan).code == 0
+    assert isthmus("plan", job, "--diff", plan).out.strip() == f"no difference to {plan}"
+    wish = "workload.at_most.zero_stage=0"
+    changed = isthmus("plan", job, "--set", wish, "--diff", plan, "--json").envelope["data"]
+    paths = {each["path"] for each in changed["changes"]}
+    assert "decisions.placement.a.zero_stage" in paths
+
+
+def test_a_launch_hands_the_degrees_on(isthmus: Isthmus, job: Path) -> None:
+    plan = job.parent / "plan.yaml"
+    assert isthmus("plan", job, "--out", plan).code == 0
+    scripted = ScriptedCoordinator(runs=[], watched=[a_run("SUCCEEDED")], lines=[], events=[])
+    with serving(scripted) as address:
+        done = isthmus("launch", job, "--plan", plan, "--detach", "--coordinator", address)
+    assert done.code == 0, done.err
+    [request] = scripted.submitted
+    run = load_run(
+        *(
+            DocumentText(each.text, each.source, list(each.overrides))
+            for each in (request.job, request.topology)
+        )
+    )
+    assert [each.site for each in run.job.placement] == ["a", "b"]
+    for each in run.job.placement:
+        assert each.parallel is not None
+        assert each.parallel.num_ranks == 8
+
+
+def test_a_model_that_fits_nowhere_is_told_at_its_line(isthmus: Isthmus, job: Path) -> None:
+    done = isthmus("plan", job, "--set", "workload.width=16384", "--set", "workload.layers=200")
+    assert done.code == 2
+    assert "job.yaml:8:3: error: " in done.err
+    assert "no set of sites can train this model. a: " in done.err
+    assert "does not fit: needs" in done.err
