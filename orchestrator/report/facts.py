@@ -15,6 +15,7 @@ from orchestrator.view.figures import known, ratio
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
+from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
 from topology.world import Location, Topology
 
@@ -92,6 +93,8 @@ class PlanFacts:
     edges: tuple[tuple[str, str], ...]
     """Pairs of sites that exchange bytes."""
     codec: str
+    codecs: tuple[str, ...]
+    """Of each of the reduction's trees; of a gather, one."""
     chunk_bytes: int
     bucket_bytes: int
     channels_per_link: int | None
@@ -289,6 +292,7 @@ def _plan(record: RunRecord, gaps: list[str]) -> PlanFacts | None:
         reduction=reduction.why,
         edges=edges,
         codec=job.exchange.codec,
+        codecs=plan_codecs(job, topology, reduction),
         chunk_bytes=job.exchange.chunk_bytes,
         bucket_bytes=job.exchange.bucket_bytes,
         channels_per_link=job.exchange.channels_per_link,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -170,6 +171,20 @@ def links_grid(facts: RunFacts) -> Grid:
     return Grid(headings, rows).told()
 
 
+def _codecs(of_trees: tuple[str, ...]) -> str:
+    """Return what gradients cross as; where links have codecs of their own, by how many trees."""
+    if len(set(of_trees)) == 1:
+        words = {
+            "fp32": "float32, as it is",
+            "bf16": "bfloat16, as it is",
+            "split": "float32 in byte planes, each compressed: lossless",
+            "bf16-split": "bfloat16, exponents compressed",
+        }
+        return f"{of_trees[0]}: {words.get(of_trees[0], 'as the job says')}"
+    count = Counter(of_trees).items()
+    return ", ".join(f"{codec} in {number} of {len(of_trees)} trees" for codec, number in count)
+
+
 def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
     """Return how gradients crossed, and why so; empty if it is not known."""
     plan = facts.plan
@@ -180,17 +195,11 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
         "serial": "buckets cross once backward has ended: for measuring what overlap is worth",
         "off": "nothing crosses: each site trains by itself",
     }
-    codecs = {
-        "fp32": "float32, as it is",
-        "bf16": "bfloat16, as it is",
-        "split": "float32 in byte planes, each compressed: lossless",
-        "bf16-split": "bfloat16, exponents compressed",
-    }
     verified = f"every {plan.verify_every} steps" if plan.verify_every else "never"
     return [
         ("reduction", plan.reduction),
         ("exchange between", "; ".join(f"{a} and {b}" for a, b in plan.edges) or "nobody"),
-        ("codec", f"{plan.codec}: {codecs.get(plan.codec, 'as the job says')}"),
+        ("codec", _codecs(plan.codecs)),
         ("schedule", f"{plan.schedule}: {schedules.get(plan.schedule, 'as the job says')}"),
         (
             "bucket, chunk",
