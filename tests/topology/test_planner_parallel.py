@@ -272,3 +272,20 @@ def test_many_sites_are_planned() -> None:
     for names in ([site.name for site in world.sites], *([site.name] for site in world.sites)):
         other = search.best_of(names)
         assert other is None or choice.rank <= other.rank
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [1e9, 2e10])
+def test_moving_sequences_finds_what_trying_all_spreads_does(rate: float) -> None:
+    world = sites_of_nodes([4, 2], [(0, 1, rate, 0.01)], speeds=[1e14, 7e13])
+    job = described_job(dataclasses.replace(MODEL, global_batch=400), sites="all")
+    search = ParallelSearch(job, world)
+    choice = search.best()
+    assert choice is not None
+    model = choice.joint(job, world)
+    best_s = float("inf")
+    for count in range(1, 400):
+        fronts = [search.cuts["s0"].timings(count), search.cuts["s1"].timings(400 - count)]
+        if all(fronts):
+            best_s = min(best_s, search.fastest_cuts(model, fronts)[1])
+    assert best_s * (1 - 1e-9) <= choice.step_s <= best_s * 1.005

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
+from tests.fakes.plannable import a_job, a_world
 from tests.topology.documents import changed, told
 from topology.cost.local_sgd import local_round
 from topology.errors import ConfigError
 from topology.hashing import plan_hashes
-from topology.job import Job, Limits
+from topology.job import Job, Limits, Model
 from topology.load import load_job, load_topology
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.parallel_plan import all_widened
@@ -279,3 +280,13 @@ def test_a_window_of_the_whole_backward_pass(codec: str, least: float, most: flo
     assert choice is not None
     assert choice.timings[0].cut.degrees.zero_stage == 3
     assert least < 10 * wider_for(search, choice, WANTED) < most
+
+
+def test_the_trainer_that_ships_is_warned_of_too_little_memory() -> None:
+    world = a_world([4e12, 4e12], [(0, 1, 1e9, 0.01)])  # of a GiB each
+    small = a_job()
+    large = Model(layers=24, heads=16, width=1024, context=64)
+    trainer = dataclasses.replace(small.trainer, model=large)
+    assert make_plan(small, world)["warnings"] == []
+    told_of = make_plan(dataclasses.replace(small, trainer=trainer), world)["warnings"]
+    assert re.search(r"s0: a rank needs 4\.\d+GiB of memory for 2 sequences at once", told_of[0])

@@ -21,6 +21,7 @@ from topology.planner.parallel_plan import (
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallel_sources import cut_inputs, cut_warnings
 from topology.planner.parallel_why import cut_binding, cut_sentences
+from topology.planner.room import too_large
 from topology.planner.search import Search
 from topology.planner.shares import busiest
 from topology.planner.sources import inputs, warnings
@@ -67,7 +68,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
             "predicted": _predicted(search, choice, model),
             "binding": bound,
             "why": sentences(search, choice, model, bound, weighed, sites),
-            "warnings": warnings(job, topology),
+            "warnings": [*warnings(job, topology), *too_large(job, topology, choice)],
             "alternatives": weighed,
             "sites": sites,
             "links": links,
