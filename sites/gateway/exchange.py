@@ -138,7 +138,7 @@ class Exchange:
                 start, count = run.reduction.bucket.grid.span(index)
                 values = post.values[start - base : start - base + count]
                 name = f"rank {rank}: bucket {post.bucket} chunk {index}"
-                payload = own_payload(name, self._codecs[0], post.form, values)
+                payload = own_payload(name, run.reduction.codec(index), post.form, values)
                 own = Own(values, post.weight, payload)
                 entry = ((*key, index), run, self._chunk(run, index), own)
                 heapq.heappush(self._waiting, entry)

@@ -10,7 +10,7 @@ class Form(StrEnum):
     """float32. The gateway encodes what it sends, and keeps what that loses."""
     ENCODED = "encoded"
     """Each chunk's body (sites.codecs.codec.BodyCodec), where its first element would be. The rank keeps
-    what was lost."""
+    what was lost. Chunks of trees whose codec has no bodies are as in VALUES."""
     UNFIT = "unfit"
-    """float32 of which some are not for the codec's codes, a NaN say. What the rank owed is added already, so the
-    gateway encodes as its codec does, and keeps nothing."""
+    """float32 of which some are not for the codec's codes, a NaN say. Where chunks have bodies otherwise, what the
+    rank owed is added already: the gateway encodes as the codec does, and keeps nothing."""

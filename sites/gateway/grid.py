@@ -35,6 +35,13 @@ class Grid:
         start = int(self.starts[chunk])
         return start, int(self.starts[chunk + 1]) - start
 
+    def turn(self, bucket: int, chunk: int) -> int:
+        """Return a chunk's turn at the trees, where this is the grid of the bucket of that number.
+
+        Turns go on from bucket to bucket: each bucket anew would favour the first trees.
+        """
+        return bucket * self.num_chunks + chunk
+
     def owner(self, site: int, chunk: int) -> int:
         """Return the rank, inside `site`, whose shard holds a chunk."""
         return int(self.starts[chunk]) // self.shard_numel[site]

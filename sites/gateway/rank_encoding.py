@@ -25,19 +25,20 @@ class RankEncoding:
     """What this gateway offers to its ranks."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Offer a codec where it has bodies and is that of all trees."""
+        """Offer the codecs of all trees where one has bodies."""
         self._config = config
-        codec = codec_named(config.codecs[0])
-        is_one = len(config.sites) > 1 and len(set(config.codecs)) == 1
-        self._codec = codec if is_one and isinstance(codec, BodyCodec) else None
+        self._codecs = tuple(map(codec_named, config.codecs))
+        self._offers = len(config.sites) > 1 and any(map(_has_body, self._codecs))
 
     def to_json(self) -> dict[str, Any] | None:
         """Return the welcome's field: None offers nothing."""
-        if self._codec is None:
+        if not self._offers:
             return None
         config = self._config
+        is_one = len(set(config.codecs)) == 1
         return {
-            "codec": self._codec.name,
+            "codecs": list(config.codecs),
+            "turns": [0] if is_one else list(config.plan.turns),
             "chunk_numel": config.chunk_numel,
             "error_feedback": config.error_feedback,
         }
@@ -51,25 +52,33 @@ class RankEncoding:
         if reduce.form is Form.VALUES:
             return
         name = f"rank {rank}: round {reduce.round} bucket {reduce.bucket}"
-        if self._codec is None or reduce.exact:
+        if not self._offers or reduce.exact:
             raise LocalProtocolError(f"{name}: {reduce.form} values where float32 belong")
         if reduce.form is Form.UNFIT:
             return
         config = self._config
         cut = grid(reduce.numel, config.chunk_numel, config.ranks_per_site)
         chunks = cut.chunks(config.site_index, rank)
-        expected = sum(self._codec.body_bytes(cut.span(chunk)[1]) for chunk in chunks)
+        expected = 0
+        for chunk in chunks:
+            codec = self._codecs[config.plan.tree_index(cut.turn(reduce.bucket, chunk))]
+            numel = cut.span(chunk)[1]
+            expected += codec.body_bytes(numel) if isinstance(codec, BodyCodec) else 4 * numel
         if reduce.encoded_bytes != expected:
             raise LocalProtocolError(
                 f"{name}: {reduce.encoded_bytes} encoded bytes; its {len(chunks)} chunks, from "
-                f"{chunks.start} on, have {expected} as {self._codec.name}"
+                f"{chunks.start} on, have {expected}"
             )
+
+
+def _has_body(codec: Codec) -> bool:
+    return isinstance(codec, BodyCodec)
 
 
 def own_payload(
     name: str, codec: Codec, form: Form, values: Floats
 ) -> Callable[[], Payload] | None:
-    """Return what makes the payload of a chunk that its rank has encoded; None: it has not.
+    """Return what makes the payload of a chunk that its rank has encoded; None: these are its values.
 
     Args:
         name: of the chunk, for errors.
@@ -77,11 +86,10 @@ def own_payload(
         form: what lies in `values`; checked by `RankEncoding`.
         values: the chunk's part of the region: float32, shape (n,).
     """
-    if form is Form.VALUES:
+    if form is Form.VALUES or not isinstance(codec, BodyCodec):
         return None
     if form is Form.UNFIT:
         return functools.partial(codec.encode, values)
-    assert isinstance(codec, BodyCodec)
     return functools.partial(_seal, name, codec, values)
 
 

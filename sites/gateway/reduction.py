@@ -318,8 +318,6 @@ class BucketReduction:
         self._residuals = residuals
         self._plan = plan
         self._roles = own_roles
-        # The trees take turns from bucket to bucket: each bucket anew would favour the first ones.
-        self._first_turn = bucket.index * bucket.grid.num_chunks
         self._chunks: dict[int, ChunkReduction] = {}
 
     def chunk(self, index: int) -> ChunkReduction:
@@ -333,8 +331,13 @@ class BucketReduction:
             machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
         return machine
 
+    def codec(self, chunk: int) -> Codec:
+        """Return the codec of a chunk's tree."""
+        return self.bucket.codecs[self._role(chunk).tree]
+
     def _role(self, chunk: int) -> Role:
-        return self._roles[self._plan.tree_index(self._first_turn + chunk)]
+        turn = self.bucket.grid.turn(self.bucket.index, chunk)
+        return self._roles[self._plan.tree_index(turn)]
 
     def check(self, sender: int, frame: Frame) -> None:
         """Compare a frame of this bucket with this site's own plan, before anything is decoded.

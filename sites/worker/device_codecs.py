@@ -33,6 +33,10 @@ class DeviceCodec(ABC):
         self._capacity = 0
 
     @abstractmethod
+    def body_bytes(self, numel: int) -> int:
+        """Return the size of a chunk's body: as the codec of that name says."""
+
+    @abstractmethod
     def encode(self, values: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
         """Write the body of a chunk.
 
@@ -72,6 +76,10 @@ class DeviceCodec(ABC):
 class DeviceBf16(DeviceCodec):
     """Upper halves, rounded to nearest even: sites/codecs/plain.py has the arithmetic."""
 
+    def body_bytes(self, numel: int) -> int:
+        """Return 2 bytes an element."""
+        return 2 * numel
+
     def encode(self, values: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
         """Round, as integers: a processor's own conversion may flush subnormal numbers."""
         self._reserve(values.numel())
@@ -98,12 +106,11 @@ class DeviceBlocks(DeviceCodec):
     level_max: ClassVar[float]
     level_dtype: ClassVar[torch.dtype]
     """Of a byte; conversion to it rounds to levels, unless `_round` has."""
+    codes_per_byte: ClassVar[int] = 1
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        # On CUDA, dividing by a number of the host would be multiplying by its inverse.
-        self._level_max = torch.full((1,), self.level_max, device=device)
-        self._one = torch.ones(1, device=device)
+    def body_bytes(self, numel: int) -> int:
+        """Return the bytes of the scales and the codes."""
+        return 2 * -(-numel // BLOCK) - (-numel // self.codes_per_byte)
 
     def encode(self, values: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
         """Find scales, multiply by their inverses, round."""
@@ -144,6 +151,9 @@ class DeviceBlocks(DeviceCodec):
 
     def _allocate(self, capacity: int) -> None:
         num_blocks = capacity // BLOCK
+        # On CUDA, dividing by a number of the host would be multiplying by its inverse.
+        self._level_max = torch.full((1,), self.level_max, device=self._device)
+        self._one = torch.ones(1, device=self._device)
         self._scaled = torch.empty(capacity, device=self._device)
         self._magnitudes = torch.empty(capacity, dtype=torch.int32, device=self._device)
         self._levels = torch.empty(capacity, dtype=self.level_dtype, device=self._device)
@@ -172,6 +182,7 @@ class DeviceInt4(DeviceBlocks):
 
     level_max = 7.0
     level_dtype = torch.int8
+    codes_per_byte = 2
 
     def _allocate(self, capacity: int) -> None:
         super()._allocate(capacity)

@@ -12,17 +12,13 @@ from typing import Final
 
 import torch
 
-from sites.codecs.codec import BodyCodec
-from sites.codecs.registry import codec_named
 from sites.gateway.grid import grid
-from sites.worker.device_codecs import DEVICE_CODECS
+from sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
 from sites.worker.link import EncodingOffer
 from sites.worker.region import FLOAT_BYTES
 from topology.errors import ConfigError
 
 _VARIABLE: Final = "ISTHMUS_ENCODE"
-_ALIGNMENT: Final = 16
-"""Bytes between which bodies begin on the device: a body starts with numbers of two bytes."""
 
 
 def encodes_here(environ: Mapping[str, str], device: torch.device) -> bool:
@@ -78,16 +74,13 @@ class ShardEncoder:
         """Owe nothing yet.
 
         Args:
-            offer: what the gateway takes; its codec is in DEVICE_CODECS.
+            offer: what the gateway takes.
             site_index: of this rank's site.
             rank: inside the site.
             ranks_per_site: in site order.
             device: of the shards.
         """
-        codec = codec_named(offer.codec)
-        assert isinstance(codec, BodyCodec)
-        self._body_bytes = codec.body_bytes
-        self._codec = DEVICE_CODECS[offer.codec](device)
+        self._codecs = {name: _codec_on(device, name) for name in offer.codecs}
         self._offer = offer
         self._site_index = site_index
         self._rank = rank
@@ -95,7 +88,6 @@ class ShardEncoder:
         self._device = device
         self._owed: dict[int, tuple[int, int, torch.Tensor]] = {}
         self._octets = torch.empty(0, dtype=torch.uint8, device=device)
-        self._is_fit = torch.ones(1, dtype=torch.bool, device=device)
         # Page-locked, or the copy to it would hold up the thread until the device comes to it.
         self._is_fit_here = torch.ones(1, dtype=torch.bool, pin_memory=device.type == "cuda")
 
@@ -110,30 +102,28 @@ class ShardEncoder:
         """
         cut = grid(numel, self._offer.chunk_numel, self._ranks_per_site)
         first, count = cut.shard(self._site_index, self._rank)
-        spans = [cut.span(chunk) for chunk in cut.chunks(self._site_index, self._rank)]
-        octets = self._reserve(sum(self._room(numel) for _, numel in spans))
         owed = self._owed_to(bucket, layout, numel, count)
-        if owed is not None:
-            shard[:count].add_(owed)
-        self._is_fit.fill_(True)
-        bodies, taken = [], 0
-        for start, chunk_numel in spans:
+        if len(self._octets) < FLOAT_BYTES * count:
+            self._octets = shard.new_empty(FLOAT_BYTES * count, dtype=torch.uint8)
+        # What begins with a value begins with it here, on the stream that goes on to use it.
+        is_fit = torch.ones(1, dtype=torch.bool, device=self._device)
+        bodies = []
+        for chunk in cut.chunks(self._site_index, self._rank):
+            start, chunk_numel = cut.span(chunk)
             place = slice(start - first, start - first + chunk_numel)
-            body = octets[taken : taken + self._body_bytes(chunk_numel)]
-            taken += self._room(chunk_numel)
-            self._encode_chunk(shard[place], body, None if owed is None else owed[place])
-            bodies.append((FLOAT_BYTES * place.start, body))
-        self._is_fit_here.copy_(self._is_fit, non_blocking=True)
+            values = shard[place]
+            at = FLOAT_BYTES * place.start
+            codec = self._codec_of(cut.turn(bucket, chunk))
+            if codec is None:
+                is_fit.logical_and_(torch.isfinite(values).all())
+                body = values.view(torch.uint8)
+            else:
+                body = self._octets[at : at + codec.body_bytes(chunk_numel)]
+                lost = None if owed is None else owed[place]
+                is_fit.logical_and_(_encode_chunk(codec, values, body, lost))
+            bodies.append((at, body))
+        self._is_fit_here.copy_(is_fit, non_blocking=True)
         return Encoded(tuple(bodies), self._is_fit_here)
-
-    def _encode_chunk(
-        self, values: torch.Tensor, body: torch.Tensor, owed: torch.Tensor | None
-    ) -> None:
-        is_fit = self._codec.encode(values, body)
-        self._is_fit.logical_and_(is_fit)
-        if owed is not None:
-            torch.sub(values, self._codec.decode(values, is_fit), out=owed)
-            owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
     def _owed_to(self, bucket: int, layout: int, numel: int, count: int) -> torch.Tensor | None:
         """Return what is owed to a bucket, to be overwritten; all is dropped when one holds something else."""
@@ -147,10 +137,24 @@ class ShardEncoder:
             found = self._owed[bucket] = (layout, numel, torch.zeros(count, device=self._device))
         return found[2]
 
-    def _room(self, numel: int) -> int:
-        return -(-self._body_bytes(numel) // _ALIGNMENT) * _ALIGNMENT
+    def _codec_of(self, turn: int) -> DeviceCodec | None:
+        """Return the codec of the chunk whose turn it is; None: it has no bodies."""
+        turns = self._offer.turns
+        return self._codecs[self._offer.codecs[turns[turn % len(turns)]]]
 
-    def _reserve(self, num_bytes: int) -> torch.Tensor:
-        if len(self._octets) < num_bytes:
-            self._octets = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        return self._octets
+
+def _encode_chunk(
+    codec: DeviceCodec, values: torch.Tensor, body: torch.Tensor, owed: torch.Tensor | None
+) -> torch.Tensor:
+    """Add what is owed, write the body, and keep what that loses; return whether every value has a code."""
+    if owed is not None:
+        values.add_(owed)
+    is_fit = codec.encode(values, body)
+    if owed is not None:
+        torch.sub(values, codec.decode(values, is_fit), out=owed)
+        owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+    return is_fit
+
+
+def _codec_on(device: torch.device, name: str) -> DeviceCodec | None:
+    return DEVICE_CODECS[name](device) if name in DEVICE_CODECS else None

@@ -212,6 +212,7 @@ def _failure(message: dict[str, Any]) -> IsthmusError:
 
 
 def _welcome(message: dict[str, Any]) -> Welcome:
+    offer = message.get("encoding")
     try:
         return Welcome(
             site=str(message["site"]),
@@ -220,22 +221,12 @@ def _welcome(message: dict[str, Any]) -> Welcome:
             ranks_per_site=tuple(message["ranks_per_site"]),
             verify_every=int(message["verify_every"]),
             config_hash=str(message["config_hash"]),
-            encoding=_offer(message.get("encoding")),
+            encoding=None if offer is None else EncodingOffer.from_json(offer),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigMismatchError(
             f"the gateway's welcome lacks {error}: it is of another version of isthmus"
         ) from error
-
-
-def _offer(fields: dict[str, Any] | None) -> EncodingOffer | None:
-    if fields is None:
-        return None
-    return EncodingOffer(
-        codec=str(fields["codec"]),
-        chunk_numel=int(fields["chunk_numel"]),
-        error_feedback=bool(fields["error_feedback"]),
-    )
 
 
 def _reduced(message: dict[str, Any]) -> Reduced:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, RankLostError
 from sites.gateway.forms import Form
@@ -14,12 +14,28 @@ from sites.gateway.forms import Form
 class EncodingOffer:
     """What a gateway takes encoded, beside float32."""
 
-    codec: str
-    """Its bodies: sites.codecs.codec.BodyCodec."""
+    codecs: tuple[str, ...]
+    """Of the trees. One or more have bodies: sites.codecs.codec.BodyCodec; chunks of the others stay float32."""
+    turns: tuple[int, ...]
+    """Which of `codecs` a chunk has, by its turn; then from the beginning: Grid.turn."""
     chunk_numel: int
     """Elements of a chunk, at most: what the grid is made with."""
     error_feedback: bool
     """Whether what is lost is to be added to the next one."""
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> EncodingOffer:
+        """Return what a gateway has written.
+
+        Raises:
+            KeyError, TypeError, ValueError: it has not.
+        """
+        return cls(
+            codecs=tuple(map(str, fields["codecs"])),
+            turns=tuple(map(int, fields["turns"])),
+            chunk_numel=int(fields["chunk_numel"]),
+            error_feedback=bool(fields["error_feedback"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

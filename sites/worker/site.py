@@ -19,7 +19,6 @@ from sites.worker.arguments import check_list, check_optimizer, check_tensors, c
 from sites.worker.average import TensorAverage
 from sites.worker.collectives import Collectives
 from sites.worker.cuda_transfer import CudaTransfer
-from sites.worker.device_codecs import DEVICE_CODECS
 from sites.worker.digest import digest_of
 from sites.worker.encoding import ShardEncoder, encodes_here
 from sites.worker.exactness import Exactness
@@ -289,7 +288,7 @@ class Site:
 
     def _make_encoder(self) -> ShardEncoder | None:
         """Return what encodes on this rank's device, where that is wanted and the gateway takes it."""
-        if self._encoding is None or self._encoding.codec not in DEVICE_CODECS:
+        if self._encoding is None:
             return None
         return ShardEncoder(
             self._encoding,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from sites.codecs.codec import BodyCodec, Floats, Payload
 from sites.codecs.lossy import AS_IT_IS
 from sites.codecs.registry import BY_NAME
 from sites.gateway.bucket_run import Post
+from sites.gateway.config import GatewayConfig
 from sites.gateway.forms import Form
 from sites.gateway.grid import grid
 from sites.gateway.rank_encoding import RankEncoding
@@ -92,7 +95,7 @@ def test_bodies_are_those_of_the_gateways_codecs(name: str, seed: int) -> None:
         # Numbers, not bits: a zero has lost its sign in some of the codes.
         assert np.array_equal(decoded.numpy(), codec.decode(payload, numel)), (seed, numel)
         assert values.tobytes() == before
-        assert 0 < codec.body_bytes(numel) <= 4 * numel
+        assert 0 < codec.body_bytes(numel) == device_codec.body_bytes(numel) <= 4 * numel
 
 
 @EACH
@@ -120,10 +123,37 @@ def test_an_encoder_looks_at_no_value(name: str) -> None:
         device_codec.decode(values, device_codec.encode(values, body))
 
 
+TREES = {
+    form: make_plan(form, 3, seed=3) for form in ("gather", "star", "ring", "hierarchy", "given")
+}
+MIXED = ("int8", "split", "bf16", "int4-zstd", "topk")
+"""Codecs of trees: some of them have no bodies."""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@EACH
+def test_on_cuda_bodies_are_the_same_and_nothing_waits(name: str) -> None:
+    chance, codec, device = np.random.default_rng(1), body_codec(name), torch.device("cuda")
+    device_codec = DEVICE_CODECS[name](device)
+    for numel in (*SIZES, 70_000) * 8:
+        values = numbers(chance, numel)
+        tensor = torch.from_numpy(values).to(device)
+        body = torch.empty(codec.body_bytes(numel), dtype=torch.uint8, device=device)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            decoded = device_codec.decode(tensor, device_codec.encode(tensor, body))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        payload = codec.seal(octets(body.cpu()), numel)
+        assert payload == codec.encode(values), numel
+        assert np.array_equal(decoded.cpu().numpy(), codec.decode(payload, numel)), numel
+
+
 def make_encoder(
     name: str, ranks: tuple[int, ...], site: int, rank: int, *, feedback: bool = True
 ) -> ShardEncoder:
-    offer = EncodingOffer(codec=name, chunk_numel=256, error_feedback=feedback)
+    offer = EncodingOffer(codecs=(name,), turns=(0,), chunk_numel=256, error_feedback=feedback)
     return ShardEncoder(offer, site_index=site, rank=rank, ranks_per_site=ranks, device=CPU)
 
 
@@ -187,18 +217,32 @@ def test_without_feedback_nothing_is_owed() -> None:
         assert payloads[0] == BY_NAME["int4"].encode(values[:100])
 
 
-@pytest.mark.parametrize("form", ["gather", "star", "ring", "hierarchy"])
-@pytest.mark.parametrize("name", ["bf16", "int8-zstd", "int4", "fp8"])
+def encoders_of(config: GatewayConfig) -> dict[tuple[int, int], ShardEncoder]:
+    """Return each rank's encoder, by site and rank."""
+    offer = json.loads(json.dumps(RankEncoding(config).to_json()))
+    return {
+        (site, rank): ShardEncoder(
+            EncodingOffer.from_json(offer),
+            site_index=site,
+            rank=rank,
+            ranks_per_site=config.ranks_per_site,
+            device=CPU,
+        )
+        for site, ranks in enumerate(config.ranks_per_site)
+        for rank in range(ranks)
+    }
+
+
+@pytest.mark.parametrize("form", TREES)
+@pytest.mark.parametrize("name", ["bf16", "int8-zstd", "int4", "fp8", "mixed"])
 def test_sites_get_the_same_bits_from_ranks_that_encode(name: str, form: str) -> None:
     """In a gather, those that they get from gateways that encode; one rank of a site has a NaN once."""
     ranks, numel = (2, 1, 3), 2000
-    plan, chance = make_plan(form, 3, seed=3), np.random.default_rng(3)
-    encoders = {
-        (site, rank): make_encoder(name, ranks, site, rank)
-        for site in range(3)
-        for rank in range(ranks[site])
-    }
-    theirs, own = (Exchanges(plan, name, ranks, chunk_bytes=1024) for _ in range(2))
+    plan, chance = TREES[form], np.random.default_rng(3)
+    names = MIXED if name == "mixed" else (name,)
+    codecs = tuple(itertools.islice(itertools.cycle(names), max(1, len(plan.trees))))
+    theirs, own = (Exchanges(plan, codecs, ranks, chunk_bytes=1024) for _ in range(2))
+    encoders = encoders_of(own.exchanges[0]._config)
     for round_ in range(4):
         parts = [chance.standard_normal(numel).astype(np.float32) for _ in range(3)]
         if round_ == 1:
@@ -260,19 +304,19 @@ def _owed_chunks(exchanges: Exchanges) -> int:
 
 def test_what_a_gateway_offers(tmp_path: Path) -> None:
     gather = ReductionPlan(2, (), "")
-    trees = make_plan("ring", 3, seed=1)
+    trees = TREES["given"]
     mixed = ("int8", *["int4"] * (len(trees.trees) - 1))
     assert len(trees.trees) > 1
 
     def offered(plan: ReductionPlan, **changes: Any) -> str | None:  # noqa: ANN401
         found = RankEncoding(gateway_config(tmp_path, plan, 0, **changes)).to_json()
-        return None if found is None else str(found["codec"])
+        return None if found is None else "+".join(found["codecs"])
 
     for name in BY_NAME:
         assert offered(gather, codec=name) == (name if name in DEVICE_CODECS else None)
     assert offered(ReductionPlan(1, (), ""), codec="int8") is None
-    assert offered(trees, codec="int8") == "int8"
-    assert offered(trees, codecs=mixed) is None
+    assert offered(trees, codec="topk") is None
+    assert offered(trees, codecs=mixed) == "+".join(mixed)
 
 
 def test_where_a_rank_encodes() -> None:
