@@ -4,7 +4,8 @@ Usage: python scripts/bench_codecs.py [--steps 80] [--chunk-mib 1] [--seconds 0.
 
 The gradients are those of the last of `--steps` steps of the default model. Ratio and error are of
 all of them, in chunks; the speeds are the best of one chunk's. "with feedback" is what a gateway does
-for a lossy codec: add the residual, encode, decode its own bytes, subtract.
+for a lossy codec: add the residual, encode, decode its own bytes, subtract. "by torch" is what a rank
+does instead, here on the processor: the same, but for zstd.
 """
 
 import argparse
@@ -24,6 +25,9 @@ from sites.gateway.residuals import Residual
 from sites.trainer.corpus import load_corpus
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import make_optimizer, take_step
+from sites.worker.device_codecs import DEVICE_CODECS
+from sites.worker.encoding import ShardEncoder
+from sites.worker.link import EncodingOffer
 from topology.job import Trainer
 
 
@@ -53,6 +57,16 @@ def best_s(work: Callable[[], object], seconds: float) -> float:
     return best
 
 
+def encoding_by_torch(name: str, shard: torch.Tensor) -> Callable[[], object]:
+    """Return what encodes a shard of one chunk, and what it lost the time before."""
+    numel = len(shard)
+    offer = EncodingOffer(codecs=(name,), turns=(0,), chunk_numel=numel, error_feedback=True)
+    encoder = ShardEncoder(
+        offer, site_index=0, rank=0, ranks_per_site=(1,), device=torch.device("cpu")
+    )
+    return functools.partial(encoder.encode, shard, bucket=0, numel=numel, layout=0)
+
+
 def row(codec: Codec, chunks: list[Floats], seconds: float) -> list[str]:
     """Return a codec's figures, as the table's columns say."""
     payloads = [codec.encode(chunk) for chunk in chunks]
@@ -61,13 +75,15 @@ def row(codec: Codec, chunks: list[Floats], seconds: float) -> list[str]:
     ]
     meant = np.concatenate(chunks)
     error = float(np.linalg.norm(np.concatenate(decoded) - meant) / np.linalg.norm(meant))
-    values, payload = chunks[0], payloads[0]
+    values, payload = chunks[0].copy(), payloads[0]  # feedback writes to them
     works: list[Callable[[], object]] = [
         functools.partial(codec.encode, values),
         functools.partial(codec.decode, payload, len(values), np.empty_like(values)),
     ]
     if not codec.lossless:
         works.append(functools.partial(Residual(len(values)).encode, codec, values))
+    if codec.name in DEVICE_CODECS:
+        works.append(encoding_by_torch(codec.name, torch.from_numpy(values.copy())))
     speeds = [f"{values.nbytes / best_s(work, seconds) / 1e9:.2f}" for work in works]
     return [f"{meant.nbytes / sum(map(len, payloads)):.3f}", f"{error:.5f}", *speeds]
 
@@ -83,7 +99,13 @@ def main() -> None:
     numel = int(arguments.chunk_mib * (1 << 18))
     chunks = [gradient[start : start + numel] for start in range(0, len(gradient), numel)]
     table = Table(
-        "codec", "ratio", "relative error", "encode GB/s", "decode GB/s", "with feedback GB/s"
+        "codec",
+        "ratio",
+        "relative error",
+        "encode GB/s",
+        "decode GB/s",
+        "with feedback GB/s",
+        "by torch",
     )
     for name, codec in BY_NAME.items():
         table.add_row(name, *row(codec, chunks, arguments.seconds))
