@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 from topology.cost.collectives import Channel, levels_of
 from topology.cost.collectives import reduce_scatter_s as over_levels_s
-from topology.world import Site
+from topology.world import Fabric, Site
 
 
 def reduce_scatter_s(site: Site, num_bytes: float) -> float:
@@ -16,15 +18,22 @@ def reduce_scatter_s(site: Site, num_bytes: float) -> float:
         site: of one rank, or whose fabric is not described: nothing.
         num_bytes: of the whole tensor, that each rank has before (has after).
     """
-    fabric = site.fabric
-    if fabric is None or site.num_ranks == 1:
+    if site.fabric is None or site.num_ranks == 1:
         return 0.0
+    return _over_fabric_s(site.fabric, site.num_ranks, site.accelerators_per_node, num_bytes)
+
+
+@functools.lru_cache(maxsize=4096)
+def _over_fabric_s(
+    fabric: Fabric, num_ranks: int, accelerators_per_node: int, num_bytes: float
+) -> float:
+    """Return the same for any site like this one: planners ask for a few of them very often."""
     levels = levels_of(
-        site.num_ranks,
+        num_ranks,
         1,
-        site.accelerators_per_node,
+        accelerators_per_node,
         Channel(fabric.node_bytes_per_s, fabric.latency_s),
         # A node's accelerators share its way out.
-        Channel(fabric.cluster_bytes_per_s / site.accelerators_per_node, fabric.latency_s),
+        Channel(fabric.cluster_bytes_per_s / accelerators_per_node, fabric.latency_s),
     )
     return over_levels_s(levels, num_bytes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 FIRST_WINDOW_PACKETS = 10
-"""Of a connection: RFC 6928."""
+"""Of a connection: RFC 6928. Linux starts again from it once one was idle for longer than its time-out."""
 
 
 def unused_s(

@@ -41,7 +41,7 @@ from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
 from topology.tree_times import Hop, Load, bytes_of_hops, plan_times_s, rate_of
 from topology.trees import ReductionPlan
-from topology.wire_load import tree_ratios, wire_load
+from topology.wire_load import tree_ratios, wire_load, wire_loads
 from topology.world import Site, Topology
 
 FLOAT32_BYTES = 4
@@ -150,9 +150,8 @@ class StepModel:
                 for site in topology.sites
             ]
             self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
-            loads = [
-                wire_load(job, topology, plan, each.left_bytes, known) for each in self._releases
-            ]
+            left_bytes = [each.left_bytes for each in self._releases]
+            loads = wire_loads(job, topology, plan, left_bytes, known)
             # Connections have rested when the first bucket leaves; those after it find them warm.
             loads[1:] = [dataclasses.replace(each, first_window_bytes=None) for each in loads[1:]]
             self._exchanges = [

@@ -9,6 +9,7 @@ from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
 from topology.codec_costs import RATIOS, usual_ratio
 from topology.job import Job
 from topology.link_codecs import codec_between, plan_codecs
+from topology.slow_start import FIRST_WINDOW_PACKETS
 from topology.tree_times import Load
 from topology.trees import ReductionPlan
 from topology.world import Topology
@@ -18,8 +19,6 @@ FRAME_BYTES = 64 + 5
 PACKET_BYTES = 1500
 PACKET_FACTOR = PACKET_BYTES / 1448
 """IP and TCP headers with time stamps, in full packets."""
-FIRST_WINDOW_PACKETS = 10
-"""RFC 6928; Linux starts again from it once a connection was idle for longer than its time-out."""
 _CHUNKS_ON_THE_WAY = 4
 _ROUND_TRIP_MIN_S = 0.01
 _FRAME_MIN_S = 0.01
@@ -111,15 +110,30 @@ def wire_load(
     Raises:
         ValueError: no ratio for a codec that compresses.
     """
-    num_chunks = math.ceil(raw_bytes / chunk_bytes_of(job, topology))
+    [load] = wire_loads(job, topology, plan, [raw_bytes], ratio)
+    return load
+
+
+def wire_loads(
+    job: Job,
+    topology: Topology,
+    plan: ReductionPlan,
+    sizes: Iterable[int],
+    ratio: float | None = None,
+) -> list[Load]:
+    """Return the loads of exchanges of several sizes, in float32 bytes; else as `wire_load`."""
+    cut_bytes, num_channels = chunk_bytes_of(job, topology), channels_of(job, topology)
     ratios = tree_ratios(job, topology, plan, ratio)
-    factor = PACKET_FACTOR if has_packets(topology) else 1.0
-    chunk_bytes = tuple((raw_bytes * each / num_chunks + FRAME_BYTES) * factor for each in ratios)
-    num_abreast = min(channels_of(job, topology), num_chunks)
-    first_window_bytes = None
-    if has_packets(topology):
-        first_window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES
-    return Load(num_chunks, num_abreast, chunk_bytes, first_window_bytes)
+    is_packets = has_packets(topology)
+    factor = PACKET_FACTOR if is_packets else 1.0
+    found = []
+    for raw_bytes in sizes:
+        num_chunks = math.ceil(raw_bytes / cut_bytes)
+        num_abreast = min(num_channels, num_chunks)
+        chunk_bytes = tuple((raw_bytes * x / num_chunks + FRAME_BYTES) * factor for x in ratios)
+        window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES if is_packets else None
+        found.append(Load(num_chunks, num_abreast, chunk_bytes, window_bytes))
+    return found
 
 
 def tree_ratios(

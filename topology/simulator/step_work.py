@@ -27,7 +27,7 @@ from topology.simulator.buckets import Bucket, buckets_of
 from topology.simulator.settings import Settings
 from topology.tree_times import Load
 from topology.trees import ReductionPlan
-from topology.wire_load import PACKET_FACTOR, wire_load
+from topology.wire_load import PACKET_FACTOR, wire_loads
 from topology.world import Site, Topology
 
 FLOWS_PER_STEP = 10_000
@@ -116,7 +116,8 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
     plan = plan_reduction(job, topology)
     ratio = usual_ratio(job.exchange.codec) if settings.ratio is None else settings.ratio
     buckets = buckets_of(job.trainer.model, job.exchange.bucket_bytes)
-    loads = [wire_load(job, topology, plan, each.raw_bytes, ratio) for each in buckets]
+    sizes = [each.raw_bytes for each in buckets]
+    loads = wire_loads(job, topology, plan, sizes, ratio)
     has_slow_start = settings.slow_start
     if has_slow_start is None:
         has_slow_start = loads[0].first_window_bytes is not None
@@ -124,10 +125,8 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
     windows = [each.first_window_bytes or 0.0 for each in loads]
     if has_slow_start and not has_packets:
         packeted = dataclasses.replace(topology, emulate=False)
-        windows = [
-            wire_load(job, packeted, plan, each.raw_bytes, ratio).first_window_bytes or 0.0
-            for each in buckets
-        ]
+        packets = wire_loads(job, packeted, plan, sizes, ratio)
+        windows = [each.first_window_bytes or 0.0 for each in packets]
     return StepWork(
         topology=topology,
         plan=plan,
