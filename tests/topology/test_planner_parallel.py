@@ -17,6 +17,7 @@ from topology.cost.parallel import step_time
 from topology.cost.workload import workload_described
 from topology.job import DescribedModel, Job, Limits
 from topology.placement import restricted, unreached
+from topology.planner.cut_set import fastest_cuts
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import degrees_of, every_cut, parallel_of
@@ -287,5 +288,5 @@ def test_moving_sequences_finds_what_trying_all_spreads_does(rate: float) -> Non
     for count in range(1, 400):
         fronts = [search.cuts["s0"].timings(count), search.cuts["s1"].timings(400 - count)]
         if all(fronts):
-            best_s = min(best_s, search.fastest_cuts(model, fronts)[1])
+            best_s = min(best_s, fastest_cuts(model, fronts)[1])
     assert best_s * (1 - 1e-9) <= choice.step_s <= best_s * 1.005

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 from topology.codec_costs import usual_ratio
 from topology.cost.money import accelerators_usd, egress_usd
@@ -69,6 +70,10 @@ class Choice:
         return StepModel(self.job(job), self.topology(topology), self.way.plan)
 
 
+AnyChoice = TypeVar("AnyChoice", bound=Choice)
+"""A choice, or one that decides more."""
+
+
 def money(job: Job, topology: Topology, way: Way) -> tuple[float, float]:
     """Return US dollars a second of all accelerators, and those of one step's egress.
 
@@ -101,7 +106,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def better(one: Choice | None, other: Choice | None) -> Choice | None:
+def better(one: AnyChoice | None, other: AnyChoice | None) -> AnyChoice | None:
     """Return the better of two, as far as there are any."""
     if one is None or other is None:
         return one or other

@@ -10,8 +10,9 @@ from typing import Any
 from topology.cost.workload import utilisation
 from topology.job import Job
 from topology.planner.choice import money
+from topology.planner.cut_set import CutChoice
 from topology.planner.joint_step import JointModel
-from topology.planner.parallel_search import CutChoice, ParallelSearch
+from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.planner.ways import ways
 from topology.planner.worth import widened

@@ -8,9 +8,10 @@ from typing import Any
 
 from topology.cost.local_sgd import Round, local_round
 from topology.cost.memory import outer_optimizer_bytes
+from topology.planner.cut_set import CutChoice, fastest_cuts
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_plan import all_widened
-from topology.planner.parallel_search import CutChoice, ParallelSearch
+from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.units import format_duration, format_fraction, format_rate, format_size
 
@@ -159,7 +160,7 @@ def wider_for(search: ParallelSearch, choice: CutChoice, efficiency: float) -> f
 
     def is_enough(factor: float) -> bool:
         model = choice.joint(search.job, all_widened(search.topology, factor))
-        return search.fastest_cuts(model, fronts)[1] <= enough_s
+        return fastest_cuts(model, fronts)[1] <= enough_s
 
     low, high = 1 / _WIDEST, _WIDEST
     if not is_enough(high):
