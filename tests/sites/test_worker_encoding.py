@@ -112,6 +112,7 @@ def test_what_has_no_code_is_seen(name: str, pattern: int) -> None:
         assert bool(is_fit) == (np.isfinite(values).all() if name == "bf16" else has_codes)
 
 
+@pytest.mark.slow
 @EACH
 def test_an_encoder_looks_at_no_value(name: str) -> None:
     """On a device without values, whatever would wait for one raises."""
@@ -347,6 +348,7 @@ def one_rank(folder: Path, codec: str) -> Iterator[tuple[Member, GatewayRank]]:
         yield members[0], rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "changes", "wanted"),
     [
@@ -369,6 +371,7 @@ def test_what_a_rank_may_not_hand_over(
     assert wanted in failed["message"]
 
 
+@pytest.mark.slow
 def test_a_body_that_no_encoder_makes_names_its_chunk(tmp_path: Path) -> None:
     with one_rank(tmp_path, "int8") as (member, rank):
         region = rank.regions[0].view(np.uint8)
