@@ -73,7 +73,12 @@ class ChannelGrowth:
         """Follow the losses that the kernel counts, until the link is over."""
         before, totals = Segments(), self._outbox.totals()
         while not self._outbox.closed.wait(_EVERY_S) and not self._outbox.is_over:
-            now = segments_to(addresses_of(self._peer.host, self._peer.port))
+            try:
+                addresses = addresses_of(self._peer.host, self._peer.port)
+            except OSError as error:  # the connections that there are do without the name
+                _log.debug("%s: %s", self._peer, error)
+                continue
+            now = segments_to(addresses)
             self._advise_idle(now.congestion_control)
             loss = loss_of(before, now)
             if loss is None and now.sent >= before.sent:

@@ -53,8 +53,10 @@ def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
     sent, sent_again, name = 0, 0, ""
     for duplicate in _sockets():
         with contextlib.suppress(OSError), duplicate:  # not connected, or no longer
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                continue  # a rank's, or one of netlink that the resolver has open for a moment
             remote = duplicate.getpeername()
-            if not isinstance(remote, tuple) or (_plain(remote[0]), remote[1]) not in addresses:
+            if (_plain(remote[0]), remote[1]) not in addresses:
                 continue
             info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             control = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)

@@ -200,6 +200,7 @@ class ChunkReduction:
                 payload = self._encode(own.values)
             else:
                 payload = self._encode_part(own)
+                self._payload = None  # the result is long in coming
             yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, payload))
             return
         divisor = np.float32(weight)

@@ -127,9 +127,10 @@ class Window:
     def note_round_trip(self, rtt_s: float, *, is_idle: bool) -> None:
         """A greeting was answered. One that waited in a queue can only be too long."""
         if is_idle and not self._is_rtt_measured:
-            self._rtts_s.clear()
+            # Not emptied and filled: whoever asks for the window meanwhile holds no lock.
+            self._rtts_s = deque([rtt_s], maxlen=_IDLE_ROUND_TRIPS)
             self._is_rtt_measured = True
-        if is_idle or rtt_s < self.rtt_s:
+        elif is_idle or rtt_s < self.rtt_s:
             self._rtts_s.append(rtt_s)
 
     def run_dry(self, unacknowledged_bytes: int) -> None:

@@ -107,6 +107,16 @@ def test_connections_are_found_by_where_they_lead(family: socket.AddressFamily) 
     assert segments_to(addresses) == Segments()
 
 
+def test_sockets_of_other_families_are_passed_over() -> None:
+    """glibc's resolver opens one of netlink for a moment, on any thread; its address is two numbers."""
+    with ExitStack() as stack:
+        stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+        for pair in (socket.socketpair(), socket.socketpair(type=socket.SOCK_SEQPACKET)):
+            for each in pair:
+                stack.enter_context(each)
+        assert segments_to(addresses_of("127.0.0.1", 1)) == Segments()
+
+
 def test_this_host_limits_what_a_connection_can_have_on_the_way() -> None:
     limit = send_buffer_bytes()
     assert limit is None or limit > 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,25 @@ def test_what_pauses_cost_is_told_where_the_kernel_could_help(
         assert caplog.records[0].levelno == logging.WARNING
         assert "after 1.5 s on average, TCP starts slowly again to site birch" in caplog.text
         assert "sysctl net.ipv4.tcp_slow_start_after_idle=0" in caplog.text
+
+
+def test_a_name_that_is_not_known_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth, _, outbox = growing(tmp_path, 1)
+    asked = []
+
+    def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
+        asked.append((host, port))
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        outbox.close()
+        return frozenset()
+
+    monkeypatch.setattr(channel_growth, "addresses_of", addresses_of)
+    monkeypatch.setattr(channel_growth, "_EVERY_S", 0.0)
+    growth.run()
+    assert asked == 2 * [(PEER.host, PEER.port)]
 
 
 def test_what_is_pushed_after_the_peer_left_is_dropped(tmp_path: Path) -> None:

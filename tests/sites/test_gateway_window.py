@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -186,6 +187,24 @@ def test_round_trips() -> None:
     for _ in range(8):
         window.note_round_trip(0.2, is_idle=True)
     assert window.rtt_s == 0.2, "the path has become longer"
+
+
+def test_the_round_trip_can_be_asked_for_at_any_time() -> None:
+    """Also between two steps of another thread's `note_round_trip`: the window is read without a lock."""
+    window = Window(bytes_per_s=1e6, rtt_s=0.08, most_bytes=1 << 30)
+
+    class Watched(deque[float]):
+        def clear(self) -> None:
+            super().clear()
+            assert window.rtt_s > 0
+
+        def append(self, rtt_s: float, /) -> None:
+            assert window.rtt_s > 0
+            super().append(rtt_s)
+
+    window._rtts_s = Watched(window._rtts_s)
+    window.note_round_trip(0.11, is_idle=True)
+    assert window.rtt_s == 0.11
 
 
 def test_limits() -> None:

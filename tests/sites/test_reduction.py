@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -70,6 +71,21 @@ def test_a_tree_takes_no_other_s_codec() -> None:
     assert sent.frame.codec == codecs[0].number
     with pytest.raises(LayoutMismatchError, match="came with codec number 5; here it is fp32"):
         receiver.check(1, replace(sent.frame, codec=codecs[1].number))
+
+
+def test_a_leaf_keeps_nothing_of_what_its_rank_encoded_once_it_is_sent() -> None:
+    """The result may be long in coming, and the link has its own copy."""
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    bucket = Bucket(1, 0, 0, 5, (BY_NAME["bf16"],), grid(10, 10, (1, 1)), time.thread_time)
+    chunk = BucketReduction(bucket, plan, roles(plan, 1), None).chunk(0)
+    payload = memoryview(bytes(20))
+    kept = weakref.ref(payload)
+    own = Own(np.zeros(10, dtype=np.float32), 1.0, [payload].pop)
+    del payload
+    (sent,) = (len(each.frame.payload) for each in chunk.handle(own) if isinstance(each, Send))
+    assert sent == 20
+    del own
+    assert kept() is None
 
 
 def every_tree(plan: ReductionPlan, codec: Codec) -> tuple[Codec, ...]:
