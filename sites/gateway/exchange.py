@@ -154,13 +154,20 @@ class Exchange:
         if not self._waiting:  # without the lock: who adds to it calls this afterwards
             return
         with self._condition:
-            while self._waiting and not self._closed and self._has_room():
+            while self._waiting and not self._closed and self._may_admit():
                 _, run, chunk, own = heapq.heappop(self._waiting)
                 self._admitted_bytes += chunk.raw_bytes
                 self._deliver(run, chunk, own)
 
-    def _has_room(self) -> bool:
-        return all(
+    def _may_admit(self) -> bool:
+        """Return whether the earliest own chunk that waits may be sent.
+
+        Only of a bucket that all ranks of the node have posted: else, of two sites where different ranks
+        are late, each could fill the other with chunks that neither sums before its late rank's, and
+        for these no link would have room any more.
+        """
+        run = self._waiting[0][1]
+        return len(run.shards) == self._config.ranks_per_node[self._site] and all(
             link.unsent_bytes + self._admitted_bytes < link.ahead_bytes
             for link in self._links.values()
         )
