@@ -116,8 +116,9 @@ class Window:
         most = max(2 * self._frame_bytes, on_the_way // 4)
         window = on_the_way + min(in_the_midst, most)
         if window < _FEW_FRAMES * self._frame_bytes:
-            # Only whole frames leave: of so few, the part of one would be missed.
-            window = -(-window // self._frame_bytes) * self._frame_bytes
+            # Only whole frames leave: of so few, the part of one would be missed, and the last chunk of a
+            # bucket, however small, would take a whole one's place.
+            window = -(-(window + self._frame_bytes // 2) // self._frame_bytes) * self._frame_bytes
         return min(window, self._most_bytes)
 
     def delay_s(self, now_s: float) -> float:

@@ -138,6 +138,16 @@ def test_few_frames_are_whole_ones() -> None:
     assert modelled.carry(32) <= 1.02 * (32 * FRAME / 1.25e6 + 0.04)
 
 
+@pytest.mark.parametrize("bytes_per_s", [1e6, 2e6, 3e6, 4e6, 5e6])
+def test_of_few_frames_a_small_one_takes_no_large_ones_place(bytes_per_s: float) -> None:
+    frame_bytes = 64 << 10
+    window = Window(bytes_per_s=bytes_per_s, rtt_s=0.02, most_bytes=1 << 30)
+    window.depart(frame_bytes, 0.0, is_alone=True, was_held=False)
+    least = bytes_per_s * 0.02 + frame_bytes
+    assert window.num_bytes % frame_bytes == 0
+    assert window.num_bytes - frame_bytes // 2 >= least
+
+
 def test_a_rate_taken_for_too_large_is_found_out() -> None:
     modelled = link(12.5e6, 0.08, believed=100e6)
     modelled.carry(500)
