@@ -3,9 +3,10 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from topology.job import Job, Trainer
+from topology.trees import ReductionPlan
 from topology.world import Topology
 
 
@@ -26,7 +27,8 @@ def config_hash(job: Job, topology: Topology) -> str:
 def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
     """Return the sha256, in hex, of what a plan follows from: in the job, and in the topology.
 
-    How long a run is, what it is called, and whether its WAN is emulated make no other plan.
+    How long a run is, what it is called, whether its WAN is emulated, and when it is planned again make
+    no other plan.
 
     Args:
         job: Its placement does not count: it is what a plan decides.
@@ -44,11 +46,20 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
             micro_batch=trainer.micro_batch,
             model=trainer.model,
         ),
-        plan=job.plan,
+        plan=None if job.plan is None else dataclasses.replace(job.plan, replan=None),
         workload=job.workload,
     )
     world = {"sites": _canonical(topology.sites), "links": _canonical(topology.links)}
     return _sha256({"job": _canonical(asked)}), _sha256(world)
+
+
+def reduction_hash(plan: ReductionPlan, codecs: Sequence[str]) -> str:
+    """Return the sha256, in hex, of what carries a run's chunks: trees, weights and codecs, in order."""
+    trees = [
+        {"root": tree.root, "parent": dict(tree.parent), "weight": tree.weight}
+        for tree in plan.trees
+    ]
+    return _sha256({"num_sites": plan.num_sites, "trees": trees, "codecs": list(codecs)})
 
 
 def _sha256(value: object) -> str:

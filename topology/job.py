@@ -189,6 +189,23 @@ class DescribedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replan:
+    """When the plan of a run is made again while it goes on (orchestrator/core/replan.py)."""
+
+    drift: float = 0.2
+    """How far a link's measured figure is off what the plan counts on, of that."""
+    lasting_s: float = 60.0
+    """For so long, all the time."""
+    gain: float = 0.05
+    """Of the predicted step, that other trees have to save."""
+
+    @property
+    def gap_s(self) -> float:
+        """Between two plannings, at least."""
+        return 5 * self.lasting_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanWishes:
     """What a planner may decide (topology/planner), and what it is to aim at."""
 
@@ -202,6 +219,8 @@ class PlanWishes:
     """One of OBJECTIVES."""
     gateways: str = "measured"
     """One of GATEWAYS."""
+    replan: Replan | None = Replan()
+    """None: a run keeps its plan whatever becomes of its links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

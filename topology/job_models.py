@@ -2,7 +2,12 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
 from topology.fields import (
     SIZE_SCHEMA,
@@ -23,16 +28,13 @@ from topology.fields import (
 from topology.job import (
     CODECS,
     COMPUTES,
-    GATEWAYS,
     NON_FINITE,
-    OBJECTIVES,
-    PLAN_SITES,
     SCHEDULES,
     TREES,
     Job,
-    PlanWishes,
     Probe,
 )
+from topology.plan_models import PlanModel
 from topology.suggest import shown
 from topology.trees import TREES_MAX, WEIGHT_MAX
 from topology.units import format_duration, format_fraction, format_size
@@ -40,7 +42,6 @@ from topology.workload_models import ParallelModel, WorkloadModel
 
 _JOB = Job(name="job", topology="topology.yaml")
 _EXCHANGE, _REDUCTION, _TRAINER = _JOB.exchange, _JOB.reduction, _JOB.trainer
-_WISHES = PlanWishes()
 _PROBE = Probe()
 PROBE_CONNECTIONS_MAX = 32
 """Side by side, when a link is measured."""
@@ -193,35 +194,6 @@ class PlacedModel(Strict):
         ParallelModel | None,
         Field(description="How a script of your own cuts its model there: `isthmus plan` decides."),
     ] = None
-
-
-class PlanModel(Strict):
-    """What `isthmus plan` may decide; with this section, `launch` makes a plan by itself."""
-
-    codecs: Annotated[
-        list[Annotated[str, *choice(CODECS)]],
-        Field(description="To choose from; of equally fast ones the first. Else exchange.codec."),
-    ] = Field(default_factory=list)
-    sites: Annotated[str, *choice(PLAN_SITES)] = _WISHES.sites
-    max_sync_period: Annotated[
-        int,
-        Field(ge=1, le=100_000, description="Steps between two exchanges that are permitted."),
-    ] = _WISHES.max_sync_period
-    objective: Annotated[str, *choice(OBJECTIVES)] = _WISHES.objective
-    gateways: Annotated[
-        str,
-        *choice(GATEWAYS),
-        Field(
-            description="unlimited: as if gateways and codecs took no time; with `workload` only."
-        ),
-    ] = _WISHES.gateways
-
-    @model_validator(mode="after")
-    def _each_codec_once(self) -> Self:
-        twice = [codec for codec in self.codecs if self.codecs.count(codec) > 1]
-        if twice:
-            raise KeyedError("codecs", f"{twice[0]!r} is there twice")
-        return self
 
 
 class VerifyModel(Strict):

@@ -23,19 +23,20 @@ from topology.job import (
     PlanWishes,
     Probe,
     Reduction,
+    Replan,
     Trainer,
 )
 from topology.job_models import (
     ExchangeModel,
     JobModel,
     PlacedModel,
-    PlanModel,
     ProbeModel,
     ReductionModel,
     TrainerModel,
 )
 from topology.models import TopologyModel
 from topology.overrides import read_with_overrides
+from topology.plan_models import PlanModel
 from topology.references import check_references
 from topology.resolve import resolve
 from topology.validation import validate
@@ -175,6 +176,13 @@ def _wishes(written: PlanModel) -> PlanWishes:
         max_sync_period=written.max_sync_period,
         objective=written.objective,
         gateways=written.gateways,
+        replan=None
+        if written.replan is None
+        else Replan(
+            drift=written.replan.drift,
+            lasting_s=written.replan.lasting,
+            gain=written.replan.gain,
+        ),
     )
 
 
