@@ -9,13 +9,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import IOBase
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from protos.errors import LocalProtocolError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.greeting import Peer
+from sites.gateway.json_fields import read_json
+from sites.gateway.plan_schedule import Proposal
 from topology.errors import ConfigError
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _LINES_MAX: Final = 4096
@@ -30,6 +33,24 @@ class Connect:
     """The agent knows where the peers listen."""
 
     peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """All sites may switch to another plan."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """What came of a proposal."""
+
+    epoch: int
+    commit: bool
+
+
+Command = Connect | Prepare | Decide
 
 
 class AgentWriter:
@@ -98,19 +119,33 @@ def read_configuration(stream: IOBase) -> GatewayConfig | None:
         raise LocalProtocolError(f"stdin: configure: {error.problems[0].message}") from error
 
 
-def read_commands(stream: IOBase) -> Iterator[Connect]:
+def read_commands(stream: IOBase) -> Iterator[Command]:
     """Yield the later lines until the agent closes stdin.
 
     Raises:
         LocalProtocolError: a line is not a command, and why.
     """
     for fields in _messages(stream):
-        if fields["op"] != "connect":
-            raise LocalProtocolError(f"stdin: unknown op {fields['op']!r}")
-        peers = fields.get("peers")
-        if not isinstance(peers, list):
-            raise LocalProtocolError("stdin: connect.peers: want a list")
-        yield Connect(tuple(_peer(index, peer) for index, peer in enumerate(peers)))
+        op = fields.pop("op")
+        match op:
+            case "connect":
+                peers = fields.get("peers")
+                if not isinstance(peers, list):
+                    raise LocalProtocolError("stdin: connect.peers: want a list")
+                yield Connect(tuple(_peer(index, peer) for index, peer in enumerate(peers)))
+            case "prepare_plan":
+                yield Prepare(_read(Proposal, op, fields))
+            case "decide_plan":
+                yield _read(Decide, op, fields)
+            case _:
+                raise LocalProtocolError(f"stdin: unknown op {op!r}")
+
+
+def _read(kind: type[T], op: str, fields: dict[str, Any]) -> T:
+    try:
+        return read_json(kind, fields)
+    except ConfigError as error:
+        raise LocalProtocolError(f"stdin: {op}: {error.problems[0].message}") from error
 
 
 def _peer(index: int, fields: object) -> Peer:

@@ -63,7 +63,8 @@ class GatewayConfig:
     socket_path: str
     """Where the node's ranks reach this gateway."""
     links: tuple[PeerLink, ...]
-    """To each neighbour, in the sending direction."""
+    """To each neighbour, in the sending direction; where plans may be switched, to each site that this one
+    could have for a neighbour."""
     non_finite: str = "carry"
     """One of topology.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
@@ -145,6 +146,11 @@ class GatewayConfig:
         return read_json(cls, fields)
 
 
+def may_switch(job: Job) -> bool:
+    """Return whether other trees may carry a run's later rounds."""
+    return job.plan is not None and job.plan.replan is not None
+
+
 def gateway_config(
     job: Job,
     topology: Topology,
@@ -158,11 +164,14 @@ def gateway_config(
     socket_path: str,
 ) -> GatewayConfig:
     """Derive one node's gateway configuration from the run's documents."""
-    plan = plan_reduction(job, topology)
+    plan, names = plan_reduction(job, topology), [each.name for each in topology.sites]
     timeouts = Timeouts.derive(topology.failure)
-    neighbours = [
-        topology.sites[index].name for index in plan.neighbours(topology.site(site).index)
-    ]
+    own = topology.site(site).index
+    neighbours = [topology.sites[index].name for index in plan.neighbours(own)]
+    if may_switch(job):
+        neighbours = [
+            each for each in names if topology.link(site, each) and topology.link(each, site)
+        ]
     links = [topology.link(site, other) for other in neighbours]
     return GatewayConfig(
         run_id=run_id,
@@ -170,7 +179,7 @@ def gateway_config(
         config_hash=config_hash,
         site=site,
         node=node,
-        sites=tuple(each.name for each in topology.sites),
+        sites=tuple(names),
         nodes_per_site=tuple(each.nodes for each in topology.sites),
         ranks_per_node=tuple(each.accelerators_per_node for each in topology.sites),
         plan=plan,

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from protos.errors import (
+    DeadlineExceededError,
     IsthmusError,
     LayoutMismatchError,
     LocalProtocolError,
@@ -23,7 +24,7 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import HEADER_BYTES, Frame, Kind
-from sites.codecs.registry import EXACT, codec_named
+from sites.codecs.registry import EXACT
 from sites.gateway.bucket_run import (
     BucketRun,
     Chunk,
@@ -40,6 +41,7 @@ from sites.gateway.grid import grid
 from sites.gateway.held import FRAME_BYTES, Held
 from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.link import Link
+from sites.gateway.plan_schedule import Begun, PlanSchedule, Proposal
 from sites.gateway.pool import Pool, Priority
 from sites.gateway.rank_encoding import own_payload
 from sites.gateway.reduction import (
@@ -49,13 +51,15 @@ from sites.gateway.reduction import (
     Own,
     Received,
     Send,
-    roles,
 )
 from sites.gateway.residuals import Residuals
 from sites.gateway.rounds import BucketKey, Rounds
 from sites.gateway.server import Sender
 
 _CHECK_S = 1.0
+_OUTCOME_LEASES = 3
+"""Times `peer_lost_s`, for the outcome of a proposed plan: the coordinator decides within one, and whoever
+has lost it by then is ended within another."""
 
 
 class Exchange:
@@ -79,8 +83,7 @@ class Exchange:
         """
         self._config = config
         self._site = config.site_index
-        self._roles = roles(config.plan, self._site)
-        self._codecs = tuple(map(codec_named, config.codecs))
+        self._plans = PlanSchedule(config.plan, config.codecs, self._site)
         self._pool = pool
         self._on_reduced = on_reduced
         self._on_failure = on_failure
@@ -89,17 +92,41 @@ class Exchange:
         self._runs: dict[BucketKey, BucketRun] = {}
         self._rounds = Rounds()
         self._residuals = Residuals()
-        num_peers = sum(config.nodes_per_site[site] for site in config.plan.neighbours(self._site))
+        num_peers = sum(
+            config.nodes_per_site[config.sites.index(each.site)] for each in config.links
+        )
         self._held = Held(config.held_bytes, num_peers)
         self._waiting: list[tuple[Priority, BucketRun, Chunk, Own]] = []
         """A heap: own chunks that are not admitted yet. Priorities are unique."""
         self._admitted_bytes = 0
         self._last_arrival_s: dict[Sender, float] = {}
         self._closed = False
+        self.begun: Begun | None = None
+        """The latest switch of plans that a local rank has got to."""
 
     def connect(self, links: Mapping[Sender, Link]) -> None:
-        """Take the links to all peers, opened. Before this nothing may be posted."""
+        """Take the links to all peers; never changed afterwards. Before this nothing may be posted."""
         self._links = links
+
+    def propose(self, proposal: Proposal) -> tuple[bool, int]:
+        """Keep a plan for the rounds from a later one on, and begin none of them before `decide`.
+
+        Returns:
+            Whether it is kept, and the latest round that a local rank has posted.
+        """
+        with self._condition:
+            return self._plans.propose(proposal, self._rounds.current), self._rounds.current
+
+    def decide(self, epoch: int, *, commit: bool) -> None:
+        """Take the outcome of a proposal: ranks that wait for it go on."""
+        with self._condition:
+            self._plans.decide(epoch, commit=commit)
+            self._condition.notify_all()
+
+    def needs(self, site: int) -> bool:
+        """Whether a plan of rounds under way, or of later ones, has a use for the link to a site."""
+        with self._condition:
+            return self._plans.needs(site)
 
     def close(self) -> None:
         """Let everybody who waits go."""
@@ -128,6 +155,7 @@ class Exchange:
         key = post.round, post.bucket
         replies: list[tuple[int, Reduced]] = []
         with self._condition:
+            self._wait_for_plan(post.round)
             run = self._open(key, rank, post)
             assert run.reduction is not None
             chunks = run.reduction.bucket.grid.chunks(self._site, rank)
@@ -148,6 +176,25 @@ class Exchange:
             self._condition.notify_all()
         self.pump()
         self._reply(replies)
+
+    def _wait_for_plan(self, round_: int) -> None:
+        """Wait until it is known which plan carries a round; the lock is held.
+
+        Raises:
+            DeadlineExceededError: nobody has said so for too long.
+            PeerLostError: this gateway ends.
+        """
+        patience_s = _OUTCOME_LEASES * self._config.peer_lost_s
+        deadline_s = time.monotonic() + patience_s
+        while not self._plans.is_settled(round_):
+            if self._closed:
+                raise PeerLostError("this gateway is stopping", self._config.site)
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise DeadlineExceededError(
+                    f"round {round_} has waited {patience_s:g} s to hear whether it has a new plan"
+                )
+            self._condition.wait(min(remaining_s, _CHECK_S))
 
     def pump(self) -> None:
         """Admit own chunks to encoding, as far as the links keep up."""
@@ -189,12 +236,13 @@ class Exchange:
             run = self._runs[key] = BucketRun(key)
         config = self._config
         cut = grid(post.numel, config.chunk_numel, config.ranks_per_site)
-        codecs = (EXACT,) * len(self._codecs) if post.exact else self._codecs
+        ruling = self._plans.of(post.round)
+        codecs = (EXACT,) * len(ruling.codecs) if post.exact else ruling.codecs
         bucket = Bucket(config.generation, *key, post.layout, codecs, cut, time.thread_time)
         residuals = None
         if config.error_feedback and not all(codec.lossless for codec in codecs):
             residuals = self._residuals.bucket(post.bucket, post.layout, post.numel)
-        run.reduction = BucketReduction(bucket, config.plan, self._roles, residuals)
+        run.reduction = BucketReduction(bucket, ruling.plan, ruling.roles, residuals)
         run.first = post
         self._rounds.note_posted(key)
         early, run.early = run.early, []
@@ -215,6 +263,11 @@ class Exchange:
                     f"{self._config.site} has not"
                 )
         self._rounds.begin(round_)
+        begun = self._plans.begin(round_)
+        if begun is not None:
+            # What was lost in one role is not owed in another: sums, parts and results have their units.
+            self._residuals.forget()
+            self.begun = Begun(begun.epoch, round_)
 
     # ---------------------------------------------------------------- peers
 
@@ -351,7 +404,8 @@ class Exchange:
 
         In a tree, whatever is sent is a whole sum; in a gather, it is the own part.
         """
-        if not is_finished and self._config.plan.is_gather:
+        assert run.reduction is not None
+        if not is_finished and run.reduction.is_gather:
             return
         with self._condition:
             chunk.is_finished = is_finished

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from protos.errors import IsthmusError, LocalProtocolError
 from protos.frame import Frame
 from protos.metrics import (
     BUSY_S,
@@ -29,6 +28,9 @@ from sites.gateway.failure import Failure
 from sites.gateway.greeting import Peer
 from sites.gateway.link import Link
 from sites.gateway.local import LocalServer
+from sites.gateway.peer_links import PeerLinks, side_by_side
+from sites.gateway.plan_schedule import Proposal
+from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.pool import Pool
 from sites.gateway.server import ExchangeServer, Sender
 
@@ -62,7 +64,14 @@ class Gateway:
             config, self._pool, on_reduced=self._local.reduced, on_failure=self.fail
         )
         self._server = ExchangeServer(config, self)
-        self._links: dict[Sender, Link] = {}
+        self._links = PeerLinks(
+            config,
+            on_change=self._exchange.connect,
+            on_failure=self.fail,
+            on_progress=self._exchange.pump,
+            needs=self._exchange.needs,
+        )
+        self._switches = PlanSwitches(config, self._exchange, self._links, write)
         self._lock = threading.Lock()
         self._failure: Failure | None = None
         self._finished = threading.Event()
@@ -88,24 +97,24 @@ class Gateway:
         Raises:
             LocalProtocolError: a gateway is missing from `peers`, or this was called before.
         """
-        if self._connecting is not None:
-            raise LocalProtocolError("stdin: connect came twice")
-        config = self._config
-        by_gateway = {(peer.site, peer.node): peer for peer in peers}
-        for figures in config.links:
-            index = config.sites.index(figures.site)
-            for node in range(config.nodes_per_site[index]):
-                peer = by_gateway.get((figures.site, node))
-                if peer is None:
-                    raise LocalProtocolError(
-                        f"stdin: connect: no address of site {figures.site} node {node}"
-                    )
-                self._links[index, node] = Link(
-                    config, figures, peer, on_failure=self.fail, on_progress=self._exchange.pump
-                )
-        self._exchange.connect(self._links)
-        self._connecting = threading.Thread(target=self._open_links, name="connect", daemon=True)
+        self._links.meet(peers)
+        links = self._links.add(self._config.plan.neighbours(self._config.site_index))
+        self._connecting = threading.Thread(
+            target=self._open_links, args=(list(links.values()),), name="connect", daemon=True
+        )
         self._connecting.start()
+
+    def prepare(self, proposal: Proposal) -> None:
+        """Begin to make ready for another plan; the agent is told whether it can be used."""
+        self._switches.prepare(proposal)
+
+    def decide(self, epoch: int, *, commit: bool) -> None:
+        """All sites use a plan that was prepared, or none does.
+
+        Raises:
+            LocalProtocolError: it was never prepared here.
+        """
+        self._exchange.decide(epoch, commit=commit)
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait for a failure or `stop`; return whether it came."""
@@ -129,14 +138,12 @@ class Gateway:
             self._local.fail_all(farewell)
         else:
             self._drain()
-        _side_by_side(
-            [functools.partial(self._leave, link, farewell) for link in self._links.values()]
-        )
-        if self._links:
+        links = self._links.all.values()
+        side_by_side([functools.partial(link.leave, farewell, _FAREWELL_S) for link in links])
+        if links:
             self._report_links()
         self._exchange.close()
-        for link in self._links.values():
-            link.close()
+        self._links.close()
         self._server.close()
         self._pool.close()
         self._local.close()
@@ -149,7 +156,7 @@ class Gateway:
 
     def peer_left(self, sender: Sender) -> None:
         """A peer has finished."""
-        link = self._links.get(sender)
+        link = self._links.all.get(sender)
         if link is not None:
             link.peer_left()
 
@@ -160,6 +167,7 @@ class Gateway:
     def post(self, rank: int, post: Post) -> None:
         """A rank's part of a bucket is there."""
         self._exchange.post(rank, post)
+        self._switches.note_begun()
 
     def passed(self, message: dict[str, Any]) -> None:
         """A rank has something for the agent."""
@@ -184,33 +192,26 @@ class Gateway:
     def _drain(self) -> None:
         """Have everything acknowledged that peers still need."""
         deadline_s = time.monotonic() + self._config.peer_lost_s
-        for link in self._links.values():
+        for link in self._links.all.values():
             if not link.drain(deadline_s):
                 _log.warning("%s has not acknowledged everything", link.peer)
 
-    def _open_links(self) -> None:
+    def _open_links(self, links: list[Link]) -> None:
         """Say Hello to all; once all have answered, report what the links carry until the end."""
-        _side_by_side([functools.partial(self._open, link) for link in self._links.values()])
+        for failure in self._links.open(links):
+            self.fail(failure)
         if self._ended.is_set():
             return
         self._write({"op": "connected"})
         while not self._ended.wait(_METRICS_EVERY_S):
             self._report_links()
 
-    def _open(self, link: Link) -> None:
-        try:
-            link.open()
-        except IsthmusError as error:
-            self.fail(Failure.of(error, link.peer.site))
-
-    def _leave(self, link: Link, failure: Failure | None) -> None:
-        link.leave(failure, _FAREWELL_S)
-
     def _report_links(self) -> None:
         """Write the totals of each directed link: of all gateways of the peer's site together."""
         for figures in self._config.links:
-            index = self._config.sites.index(figures.site)
-            totals = [link.totals() for (site, _), link in self._links.items() if site == index]
+            totals = [link.totals() for link in self._links.to(figures.site)]
+            if not totals:
+                continue
             sent_bytes = sum(each.sent_bytes for each in totals)
             busy_s = max(each.busy_s for each in totals)
             values: dict[str, float] = {
@@ -238,15 +239,3 @@ class Gateway:
                     },
                 }
             )
-
-
-def _side_by_side(calls: list[Callable[[], None]]) -> None:
-    """Make blocking calls that report their own errors, each on a thread; return after all."""
-    threads = [
-        threading.Thread(target=call, name=f"peer-{index}", daemon=True)
-        for index, call in enumerate(calls)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

@@ -13,8 +13,16 @@ import sys
 import threading
 from typing import Final
 
-from protos.errors import IsthmusError
-from sites.gateway.agent_port import AgentWriter, read_commands, read_configuration
+from protos.errors import IsthmusError, LocalProtocolError
+from sites.gateway.agent_port import (
+    AgentWriter,
+    Command,
+    Connect,
+    Decide,
+    Prepare,
+    read_commands,
+    read_configuration,
+)
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure, one_line
 from sites.gateway.gateway import Gateway
@@ -83,13 +91,25 @@ def _refuse(agent: AgentWriter, failure: Failure) -> int:
 def _obey(gateway: Gateway | ProbingGateway, stdin: io.FileIO) -> None:
     try:
         for command in read_commands(stdin):
-            gateway.connect(command.peers)
+            _carry_out(gateway, command)
     except IsthmusError as error:
         gateway.fail(Failure.of(error))
     except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
         _log.exception("the agent's thread ended")
         gateway.fail(Failure.of(error))
     gateway.stop()
+
+
+def _carry_out(gateway: Gateway | ProbingGateway, command: Command) -> None:
+    match command:
+        case Connect():
+            gateway.connect(command.peers)
+        case Prepare() if isinstance(gateway, Gateway):
+            gateway.prepare(command.proposal)
+        case Decide() if isinstance(gateway, Gateway):
+            gateway.decide(command.epoch, commit=command.commit)
+        case _:
+            raise LocalProtocolError("stdin: a probe has no plans")
 
 
 def _exit_within(seconds: float) -> None:

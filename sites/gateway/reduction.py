@@ -311,7 +311,7 @@ class BucketReduction:
 
         Args:
             bucket: which one, and how it is cut.
-            plan: the run's.
+            plan: of its round.
             own_roles: this site's, from `roles`.
             residuals: of the rounds before, for trees whose codec loses something; None: that is lost.
         """
@@ -331,6 +331,11 @@ class BucketReduction:
                 residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
             machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
         return machine
+
+    @property
+    def is_gather(self) -> bool:
+        """Whether every site sends its part to every other."""
+        return self._plan.is_gather
 
     def codec(self, chunk: int) -> Codec:
         """Return the codec of a chunk's tree."""

@@ -95,3 +95,7 @@ class Residuals:
         if found is None:
             found = self._buckets[index] = BucketResiduals(layout, numel)
         return found
+
+    def forget(self) -> None:
+        """Owe nothing any more: chunks are encoded in other roles from now on."""
+        self._buckets.clear()

@@ -159,7 +159,7 @@ def test_a_bug_in_taking_a_frame_ends_the_run(
         for member in members:
             member.wait("connected")
         monkeypatch.setattr(members[0].gateway._exchange, "receive", broken)
-        members[1].gateway._links[0, 0].send(frame_ahead(0), 8)
+        members[1].gateway._links.all[0, 0].send(frame_ahead(0), 8)
         failed = members[0].end()
         assert failed is not None
         assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
@@ -177,7 +177,7 @@ def test_a_bug_in_a_links_thread_ends_the_run(
     with gateways(configs) as members:
         for member in members:
             member.wait("connected")
-        link = members[1].gateway._links[0, 0]
+        link = members[1].gateway._links.all[0, 0]
         monkeypatch.setattr(link._streams, "_acknowledge", broken)
         link.send(frame_ahead(0), 8)
         failed = members[1].end()
@@ -379,7 +379,7 @@ def test_frames_far_ahead_are_held_back_and_nothing_is_lost(
             rank.share(0, numel)[:] = 1
         for rank in ranks[:-1]:
             rank.reduce(0, 0, numel, 1.0)
-        links = [link for member in members[:-1] for link in member.gateway._links.values()]
+        links = [link for member in members[:-1] for link in member.gateway._links.all.values()]
         wait_for(lambda: min(link.totals().sent_bytes for link in links) >= 75_000)
         for member in members:
             assert member.gateway._exchange._held.num_bytes <= most_bytes
@@ -496,7 +496,7 @@ def test_frames_that_cannot_be_are_refused(frame: Frame, code: str, tmp_path: Pa
     with gateways(configs) as members:
         for member in members:
             member.wait("connected")
-        members[1].gateway._links[0, 0].send(frame, 8)
+        members[1].gateway._links.all[0, 0].send(frame, 8)
         failed = members[0].end()
         assert failed is not None
         assert (failed["code"], failed["site"]) == (code, "birch")

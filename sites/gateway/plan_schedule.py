@@ -1,0 +1,143 @@
+"""Which plan carries which round, where plans are switched while a run goes on. Pure.
+
+A switch has two phases, so that all sites make it at the same round or none does. A plan is proposed for
+all rounds from R on. A gateway that has not begun R keeps it, and from then on does not begin R before
+it knows the outcome: then either all use it from R on, or it is forgotten. Rounds before R end as they
+began, side by side with R's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos.errors import LocalProtocolError
+from sites.codecs.codec import Codec
+from sites.codecs.registry import codec_named
+from sites.gateway.reduction import Role, roles
+from topology.hashing import reduction_hash
+from topology.trees import ReductionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInForce:
+    """What a bucket needs to know of the plan that carries it."""
+
+    plan: ReductionPlan
+    codecs: tuple[Codec, ...]
+    """Of each tree; of a gather, one."""
+    roles: tuple[Role, ...]
+    """This site's."""
+    epoch: int
+    """0: the one that the run began with."""
+    from_round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan that all sites may switch to, as the agent passes it on."""
+
+    epoch: int
+    """Rises from proposal to proposal."""
+    from_round: int
+    plan: ReductionPlan
+    codecs: tuple[str, ...]
+
+    @property
+    def hash(self) -> str:
+        """Of trees and codecs: what all sites must have understood alike."""
+        return reduction_hash(self.plan, self.codecs)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A switch, once it is made at this gateway."""
+
+    epoch: int
+    round: int
+    """The first that the new plan carries."""
+
+
+class PlanSchedule:
+    """The plans of one gateway, by round. Not thread-safe."""
+
+    def __init__(self, plan: ReductionPlan, codecs: Sequence[str], site: int) -> None:
+        """Begin with the plan of the run's configuration."""
+        self._site = site
+        self._plans = [self._in_force(plan, codecs, epoch=0, from_round=0)]
+        self._pending: PlanInForce | None = None
+        self._decided_epoch = 0
+        self._begun_epoch = 0
+
+    def of(self, round_: int) -> PlanInForce:
+        """Return the plan of a round that `is_settled`."""
+        assert self.is_settled(round_), "nobody knows yet what carries it"
+        return next(each for each in reversed(self._plans) if each.from_round <= round_)
+
+    def is_settled(self, round_: int) -> bool:
+        """Whether it is known which plan carries a round."""
+        return self._pending is None or round_ < self._pending.from_round
+
+    def needs(self, site: int) -> bool:
+        """Whether bytes go to or come from a site, under a plan that carries rounds now or may later."""
+        plans = [*self._plans, *([self._pending] if self._pending else [])]
+        return any(site in each.plan.neighbours(self._site) for each in plans)
+
+    def propose(self, proposal: Proposal, current: int) -> bool:
+        """Keep a proposal; return whether it is still of use.
+
+        It is not if its first round has begun, or if it has been decided or followed by another before
+        it got here. One that waits here undecided is forgotten: who proposes has given it up.
+
+        Args:
+            proposal: Whose trees are over this run's sites.
+            current: The latest round that was begun here.
+        """
+        waiting_epoch = self._pending.epoch if self._pending else 0
+        if proposal.epoch <= max(self._decided_epoch, waiting_epoch):
+            return False
+        self._pending = None
+        if proposal.from_round <= current:
+            return False
+        self._pending = self._in_force(
+            proposal.plan,
+            proposal.codecs,
+            epoch=proposal.epoch,
+            from_round=proposal.from_round,
+        )
+        return True
+
+    def decide(self, epoch: int, *, commit: bool) -> None:
+        """Take the outcome of a proposal; that it came to nothing also where it was never kept.
+
+        Raises:
+            LocalProtocolError: all are to switch to what is not kept here.
+        """
+        self._decided_epoch = max(self._decided_epoch, epoch)
+        pending = self._pending
+        if commit and (pending is None or pending.epoch != epoch):
+            raise LocalProtocolError(f"plan {epoch} is to be used, which was not kept here")
+        if pending is not None and pending.epoch <= epoch:
+            self._pending = None
+        if commit and pending is not None:
+            self._plans.append(pending)
+
+    def begin(self, round_: int) -> PlanInForce | None:
+        """A round begins. Return the plan that begins with it, if one does.
+
+        The plan of the rounds before is forgotten a round later.
+        """
+        over = [each for each in self._plans[1:] if each.from_round < round_]
+        del self._plans[: len(over)]
+        newest = self.of(round_)
+        if newest.epoch == self._begun_epoch:
+            return None
+        self._begun_epoch = newest.epoch
+        return newest
+
+    def _in_force(
+        self, plan: ReductionPlan, codecs: Sequence[str], *, epoch: int, from_round: int
+    ) -> PlanInForce:
+        return PlanInForce(
+            plan, tuple(map(codec_named, codecs)), roles(plan, self._site), epoch, from_round
+        )

@@ -1,0 +1,111 @@
+"""Makes this gateway ready for another plan, and says so: the links that it needs, then its rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from protos.errors import IsthmusError, LocalProtocolError
+from sites.gateway.config import GatewayConfig
+from sites.gateway.exchange import Exchange
+from sites.gateway.failure import one_line
+from sites.gateway.peer_links import PeerLinks
+from sites.gateway.plan_schedule import Proposal
+from topology.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+
+class PlanSwitches:
+    """One gateway's part in switching plans."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        exchange: Exchange,
+        links: PeerLinks,
+        write: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            config: this gateway's.
+            exchange: whose rounds are to have other plans.
+            links: are made as plans need them.
+            write: sends one message to the agent; may be called from any thread.
+        """
+        self._config = config
+        self._exchange = exchange
+        self._links = links
+        self._write = write
+        self._lock = threading.Lock()
+        self._told_epoch = 0
+
+    def prepare(self, proposal: Proposal) -> None:
+        """Begin to make ready; the answer may take as long as new links do."""
+        threading.Thread(
+            target=self._prepare, args=(proposal,), name="prepare-plan", daemon=True
+        ).start()
+
+    def note_begun(self) -> None:
+        """A rank has posted something: tell the agent, once, if that began the rounds of another plan."""
+        begun = self._exchange.begun
+        if begun is None or begun.epoch == self._told_epoch:
+            return
+        with self._lock:
+            if begun.epoch == self._told_epoch:
+                return
+            self._told_epoch = begun.epoch
+        _log.info("plan %d carries rounds from %d on", begun.epoch, begun.round)
+        self._write({"op": "plan_begun", "epoch": begun.epoch, "round": begun.round})
+
+    def _prepare(self, proposal: Proposal) -> None:
+        why = ""
+        accepted, round_ = False, self._exchange.round
+        try:
+            why = self._problem(proposal) or self._connect(proposal)
+            if not why:
+                accepted, round_ = self._exchange.propose(proposal)
+        except IsthmusError as error:
+            why = one_line(str(error))
+        is_late = not accepted and not why
+        self._write(
+            {
+                "op": "plan_prepared",
+                "epoch": proposal.epoch,
+                "accepted": accepted,
+                "hash": proposal.hash,
+                "round": round_,
+                "late": is_late,
+                "why": f"round {round_} has begun" if is_late else why,
+            }
+        )
+
+    def _problem(self, proposal: Proposal) -> str:
+        """Return why a plan cannot be one of this run's; nothing if it can."""
+        try:
+            dataclasses.replace(self._config, plan=proposal.plan, codecs=proposal.codecs)
+        except ConfigError as error:
+            return error.problems[0].message
+        codecs = {*self._config.codecs, *proposal.codecs}
+        if len(codecs) > 1:
+            # Ranks that encode have been told once which turn has which codec.
+            return (
+                f"trees have several codecs, {', '.join(sorted(codecs))}: turns would change theirs"
+            )
+        return ""
+
+    def _connect(self, proposal: Proposal) -> str:
+        """Open the links that a plan needs beside those there are; return why not, or nothing."""
+        try:
+            added = self._links.add(proposal.plan.neighbours(self._config.site_index))
+        except LocalProtocolError as error:
+            return str(error)
+        failures = self._links.open(added.values())
+        if failures:
+            self._links.drop(added)
+            return failures[0].message
+        return ""

@@ -1,0 +1,111 @@
+"""What a run that goes on could change: the reduction alone, for its own sites, batch, codecs and chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from topology.compute import site_shares
+from topology.cost.workload import workload_described
+from topology.errors import ConfigError
+from topology.job import Job, Reduction
+from topology.placement import placed
+from topology.planner.joint_step import JointModel
+from topology.planner.parallelism import parallel_of
+from topology.planner.plan import make_plan
+from topology.planner.shares import Split
+from topology.planner.site_cuts import SiteCuts, Timing
+from topology.planner.ways import Way, named, ways
+from topology.reduction_plans import plan_reduction
+from topology.step_time import StepModel
+from topology.trees import ReductionPlan
+from topology.world import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """The best reduction for a run, beside the one that it has."""
+
+    form: str
+    """For people: `star at oregon`."""
+    reduction: Reduction
+    """As a job writes it; the run's own, if nothing is better."""
+    before_s: float
+    """Predicted seconds of a step with the reduction that the run has."""
+    after_s: float
+    """And with this one."""
+
+    @property
+    def gain(self) -> float:
+        """The share of a step that it saves; 0 where nothing is better."""
+        return 1 - self.after_s / self.before_s
+
+
+def best_switch(job: Job, topology: Topology) -> Switch:
+    """Return the reduction with which a run's step would be shortest.
+
+    Args:
+        job: As the run executes it, its reduction included.
+        topology: Described in full, as its links are now.
+
+    Raises:
+        ConfigError: nothing can be said of its steps.
+    """
+    here = placed(job, topology)
+    predict = _steps(job, here)
+    present = plan_reduction(job, here)
+    before_s = predict(present)
+    best = Way(present.why, present, named(present, [site.name for site in here.sites]))
+    best_s = before_s
+    for way in ways(dataclasses.replace(job, reduction=Reduction()), here):
+        step_s = predict(way.plan)
+        if step_s < best_s:
+            best, best_s = way, step_s
+    return Switch(form=best.form, reduction=best.reduction, before_s=before_s, after_s=best_s)
+
+
+def relaunched_s(job: Job, topology: Topology) -> float:
+    """Return the predicted seconds of a step if the job were planned anew, with all that a plan decides.
+
+    Raises:
+        ConfigError: nothing can be planned.
+    """
+    free = dataclasses.replace(job, placement=(), reduction=Reduction())
+    step_s: float = make_plan(free, topology)["predicted"]["step_s"]
+    return step_s
+
+
+def _steps(job: Job, topology: Topology) -> Callable[[ReductionPlan], float]:
+    """Return what predicts the step of a reduction."""
+    if job.workload is not None:
+        timings = _timings(job, topology)
+        return lambda plan: JointModel(job, topology, plan).step_s(timings)
+    sequences = [max(site_shares(job, topology, site)) for site in topology.sites]
+    return lambda plan: StepModel(job, topology, plan).step_s(sequences)
+
+
+def _timings(job: Job, topology: Topology) -> list[Timing]:
+    """Return the times of each site's cut; where nobody knows how it cuts the model, of its fastest."""
+    assert job.workload is not None
+    described = workload_described(job.workload)
+    written = {each.site: each.parallel for each in job.placement}
+    serial = job.exchange.schedule == "serial"
+    found = []
+    for site, sequences in zip(topology.sites, _sequences(job, topology), strict=True):
+        cuts = SiteCuts(job.workload, described, site, serial=serial)
+        own = [cut for cut in cuts.cuts if parallel_of(cut.degrees) == written.get(site.name)]
+        able = [cuts.timing(own[0], sequences)] if own else cuts.timings(sequences)
+        if not able:
+            raise ConfigError(f"site {site.name}: {cuts.closest()}")
+        found.append(able[0])
+    return found
+
+
+def _sequences(job: Job, topology: Topology) -> Split:
+    """Return the sequences of each site: as placed, or an even share."""
+    if job.placement:
+        count = {each.site: each.sequences for each in job.placement}
+        return tuple(count[site.name] for site in topology.sites)
+    num_ranks = topology.num_ranks
+    return tuple(-(-job.global_batch * site.num_ranks // num_ranks) for site in topology.sites)
