@@ -40,9 +40,9 @@ class SiteTimeline:
 
     @property
     def exposed_s(self) -> float:
-        """From the end of backward until the last gradient was in place."""
+        """From the end of backward until the last gradient was in place, if the step waited for it."""
         last_s = max((bucket.finished_s for bucket in self.buckets), default=self.computed_s)
-        return max(0.0, last_s - self.computed_s)
+        return max(0.0, min(last_s, self.end_s) - self.computed_s)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from topology.changes import Change
 from topology.faults import TimedChange
 from topology.simulator.parts import BucketTimes
 from topology.simulator.run import LinkLoad, SimulatedRun, coding_s
-from topology.simulator.training import SiteStep
+from topology.simulator.site_step import SiteStep
 
 Record = dict[str, Any]
 
@@ -35,7 +35,7 @@ def records(run: SimulatedRun, run_id: str, began_s: float) -> Iterator[Record]:
     for number, step in enumerate(run.steps, 1):
         for site, each in enumerate(step):
             yield maker.step(number, site, each)
-            if each.buckets:
+            if each.buckets is not None:
                 yield from maker.timeline(number, site, each)
             yield from maker.links(number, site, each)
 
@@ -50,6 +50,7 @@ class _Maker:
         self._coding_s = coding_s(run.work)
         self._tokens = sum(site.tokens for site in run.work.sites)
         self._raw_bytes = float(sum(bucket.raw_bytes for bucket in run.work.buckets))
+        """Of all buckets: what crosses in a round."""
         self._links: dict[str, list[LinkLoad]] = {site.name: [] for site in run.work.sites}
         for link in run.links:
             self._links[link.source].append(link)
@@ -67,7 +68,7 @@ class _Maker:
         """Return the record of a site's step."""
         work = self._run.work.sites[site]
         encode_s, decode_s = self._coding_s[site]
-        parts = each.parts
+        parts, sent = each.parts, self._sent(number)
         values = {
             metrics.TOKENS: self._tokens,
             metrics.SITE_TOKENS: work.tokens,
@@ -78,18 +79,18 @@ class _Maker:
             metrics.WAIT_S: parts.wait_s,
             metrics.HIDDEN_INTER_S: parts.hidden_inter_s,
             metrics.INTER_S: parts.inter_s,
-            metrics.ENCODE_S: encode_s,
-            metrics.DECODE_S: decode_s,
-            metrics.RAW_BYTES: self._raw_bytes / work.num_ranks,
-            metrics.WIRE_BYTES: self._wire_bytes(work.name),
+            metrics.ENCODE_S: sent * encode_s,
+            metrics.DECODE_S: sent * decode_s,
+            metrics.RAW_BYTES: sent * self._raw_bytes / self._run.work.round_steps / work.num_ranks,
+            metrics.WIRE_BYTES: sent * self._wire_bytes(work.name),
         }
         return self._record(work.name, metrics.STEP, number, each.end_s, values)
 
     def timeline(self, number: int, site: int, each: SiteStep) -> Iterator[Record]:
         """Yield the record of a kept step, and one a bucket."""
         name = self._run.work.sites[site].name
-        for index, bucket in enumerate(each.buckets[:BUCKETS_MAX]):
-            values = self._bucket(site, index, bucket)
+        for bucket in (each.buckets or ())[:BUCKETS_MAX]:
+            values = self._bucket(site, bucket)
             yield self._record(name, metrics.BUCKET, number, bucket.finished_s, values)
         values = {
             metrics.BEGIN_S: self._began_s + each.begin_s,
@@ -98,17 +99,17 @@ class _Maker:
         }
         yield self._record(name, metrics.TIMELINE, number, each.end_s, values)
 
-    def _bucket(self, site: int, index: int, bucket: BucketTimes) -> dict[str, float]:
-        work = self._run.work
-        share = work.buckets[index].raw_bytes / self._raw_bytes
+    def _bucket(self, site: int, bucket: BucketTimes) -> dict[str, float]:
+        work, raw_bytes = self._run.work, self._run.work.buckets[bucket.index].raw_bytes
+        share = work.round_steps * raw_bytes / self._raw_bytes
         encode_s, decode_s = self._coding_s[site]
         return {
-            metrics.BUCKET_INDEX: float(index),
+            metrics.BUCKET_INDEX: float(bucket.index),
             metrics.SUBMITTED_S: self._began_s + bucket.submitted_s,
             metrics.POSTED_S: self._began_s + bucket.posted_s,
             metrics.REDUCED_S: self._began_s + bucket.reduced_s,
             metrics.FINISHED_S: self._began_s + bucket.finished_s,
-            metrics.RAW_BYTES: work.buckets[index].raw_bytes / work.sites[site].num_ranks,
+            metrics.RAW_BYTES: raw_bytes / work.sites[site].num_ranks,
             metrics.WIRE_BYTES: share * self._wire_bytes(work.sites[site].name),
             metrics.WAIT_S: bucket.wait_s,
             metrics.ENCODE_S: share * encode_s,
@@ -118,17 +119,22 @@ class _Maker:
     def links(self, number: int, site: int, each: SiteStep) -> Iterator[Record]:
         """Yield the totals of a site's links after a step."""
         name = self._run.work.sites[site].name
-        for link in self._links[name]:
-            sent_bytes, busy_s = number * link.sent_bytes, number * link.busy_s
+        done = self._run.work.exchanged(number)
+        for link in self._links[name] if done else ():
+            sent_bytes, busy_s = done * link.sent_bytes, done * link.busy_s
             values = {
                 metrics.SENT_BYTES: sent_bytes,
-                metrics.RAW_BYTES: number * link.raw_bytes,
+                metrics.RAW_BYTES: done * link.raw_bytes,
                 metrics.BUSY_S: busy_s,
                 metrics.THROUGHPUT_BYTES_PER_S: sent_bytes / busy_s,
                 metrics.RTT_S: self._rtts_s[link.source, link.target],
             }
             labels = {"source": link.source, "target": link.target, "node": "0"}
             yield self._record(name, metrics.LINK, number, each.end_s, values, labels)
+
+    def _sent(self, number: int) -> float:
+        """Return what a step sends, in steps' worth: of rounds, in which few steps send, the mean is 1."""
+        return self._run.work.exchanged(number) - self._run.work.exchanged(number - 1)
 
     def _wire_bytes(self, name: str) -> float:
         return sum(link.sent_bytes for link in self._links[name])

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from topology.simulator.engine import Engine
 from topology.simulator.links import Flow
 from topology.simulator.network import Network
+from topology.simulator.segments import Segment
 from topology.simulator.servers import Server
-from topology.simulator.step_work import Segment, StepWork
+from topology.simulator.step_work import StepWork
 
 Reduced = Callable[[int, int], None]
 """Called with site and bucket when all of a bucket's sum is there."""

@@ -17,6 +17,8 @@ Interval = tuple[float, float]
 class BucketTimes:
     """One bucket's way at one site, in seconds since the simulation began."""
 
+    index: int
+    """Of the step work's buckets."""
     submitted_s: float
     posted_s: float
     reduced_s: float
@@ -27,6 +29,7 @@ class BucketTimes:
     def later(self, shift_s: float) -> BucketTimes:
         """Return the same, some seconds later."""
         return BucketTimes(
+            self.index,
             self.submitted_s + shift_s,
             self.posted_s + shift_s,
             self.reduced_s + shift_s,

@@ -56,6 +56,8 @@ class PipelineTime:
     step_s: float
     busy_s: list[float] = field(default_factory=list)
     """That each stage computed."""
+    gradients_s: list[list[float]] = field(default_factory=list)
+    """By stage and part: when the last micro-batch's backward pass over it has ended."""
 
     @property
     def bubble(self) -> float:
@@ -151,6 +153,7 @@ class _Pipeline:
             for index in range(len(stages))
         ]
         """What each stage has received."""
+        self._gradients_s = [[0.0] * num_parts for _ in stages]
 
     def run(self) -> PipelineTime:
         for stage in range(len(self._stages)):
@@ -162,7 +165,7 @@ class _Pipeline:
             sum(self._time_s(stage, block) for block in order)
             for stage, order in enumerate(self._orders)
         ]
-        return PipelineTime(self._engine.now_s, busy_s)
+        return PipelineTime(self._engine.now_s, busy_s, self._gradients_s)
 
     def _time_s(self, stage: int, block: Block) -> float:
         times = self._stages[stage]
@@ -181,6 +184,8 @@ class _Pipeline:
 
     def _done(self, stage: int, block: Block) -> None:
         self._is_busy[stage] = False
+        if not block.is_forward:
+            self._gradients_s[stage][block.part] = self._engine.now_s
         self._pass_on(stage, block)
         self._look(stage)
 

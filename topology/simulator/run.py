@@ -11,11 +11,13 @@ from topology.faults import TimedChange
 from topology.job import Job
 from topology.simulator.chance import Chance
 from topology.simulator.engine import SimulationError
+from topology.simulator.local_training import LocalTraining
 from topology.simulator.network import Hop, require_simulated
 from topology.simulator.outages import Outage, Outages
 from topology.simulator.settings import Settings
+from topology.simulator.site_step import SiteStep, Step
 from topology.simulator.step_work import StepWork, step_work
-from topology.simulator.training import SiteStep, Step, Training
+from topology.simulator.training import Training
 from topology.world import Topology
 
 STUCK_MAX = 1000
@@ -26,7 +28,7 @@ FIRST_KEPT = 3
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """What one step puts on a directed link."""
+    """What one step puts on a directed link; of rounds, in the mean."""
 
     source: str
     target: str
@@ -91,16 +93,17 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
     """Return what a run of the trainer that ships would be like.
 
     Args:
-        job: with modelled compute or real, for the simulator models it anyway; no script.
+        job: with modelled compute or real, for the simulator models it anyway; with a script only if
+            the job describes its model, and how each site cuts it.
         topology: sites and links.
         settings: how.
 
     Raises:
         ConfigError: the job's tree does not fit the topology.
         SimulationError: failures are so frequent that it never ends, a link is cut for ever, or there
-            is a change of a link that is not simulated.
+            is a change of a link that is not simulated, or micro-batches do not go round a pipeline.
     """
-    assert job.entrypoint is None, "nothing is known of a script"
+    assert job.entrypoint is None or job.workload is not None, "nothing is known of a script"
     settings = settings or Settings()
     require_simulated(settings.changes, is_fair=settings.sharing == "fair")
     work = step_work(job, topology, settings)
@@ -140,7 +143,7 @@ def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
 
 
 def coding_s(work: StepWork) -> list[tuple[float, float]]:
-    """Return the CPU seconds that one gateway of each site encodes and decodes in a step."""
+    """Return the CPU seconds that one gateway of each site encodes and decodes in a step, in the mean."""
     if work.schedule == "off":
         return [(0.0, 0.0) for _ in work.sites]
     found = []
@@ -152,12 +155,12 @@ def coding_s(work: StepWork) -> list[tuple[float, float]]:
                 num_parts = 1 + len(work.plan.trees[segment.tree].children(index))
             coding = site.gateway.coding_s(segment, 1, num_parts)
             encode_s, decode_s = encode_s + coding[0], decode_s + coding[1]
-        found.append((encode_s, decode_s))
+        found.append((encode_s / work.round_steps, decode_s / work.round_steps))
     return found
 
 
 def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
-    """Return what a step puts on each link, in the topology's order."""
+    """Return what a step puts on each link in the mean, in the topology's order."""
     if work.schedule == "off":
         return ()
     wire: dict[Hop, float] = {}
@@ -171,8 +174,9 @@ def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
     for link in work.topology.links:
         hop = (index[link.source], index[link.target])
         if hop in wire:
-            sent_bytes, busy_s = wire[hop] * work.frame_share, wire[hop] / link.bytes_per_s
-            found.append(LinkLoad(link.source, link.target, sent_bytes, raw[hop], busy_s))
+            on_wire, raw_bytes = wire[hop] / work.round_steps, raw[hop] / work.round_steps
+            sent_bytes, busy_s = on_wire * work.frame_share, on_wire / link.bytes_per_s
+            found.append(LinkLoad(link.source, link.target, sent_bytes, raw_bytes, busy_s))
     return tuple(found)
 
 
@@ -195,7 +199,7 @@ class _Made:
         self._settings = settings
         self._stragglers = Chance(settings.seed)
         self._failures = Chance(~settings.seed)
-        self._training: Training | None = None
+        self._training: Training | LocalTraining | None = None
         self._before = 0
         """Actions of trainings that a failure ended."""
         self._made: list[tuple[Step, float]] = []
@@ -255,11 +259,16 @@ class _Made:
 
     def _train(self) -> Iterator[tuple[Step, float]]:
         self._before = self.num_actions
-        self._training = Training(self._work, self._settings, self._stragglers)
+        kind = Training if self._work.rounds is None else LocalTraining
+        self._training = kind(self._work, self._settings, self._stragglers)
         yield from self._training.steps()
 
     def _keeps(self, step: int) -> bool:
-        return self._every > 0 and (step <= FIRST_KEPT or step % self._every == 0)
+        if not self._every or step <= FIRST_KEPT or step % self._every == 0:
+            return self._every > 0
+        if step > FIRST_KEPT * self._work.round_steps:
+            return False
+        return self._work.exchanged(step) > self._work.exchanged(step - 1)
 
     def _next_failure_s(self, now_s: float) -> float:
         outages: Outages | None = self._settings.outages

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from topology.faults import TimedChange
 from topology.simulator.chance import Stragglers
 from topology.simulator.outages import Outages
+from topology.simulator.rounds import Rounds
 
 SHARINGS = ("fifo", "fair")
 """How flows share a link: one after another in the order of buckets, or as many at once as there are
@@ -33,13 +34,26 @@ class Settings:
     outages: Outages | None = None
     changes: tuple[TimedChange, ...] = ()
     """Of links, by time since the beginning: rates, delays, cuts, and ends of them (topology.faults)."""
+    rounds: Rounds | None = None
+    """Sites exchange parameters once a round; None: gradients in every step."""
     reuse_steps: bool = True
-    """Steps that repeat themselves are not simulated again (topology/simulator/training.py)."""
+    """Steps that repeat themselves are not simulated again (topology/simulator/site_step.py)."""
 
     def __post_init__(self) -> None:
         if self.sharing not in SHARINGS:
             raise ValueError(f"sharing: want one of {', '.join(SHARINGS)}; got {self.sharing!r}")
         if self.changes and self.outages is not None:
             raise ValueError("changes: of links or outages of sites, not both")
+        if self.rounds is not None and self.steps % self.rounds.steps:
+            raise ValueError(f"steps: want whole rounds of {self.rounds.steps}, got {self.steps}")
+        if (
+            self.rounds is not None
+            and self.outages is not None
+            and self.outages.checkpoint_every % self.rounds.steps
+        ):
+            raise ValueError(
+                f"checkpoint_every: want whole rounds of {self.rounds.steps} steps, "
+                f"got {self.outages.checkpoint_every}"
+            )
         if self.steps < 1:
             raise ValueError(f"steps: want 1 at least, got {self.steps}")
