@@ -62,7 +62,7 @@ class PlanModel(Strict):
 
     codecs: Annotated[
         list[Annotated[str, *choice(CODECS)]],
-        Field(description="To choose from; of equally fast ones the first. Else exchange.codec."),
+        Field(description="To choose from; of equally fast ones the most exact. Else exchange.codec."),
     ] = Field(default_factory=list)
     sites: Annotated[str, *choice(PLAN_SITES)] = _WISHES.sites
     max_sync_period: Annotated[

@@ -61,8 +61,17 @@ def a_world(
     )
 
 
-def a_random_world(chance: random.Random, num_sites: int, *, density: float = 1.0) -> Topology:
-    """Return sites of several speeds, joined: by a random tree, and by more links with `density`."""
+def a_random_world(
+    chance: random.Random,
+    num_sites: int,
+    *,
+    density: float = 1.0,
+    rates: tuple[float, float] = (5.5, 8.0),
+) -> Topology:
+    """Return sites of several speeds, joined: by a random tree, and by more links with `density`.
+
+    `rates` are between which powers of ten the links' bytes per second lie.
+    """
     pairs = {(chance.randrange(child), child) for child in range(1, num_sites)}
     pairs |= {
         (one, other)
@@ -71,7 +80,7 @@ def a_random_world(chance: random.Random, num_sites: int, *, density: float = 1.
         if chance.random() < density
     }
     links = [
-        (one, other, 10 ** chance.uniform(5.5, 8.0), chance.uniform(0.002, 0.2))
+        (one, other, 10 ** chance.uniform(*rates), chance.uniform(0.002, 0.2))
         for one, other in sorted(pairs)
     ]
     return a_world([chance.choice((4e8, 2e8, 1e8)) for _ in range(num_sites)], links)

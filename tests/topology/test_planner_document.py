@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 from typing import Any
 
 import pytest
 
-from tests.fakes.plannable import a_job, a_world
+from tests.fakes.plannable import a_job, a_random_world, a_world
 from topology.errors import ConfigError
 from topology.hashing import plan_hashes
-from topology.job import Exchange, Job, PlanWishes
+from topology.job import Exchange, Job, LinkCodec, PlanWishes
 from topology.load import load_topology
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.plan import make_plan
@@ -186,3 +187,26 @@ def test_what_has_no_price_is_told_where_prices_decide() -> None:
     assert not warnings(dataclasses.replace(JOB, plan=PlanWishes()), world)
     [told] = warnings(dataclasses.replace(JOB, plan=PlanWishes(objective="cost")), world)
     assert "chip has no price" in told
+
+
+def test_a_link_has_a_codec_of_its_own_where_that_is_as_fast_and_loses_less() -> None:
+    world = a_random_world(random.Random(101), 3, density=0.8)
+    job = a_job(5, codecs=("fp32", "bf16", "int8"))
+    plan = make_plan(job, world)
+    exchange = plan["decisions"]["exchange"]
+    assert exchange["codec"] == "fp32"
+    assert exchange["codecs"] == [{"between": ["s0", "s2"], "codec": "int8"}]
+    assert "gradients cross as fp32, and int8 between s0 and s2, by 2 weighted trees" in said(plan)
+    assert "codec int8" in {each["what"] for each in plan["alternatives"]}
+    written = PlanFile(plan_text(plan), "plan.yaml")
+    assert written.plain == plan
+    codecs = [each for each in written.overrides() if each.startswith("exchange.codecs=")]
+    assert codecs == ['exchange.codecs=[{"between": ["s0", "s2"], "codec": "int8"}]']
+
+
+def test_links_that_the_job_gives_a_codec_keep_it() -> None:
+    own = (LinkCodec(between=("s0", "s1"), codec="int8"),)
+    job = dataclasses.replace(JOB, exchange=dataclasses.replace(JOB.exchange, codecs=own))
+    plan = make_plan(job, WORLD)
+    assert "codecs" not in plan["decisions"]["exchange"]
+    assert not [each for each in PlanFile(plan_text(plan), "p").overrides() if "codecs" in each]

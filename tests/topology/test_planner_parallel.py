@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,7 +16,8 @@ from topology.cost.device import device_of, interior_of
 from topology.cost.memory import memory
 from topology.cost.parallel import step_time
 from topology.cost.workload import workload_described
-from topology.job import DescribedModel, Job, Limits
+from topology.job import DescribedModel, Job, Limits, LinkCodec
+from topology.link_codecs import plan_codecs
 from topology.placement import restricted, unreached
 from topology.planner.cut_set import fastest_cuts
 from topology.planner.joint_step import JointModel
@@ -23,6 +25,7 @@ from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import degrees_of, every_cut, parallel_of
 from topology.planner.site_cuts import Cut, SiteCuts, Timing, node_share
 from topology.planner.ways import ways
+from topology.wire_load import chunk_bytes_of
 from topology.world import Topology
 
 BIG = dataclasses.replace(MODEL, layers=24, width=8192, heads=64, global_batch=64)
@@ -76,9 +79,7 @@ def exhaustive_s(job: Job, topology: Topology) -> float:
                 for split in itertools.product(range(1, model.global_batch + 1), repeat=length)
                 if sum(split) == model.global_batch
             ]
-            for way, codec in itertools.product(ways(job, part), job.plan.codecs):
-                exchange = dataclasses.replace(job.exchange, codec=codec)
-                joint = JointModel(dataclasses.replace(job, exchange=exchange), part, way.plan)
+            for joint in every_joint_model(job, part):
                 for split in splits:
                     fronts = []
                     for site, count in zip(part.sites, split, strict=True):
@@ -89,6 +90,25 @@ def exhaustive_s(job: Job, topology: Topology) -> float:
                     for timings in itertools.product(*fronts):
                         best_s = min(best_s, joint.step_s(timings))
     return best_s
+
+
+def every_joint_model(job: Job, topology: Topology) -> Iterator[JointModel]:
+    """Yield the models of every reduction and every assignment of codecs to links: equal ones once."""
+    assert job.plan is not None
+    pairs = list(itertools.combinations([site.name for site in topology.sites], 2))
+    for way in ways(job, topology):
+        seen = set()
+        for codecs in itertools.product(job.plan.codecs, repeat=max(1, len(pairs))):
+            links = tuple(
+                LinkCodec(between=pair, codec=codec)
+                for pair, codec in zip(pairs, codecs, strict=False)
+            )
+            exchange = dataclasses.replace(job.exchange, codec=codecs[0], codecs=links)
+            tried = dataclasses.replace(job, exchange=exchange)
+            key = (plan_codecs(tried, topology, way.plan), chunk_bytes_of(tried, topology))
+            if key not in seen:
+                seen.add(key)
+                yield JointModel(tried, topology, way.plan)
 
 
 @pytest.mark.parametrize("seed", range(12))

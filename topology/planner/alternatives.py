@@ -52,7 +52,7 @@ def _other_sites(search: Search, choice: Choice) -> Iterator[Weighed]:
 
 def _other_codecs(search: Search, choice: Choice) -> Iterator[Weighed]:
     for codec in search.codecs:
-        if codec != choice.codec and len(choice.sites) > 1:
+        if choice.coding.codecs != (codec,) and len(choice.sites) > 1:
             wishes = dataclasses.replace(search.wishes, codecs=(codec,))
             job = dataclasses.replace(search.job, plan=wishes)
             found = Search(job, search.topology).estimate(choice.sites)

@@ -9,6 +9,7 @@ from topology.codec_costs import usual_ratio
 from topology.cost.money import accelerators_usd, egress_usd
 from topology.job import Job, Placed
 from topology.placement import restricted
+from topology.planner.codings import Coding
 from topology.planner.shares import Split
 from topology.planner.ways import Way
 from topology.step_time import StepModel, gradient_bytes
@@ -39,7 +40,7 @@ class Choice:
     sequences: Split
     """Of each."""
     way: Way
-    codec: str
+    coding: Coding
     sizing: Sizing
     step_s: float
     usd_per_step: float
@@ -48,8 +49,7 @@ class Choice:
     def job(self, job: Job) -> Job:
         """Return `job` with these decisions in it."""
         exchange = dataclasses.replace(
-            job.exchange,
-            codec=self.codec,
+            self.coding.of(job.exchange),
             chunk_bytes=self.sizing.chunk_bytes,
             bucket_bytes=self.sizing.bucket_bytes,
         )

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from topology.job import Job, Placed, PlanWishes
+from topology.pairs import pairs_of
 from topology.placement import unreached
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
+from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.joint_step import JointModel
 from topology.planner.parallelism import parallel_of
 from topology.planner.shares import EVERY_SPLIT_MAX, Split
@@ -82,8 +84,8 @@ class CutSet:
             return None
         splits = list(self._splits(thorough=thorough))
         best: CutChoice | None = None
-        for least_s, way, codec, places in self._bounded(thorough=thorough):
-            best = self._best_split(best, splits, way, codec, (least_s, places), thorough=thorough)
+        for least_s, way, coding, places in self._bounded(thorough=thorough):
+            best = self._best_split(best, splits, way, coding, (least_s, places), thorough=thorough)
         return best
 
     def balanced(self) -> tuple[Split, float]:
@@ -91,45 +93,52 @@ class CutSet:
         split = min(self._splits(thorough=True), key=self._alone_s)
         return split, self._alone_s(split)
 
-    def _bounded(self, *, thorough: bool) -> list[tuple[float, Way, str, tuple[float, ...]]]:
-        """Return reductions and codecs with the seconds that they cannot beat, the shortest first."""
+    def _bounded(self, *, thorough: bool) -> list[tuple[float, Way, Coding, tuple[float, ...]]]:
+        """Return reductions and their codecs with the seconds that they cannot beat, the shortest first."""
         exact = thorough and len(self._names) <= 2 * EXACT_SITES
         found = []
         for index, way in enumerate(ways(self._job, self._topology, with_packings=exact)):
-            for codec_index, codec in enumerate(self._codecs):
+            for coding_index, coding in enumerate(self._codings(way, exact=exact)):
                 least_s = compute_bound_s(self._cuts, self._batch)
                 if len(self._names) > 1:
-                    model = self._model(way, codec)
+                    model = self._model(way, coding)
                     least_s = max(least_s, model.links_s)
-                found.append((least_s, index, codec_index, way, codec))
+                found.append((least_s, index, coding_index, way, coding))
         found.sort(key=lambda each: each[:3])
         if not thorough:
             found = found[:_QUICK_WAYS]
         return [
-            (least_s, way, codec, (float(codec_index), float(index)))
-            for least_s, index, codec_index, way, codec in found
+            (least_s, way, coding, (coding.loss, coding_index, index))
+            for least_s, index, coding_index, way, coding in found
         ]
 
-    def _model(self, way: Way, codec: str) -> JointModel:
-        return JointModel(self._with(codec), self._topology, way.plan)
+    def _codings(self, way: Way, *, exact: bool) -> list[Coding]:
+        """Return the codecs for all links; of few sites, also those of single links."""
+        exchange = self._job.exchange
+        found = one_for_all(self._codecs, exchange)
+        if exact:
+            found += by_link(way.plan, pairs_of(self._topology), self._codecs, exchange)
+        return found
 
-    def _with(self, codec: str) -> Job:
-        exchange = dataclasses.replace(self._job.exchange, codec=codec)
-        return dataclasses.replace(self._job, exchange=exchange)
+    def _model(self, way: Way, coding: Coding) -> JointModel:
+        return JointModel(self._with(coding), self._topology, way.plan)
+
+    def _with(self, coding: Coding) -> Job:
+        return dataclasses.replace(self._job, exchange=coding.of(self._job.exchange))
 
     def _best_split(
         self,
         best: CutChoice | None,
         splits: list[Split],
         way: Way,
-        codec: str,
+        coding: Coding,
         bound: tuple[float, tuple[float, ...]],
         *,
         thorough: bool,
     ) -> CutChoice | None:
-        """Return the best spread of the batch with one reduction and codec, or `best`."""
-        per_s, egress = money(self._with(codec), self._topology, way)
-        model = self._model(way, codec)
+        """Return the best spread of the batch with one reduction and its codecs, or `best`."""
+        per_s, egress = money(self._with(coding), self._topology, way)
+        model = self._model(way, coding)
 
         def rank(step_s: float) -> Rank:
             rest = (len(self._names), *bound[1])
@@ -146,7 +155,7 @@ class CutSet:
                 sites=self._names,
                 sequences=split,
                 way=way,
-                codec=codec,
+                coding=coding,
                 sizing=_sizing(self._job),
                 step_s=step_s,
                 usd_per_step=usd,
@@ -158,7 +167,7 @@ class CutSet:
         mine: CutChoice | None = None
         for split in sorted(splits, key=self._alone_s):
             mine = looked_at(split, mine if best is None else better(best, mine))
-        if thorough and mine is not None and mine.way is way and mine.codec == codec:
+        if thorough and mine is not None and mine.way is way and mine.coding is coding:
             mine = self._moved(mine, looked_at)
         return better(best, mine)
 

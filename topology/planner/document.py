@@ -16,7 +16,15 @@ from topology.document import Document
 from topology.errors import ConfigError, Problem
 from topology.fields import Count, Number, Strict, Text, choice, version_one
 from topology.job import CODECS
-from topology.job_models import Bucket, Channels, Chunk, PlacedModel, ReductionModel
+from topology.job_models import (
+    LINK_CODECS_MAX,
+    Bucket,
+    Channels,
+    Chunk,
+    LinkCodecModel,
+    PlacedModel,
+    ReductionModel,
+)
 from topology.overrides import read_with_overrides
 from topology.scalars import ScalarError, read_plain
 from topology.validation import validate
@@ -30,7 +38,7 @@ _JOB_PATHS = {
     "micro_batch": "trainer.micro_batch",
     **{
         f"exchange.{key}": f"exchange.{key}"
-        for key in ("codec", "chunk", "bucket", "channels_per_link")
+        for key in ("codec", "codecs", "chunk", "bucket", "channels_per_link")
     },
 }
 """Of each decision, where it stands in a job."""
@@ -47,6 +55,10 @@ class DecidedExchangeModel(Strict):
     """How gradients cross."""
 
     codec: Annotated[str, *choice(CODECS)]
+    codecs: Annotated[list[LinkCodecModel], Field(max_length=LINK_CODECS_MAX)] = Field(
+        default_factory=list
+    )
+    """Of links that have their own; none: as the job has it."""
     chunk: Chunk
     bucket: Bucket
     channels_per_link: Channels

@@ -128,7 +128,7 @@ def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weigh
         return
     job = search.job
     for codec in search.codecs:
-        if codec != choice.codec:
+        if choice.coding.codecs != (codec,):
             wishes = dataclasses.replace(search.wishes, codecs=(codec,))
             yield from _again(
                 dataclasses.replace(job, plan=wishes), search, choice, f"codec {codec}"

@@ -23,7 +23,7 @@ def cut_inputs(search: ParallelSearch, choice: CutChoice) -> list[dict[str, Any]
         ("parameters", f"{workload.parameters:,}", "workload; docs/cost-model.md"),
         ("a sequence", f"{workload.model_flops(1) / 1e12:.4g} TFLOP", "workload; SC'21, eq. 3"),
         ("gradients inside a site", f"{workload.gradient_bytes} bytes an element", "workload"),
-        *of_codecs(search.job, choice.codec),
+        *of_codecs(search.job, choice.coding),
     ]
     for site in search.topology.sites:
         found += _of_site(site)

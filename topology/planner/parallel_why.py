@@ -77,7 +77,7 @@ def _summary(search: ParallelSearch, choice: CutChoice) -> str:
     crossing = (
         "nothing crosses"
         if len(choice.sites) == 1
-        else f"gradients cross as {choice.codec}, by {choice.way.form}"
+        else f"gradients cross as {choice.coding}, by {choice.way.form}"
     )
     return (
         f"{len(choice.sites)} of {len(search.topology.sites)} sites take part, with sequences of a "

@@ -129,7 +129,7 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
             for site, count in zip(choice.sites, choice.sequences, strict=True)
         ],
         "exchange": {
-            "codec": choice.codec,
+            **_codecs(choice, job),
             "chunk": format_size(choice.sizing.chunk_bytes),
             "bucket": format_size(choice.sizing.bucket_bytes),
             "channels_per_link": "auto" if channels is None else channels,
@@ -137,6 +137,16 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
         "reduction": written,
         "micro_batch": job.trainer.micro_batch,
     }
+
+
+def _codecs(choice: Choice, job: Job) -> dict[str, Any]:
+    """Return the codec of all links, and those of single ones; what the job itself gives them stays."""
+    decided: dict[str, Any] = {"codec": choice.coding.codec}
+    if choice.coding.links and not job.exchange.codecs:
+        decided["codecs"] = [
+            {"between": list(each.between), "codec": each.codec} for each in choice.coding.links
+        ]
+    return decided
 
 
 def _predicted(search: Search, choice: Choice, model: StepModel) -> dict[str, float]:

@@ -62,8 +62,8 @@ class Search:
         best: Choice | None = None
         quick: list[Choice] = []
         for bound, chosen in self._bounded_sets(names):
-            if best is not None and bound >= best.rank[:1]:
-                break
+            if best is not None and bound > best.rank[:1]:
+                break  # what may be as fast is looked at: with fewer sites, or more exact, it is better
             if len(names) <= EXACT_SITES:
                 best = self._improved(best, chosen)
                 continue
@@ -75,7 +75,14 @@ class Search:
         spread = [self._quick(choice.sites, is_split=True) for choice in begun]
         for choice in sorted(filter(None, spread), key=by_rank)[:_THOROUGH_SETS]:
             best = self._improved(better(best, choice), choice.sites)
-        return best if best is None or len(names) <= EXACT_SITES else self._climbed(best)
+        if best is None or len(names) <= EXACT_SITES:
+            return best
+        return self._recoded(self._climbed(best))
+
+    def _recoded(self, best: Choice) -> Choice:
+        """Let single links have codecs of their own where that is better."""
+        found = self._set(best.sites, with_packings=True)
+        return best if found is None or len(best.sites) <= EXACT_SITES else found.recoded(best)
 
     def _climbed(self, best: Choice) -> Choice:
         """Let single sites join or leave for as long as that is better."""
@@ -191,7 +198,7 @@ class Search:
         if best is None:
             return None
         climbed = self._climbed(best)
-        return self._improved(climbed, climbed.sites)
+        return self._recoded(self._improved(climbed, climbed.sites) or climbed)
 
 
 def _single(names: Names) -> Iterator[Names]:

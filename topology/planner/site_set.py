@@ -1,4 +1,4 @@
-"""Everything that can be decided for one set of sites: reduction, codec, sizes, spread of the batch.
+"""Everything that can be decided for one set of sites: reduction, codecs, sizes, spread of the batch.
 
 Tried in the order of their lower bounds, and only as long as these are better than what was found.
 """
@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job, PlanWishes
+from topology.pairs import pairs_of
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
+from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.shares import Split, busiest, improved
 from topology.planner.ways import Way
 from topology.step_time import StepModel, gradient_bytes, sequence_s
@@ -31,7 +33,7 @@ BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
 """Sizes that are tried beside the job's own."""
 
 Bounded = tuple[float, int, int]
-"""Least seconds, and which reduction and codec."""
+"""Least seconds, and which reduction and codecs."""
 
 
 class SiteSet:
@@ -51,12 +53,18 @@ class SiteSet:
         """
         self._job = job
         self._codecs = codecs
+        self._pairs = pairs_of(topology)
         self._objective = (job.plan or PlanWishes()).objective
         self._topology = topology
         self._begin = begin
         self._ways = choices
         self._ranks = [site.num_ranks for site in topology.sites]
+        self._codings = [self._codings_of(way) for way in choices]
         self._sizings = sizings(job)
+        self._compute_s = max(
+            count * sequence_s(job, site)
+            for count, site in zip(busiest(begin, self._ranks), topology.sites, strict=True)
+        )
 
     def quick(self, *, is_split: bool) -> Choice | None:
         """Return a good choice: the reductions with the least bounds, in one size.
@@ -85,8 +93,27 @@ class SiteSet:
             return self._best_few(against, bounded)
         return self._best(against, bounded, self._sizings, is_split=True)
 
+    def recoded(self, choice: Choice) -> Choice:
+        """Return what is better than a choice of these sites with codecs of single links, or the choice."""
+        codings = by_link(choice.way.plan, self._pairs, self._codecs, self._job.exchange)
+        way_index = self._ways.index(choice.way)
+        self._codings[way_index] = [*self._codings[way_index], *codings]
+        best: Choice | None = choice
+        for place in range(len(self._codecs), len(self._codings[way_index])):
+            bounded = [(self._least_s(way_index, place), way_index, place)]
+            best = self._best(best, bounded, (choice.sizing,), is_split=True)
+        return best or choice
+
+    def _codings_of(self, way: Way) -> list[Coding]:
+        """Return the codecs for all links; of few sites, also those of single links."""
+        exchange = self._job.exchange
+        found = one_for_all(self._codecs, exchange)
+        if len(self._ranks) <= EXACT_SITES:
+            found += by_link(way.plan, self._pairs, self._codecs, exchange)
+        return found
+
     def _best_few(self, best: Choice | None, bounded: list[Bounded]) -> Choice | None:
-        """Spread the batch anew for each reduction and codec, in the size that is best before that."""
+        """Spread the batch anew for each reduction and its codecs, in the size that is best before that."""
         for each in bounded:
             begun = self._best(None, [each], self._sizings, is_split=False)
             if begun is not None:
@@ -94,25 +121,22 @@ class SiteSet:
         return best
 
     def _bounded(self) -> list[Bounded]:
-        """Return the least seconds of each reduction and codec, the shortest first."""
-        job, topology = self._job, self._topology
-        compute_s = max(
-            count * sequence_s(job, site)
-            for count, site in zip(busiest(self._begin, self._ranks), topology.sites, strict=True)
+        """Return the least seconds of each reduction and its codecs, the shortest first."""
+        return sorted(
+            (self._least_s(way_index, coding_index), way_index, coding_index)
+            for way_index, codings in enumerate(self._codings)
+            for coding_index in range(len(codings))
         )
-        found = []
-        for index, way in enumerate(self._ways):
-            for codec_index, codec in enumerate(self._codecs):
-                crossing_s = 0.0
-                if way.plan.num_sites > 1:
-                    tried = dataclasses.replace(
-                        job, exchange=dataclasses.replace(job.exchange, codec=codec)
-                    )
-                    ratios = tree_ratios(tried, topology, way.plan, usual_ratio(codec))
-                    per_byte_s = max(seconds_per_byte(way.plan, topology, ratios).values())
-                    crossing_s = gradient_bytes(job) * per_byte_s
-                found.append((max(compute_s, crossing_s), index, codec_index))
-        return sorted(found)
+
+    def _least_s(self, way_index: int, coding_index: int) -> float:
+        """Return what no step is shorter than: the slowest site computes so long, or its bytes take so long."""
+        plan, coding = self._ways[way_index].plan, self._codings[way_index][coding_index]
+        if plan.num_sites == 1:
+            return self._compute_s
+        job = dataclasses.replace(self._job, exchange=coding.of(self._job.exchange))
+        ratios = tree_ratios(job, self._topology, plan, usual_ratio(coding.codec))
+        per_byte_s = max(seconds_per_byte(plan, self._topology, ratios).values())
+        return max(self._compute_s, gradient_bytes(job) * per_byte_s)
 
     def _best(
         self,
@@ -123,30 +147,27 @@ class SiteSet:
         is_split: bool,
     ) -> Choice | None:
         """Return the best choice of these, or `best`."""
-        for least_s, way_index, codec_index in bounded:
+        for each in bounded:
             for sizing in sizes:
-                size_index = self._sizings.index(sizing)
-                places = (float(codec_index), float(way_index), float(size_index))
-                choice = self._choice(least_s, sizing, places, best, is_split=is_split)
-                best = better(best, choice)
+                best = better(best, self._choice(each, sizing, best, is_split=is_split))
         return best
 
     def _choice(
         self,
-        least_s: float,
+        bounded: Bounded,
         sizing: Sizing,
-        places: tuple[float, float, float],
         best: Choice | None,
         *,
         is_split: bool,
     ) -> Choice | None:
         """Return the best spread of the batch with everything else decided; None if `best` is better."""
-        way = self._ways[int(places[1])]
+        least_s, way_index, coding_index = bounded
+        way, coding = self._ways[way_index], self._codings[way_index][coding_index]
         draft = Choice(
             sites=tuple(site.name for site in self._topology.sites),
             sequences=self._begin,
             way=way,
-            codec=self._codecs[int(places[0])],
+            coding=coding,
             sizing=sizing,
             step_s=math.inf,
             usd_per_step=math.inf,
@@ -157,8 +178,8 @@ class SiteSet:
 
         def rank(step_s: float) -> Rank:
             usd = per_s * step_s + egress
-            rest = (len(draft.sites), *places)
-            return rank_of(self._objective, step_s, usd, *rest)
+            places = (coding_index, way_index, self._sizings.index(sizing))
+            return rank_of(self._objective, step_s, usd, len(draft.sites), coding.loss, *places)
 
         if best is not None and rank(least_s) >= best.rank:
             return None

@@ -10,6 +10,7 @@ from topology.compute import flops_per_sequence, num_parameters, peak_flops_per_
 from topology.drift import drifts
 from topology.job import Job
 from topology.planner.choice import Choice
+from topology.planner.codings import Coding
 from topology.planner.search import Search
 from topology.units import format_duration, format_fraction, format_rate
 from topology.world import Link, Topology
@@ -43,9 +44,9 @@ def of_links(topology: Topology) -> Iterator[Figure]:
         yield from _of_link(link)
 
 
-def of_codecs(job: Job, codec: str) -> Iterator[Figure]:
-    """Return what codecs make of gradients: the chosen one, and those that were permitted."""
-    for each in dict.fromkeys((codec, *(job.plan.codecs if job.plan else ()))):
+def of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
+    """Return what codecs make of gradients: the chosen ones, and those that were permitted."""
+    for each in dict.fromkeys((*coding.codecs, *(job.plan.codecs if job.plan else ()))):
         measured = "measured once, docs/codecs.md; gradients differ"
         origin = "exact" if each in RATIOS else measured
         yield f"{each}, of float32", format_fraction(usual_ratio(each)), origin
@@ -56,7 +57,7 @@ def _of_the_job(job: Job, choice: Choice) -> Iterator[tuple[str, str, str]]:
     yield "parameters", f"{num_parameters(model):,}", "trainer.model"
     flops = flops_per_sequence(model)
     yield "a sequence", f"{flops / 1e9:.4g} GFLOP", "trainer.model: 6 N + 12 L W T a token"
-    yield from of_codecs(job, choice.codec)
+    yield from of_codecs(job, choice.coding)
 
 
 def _of_the_sites(topology: Topology) -> Iterator[tuple[str, str, str]]:

@@ -68,7 +68,7 @@ def _summary(search: Search, choice: Choice) -> str:
     crossing = (
         "nothing crosses"
         if len(choice.sites) == 1
-        else f"gradients cross as {choice.codec}, by {choice.way.form}"
+        else f"gradients cross as {choice.coding}, by {choice.way.form}"
     )
     return (
         f"{len(choice.sites)} of {num_sites} sites take part, with sequences of a step each: {who}; "
