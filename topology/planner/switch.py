@@ -1,4 +1,8 @@
-"""What a run that goes on could change: the reduction alone, for its own sites, batch, codecs and chunks."""
+"""What a run that goes on could change: the reduction alone, for its own sites, batch, codecs and chunks.
+
+A tree's codec follows from its links (topology/link_codecs.py), so only reductions come into question
+whose chunks travel as some chunk does already; where all have one codec, every chunk keeps it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from topology.compute import site_shares
 from topology.cost.workload import workload_described
 from topology.errors import ConfigError
 from topology.job import Job, Reduction
+from topology.link_codecs import plan_codecs
 from topology.placement import placed
 from topology.planner.joint_step import JointModel
 from topology.planner.parallelism import parallel_of
@@ -58,7 +63,10 @@ def best_switch(job: Job, topology: Topology) -> Switch:
     before_s = predict(present)
     best = Way(present.why, present, named(present, [site.name for site in here.sites]))
     best_s = before_s
+    codecs = set(plan_codecs(job, here, present))
     for way in ways(dataclasses.replace(job, reduction=Reduction()), here):
+        if not codecs.issuperset(plan_codecs(job, here, way.plan)):
+            continue
         step_s = predict(way.plan)
         if step_s < best_s:
             best, best_s = way, step_s
