@@ -16,7 +16,7 @@ MAX_LOSSES = 4096
 OPEN_STEPS = 256
 """Steps for which some site's loss may be missing."""
 _PARTS = (metrics.COMPUTE_S, metrics.INTRA_S, metrics.EXPOSED_INTER_S, metrics.WAIT_S)
-_SUMMED = (metrics.SENT_BYTES, metrics.RAW_BYTES, metrics.SENT_FRAMES)
+_SUMMED = (metrics.SENT_BYTES, metrics.RAW_BYTES, metrics.SENT_FRAMES, metrics.LIMITED_BYTES)
 
 
 @dataclass(slots=True)
@@ -157,7 +157,9 @@ def _together(gateways: list[Mapping[str, float]]) -> dict[str, float]:
     link[metrics.BUSY_S] = max(each.get(metrics.BUSY_S, 0.0) for each in gateways)
     if link[metrics.BUSY_S] > 0:
         link[metrics.THROUGHPUT_BYTES_PER_S] = link[metrics.SENT_BYTES] / link[metrics.BUSY_S]
-    rtts_s = [each[metrics.RTT_S] for each in gateways if metrics.RTT_S in each]
-    if rtts_s:
-        link[metrics.RTT_S] = min(rtts_s)
+    link[metrics.LIMITED_S] = max(each.get(metrics.LIMITED_S, 0.0) for each in gateways)
+    for name in (metrics.RTT_S, metrics.IDLE_RTT_S):
+        rtts_s = [each[name] for each in gateways if name in each]
+        if rtts_s:
+            link[name] = min(rtts_s)
     return link

@@ -17,8 +17,10 @@ import grpc
 from protos.control.v1.control_pb2 import (
     AgentMessage,
     CoordinatorMessage,
+    DecideReduction,
     Hello,
     Prepare,
+    PrepareReduction,
     SiteEnded,
     Start,
     Stop,
@@ -176,6 +178,14 @@ class Agent:
                 self._start(message.start)
             case "stop":
                 self._stop(message.stop)
+            case "prepare_reduction":
+                asked = message.prepare_reduction
+                if (run := self._run_of(asked)) is not None:
+                    run.prepare_reduction(asked)
+            case "decide_reduction":
+                decided = message.decide_reduction
+                if (run := self._run_of(decided)) is not None:
+                    run.decide_reduction(decided)
             case other:
                 log.warning("the coordinator sent %s: ignored", other or "something newer")
 
@@ -192,11 +202,18 @@ class Agent:
             self._run = SiteRun(prepare, self._place, self._session)
             self._executing = asyncio.create_task(self._run.execute(), name=prepare.run_id)
 
+    def _run_of(self, message: Start | PrepareReduction | DecideReduction) -> SiteRun | None:
+        """Return the run that a message is about; None if it is not prepared here."""
+        run = self._run
+        if run is not None and run.is_for(message.run_id, message.generation):
+            return run
+        kind, run_id = type(message).__name__, message.run_id
+        log.warning("%s for run %s, which is not prepared here: ignored", kind, run_id)
+        return None
+
     def _start(self, start: Start) -> None:
-        if self._run is not None and self._run.is_for(start.run_id, start.generation):
-            self._run.start(start.endpoints)
-        else:
-            log.warning("Start for run %s, which is not prepared here: ignored", start.run_id)
+        if (run := self._run_of(start)) is not None:
+            run.start(start.endpoints)
 
     def _stop(self, stop: Stop) -> None:
         if self._run is not None and self._run.is_for(stop.run_id, stop.generation):

@@ -66,7 +66,7 @@ class Gateway:
                 MODULE, [], env=env, log=log_file, talks=True, namespaces=namespaces
             )
         gateway = cls(config, process, log_path)
-        gateway._tell({"op": "configure", **config.to_json()})
+        gateway.tell({"op": "configure", **config.to_json()})
         return gateway
 
     def connect(self, peers: Sequence[GatewayEndpoint]) -> None:
@@ -75,7 +75,13 @@ class Gateway:
             {"site": peer.site, "node": peer.node, "host": peer.host, "port": peer.port}
             for peer in peers
         ]
-        self._tell({"op": "connect", "peers": addresses})
+        self.tell({"op": "connect", "peers": addresses})
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Write one line; a gateway that has ended is noticed by `read`."""
+        assert self.process.stdin is not None
+        if not self.process.stdin.is_closing():
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Have it leave. Idempotent."""
@@ -88,6 +94,7 @@ class Gateway:
         *,
         on_metric: Callable[[Mapping[str, Any]], None],
         on_digest: Callable[[Mapping[str, Any]], None],
+        on_plan: Callable[[Mapping[str, Any]], None],
         on_failed: Callable[[SiteFailure], None],
     ) -> None:
         """Handle what the gateway says until it has ended.
@@ -104,7 +111,7 @@ class Gateway:
             if not line:
                 break
             try:
-                self._handle(json.loads(line), on_metric, on_digest, on_failed)
+                self._handle(json.loads(line), on_metric, on_digest, on_plan, on_failed)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 text = line[:200].decode(errors="replace").strip()
                 log.warning("gateway %d said %r: %r", self._node, text, error)
@@ -123,6 +130,7 @@ class Gateway:
         message: Mapping[str, Any],
         on_metric: Callable[[Mapping[str, Any]], None],
         on_digest: Callable[[Mapping[str, Any]], None],
+        on_plan: Callable[[Mapping[str, Any]], None],
         on_failed: Callable[[SiteFailure], None],
     ) -> None:
         match message["op"]:
@@ -130,6 +138,8 @@ class Gateway:
                 on_metric(message)
             case "digest":
                 on_digest(message)
+            case "plan_prepared" | "plan_begun":
+                on_plan(message)
             case "listening":
                 self.endpoint = GatewayEndpoint(
                     site=self._site, node=self._node, host=message["host"], port=message["port"]
@@ -154,12 +164,6 @@ class Gateway:
                 )
             case other:
                 raise ValueError(f"unknown op {other!r}")
-
-    def _tell(self, message: Mapping[str, Any]) -> None:
-        """Write one line; a gateway that has ended is noticed by `read`."""
-        assert self.process.stdin is not None
-        if not self.process.stdin.is_closing():
-            self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def _report(
         self,

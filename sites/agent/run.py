@@ -16,10 +16,14 @@ from typing import Any
 
 from protos.control.v1.control_pb2 import (
     AgentMessage,
+    DecideReduction,
     Digest,
     GatewayEndpoint,
     Metric,
     Prepare,
+    PrepareReduction,
+    ReductionBegun,
+    ReductionPrepared,
     SiteEnded,
     SitePrepared,
     SiteRunning,
@@ -27,6 +31,7 @@ from protos.control.v1.control_pb2 import (
 from sites.agent.documents import Documents, read_documents
 from sites.agent.failures import SiteError, SiteFailure, order_failures
 from sites.agent.logs import LogShipper, OwnLines
+from sites.agent.plan_switch import PlanSwitch
 from sites.agent.processes import kill_descendants
 from sites.agent.session import Session
 from sites.agent.site_processes import Listeners, SiteProcesses
@@ -67,6 +72,7 @@ class SiteRun:
         self._grace_s: float | None = None
         self._documents: Documents | None = None
         self._processes: SiteProcesses | None = None
+        self._switch: PlanSwitch | None = None
 
     def is_for(self, run_id: str, generation: int) -> bool:
         """Whether a message is about this run."""
@@ -76,6 +82,16 @@ class SiteRun:
         """Connect to these gateways, then start the ranks. A second call changes nothing."""
         if not self._started.done():
             self._started.set_result(endpoints)
+
+    def prepare_reduction(self, message: PrepareReduction) -> None:
+        """Ask the gateways, which the coordinator has heard of, whether they can use other trees."""
+        if self._switch is not None:
+            self._switch.prepare(message)
+
+    def decide_reduction(self, message: DecideReduction) -> None:
+        """Tell the gateways what came of it."""
+        if self._switch is not None:
+            self._switch.decide(message)
 
     def stop(self, grace_s: float) -> None:
         """End the run. A second call changes nothing."""
@@ -124,7 +140,7 @@ class SiteRun:
                 read_documents, self._prepare, self._place.site, self._place.state
             )
             self._documents = documents
-            listeners = Listeners(self._on_metric, self._on_digest, self.fail)
+            listeners = Listeners(self._on_metric, self._on_digest, self._on_plan, self.fail)
             processes = SiteProcesses(
                 documents,
                 self._place.sockets,
@@ -134,6 +150,13 @@ class SiteRun:
                 tasks,
             )
             self._processes = processes
+            self._switch = PlanSwitch(
+                documents.job,
+                documents.topology,
+                documents.site.nodes,
+                processes.tell_gateways,
+                self._put_switch,
+            )
             endpoints = await processes.start_gateways()
             self._put(prepared=SitePrepared(**self._name, endpoints=endpoints))
             async with asyncio.timeout(2 * documents.timeouts.start_s):
@@ -230,6 +253,20 @@ class SiteRun:
             names=message["names"],
         )
         self._session.outbox.put_digest(digest)
+
+    def _on_plan(self, message: Mapping[str, Any]) -> None:
+        assert self._switch is not None, "it is there before any gateway"
+        if message["op"] == "plan_prepared":
+            self._switch.prepared(message)
+        else:
+            self._switch.begun(message)
+
+    def _put_switch(self, message: ReductionPrepared | ReductionBegun) -> None:
+        message.run_id, message.generation = self.run_id, self.generation
+        if isinstance(message, ReductionPrepared):
+            self._put(reduction_prepared=message)
+        else:
+            self._put(reduction_begun=message)
 
     def _log_files(self) -> Iterator[tuple[str, Path]]:
         if self._processes is not None:

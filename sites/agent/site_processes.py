@@ -32,6 +32,8 @@ class Listeners:
 
     on_metric: Callable[[Mapping[str, Any]], None]
     on_digest: Callable[[Mapping[str, Any]], None]
+    on_plan: Callable[[Mapping[str, Any]], None]
+    """What a gateway says of a switch of plans."""
     on_failed: Callable[[SiteFailure], None]
 
 
@@ -105,6 +107,7 @@ class SiteProcesses:
                 gateway.read(
                     on_metric=self._listeners.on_metric,
                     on_digest=self._listeners.on_digest,
+                    on_plan=self._listeners.on_plan,
                     on_failed=self._listeners.on_failed,
                 ),
                 name=f"gateway{node}",
@@ -123,6 +126,11 @@ class SiteProcesses:
         for gateway in self._gateways:
             gateway.connect(peers)
         await self._wait_for_gateways("connect", [each.connected for each in self._gateways])
+
+    def tell_gateways(self, message: Mapping[str, Any]) -> None:
+        """Write one line to each gateway."""
+        for gateway in self._gateways:
+            gateway.tell(message)
 
     async def run_ranks(self) -> None:
         """Start torchrun on each node and return when all of them have ended, well or not."""

@@ -14,6 +14,9 @@ from typing import Any, Final
 from protos.frame import Frame
 from protos.metrics import (
     BUSY_S,
+    IDLE_RTT_S,
+    LIMITED_BYTES,
+    LIMITED_S,
     LINK,
     RAW_BYTES,
     RTT_S,
@@ -225,6 +228,11 @@ class Gateway:
             rtt_s = min(each.rtt_s for each in totals)
             if math.isfinite(rtt_s):
                 values[RTT_S] = rtt_s
+            values[LIMITED_BYTES] = sum(each.limited_bytes for each in totals)
+            values[LIMITED_S] = max(each.limited_s for each in totals)
+            idle_rtts_s = [each.idle_rtt_s for each in totals if each.idle_rtt_s is not None]
+            if idle_rtts_s:
+                values[IDLE_RTT_S] = min(idle_rtts_s)
             self._write(
                 {
                     "op": "metric",

@@ -10,6 +10,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from protos.frame import ChunkKey
+from sites.gateway.limited_rate import LimitedRate
 from sites.gateway.window import Departure, Window
 
 PAUSE_S = 0.2
@@ -50,6 +51,12 @@ class LinkTotals:
     """Times with nothing on the way that were longer than PAUSE_S."""
     paused_s: float = 0.0
     """All of them together."""
+    limited_bytes: int = 0
+    """What was carried while the link was the limit (sites/gateway/limited_rate.py)."""
+    limited_s: float = 0.0
+    """For how long it was."""
+    idle_rtt_s: float | None = None
+    """Round trip of the idle link: the median of the latest greetings; None before the first."""
 
 
 class SendQueue:
@@ -62,6 +69,7 @@ class SendQueue:
         self._unsent: list[Outgoing] = []
         self._unacknowledged: dict[ChunkKey, Outgoing] = {}
         self._totals = LinkTotals()
+        self._limited = LimitedRate()
         self._busy_since_s = 0.0
         self._idle_since_s: float | None = None
         """None: before the first frame, and while any is on the way."""
@@ -93,6 +101,7 @@ class SendQueue:
         self._is_held = False
         if is_alone:
             self._begin_busy(now_s)
+            self._limited.begin(now_s, self.window.rtt_s)
         self._unacknowledged[item.key] = item
         self.unsent_bytes -= size
         self.unacknowledged_bytes += size
@@ -106,6 +115,14 @@ class SendQueue:
         self.unacknowledged_bytes -= len(item.data)
         assert item.departure is not None
         self.window.arrive(len(item.data), item.departure, now_s)
+        self._limited.arrive(
+            len(item.data),
+            item.sent_s,
+            now_s,
+            rtt_s=self.window.rtt_s,
+            was_held=item.departure.was_held,
+            is_last=not self._unacknowledged,
+        )
         totals = self._totals
         totals.sent_bytes += len(item.data)
         totals.raw_bytes += item.raw_bytes
@@ -141,7 +158,13 @@ class SendQueue:
     def totals(self, now_s: float) -> LinkTotals:
         """Return a copy of the sums, up to now."""
         busy_s = now_s - self._busy_since_s if self._unacknowledged else 0.0
-        return dataclasses.replace(self._totals, busy_s=self._totals.busy_s + busy_s)
+        return dataclasses.replace(
+            self._totals,
+            busy_s=self._totals.busy_s + busy_s,
+            limited_bytes=self._limited.limited_bytes,
+            limited_s=self._limited.limited_s,
+            idle_rtt_s=self.window.idle_rtt_s,
+        )
 
     def _begin_busy(self, now_s: float) -> None:
         if self._idle_since_s is not None:

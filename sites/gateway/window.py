@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from statistics import median
 
 from sites.gateway.startup import GAIN as STARTUP_GAIN
 from sites.gateway.startup import Startup
@@ -93,6 +94,11 @@ class Window:
     def rtt_s(self) -> float:
         """The round trip of the idle link."""
         return min(self._rtts_s)
+
+    @property
+    def idle_rtt_s(self) -> float | None:
+        """The median of the latest greetings that found the link idle; None before the first."""
+        return median(self._rtts_s) if self._is_rtt_measured else None
 
     @property
     def bytes_per_s(self) -> float:

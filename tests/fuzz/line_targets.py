@@ -132,7 +132,9 @@ def _hear_gateway(data: bytes) -> None:
         config = gateway_config(Path("/run"), ReductionPlan(2, (), ""), 0)
         gateway = Gateway(config, cast("asyncio.subprocess.Process", process), Path("/run/log"))
         told: list[object] = []
-        await gateway.read(on_metric=told.append, on_digest=told.append, on_failed=told.append)
+        await gateway.read(
+            on_metric=told.append, on_digest=told.append, on_plan=told.append, on_failed=told.append
+        )
 
     asyncio.run(hear())
 

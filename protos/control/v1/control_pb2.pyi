@@ -165,6 +165,8 @@ class AgentMessage(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
+    REDUCTION_PREPARED_FIELD_NUMBER: builtins.int
+    REDUCTION_BEGUN_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -179,6 +181,10 @@ class AgentMessage(google.protobuf.message.Message):
     def metrics(self) -> global___MetricBatch: ...
     @property
     def digest(self) -> global___Digest: ...
+    @property
+    def reduction_prepared(self) -> global___ReductionPrepared: ...
+    @property
+    def reduction_begun(self) -> global___ReductionBegun: ...
     def __init__(
         self,
         *,
@@ -189,10 +195,12 @@ class AgentMessage(google.protobuf.message.Message):
         ended: global___SiteEnded | None = ...,
         metrics: global___MetricBatch | None = ...,
         digest: global___Digest | None = ...,
+        reduction_prepared: global___ReductionPrepared | None = ...,
+        reduction_begun: global___ReductionBegun | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "running", b"running"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "running", b"running"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest"] | None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "running", b"running"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "running", b"running"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -205,6 +213,8 @@ class CoordinatorMessage(google.protobuf.message.Message):
     PREPARE_FIELD_NUMBER: builtins.int
     START_FIELD_NUMBER: builtins.int
     STOP_FIELD_NUMBER: builtins.int
+    PREPARE_REDUCTION_FIELD_NUMBER: builtins.int
+    DECIDE_REDUCTION_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome: ...
     @property
@@ -215,6 +225,10 @@ class CoordinatorMessage(google.protobuf.message.Message):
     def start(self) -> global___Start: ...
     @property
     def stop(self) -> global___Stop: ...
+    @property
+    def prepare_reduction(self) -> global___PrepareReduction: ...
+    @property
+    def decide_reduction(self) -> global___DecideReduction: ...
     def __init__(
         self,
         *,
@@ -223,10 +237,12 @@ class CoordinatorMessage(google.protobuf.message.Message):
         prepare: global___Prepare | None = ...,
         start: global___Start | None = ...,
         stop: global___Stop | None = ...,
+        prepare_reduction: global___PrepareReduction | None = ...,
+        decide_reduction: global___DecideReduction | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop"] | None: ...
+    def HasField(self, field_name: typing.Literal["decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "prepare_reduction", "decide_reduction"] | None: ...
 
 global___CoordinatorMessage = CoordinatorMessage
 
@@ -547,6 +563,177 @@ class Failure(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "code", b"code", "collateral", b"collateral", "exit_code", b"exit_code", "log_path", b"log_path", "message", b"message", "node", b"node", "rank", b"rank", "site", b"site"]) -> None: ...
 
 global___Failure = Failure
+
+@typing.final
+class ReductionTree(google.protobuf.message.Message):
+    """A reduction tree over all sites of a run, by name."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ParentsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ROOT_FIELD_NUMBER: builtins.int
+    PARENTS_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    root: builtins.str
+    weight: builtins.int
+    @property
+    def parents(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """of each other site"""
+
+    def __init__(
+        self,
+        *,
+        root: builtins.str = ...,
+        parents: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        weight: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["parents", b"parents", "root", b"root", "weight", b"weight"]) -> None: ...
+
+global___ReductionTree = ReductionTree
+
+@typing.final
+class PrepareReduction(google.protobuf.message.Message):
+    """Coordinator to agent: all sites may switch to these trees. A site that accepts does not begin `from_round`
+    before it is told what came of it.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    FROM_ROUND_FIELD_NUMBER: builtins.int
+    TREES_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    """rises from proposal to proposal of a run, from 1"""
+    from_round: builtins.int
+    @property
+    def trees(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReductionTree]:
+        """none: gather"""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        from_round: builtins.int = ...,
+        trees: collections.abc.Iterable[global___ReductionTree] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "from_round", b"from_round", "generation", b"generation", "run_id", b"run_id", "trees", b"trees"]) -> None: ...
+
+global___PrepareReduction = PrepareReduction
+
+@typing.final
+class ReductionPrepared(google.protobuf.message.Message):
+    """Agent to coordinator: whether all gateways of the site can."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    ACCEPTED_FIELD_NUMBER: builtins.int
+    PLAN_HASH_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    LATE_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    accepted: builtins.bool
+    plan_hash: builtins.str
+    """of trees and codecs as the gateways understood them: topology/hashing.py"""
+    round: builtins.int
+    """the latest that a gateway of the site has begun; -1: none"""
+    late: builtins.bool
+    """not accepted because `from_round` had begun: a later one may do"""
+    why: builtins.str
+    """why not, in one line"""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        accepted: builtins.bool = ...,
+        plan_hash: builtins.str = ...,
+        round: builtins.int = ...,
+        late: builtins.bool = ...,
+        why: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "epoch", b"epoch", "generation", b"generation", "late", b"late", "plan_hash", b"plan_hash", "round", b"round", "run_id", b"run_id", "why", b"why"]) -> None: ...
+
+global___ReductionPrepared = ReductionPrepared
+
+@typing.final
+class DecideReduction(google.protobuf.message.Message):
+    """Coordinator to agent: all sites accepted, and use the trees from `from_round` on; or none does."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    COMMIT_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    commit: builtins.bool
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        commit: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commit", b"commit", "epoch", b"epoch", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
+
+global___DecideReduction = DecideReduction
+
+@typing.final
+class ReductionBegun(google.protobuf.message.Message):
+    """Agent to coordinator: the site's ranks have got to the first round of new trees."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    round: builtins.int
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        round: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "round", b"round", "run_id", b"run_id"]) -> None: ...
+
+global___ReductionBegun = ReductionBegun
 
 @typing.final
 class MetricBatch(google.protobuf.message.Message):
