@@ -16,44 +16,20 @@ from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import opened_bench
 from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import Duration, faults_option, home_option, json_option, set_option
+from orchestrator.cli.options import faults_option, home_option, json_option, set_option
 from orchestrator.cli.output import Output
+from orchestrator.cli.simulate_options import Asked, simulation_options
 from orchestrator.documents import load_faults_file, load_pair
 from orchestrator.home import home_folder, is_run_id, new_run_id
 from orchestrator.simulate.figures import result, setting_runs
 from orchestrator.simulate.folder import write_run
 from orchestrator.simulate.question import Point, load_settings
-from orchestrator.view import figures
-from orchestrator.view.tables import Column, FittingTable
+from orchestrator.simulate.tables import further_tables, inside_data
 from topology.faults import TimedChange, expand
 from topology.hashing import config_hash
-from topology.simulator.chance import DISTRIBUTIONS, Stragglers
 from topology.simulator.engine import SimulationError
-from topology.simulator.outages import Outages
 from topology.simulator.run import SimulatedRun, simulate, simulate_alone
-from topology.simulator.settings import SHARINGS, Settings
-from topology.units import UnitError, parse_fraction
-
-
-class StragglersType(click.ParamType[Stragglers]):
-    """DISTRIBUTION:SPREAD, as exponential:5%."""
-
-    name = "distribution:spread"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Stragglers:
-        """Check both parts."""
-        if isinstance(value, Stragglers):
-            return value
-        distribution, _, spread = str(value).partition(":")
-        if distribution not in DISTRIBUTIONS:
-            wanted = ", ".join(DISTRIBUTIONS)
-            self.fail(f"want one of {wanted}, as exponential:5%; got {value!r}", param, ctx)
-        try:
-            return Stragglers(distribution, parse_fraction(spread))
-        except UnitError as error:
-            self.fail(f"{error}, as {distribution}:5%", param, ctx)
+from topology.simulator.settings import Settings
 
 
 @click.command("simulate")
@@ -66,59 +42,7 @@ class StragglersType(click.ParamType[Stragglers]):
     multiple=True,
     help="Simulate with each of these values, as links.*.rtt=5ms,20ms; of several, every combination.",
 )
-@click.option(
-    "--steps",
-    type=click.IntRange(1, 100_000),
-    default=20,
-    show_default=True,
-    help="That count.",
-)
-@click.option(
-    "--warmup",
-    type=click.IntRange(0, 100_000),
-    default=5,
-    show_default=True,
-    help="Steps before those.",
-)
-@click.option(
-    "--seed", type=int, help="Of stragglers and failures, and a fault script's times. [0; its own]"
-)
-@click.option(
-    "--sharing",
-    type=click.Choice(SHARINGS),
-    default=SHARINGS[0],
-    show_default=True,
-    help="How a link serves what waits for it: bucket by bucket, or a few at once in equal shares.",
-)
-@click.option(
-    "--slow-start/--no-slow-start",
-    "slow_start",
-    default=None,
-    help="TCP starts slowly after a pause. [where packets cross: not with the relay]",
-)
-@click.option(
-    "--stragglers",
-    type=StragglersType(),
-    help=f"By how much ranks are slower, step by step: {', '.join(DISTRIBUTIONS)}, and a share.",
-)
-@click.option(
-    "--mtbf", "mtbf_s", type=Duration(), help="Mean time between failures of one site. [none fails]"
-)
-@click.option(
-    "--recovery",
-    "recovery_s",
-    type=Duration(),
-    default="5min",
-    show_default=True,
-    help="From a failure until all sites compute again.",
-)
-@click.option(
-    "--checkpoint-every",
-    type=click.IntRange(1, 1_000_000),
-    default=100,
-    show_default=True,
-    help="Steps; what was done since is done again after a failure.",
-)
+@simulation_options
 @faults_option
 @click.option("--name", help="Of the simulation and its folder. [made up]")
 @click.option(
@@ -134,19 +58,11 @@ def command(
     job: Path,
     overrides: tuple[str, ...],
     sweeps: tuple[str, ...],
-    steps: int,
-    warmup: int,
-    seed: int | None,
-    sharing: str,
-    slow_start: bool | None,
-    stragglers: Stragglers | None,
-    mtbf_s: float | None,
-    recovery_s: float,
-    checkpoint_every: int,
     faults_path: Path | None,
     name: str | None,
     out: Path | None,
     home: Path | None,
+    asked: Asked,
 ) -> int:
     """Simulate JOB on its topology: step time, efficiency, what each link carries, what failures cost.
 
@@ -154,25 +70,13 @@ def command(
     """
     if name is not None and not is_run_id(name):
         raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
-    if mtbf_s is not None and faults_path is not None:
+    if asked.mtbf_s is not None and faults_path is not None:
         raise click.UsageError("--mtbf has no use with --faults: sites fail, or links")
-    if mtbf_s is not None and mtbf_s <= 0:
-        raise click.UsageError("--mtbf: want more than 0")
-    outages = None
-    if mtbf_s is not None:
-        outages = Outages(mtbf_s=mtbf_s, recovery_s=recovery_s, checkpoint_every=checkpoint_every)
-    settings = Settings(
-        steps=warmup + steps,
-        seed=seed or 0,
-        sharing=sharing,
-        slow_start=slow_start,
-        stragglers=stragglers,
-        outages=outages,
-    )
+    settings, warmup = asked.settings()
     base = load_pair(job, overrides)
     parsed = parse_sweeps(sweeps)
     points = load_settings(base, overrides, parsed)
-    scripts = [_changes(faults_path, point, seed) for point in points]
+    scripts = [_changes(faults_path, point, asked.seed) for point in points]
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
     bench = Bench(
         name=name,
@@ -185,7 +89,7 @@ def command(
             schedule=None,
             emulator=None,
             warmup_steps=warmup,
-            steps=steps,
+            steps=settings.steps - warmup,
             repeats=1,
             sweeps=parsed,
         ),
@@ -213,17 +117,17 @@ def _simulate(
         try:
             run = simulate(point.pair.job, point.pair.topology, settings)
         except SimulationError as error:
-            options = "--faults" if changes else "--mtbf, --checkpoint-every"
-            raise CommandError("USAGE", f"{_told(point)}{error}: {options}") from error
+            blamed = "--faults" if changes else "--mtbf, --checkpoint-every"
+            raise CommandError("USAGE", f"{_told(point)}{error}: {blamed}") from error
         alone = simulate_alone(point.pair.job, point.pair.topology, settings)
         took_s = time.monotonic() - began_s
-        write_run(folder, run_id, point.pair, run, time.time())
+        write_run(folder, run_id, point.pair, run, time.time(), told=settings.in_words())
         warmup = bench.question.warmup_steps
         runs = setting_runs(run, alone, run_id, f"runs/{run_id}", took_s, warmup)
         setting = Setting(
             overrides=point.overrides,
             runs=runs,
-            result=result(point.pair, runs, run.ratio),
+            result=result(point.pair, runs, run, alone),
         )
         kept = [*bench.settings[:index], setting, *bench.settings[index + 1 :]]
         bench = dataclasses.replace(bench, settings=tuple(kept))
@@ -233,9 +137,11 @@ def _simulate(
     if not output.as_json:
         console = Console()
         console.print(BenchTables(bench))
-        if settings.outages is not None:
-            console.print(Text("\nfailures", style="bold"))
-            console.print(_goodput(points, made))
+        if settings.in_words():
+            console.print(Text(f"\nsimulated with {'; '.join(settings.in_words())}"))
+        rows = list(zip(points, made, strict=True))
+        for table in further_tables(rows, fails=settings.outages is not None):
+            console.print(table)
     output.note(f"kept in {folder / BENCH}; runs, for report and trace: --home {folder}")
     data = {
         **dataclasses.asdict(bench),
@@ -257,28 +163,6 @@ def _told(point: Point) -> str:
     return f"{said}: " if said else ""
 
 
-def _goodput(points: list[Point], made: list[SimulatedRun]) -> FittingTable:
-    paths = list(points[0].overrides)
-    return FittingTable(
-        [
-            *(
-                Column(
-                    figures.words(path),
-                    [figures.words(point.overrides[path]) for point in points],
-                    is_text=True,
-                )
-                for path in paths
-            ),
-            Column("wall time", [figures.duration(run.wall_s) for run in made]),
-            Column("failures", [str(len(run.outages)) for run in made]),
-            Column(
-                "steps lost", [str(sum(each.lost_steps for each in run.outages)) for run in made]
-            ),
-            Column("goodput", [f"{run.goodput:.1%}" for run in made]),
-        ]
-    )
-
-
 def _data(run: SimulatedRun) -> dict[str, Any]:
     return {
         "wall_s": run.wall_s,
@@ -289,4 +173,5 @@ def _data(run: SimulatedRun) -> dict[str, Any]:
             for step in run.steps
         ],
         "actions": run.num_actions,
+        "inside": [inside_data(each) for each in run.work.inside],
     }

@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 
 from orchestrator.bench.figures import result_of
-from orchestrator.bench.prediction import predict
 from orchestrator.bench.record import LinkBytes, Measured, Result, Run, Split
 from orchestrator.documents import Pair
+from orchestrator.simulate.prediction import predicted
 from topology.simulator.run import SimulatedRun, coding_s
-from topology.wire_load import has_packets
 
 SIMULATED = "simulated"
 """In the place of an emulator."""
@@ -39,16 +38,14 @@ def setting_runs(
     return (*solo, together)
 
 
-def result(pair: Pair, runs: Sequence[Run], ratio: float | None) -> Result:
+def result(pair: Pair, runs: Sequence[Run], run: SimulatedRun, alone: SimulatedRun) -> Result:
     """Return a setting's figures; `predicted` is of the closed form, for the same links."""
     job = dataclasses.replace(
         pair.job, trainer=dataclasses.replace(pair.job.trainer, compute="modelled")
     )
     found = result_of(job, pair.topology, runs)
     assert found is not None, "all runs are there"
-    emulator = "netns" if has_packets(pair.topology) else "relay"
-    predicted = predict(job, pair.topology, emulator, ratio, found.step_s.mean)
-    return dataclasses.replace(found, predicted=predicted)
+    return dataclasses.replace(found, predicted=predicted(pair, run, alone, found.step_s.mean))
 
 
 def _run(run_id: str, folder: str, site: str | None, wall_s: float, measured: Measured) -> Run:

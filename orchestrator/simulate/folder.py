@@ -6,6 +6,7 @@ none was: in its notes, and as the host of each site.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.core.metrics import RunMetrics
@@ -23,7 +24,15 @@ HOST = "simulated"
 EMULATOR = "a simulation"
 
 
-def write_run(home: Path, run_id: str, pair: Pair, run: SimulatedRun, began_s: float) -> Path:
+def write_run(
+    home: Path,
+    run_id: str,
+    pair: Pair,
+    run: SimulatedRun,
+    began_s: float,
+    *,
+    told: Sequence[str] = (),
+) -> Path:
     """Write HOME/runs/RUN; return it.
 
     Args:
@@ -32,6 +41,7 @@ def write_run(home: Path, run_id: str, pair: Pair, run: SimulatedRun, began_s: f
         pair: its documents.
         run: what was simulated.
         began_s: wall clock at which it is said to have begun.
+        told: what else there is to say of how it was simulated.
 
     Raises:
         OSError: the disk refuses.
@@ -50,7 +60,8 @@ def write_run(home: Path, run_id: str, pair: Pair, run: SimulatedRun, began_s: f
     files.append_metrics(made)
     journal = Journal(folder.path)
     try:
-        _journal(journal, run_id, folder.path, pair, run, began_s)
+        note = "; ".join([NOTE, *told])
+        _journal(journal, run_id, folder.path, pair, run, began_s, note)
         journal.save_progress(run_id, {**measured.progress(), "active_s": run.wall_s})
         view = journal.view(run_id)
         files.write_summary(summarise(view, measured, active_s=run.wall_s, verified_steps=0))
@@ -60,7 +71,13 @@ def write_run(home: Path, run_id: str, pair: Pair, run: SimulatedRun, began_s: f
 
 
 def _journal(
-    journal: Journal, run_id: str, folder: Path, pair: Pair, run: SimulatedRun, began_s: float
+    journal: Journal,
+    run_id: str,
+    folder: Path,
+    pair: Pair,
+    run: SimulatedRun,
+    began_s: float,
+    note: str,
 ) -> None:
     generation = journal.raise_generation()
 
@@ -94,7 +111,7 @@ def _journal(
         topology_overrides=pair.topology_overrides,
         job_overrides=pair.job_overrides,
     )
-    append("run.simulated", 0.0, note=NOTE)
+    append("run.simulated", 0.0, note=note)
     for site in sites:
         append("site.joined", 0.0, site, host=HOST)
     if links:

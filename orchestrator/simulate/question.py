@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from orchestrator.bench.record import Sweep
 from orchestrator.bench.sweep import blame_sweep, overrides_of, points
 from orchestrator.documents import Pair, load_pair
-from topology.errors import ConfigError, Problem
+from topology.cost.degrees import misfit
+from topology.cost.workload import workload_described
+from topology.document import Path
+from topology.errors import ConfigError
 from topology.overrides import read_with_overrides
+from topology.planner.parallelism import degrees_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,10 @@ def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep])
         sweeps: as parsed.
 
     Raises:
-        ConfigError: a document has mistakes in some setting, or the job has a script of its own, or
-            trains nothing.
+        ConfigError: a document has mistakes in some setting, or the job has a script of which nothing
+            is known, or trains nothing.
     """
-    _require_simulated(base)
+    _require_known(base)
     documents = [
         read_with_overrides(base.topology_text, str(base.topology_path), base.topology_overrides),
         read_with_overrides(base.job_text, str(base.job_path), base.job_overrides),
@@ -43,25 +47,63 @@ def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep])
         swept = overrides_of(point, documents)
         try:
             pair = load_pair(base.job_path, [*overrides, *swept], base.topology_path)
+            _require_known(pair)
+            _require_cut(pair)
         except ConfigError as error:
             raise blame_sweep(error, point) from error
         found.append(Point(point, pair))
     return found
 
 
-def _require_simulated(pair: Pair) -> None:
-    if pair.job.entrypoint is not None:
+def _require_known(pair: Pair) -> None:
+    """Refuse a job of which nobody knows how long it computes."""
+    if pair.job.entrypoint is not None and pair.job.workload is None:
         raise _refused(
             pair,
-            "entrypoint",
-            "nothing is known of how long a script computes: leave it out, and give trainer.model the "
-            "shape of its model",
+            ("entrypoint",),
+            "nothing is known of how long a script computes: describe its model in a `workload` section, "
+            "or leave the script out and give trainer.model the shape of its model",
         )
     if pair.job.probe is not None:
         raise _refused(
-            pair, "probe", "measures links and trains nothing: there is nothing to simulate"
+            pair, ("probe",), "measures links and trains nothing: there is nothing to simulate"
         )
 
 
-def _refused(pair: Pair, path: str, message: str) -> ConfigError:
-    return ConfigError([Problem(str(pair.job_path), 0, 0, message, path)])
+def _require_cut(pair: Pair) -> None:
+    """Refuse a described model that nobody has cut over the sites, or that cannot be cut so."""
+    model = pair.job.workload
+    if model is None:
+        return
+    if not pair.job.placement:
+        raise _refused(
+            pair,
+            ("workload",),
+            "says nothing of how each site cuts the model: want a `plan` section, which decides it, or "
+            "a `placement` with `parallel`, as `isthmus plan` writes it",
+        )
+    for index, placed in enumerate(pair.job.placement):
+        path: Path = ("placement", index)
+        if placed.parallel is None:
+            raise _refused(pair, path, "want `parallel`: how this site cuts the model")
+        degrees = degrees_of(placed.parallel, model)
+        why = misfit(workload_described(model), degrees)
+        if why is not None:
+            name, _, message = why.partition(": ")
+            raise _refused(pair, (*path, "parallel", name), message)
+        if placed.sequences < degrees.data:
+            message = f"want at least {degrees.data}, one for each replica; got {placed.sequences}"
+            raise _refused(pair, (*path, "sequences"), message)
+        count, stages = degrees.micro_batches(placed.sequences), degrees.pipeline
+        if degrees.virtual_stages > 1 and count % stages:
+            message = (
+                f"interleaved, micro-batches go round {stages} stages in turn: want a multiple of "
+                f"{stages} of them; got {count}, of {placed.sequences} sequences"
+            )
+            raise _refused(pair, (*path, "parallel", "virtual_stages"), message)
+
+
+def _refused(pair: Pair, path: Path, message: str) -> ConfigError:
+    document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+    document.add(path, message)
+    return ConfigError(document.problems)

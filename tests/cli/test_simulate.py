@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.bench.record import BENCH, read_bench
 from tests.cli.conftest import Isthmus
+from tests.topology.test_planner_parallel_document import TOPOLOGY_YAML
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +123,89 @@ def test_a_fault_script_is_played_and_stands_in_the_report(
     assert "only rate, rtt, cut" in refused.envelope["error"]["message"]
 
 
+DESCRIBED = """\
+version: 1
+name: mine
+topology: topology.yaml
+entrypoint: train.py
+workload: {layers: 16, width: 1024, heads: 16, vocabulary: 32000, context: 512, global_batch: 64}
+"""
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    """A job that describes its model, for two sites of eight accelerators each."""
+    (tmp_path / "topology.yaml").write_text(TOPOLOGY_YAML)
+    (tmp_path / "job.yaml").write_text(DESCRIBED)
+    return tmp_path / "job.yaml"
+
+
+def cut(parallel: str, sequences: int = 32) -> list[str]:
+    """Return options that place a model at both sites, each cutting it like this."""
+    placed = [f"{{site: {site}, sequences: {sequences}, parallel: {parallel}}}" for site in "ab"]
+    return ["--set", f"placement=[{', '.join(placed)}]"]
+
+
+def test_a_described_model_goes_through_pipelines(
+    isthmus: Isthmus, described: Path, home: Path
+) -> None:
+    asked = ("simulate", described, "--name", "piped")
+    plain = isthmus(*asked, *cut("{pipeline: 4, virtual_stages: 2, data: 2}"), "--json")
+    assert plain.code == 0, plain.err
+    data = plain.envelope["data"]
+    inside = data["simulated"][0]["inside"]
+    assert [each["site"] for each in inside] == ["a", "b"]
+    for each in inside:
+        assert each["micro_batches"] == 16
+        busy_s = max(each["stages_busy_s"])
+        # (p - 1) / (v m), less what the logits of the last stage make of it.
+        assert each["pipeline_s"] / busy_s - 1 == pytest.approx(3 / 32, rel=0.4)
+    result = data["settings"][0]["result"]
+    assert result["predicted"]["deviation"] == pytest.approx(0.0, abs=0.08)
+    assert result["efficiency"]["mean"] < 1
+    people = isthmus(*asked[:-1], "two", *cut("{pipeline: 2, tensor: 4}"))
+    assert "inside each site" in people.out
+    assert "pipeline 2" in people.out
+    runs = ("piped-0", "--home", home / "bench" / "piped")
+    assert isthmus("report", *runs, "--json").envelope["data"]["runs"][0]["gaps"] == []
+    assert isthmus("trace", *runs, "--json").envelope["data"]["gaps"] == []
+
+
+def test_rounds_are_simulated_reported_and_traced(
+    isthmus: Isthmus, files: Path, home: Path
+) -> None:
+    asked = (
+        *("simulate", files / "job.yaml", "--sweep", "links.*.bandwidth=2Mbit/s", "--json"),
+        *("--set", "reduction.tree=gather"),
+    )
+    every = isthmus(*asked).envelope["data"]["settings"][0]["result"]
+    options = {
+        "diloco": ("--local-steps", "10"),
+        "streamed": ("--local-steps", "10", "--fragments", "2", "--overlap-steps", "1"),
+    }
+    found = {}
+    for name, each in options.items():
+        done = isthmus(*asked, *each, "--name", name)
+        assert done.code == 0, done.err
+        assert len(done.envelope["data"]["simulated"][0]["steps_s"]) == 30
+        found[name] = done.envelope["data"]["settings"][0]["result"]
+        assert found[name]["predicted"]["deviation"] == pytest.approx(0.0, abs=0.02)
+        for link in found[name]["links"]:
+            [whole] = [one for one in every["links"] if one["target"] == link["target"]
+                       and one["source"] == link["source"]]  # fmt: skip
+            wanted = pytest.approx(whole["bytes_per_step"] / 10, rel=0.01)
+            assert link["bytes_per_step"] == wanted
+    steps_s = [each["step_s"]["mean"] for each in (found["streamed"], found["diloco"], every)]
+    assert steps_s == sorted(steps_s)
+    runs = ("streamed-0", "--home", home / "bench" / "streamed")
+    told = " ".join(isthmus("status", *runs).out.split())
+    assert "rounds of 10 steps, 2 fragments, each back 1 step later" in told
+    report = isthmus("report", *runs, "--json").envelope["data"]["runs"][0]
+    assert report["gaps"] == []
+    assert report["steps"] == 30
+    assert isthmus("trace", *runs, "--json").envelope["data"]["gaps"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [
@@ -136,6 +220,16 @@ def test_a_fault_script_is_played_and_stands_in_the_report(
         (["--sweep", "links.*.rtt"], "INVALID_CONFIG", "want PATH=V1,V2"),
         (["--sweep", "links.*.rtx=5ms,6ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
         (["--set", "entrypoint=train.py"], "INVALID_CONFIG", "trainer.model"),
+        (["--fragments", "2"], "USAGE", "no use without --local-steps"),
+        (["--local-steps", "4", "--fragments", "5"], "USAGE", "want at most 4"),
+        (["--local-steps", "4", "--overlap-steps", "5"], "USAGE", "want at most 4"),
+        (["--local-steps", "4", "--steps", "5"], "USAGE", "--steps: want whole rounds"),
+        (["--local-steps", "4", "--warmup", "3"], "USAGE", "--warmup: want whole rounds"),
+        (
+            ["--local-steps", "4", "--mtbf", "1h", "--checkpoint-every", "3"],
+            "USAGE",
+            "--checkpoint-every: want whole rounds",
+        ),
         (["--set", "probe={}"], "INVALID_CONFIG", "trains nothing"),
         (["--mtbf", "1us", "--recovery", "1s"], "USAGE", "failures in a row"),
     ],
@@ -147,6 +241,36 @@ def test_what_cannot_be_simulated_is_refused(
     assert done.envelope["error"]["code"] == code, done.err
     assert word in done.envelope["error"]["message"]
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "word"),
+    [
+        ([], "job.yaml:5:11: ", "want a `plan` section"),
+        (
+            ["--set", "placement=[{site: a, sequences: 32}, {site: b, sequences: 32}]"],
+            "--set placement: ",
+            "want `parallel`",
+        ),
+        (cut("{pipeline: 32}"), "", "are 32 ranks"),
+        (cut("{pipeline: 8}", 4), "", "add up to 8"),
+        (cut("{context: 8, data: 1}"), "", "does not divide the sequence of 511 tokens"),
+        (cut("{pipeline: 4, virtual_stages: 2, data: 2, micro_batch: 3}"), "", "multiple of 4"),
+        (cut("{data: 8}", 4), "", "one for each replica"),
+    ],
+)
+def test_cuts_that_cannot_be_simulated_are_refused_at_their_place(
+    isthmus: Isthmus, described: Path, options: list[str], where: str, word: str
+) -> None:
+    text = described.read_text()
+    if "511" in word:
+        described.write_text(text.replace("512", "511"))
+    if "replica" in word:
+        described.write_text(text.replace("global_batch: 64", "global_batch: 8"))
+    done = isthmus("simulate", described, *options)
+    assert done.code == 2
+    assert word in done.err
+    assert where in done.err
 
 
 def test_a_name_that_is_taken_is_refused(isthmus: Isthmus, files: Path) -> None:

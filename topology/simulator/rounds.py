@@ -52,12 +52,13 @@ class Rounds:
         return 0 if steps < first else (steps - first) // self.steps + 1
 
     def in_words(self) -> str:
-        """Return them for people: `rounds of 100 steps, 4 fragments, back after 1`."""
+        """Return them for people: `rounds of 100 steps, 4 fragments, each back 1 step later`."""
         words = [f"rounds of {self.steps} steps"]
         if self.fragments > 1:
             words.append(f"{self.fragments} fragments")
         if self.overlap_steps:
-            words.append(f"each back {self.overlap_steps} steps later")
+            plural = "s" if self.overlap_steps > 1 else ""
+            words.append(f"each back {self.overlap_steps} step{plural} later")
         return ", ".join(words)
 
 

@@ -8,6 +8,7 @@ from topology.faults import TimedChange
 from topology.simulator.chance import Stragglers
 from topology.simulator.outages import Outages
 from topology.simulator.rounds import Rounds
+from topology.units import format_duration, format_fraction
 
 SHARINGS = ("fifo", "fair")
 """How flows share a link: one after another in the order of buckets, or as many at once as there are
@@ -57,3 +58,21 @@ class Settings:
             )
         if self.steps < 1:
             raise ValueError(f"steps: want 1 at least, got {self.steps}")
+
+    def in_words(self) -> list[str]:
+        """Return for people what of it is not usual."""
+        words = []
+        if self.rounds is not None:
+            words.append(self.rounds.in_words())
+        if self.sharing != "fifo":
+            words.append(f"links shared: {self.sharing}")
+        if self.stragglers is not None:
+            spread = format_fraction(self.stragglers.spread)
+            words.append(f"stragglers: {self.stragglers.distribution}, {spread}")
+        if self.outages is not None:
+            words.append(
+                f"a site fails every {format_duration(self.outages.mtbf_s)} in the mean, recovery "
+                f"takes {format_duration(self.outages.recovery_s)}, checkpoints every "
+                f"{self.outages.checkpoint_every} steps"
+            )
+        return words
