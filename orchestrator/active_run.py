@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core import events
+from orchestrator.core import events, replan
 from orchestrator.core.metrics import RunMetrics
 from orchestrator.core.run import RunMachine
+from orchestrator.core.states import RunState
 from orchestrator.core.summary import summarise
 from orchestrator.core.view import RunView
 from orchestrator.emulator.backend import EmulatorError
@@ -20,6 +22,8 @@ from orchestrator.home import LOG
 from orchestrator.journal import Journal, JournalError
 from orchestrator.log_files import LogWriter
 from orchestrator.messages import endpoint_messages, namespace_message, run_message
+from orchestrator.replanner import Replanner
+from orchestrator.replanning import Replanning, link_reported, settings_of
 from orchestrator.run_files import RunFiles
 from orchestrator.wan import FaultPlan, Listeners, NamespacesRefusedError, Wan
 from protos.control.v1 import control_pb2
@@ -91,6 +95,8 @@ class ActiveRun:
         self._wan = Wan(topology, start_s, faults, listeners)
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
         self.view = RunView(self.run_id)
+        self._replanning: Replanning | None = None
+        """From when the run is active, if its job asks for it."""
         self._machine = RunMachine(topology, time.monotonic())
         self._files.write_documents(submission.topology_document.text, submission.job_document.text)
         self._record("run.submitted", detail=_submitted(submission, folder))
@@ -111,11 +117,29 @@ class ActiveRun:
             JournalError: it cannot be written down. What the core had decided beside it is lost, so
                 the coordinator cannot go on, even if the disk recovers: `tick` raises it too.
         """
+        with self._writing():
+            for action in self._machine.handle(event, time.monotonic()):
+                self._do(action)
+        if isinstance(event, events.Ticked | events.SiteEnded | events.SiteLost):
+            self.replan(event)
+
+    def replan(self, event: replan.Event) -> None:
+        """Let the core decide whether the run's plan is made again, for as long as the run is active.
+
+        Raises:
+            JournalError: as for `handle`.
+        """
+        with self._writing():
+            if self._replanning is not None and self.view.state is RunState.ACTIVE:
+                self._replanning.handle(event)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Remember what could not be written down, and raise it again and again."""
         if self._unwritten is not None:
             raise self._unwritten
         try:
-            for action in self._machine.handle(event, time.monotonic()):
-                self._do(action)
+            yield
         except JournalError as error:
             self._unwritten = error
             raise
@@ -126,6 +150,9 @@ class ActiveRun:
         for metric in batch.metrics:
             values, labels = dict(metric.values), _short(dict(metric.labels))
             self._metrics.add(site, metric.kind, metric.step, values, labels)
+            reported = link_reported(site, metric)
+            if reported is not None:
+                self.replan(reported)
             records.append(
                 {
                     "run": self.run_id,
@@ -163,6 +190,8 @@ class ActiveRun:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
+        if self._replanning is not None:
+            await self._replanning.close()
         await self._wan.close()
 
     # ------------------------------------------------------------ actions
@@ -173,6 +202,7 @@ class ActiveRun:
                 self._record(action.kind, action.site, dict(action.detail))
                 if action.kind == "run.active":
                     self._wan.play()
+                    self._watch_links()
             case events.SendPrepare():
                 self._send(action.site, self._prepare(action.namespace))
             case events.OpenNamespaces():
@@ -211,6 +241,21 @@ class ActiveRun:
         self.view.apply(event)
         self.changed.set()
         self.changed = asyncio.Event()
+
+    def _watch_links(self) -> None:
+        submission = self._submission
+        settings = settings_of(submission.job)
+        if settings is not None:
+            self._replanning = Replanning(
+                {"run_id": self.run_id, "generation": self.generation},
+                submission.topology,
+                settings,
+                Replanner(
+                    submission.job_document, submission.topology_document, on_answer=self.replan
+                ),
+                send=self._send,
+                record=self._record,
+            )
 
     def _prepare(self, namespace: events.Namespace | None) -> control_pb2.CoordinatorMessage:
         submission = self._submission

@@ -11,10 +11,12 @@ from typing import Any
 from orchestrator.active_run import ActiveRun, Submission
 from orchestrator.core import events
 from orchestrator.core.leases import Leases
+from orchestrator.core.replan import ReductionBegun
 from orchestrator.core.view import RecordedEvent
 from orchestrator.home import is_run_id
 from orchestrator.journal import Journal
 from orchestrator.messages import endpoints_from, failure_from, run_message
+from orchestrator.replanning import prepared_from
 from orchestrator.sessions import Session, Sessions
 from orchestrator.wan import FaultPlan
 from protos.control.v1 import control_pb2
@@ -147,7 +149,15 @@ class Control:
             case "heartbeat":
                 ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
                 session.send(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
-            case "prepared" | "running" | "ended" | "metrics" | "digest":
+            case (
+                "prepared"
+                | "running"
+                | "ended"
+                | "metrics"
+                | "digest"
+                | "reduction_prepared"
+                | "reduction_begun"
+            ):
                 self._receive_of_run(session, kind, message)
             case _:
                 raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
@@ -178,6 +188,11 @@ class Control:
                 run.add_metrics(site, message.metrics)
             case "digest":
                 run.handle(_digest(site, message.digest))
+            case "reduction_prepared":
+                run.replan(prepared_from(site, message.reduction_prepared))
+            case "reduction_begun":
+                begun = message.reduction_begun
+                run.replan(ReductionBegun(site, begun.epoch, begun.round))
 
     def fenced(self, run_id: str, generation: int) -> ActiveRun:
         """Return the latest run, if a message is about it.

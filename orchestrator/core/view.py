@@ -21,6 +21,9 @@ _SITE_STATES = {
 _KEPT = frozenset({SiteState.ENDED, SiteState.LOST})
 """An agent that comes or goes afterwards does not change what became of its site in this run."""
 
+MAX_NOTES = 20
+"""The newest: a run of months may be planned again many times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEvent:
@@ -73,8 +76,8 @@ class RunView:
                 self.generation, self.created_wall_s = event.generation, event.wall_s
                 self.sites = {name: SiteView() for name in detail["sites"]}
                 self.links = tuple(detail["links"])
-            case "wan.fallback" | "run.simulated":
-                self.notes = (*self.notes, detail["note"])
+            case "wan.fallback" | "run.simulated" | "run.replanned" | "plan.kept" | "plan.relaunch":
+                self.notes = (*self.notes, detail["note"])[-MAX_NOTES:]
             case "run.active":
                 self.state = RunState.ACTIVE
             case "run.stopping":

@@ -1,0 +1,197 @@
+"""What a run's links carry, beside what its plan counts on: which have drifted for so long that it matters.
+
+Pure. A figure is the median of a link's latest SAMPLES measurements: one that came about by chance moves
+nothing. Drift begins when it is farther off than `drift`, and is over when it is not half as far off: between the two
+nothing changes, so a link at the limit does not begin anew all the time. Time counts from measurement to
+measurement; of a link that is not used any more, nothing is known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from protos import metrics
+from topology.job import Replan
+from topology.measured_links import LinkFigures, Pair
+from topology.units import format_duration, format_rate
+from topology.world import Topology
+
+SAMPLES = 5
+RTT_MIN_S = 0.005
+"""A round trip that differs by less is a processor's turn, not a way through the WAN."""
+BANDWIDTH, RTT = "bandwidth", "rtt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkDrift:
+    """One figure of a directed link that has been off for long."""
+
+    source: str
+    target: str
+    what: str
+    """`bandwidth` or `rtt`."""
+    assumed: float
+    """Bytes per second or seconds: what the plan counts on."""
+    measured: float
+    for_s: float
+
+    def __str__(self) -> str:
+        form = format_rate if self.what == BANDWIDTH else format_duration
+        how = (
+            f"median of {SAMPLES} measurements while the link was the limit"
+            if self.what == BANDWIDTH
+            else "median of greetings on the idle link"
+        )
+        return (
+            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} for "
+            f"{self.for_s:.0f} s, {form(_short(self.assumed))} planned "
+            f"({self.measured / max(self.assumed, 1e-9) - 1:+.0%}; {how})"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as JSON values."""
+        names = ("source", "target", "what", "assumed", "measured", "for_s")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One figure of one link."""
+
+    assumed: float
+    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    since_s: float | None = None
+    """When it began to be off."""
+    latest_s: float = 0.0
+    """Of the samples."""
+
+    @property
+    def value(self) -> float:
+        return median(self.samples)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What one gateway has counted of a link."""
+
+    limited_bytes: float = 0.0
+    limited_s: float = 0.0
+
+
+class LinkWatch:
+    """All links of a run."""
+
+    def __init__(self, topology: Topology, settings: Replan) -> None:
+        """Count on what the topology says.
+
+        Args:
+            topology: Of the sites that take part, as it was planned with.
+            settings: What drift is.
+        """
+        self._settings = settings
+        self._nodes = {site.name: site.nodes for site in topology.sites}
+        self._watched: dict[tuple[Pair, str], _Watched] = {}
+        for link in topology.links:
+            pair = (link.source, link.target)
+            self._watched[pair, BANDWIDTH] = _Watched(link.bytes_per_s)
+            self._watched[pair, RTT] = _Watched(link.rtt_s)
+        self._most = {
+            (link.source, link.target): link.bytes_per_s
+            for link in topology.links
+            if link.share < 1
+        }
+        self._totals: dict[tuple[Pair, str], _Totals] = {}
+        self._open: dict[Pair, dict[str, _Totals]] = {}
+
+    def add(self, pair: Pair, node: str, values: Mapping[str, float], now_s: float) -> None:
+        """Take what one gateway reports of a link: totals since the run began."""
+        if (pair, BANDWIDTH) not in self._watched:
+            return
+        rtt_s = values.get(metrics.IDLE_RTT_S)
+        if rtt_s is not None:
+            self._sample(pair, RTT, rtt_s, now_s)
+        now = _Totals(values.get(metrics.LIMITED_BYTES, 0.0), values.get(metrics.LIMITED_S, 0.0))
+        before = self._totals.get((pair, node), _Totals())
+        self._totals[pair, node] = now
+        limited_s = now.limited_s - before.limited_s
+        if limited_s <= 0:
+            return
+        # Several nodes share a link: what they carry at once belongs together.
+        begun = self._open.setdefault(pair, {})
+        if node in begun:
+            self._close(pair, now_s)
+            begun = self._open.setdefault(pair, {})
+        begun[node] = _Totals(now.limited_bytes - before.limited_bytes, limited_s)
+        if len(begun) == self._nodes[pair[0]]:
+            self._close(pair, now_s)
+
+    def drifts(self) -> tuple[LinkDrift, ...]:
+        """Return what has drifted for long, the farthest off first."""
+        found = []
+        for ((source, target), what), watched in self._watched.items():
+            if watched.since_s is None:
+                continue
+            for_s = watched.latest_s - watched.since_s
+            if for_s >= self._settings.lasting_s:
+                found.append(
+                    LinkDrift(
+                        source=source,
+                        target=target,
+                        what=what,
+                        assumed=watched.assumed,
+                        measured=watched.value,
+                        for_s=for_s,
+                    )
+                )
+        return tuple(sorted(found, key=lambda each: -_times_off(each.measured, each.assumed)))
+
+    def figures(self) -> dict[Pair, LinkFigures]:
+        """Return what to plan with: of figures that are off, lasting or not, the measured ones.
+
+        The others vary by chance, and stay what they were.
+        """
+        off = {key: each.value for key, each in self._watched.items() if each.since_s is not None}
+        return {
+            pair: LinkFigures(bytes_per_s=off.get((pair, BANDWIDTH)), rtt_s=off.get((pair, RTT)))
+            for pair in dict.fromkeys(pair for pair, _ in off)
+        }
+
+    def assume(self, figures: Mapping[Pair, LinkFigures]) -> None:
+        """From now on count on these: a plan was made with them."""
+        for pair, figure in figures.items():
+            for what, value in ((BANDWIDTH, figure.bytes_per_s), (RTT, figure.rtt_s)):
+                if value is not None:
+                    watched = self._watched[pair, what]
+                    watched.assumed, watched.since_s = value, None
+
+    def _close(self, pair: Pair, now_s: float) -> None:
+        parts: Iterable[_Totals] = self._open.pop(pair).values()
+        limited_bytes = sum(each.limited_bytes for each in parts)
+        bytes_per_s = limited_bytes / max(each.limited_s for each in parts)
+        if bytes_per_s > 0:
+            most = self._most.get(pair, bytes_per_s)
+            self._sample(pair, BANDWIDTH, min(bytes_per_s, most), now_s)
+
+    def _sample(self, pair: Pair, what: str, value: float, now_s: float) -> None:
+        watched = self._watched[pair, what]
+        watched.samples.append(value)
+        watched.latest_s = now_s
+        off = abs(watched.value / max(watched.assumed, 1e-9) - 1)
+        if what == RTT and abs(watched.value - watched.assumed) < RTT_MIN_S:
+            off = 0.0
+        if off > self._settings.drift and len(watched.samples) > SAMPLES // 2:
+            watched.since_s = now_s if watched.since_s is None else watched.since_s
+        elif off < self._settings.drift / 2:
+            watched.since_s = None
+
+
+def _times_off(measured: float, assumed: float) -> float:
+    """Return how many times a figure is the other, whichever is larger."""
+    return max(measured, assumed) / max(min(measured, assumed), 1e-12)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")

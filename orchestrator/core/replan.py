@@ -1,0 +1,355 @@
+"""Keeps a running job's plan fit for its links: watch, plan again, switch all sites at one round.
+
+Pure: events in, actions out. Planned again is what a run can change while it goes on, which is who sums what and
+where; a switch has to save `gain` of the predicted step. Then comes nothing for `gap_s`: a link that
+goes up and down must not make plans follow it. What a plan was made with is what the next drift counts from.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.core import events
+from orchestrator.core.events import RecordEvent
+from orchestrator.core.link_watch import LinkDrift, LinkWatch
+from orchestrator.core.plan_switch import Outcome, PlanSwitch, ReductionPrepared
+from orchestrator.core.rounds import RoundClock
+from topology.job import Reduction, Replan
+from topology.measured_links import LinkFigures, Pair
+from topology.timeouts import Timeouts
+from topology.units import format_duration
+from topology.world import Topology
+
+ATTEMPTS = 6
+"""At a switch; each looks twice as far ahead as the one before."""
+_AHEAD_S = 1.0
+"""For reports, which are half a second old, and for the agents' turns."""
+_AHEAD_ROUND_TRIPS = 8
+"""Of the farthest link: a proposal and its answers, and new links' connections and greetings."""
+_AGAIN_S = 1.0
+"""Between two attempts."""
+RELAUNCH_GAIN = 0.1
+"""Of a step, that everything a plan decides would have to save, for people to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReported:
+    """A gateway's totals of a directed link, and its latest round."""
+
+    source: str
+    target: str
+    node: str
+    round: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchPlanned:
+    """The best reduction over the links as they are."""
+
+    form: str
+    reduction: Reduction
+    plan_hash: str
+    """What sites answer that have understood it."""
+    before_s: float
+    """Predicted seconds of a step with the reduction that the run has."""
+    after_s: float
+    problem: str = ""
+    """Why a run cannot change to it while it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelaunchPlanned:
+    """The predicted seconds of a step if everything were decided anew."""
+
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningFailed:
+    """There is no plan."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionBegun:
+    """A site's ranks have got to the first round of another plan."""
+
+    site: str
+    epoch: int
+    round: int
+
+
+Event = (
+    LinkReported
+    | SwitchPlanned
+    | RelaunchPlanned
+    | PlanningFailed
+    | ReductionPrepared
+    | ReductionBegun
+    | events.SiteEnded
+    | events.SiteLost
+    | events.Ticked
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAgain:
+    """Make a plan; SwitchPlanned and RelaunchPlanned, or PlanningFailed, answer."""
+
+    reduction: Reduction | None
+    """That the run has; None: its job's."""
+    figures: Mapping[Pair, LinkFigures]
+    """Of links that are not as the topology says."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrepareReduction:
+    """Ask a site's agent whether it can switch."""
+
+    site: str
+    epoch: int
+    from_round: int
+    reduction: Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class SendDecideReduction:
+    """Tell a site's agent what came of it."""
+
+    site: str
+    epoch: int
+    commit: bool
+
+
+Action = PlanAgain | SendPrepareReduction | SendDecideReduction | RecordEvent
+
+
+class _Stage(enum.Enum):
+    WATCHING = enum.auto()
+    PLANNING = enum.auto()
+    SWITCHING = enum.auto()
+    WAITING = enum.auto()
+    """For the next attempt at a switch."""
+
+
+class ReplanMachine:
+    """One active run's."""
+
+    def __init__(self, topology: Topology, settings: Replan) -> None:
+        """Begin to watch.
+
+        Args:
+            topology: Of the sites that take part, as the run was planned with.
+            settings: The job's.
+        """
+        self._settings = settings
+        self._sites = tuple(site.name for site in topology.sites)
+        self._watch = LinkWatch(topology, settings)
+        self._clock = RoundClock()
+        farthest_s = max((link.rtt_s for link in topology.links), default=0.0)
+        self._ahead_s = _AHEAD_S + _AHEAD_ROUND_TRIPS * farthest_s
+        self._decide_within_s = Timeouts.derive(topology.failure).peer_lost_s
+        self._stage = _Stage.WATCHING
+        self._earliest_s = -math.inf
+        """When a plan may be made again, or a switch be tried again."""
+        self._known: dict[Pair, LinkFigures] = {}
+        """What the present plan counts on, beside the topology."""
+        self._figures: Mapping[Pair, LinkFigures] = {}
+        """What the plan was made with that is being made or switched to."""
+        self._drifts: tuple[LinkDrift, ...] = ()
+        self._reduction: Reduction | None = None
+        self._step_s = math.inf
+        self._planned: SwitchPlanned | None = None
+        self._switch: PlanSwitch | None = None
+        self._from_round = 0
+        self._epoch = 0
+        self._attempt = 0
+
+    def handle(self, event: Event, now_s: float) -> list[Action]:
+        """Apply one event. Late, repeated and impossible ones change nothing.
+
+        Args:
+            event: What happened.
+            now_s: The coordinator's monotonic clock; never less than in the call before.
+        """
+        actions: list[Action] = []
+        match event:
+            case LinkReported():
+                self._clock.note(event.round, now_s)
+                self._watch.add((event.source, event.target), event.node, event.values, now_s)
+            case SwitchPlanned():
+                actions += self._planned_again(event, now_s)
+            case PlanningFailed() if self._stage is _Stage.PLANNING:
+                actions += self._give_up({"why": f"no plan can be made: {event.why}"}, now_s)
+            case RelaunchPlanned():
+                actions += self._relaunch(event)
+            case ReductionPrepared():
+                if self._switch is not None:
+                    self._switch.answer(event)
+            case ReductionBegun():
+                detail = {"epoch": event.epoch, "round": event.round}
+                actions.append(RecordEvent("site.replanned", event.site, detail))
+            case events.SiteEnded() | events.SiteLost():
+                if self._switch is not None:
+                    self._switch.gone(event.site)
+            case events.Ticked():
+                if self._switch is not None:
+                    self._switch.tick(now_s)
+        return [*actions, *self._settle(now_s), *self._go_on(now_s)]
+
+    # ------------------------------------------------------------ planning
+
+    def _go_on(self, now_s: float) -> list[Action]:
+        """Do what it is time for."""
+        if now_s < self._earliest_s:
+            return []
+        if self._stage is _Stage.WAITING:
+            return self._propose(now_s)
+        if self._stage is not _Stage.WATCHING:
+            return []
+        drifts = self._watch.drifts()
+        if not drifts:
+            return []
+        self._stage, self._drifts = _Stage.PLANNING, drifts
+        self._figures = {**self._known, **_merged(self._known, self._watch.figures())}
+        recorded = [
+            RecordEvent("link.drifted", detail={"note": str(each), **each.to_json()})
+            for each in drifts
+        ]
+        return [*recorded, PlanAgain(self._reduction, self._figures)]
+
+    def _planned_again(self, planned: SwitchPlanned, now_s: float) -> list[Action]:
+        """Switch, if that is worth it and possible."""
+        if self._stage is not _Stage.PLANNING:
+            return []
+        self._planned, self._step_s = planned, planned.before_s
+        figures = {"before_s": planned.before_s, "after_s": planned.after_s, "plan": planned.form}
+        saved = 1 - planned.after_s / planned.before_s
+        if saved < self._settings.gain:
+            why = (
+                f"the best other trees, {planned.form}, would save {max(saved, 0.0):.1%} of a step: "
+                f"less than {self._settings.gain:.0%}"
+            )
+            return self._give_up({"why": why, **figures}, now_s)
+        if planned.problem:
+            return self._give_up({"why": planned.problem, **figures}, now_s)
+        self._attempt = 0
+        return self._propose(now_s)
+
+    def _give_up(self, detail: Mapping[str, object], now_s: float) -> list[Action]:
+        """Keep the plan; what was measured is from now on what it counts on."""
+        self._rest(now_s)
+        note = f"the plan is kept: {detail['why']}"
+        return [RecordEvent("plan.kept", detail={"note": note, **detail})]
+
+    def _rest(self, now_s: float) -> None:
+        self._stage, self._planned = _Stage.WATCHING, None
+        self._earliest_s = now_s + self._settings.gap_s
+        self._known = dict(self._figures)
+        self._watch.assume(self._figures)
+
+    def _relaunch(self, planned: RelaunchPlanned) -> list[Action]:
+        """Tell people what only another launch could change, if that is much."""
+        present_s = self._step_s if self._planned is None else self._planned.after_s
+        if planned.step_s > (1 - RELAUNCH_GAIN) * present_s:
+            return []
+        note = (
+            f"relaunching with a new plan would give {_time(planned.step_s)} a step "
+            f"instead of {_time(present_s)}"
+        )
+        detail = {"note": note, "step_s": planned.step_s, "present_s": present_s}
+        return [RecordEvent("plan.relaunch", detail=detail)]
+
+    # ------------------------------------------------------------ switching
+
+    def _propose(self, now_s: float) -> list[Action]:
+        """Ask all sites; the round is one that none has begun, as far as anybody knows."""
+        assert self._planned is not None
+        self._stage = _Stage.SWITCHING
+        self._epoch += 1
+        self._from_round = self._clock.after(self._ahead_s * 2**self._attempt)
+        self._attempt += 1
+        self._switch = PlanSwitch(
+            self._sites,
+            self._epoch,
+            self._planned.plan_hash,
+            now_s + self._decide_within_s,
+        )
+        detail = {
+            "epoch": self._epoch,
+            "from_round": self._from_round,
+            "plan": self._planned.form,
+        }
+        return [
+            RecordEvent("plan.proposed", detail=detail),
+            *(
+                SendPrepareReduction(site, self._epoch, self._from_round, self._planned.reduction)
+                for site in self._sites
+            ),
+        ]
+
+    def _settle(self, now_s: float) -> list[Action]:
+        """Tell all sites what came of a proposal, once that is known."""
+        if self._switch is None or self._switch.outcome is None:
+            return []
+        outcome, self._switch = self._switch.outcome, None
+        decide = [
+            SendDecideReduction(site, self._epoch, outcome.is_committed) for site in self._sites
+        ]
+        if outcome.is_committed:
+            # Written down first: of what sites do, there is always a record.
+            return [self._replanned(now_s), *decide]
+        return [*decide, *self._aborted(outcome, now_s)]
+
+    def _aborted(self, outcome: Outcome, now_s: float) -> list[Action]:
+        detail = {"epoch": self._epoch, "why": outcome.why}
+        recorded = RecordEvent("plan.aborted", outcome.site, detail)
+        if outcome.may_try_again and self._attempt < ATTEMPTS:
+            self._stage, self._earliest_s = _Stage.WAITING, now_s + _AGAIN_S
+            return [recorded]
+        why = f"not all sites could switch: site {outcome.site}: {outcome.why}"
+        return [recorded, *self._give_up({"why": why}, now_s)]
+
+    def _replanned(self, now_s: float) -> RecordEvent:
+        planned, drifts = self._planned, self._drifts
+        assert planned is not None
+        self._reduction, self._step_s = planned.reduction, planned.after_s
+        self._rest(now_s)
+        note = (
+            f"from round {self._from_round} on gradients cross by another plan, {planned.form}: "
+            f"predicted {_time(planned.after_s)} a step instead of {_time(planned.before_s)}, "
+            f"for {drifts[0]}"
+        )
+        detail = {
+            "note": note,
+            "epoch": self._epoch,
+            "from_round": self._from_round,
+            "plan": planned.form,
+            "before_s": planned.before_s,
+            "after_s": planned.after_s,
+            "links": [each.to_json() for each in drifts],
+        }
+        return RecordEvent("run.replanned", detail=detail)
+
+
+def _merged(
+    known: Mapping[Pair, LinkFigures], new: Mapping[Pair, LinkFigures]
+) -> dict[Pair, LinkFigures]:
+    """Return new figures, beside what is known of the same links' other figures."""
+    merged = {}
+    for pair, figure in new.items():
+        old = known.get(pair, LinkFigures())
+        merged[pair] = LinkFigures(
+            bytes_per_s=old.bytes_per_s if figure.bytes_per_s is None else figure.bytes_per_s,
+            rtt_s=old.rtt_s if figure.rtt_s is None else figure.rtt_s,
+        )
+    return merged
+
+
+def _time(duration_s: float) -> str:
+    return format_duration(float(f"{duration_s:.3g}"))

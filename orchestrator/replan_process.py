@@ -1,0 +1,85 @@
+"""Makes a running job's plan again, in a process of its own: planning keeps a processor busy for seconds.
+
+stdin has one JSON object, `Request`; stdout has a line for the best other trees as soon as they are known,
+and one for what a launch with a new plan would give.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.reduction_json import reduction_from, reduction_to
+from topology.errors import ConfigError
+from topology.hashing import reduction_hash
+from topology.link_codecs import plan_codecs
+from topology.measured_links import LinkFigures, with_measured
+from topology.placement import placed
+from topology.planner.switch import Switch, best_switch, relaunched_s
+from topology.reduction_plans import plan_reduction
+from topology.run_documents import DocumentText, RunDocuments, load_run
+
+_NICE = 10
+"""It may share its machine with ranks."""
+
+
+def main() -> int:
+    """Answer the request on stdin. 0 if both lines could be written."""
+    os.nice(_NICE)
+    request = json.loads(sys.stdin.readline())
+    run = load_run(DocumentText(**request["job"]), DocumentText(**request["topology"]))
+    job = run.job
+    if request["reduction"] is not None:
+        job = dataclasses.replace(job, reduction=reduction_from(request["reduction"]))
+    figures = {
+        (each["source"], each["target"]): LinkFigures(
+            bytes_per_s=each["bytes_per_s"], rtt_s=each["rtt_s"]
+        )
+        for each in request["figures"]
+    }
+    measured = with_measured(run.described, figures, request["at"])
+    try:
+        switch = best_switch(job, measured)
+        _say({"op": "switch", **_to_json(run, switch)})
+        _say({"op": "relaunch", "step_s": relaunched_s(job, measured)})
+    except ConfigError as error:
+        _say({"op": "failed", "why": error.problems[0].message})
+        return 1
+    return 0
+
+
+def _to_json(run: RunDocuments, switch: Switch) -> dict[str, Any]:
+    """Return a switch, with the hash of what sites will make of it, and what is in its way."""
+    here = placed(run.job, run.described)
+    present = plan_codecs(run.job, here, plan_reduction(run.job, here))
+    job = dataclasses.replace(run.job, reduction=switch.reduction)
+    plan = plan_reduction(job, here)
+    codecs = plan_codecs(job, here, plan)
+    found = sorted({*present, *codecs})
+    problem = ""
+    if len(found) > 1:
+        problem = (
+            f"trees have codecs of their own ({', '.join(found)}), and ranks that encode were told at the "
+            "start which chunk has which"
+        )
+    return {
+        "form": switch.form,
+        "reduction": reduction_to(switch.reduction),
+        "plan_hash": reduction_hash(plan, codecs),
+        "before_s": switch.before_s,
+        "after_s": switch.after_s,
+        "problem": problem,
+    }
+
+
+def _say(message: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
