@@ -67,9 +67,19 @@ def load_faults_file(path: Path, topology: Topology) -> FaultScript:
 
 
 def load_pair(
-    job_path: Path, overrides: Sequence[str] = (), topology_path: Path | None = None
+    job_path: Path,
+    overrides: Sequence[str] = (),
+    topology_path: Path | None = None,
+    *,
+    to_plan: bool = False,
 ) -> Pair:
     """Read and load a job and its topology, which the job names unless `topology_path` is given.
+
+    Args:
+        job_path: Of the job.
+        overrides: `path=value` of either document.
+        topology_path: Of the topology.
+        to_plan: A plan has yet to say which sites take part, as it has for each job that asks for one.
 
     Raises:
         ConfigError: with the mistakes of both, and of what they are to each other.
@@ -95,7 +105,8 @@ def load_pair(
     if job is None:
         raise ConfigError(problems)
     run = joined(job, topology, DocumentText(job_text, str(job_path), job_overrides))
-    check_pair(job, run.topology, job_text, str(job_path), job_overrides)
+    is_placed = not (to_plan or job.is_to_plan)
+    check_pair(job, run.topology, job_text, str(job_path), job_overrides, is_placed=is_placed)
     return Pair(
         job_path=job_path,
         job_text=job_text,

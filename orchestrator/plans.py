@@ -36,8 +36,17 @@ def _require_training(job: Job) -> None:
         raise ConfigError([Problem("job", 0, 0, message, "probe")])
 
 
-def planned(pair: Pair) -> tuple[Pair, str]:
-    """Return the documents with a plan made for them, and what it chose in a line."""
+def as_launched(pair: Pair) -> tuple[Pair, str | None]:
+    """Return the documents as a run has them: with a plan made for them, if the job asks for one.
+
+    Returns:
+        The documents, and what the plan chose in a line; None: there is no plan.
+
+    Raises:
+        ConfigError: as `plan_of`.
+    """
+    if not pair.job.is_to_plan:
+        return pair, None
     plan = plan_of(pair)
     return _with(pair, overrides_of(plan["decisions"])), plan["why"][0]
 

@@ -11,7 +11,13 @@ from topology.world import Topology
 
 
 def check_pair(
-    job: Job, topology: Topology, text: str, source: str, overrides: Sequence[str] = ()
+    job: Job,
+    topology: Topology,
+    text: str,
+    source: str,
+    overrides: Sequence[str] = (),
+    *,
+    is_placed: bool = True,
 ) -> None:
     """Check that a job can run on a topology.
 
@@ -21,6 +27,8 @@ def check_pair(
         text: The job's YAML, for the places of problems.
         source: What messages call it.
         overrides: As given to `load_job`.
+        is_placed: False: a plan has yet to say which of the sites take part, so that the batch need not
+            have a sequence for the ranks of all of them.
 
     Raises:
         ConfigError: with every problem, each at the job's line.
@@ -32,10 +40,12 @@ def check_pair(
         for problem in error.problems:
             document.add(_path(document, problem.path), problem.message)
     batch, ranks = job.trainer.global_batch, topology.num_ranks
-    if job.entrypoint is None and job.probe is None and batch < ranks:
+    if is_placed and job.entrypoint is None and job.probe is None and batch < ranks:
+        fewer = not job.placement and batch >= min(site.num_ranks for site in topology.sites)
+        cure = "; with a `plan` section, `launch` leaves sites out" if fewer else ""
         document.add(
             ("trainer", "global_batch"),
-            f"want at least {ranks}, a sequence for each rank of {topology.name!r}; got {batch}",
+            f"want at least {ranks}, a sequence for each rank of {topology.name!r}; got {batch}{cure}",
         )
     document.raise_problems()
 

@@ -315,6 +315,11 @@ class Job:
     """What the entrypoint trains; None: a plan knows nothing of it."""
 
     @property
+    def is_to_plan(self) -> bool:
+        """Whether a plan is to be made before it runs: it asks for one, and nobody has placed it."""
+        return self.plan is not None and not self.placement
+
+    @property
     def global_batch(self) -> int:
         """Sequences a step, over all sites."""
         return self.trainer.global_batch if self.workload is None else self.workload.global_batch

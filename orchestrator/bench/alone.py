@@ -35,7 +35,7 @@ def alone(pair: Pair, site: Site) -> Pair:
             *pair.topology_overrides,
             *pair.job_overrides,
             *_topology_overrides(topology, site),
-            *_job_overrides(job, sum(site_shares(pair.job, pair.topology, site))),
+            *_job_overrides(job, site.name, sum(site_shares(pair.job, pair.topology, site))),
         ],
         pair.topology_path,
     )
@@ -54,7 +54,8 @@ def _topology_overrides(document: Document, site: Site) -> list[str]:
     ]
 
 
-def _job_overrides(document: Document, share: int) -> list[str]:
+def _job_overrides(document: Document, site: str, share: int) -> list[str]:
+    placement = [{"site": site, "sequences": share}] if document.get("plan") is not None else []
     bucket = document.get("exchange", "bucket")
     exchange = {"schedule": "off", **({} if bucket is None else {"bucket": bucket})}
     return [
@@ -63,7 +64,9 @@ def _job_overrides(document: Document, share: int) -> list[str]:
         _override("verify", {"parameters_every": 0}),
         _override("timeline", {"every": 0}),
         _override("trainer.global_batch", share),
-        _override("placement", []),
+        _override("placement", placement),
+        # Placed as it is, there is nothing to plan, and what a plan might decide is no difference.
+        *([] if document.get("plan") is None else [_override("plan", {})]),
     ]
 
 

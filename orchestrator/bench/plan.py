@@ -11,6 +11,7 @@ from orchestrator.bench.alone import alone
 from orchestrator.bench.record import Question
 from orchestrator.bench.sweep import SHORT, blame_sweep, overrides_of, points
 from orchestrator.documents import Pair, load_pair
+from orchestrator.plans import as_launched
 from topology.errors import ConfigError, Problem
 from topology.hashing import config_hash
 from topology.overrides import read_with_overrides
@@ -27,6 +28,8 @@ class Point:
     """By site."""
     solo_keys: Mapping[str, str]
     """By site: equal where solo runs are, in whichever settings."""
+    plan: str | None = None
+    """What a plan decided, in a line, where the job asks for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +58,14 @@ def load_points(question: Question, job_path: Path, topology_path: Path | None) 
     for point in points(question.sweeps):
         swept = overrides_of(point, documents)
         try:
-            pair = _together(question, base, swept)
+            pair, plan = _together(question, base, swept)
         except ConfigError as error:
             raise blame_sweep(error, point) from error
-        key = config_hash(pair.job, pair.topology)
+        key = config_hash(pair.job, pair.described)  # a plan may leave out what is swept
         if key in seen:
             raise _no_difference(question, point)
         seen.add(key)
-        found.append(_point(point, pair))
+        found.append(_point(point, pair, plan))
     return found
 
 
@@ -82,8 +85,11 @@ def planned_runs(points: Sequence[Point], repeats: int) -> Iterator[Planned]:
             yield Planned(repeat, index, None)
 
 
-def _together(question: Question, base: Pair, swept: Sequence[str]) -> Pair:
-    """Load what all sites run together: the user's values, then ours, then the sweep's."""
+def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pair, str | None]:
+    """Load what all sites run together: the user's values, then ours, then the sweep's, then a plan's.
+
+    Without an exchange there is nothing to plan: the plan is that of the job with one.
+    """
     steps = question.warmup_steps + question.steps
     overrides = [
         *question.overrides,
@@ -93,20 +99,20 @@ def _together(question: Question, base: Pair, swept: Sequence[str]) -> Pair:
         f"trainer.steps={steps}",
         f"trainer.evaluate_every={steps}",
         "trainer.evaluation_batches=1",
-        *([] if question.schedule is None else [f"exchange.schedule={question.schedule}"]),
+        *(["exchange.schedule=serial"] if question.schedule == "serial" else []),
         *([] if question.emulator is None else [f"emulator={question.emulator}"]),
         *swept,
     ]
-    pair = load_pair(base.job_path, overrides, base.topology_path)
-    if pair.job.exchange.schedule == "off" and pair.job.verify_every:
+    pair, plan = as_launched(load_pair(base.job_path, overrides, base.topology_path))
+    if question.schedule == "off" or pair.job.exchange.schedule == "off":
         # Sites that exchange nothing have parameters of their own.
-        pair = load_pair(
-            base.job_path, [*overrides, "verify.parameters_every=0"], base.topology_path
-        )
-    return pair
+        off = ["exchange.schedule=off", "verify.parameters_every=0"]
+        decided = [*pair.topology_overrides, *pair.job_overrides]
+        pair = load_pair(base.job_path, [*decided, *off], base.topology_path)
+    return pair, plan
 
 
-def _point(overrides: dict[str, str], pair: Pair) -> Point:
+def _point(overrides: dict[str, str], pair: Pair, plan: str | None) -> Point:
     if pair.job.entrypoint is not None and pair.job.trainer.compute == "modelled":
         raise ConfigError(
             [
@@ -125,6 +131,7 @@ def _point(overrides: dict[str, str], pair: Pair) -> Point:
         overrides=overrides,
         together=pair,
         solo=solo,
+        plan=plan,
         solo_keys={site: config_hash(each.job, each.topology) for site, each in solo.items()},
     )
 

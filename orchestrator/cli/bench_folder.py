@@ -8,10 +8,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.bench.plan import Point
 from orchestrator.bench.record import BENCH, Bench, Question, Setting, Source, read_bench
 from orchestrator.cli.failure import CommandError
+from orchestrator.cli.output import Output
 from orchestrator.documents import Pair
 from topology.errors import ConfigError, Problem
 
@@ -27,6 +29,26 @@ def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]
         question=question,
         settings=tuple(Setting(overrides=point.overrides) for point in points),
     )
+
+
+class Setup(Protocol):
+    """One setting of a benchmark or a simulation."""
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Path as in --sweep, and value."""
+
+    @property
+    def plan(self) -> str | None:
+        """What a plan decided, in a line."""
+
+
+def note_plans(output: Output, points: Sequence[Setup]) -> None:
+    """Say what was planned: for each setting, where the job asks for plans."""
+    for point in points:
+        if point.plan is not None:
+            said = " ".join(f"{path}={value}" for path, value in point.overrides.items())
+            output.note(f"{said}: plan: {point.plan}" if said else f"plan: {point.plan}")
 
 
 @contextmanager

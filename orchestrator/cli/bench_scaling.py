@@ -14,7 +14,7 @@ from orchestrator.bench.record import BENCH, Bench, Question, Run
 from orchestrator.bench.scaling import Ended, Scaling
 from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.bench.table import BenchTables
-from orchestrator.cli.bench_folder import new_bench, opened_bench
+from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
 from orchestrator.cli.bench_progress import BenchProgress
 from orchestrator.cli.display import unwinding_sigterm
 from orchestrator.cli.failure import CommandError
@@ -148,6 +148,7 @@ def command(
         sweeps=parse_sweeps(sweeps),
     )
     points = load_points(question, job, None)
+    note_plans(output, points)
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
     bench = new_bench(name, base, question, points)
     with opened_bench(home_folder(home) / "bench" / name, bench, resume=resume) as (folder, bench):

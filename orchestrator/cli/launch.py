@@ -25,7 +25,7 @@ from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.home import RunFolder, home_folder, is_run_id, new_run_id
-from orchestrator.plans import planned, with_plan
+from orchestrator.plans import as_launched, with_plan
 from protos.control.v1 import control_pb2
 from topology.world import EMULATORS
 
@@ -96,7 +96,8 @@ def command(
         overrides = (*overrides, f"emulate={json.dumps(emulate)}")
     if emulator is not None:
         overrides = (*overrides, f"emulator={emulator}")
-    pair = _planned(output, load_pair(job, overrides, topology_path), plan_path)
+    pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
+    pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
     folder = submit(pair, home_folder(home), run_id or new_run_id(), coordinator, faults)
     output.text(folder.run_id)
@@ -119,10 +120,9 @@ def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:
     """Return the documents as a plan has them: the one given, or one made for a job that asks for it."""
     if path is not None:
         return with_plan(pair, path)
-    if pair.job.plan is None or pair.job.placement:
-        return pair
-    pair, told = planned(pair)
-    output.note(f"plan: {told}")
+    pair, told = as_launched(pair)
+    if told is not None:
+        output.note(f"plan: {told}")
     return pair
 
 

@@ -45,7 +45,7 @@ def command(
     from orchestrator.view.plan import difference, shown
     from topology.planner.document import PlanFile, plan_text
 
-    pair = load_pair(job, overrides, topology_path)
+    pair = load_pair(job, overrides, topology_path, to_plan=True)
     before = None if other is None else PlanFile(read_text(other), str(other))
     plan = plan_of(pair)
     if out is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.bench.record import BENCH, Bench, Question, Setting, Source, write_bench
 from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.bench.table import BenchTables
-from orchestrator.cli.bench_folder import opened_bench
+from orchestrator.cli.bench_folder import note_plans, opened_bench
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import faults_option, home_option, json_option, set_option
 from orchestrator.cli.output import Output
@@ -76,6 +76,7 @@ def command(
     base = load_pair(job, overrides)
     parsed = parse_sweeps(sweeps)
     points = load_settings(base, overrides, parsed)
+    note_plans(output, points)
     scripts = [_changes(faults_path, point, asked.seed) for point in points]
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
     bench = Bench(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from orchestrator.bench.record import Sweep
 from orchestrator.bench.sweep import blame_sweep, overrides_of, points
 from orchestrator.documents import Pair, load_pair
+from orchestrator.plans import as_launched
 from topology.cost.degrees import misfit
 from topology.cost.workload import workload_described
 from topology.document import Path
@@ -23,6 +24,8 @@ class Point:
     overrides: dict[str, str]
     """Path as in --sweep, and value."""
     pair: Pair
+    plan: str | None = None
+    """What a plan decided, in a line, where the job asks for one."""
 
 
 def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep]) -> list[Point]:
@@ -34,8 +37,8 @@ def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep])
         sweeps: as parsed.
 
     Raises:
-        ConfigError: a document has mistakes in some setting, or the job has a script of which nothing
-            is known, or trains nothing.
+        ConfigError: a document has mistakes in some setting, or no plan, or the job has a script of which
+            nothing is known, or trains nothing.
     """
     _require_known(base)
     documents = [
@@ -48,10 +51,11 @@ def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep])
         try:
             pair = load_pair(base.job_path, [*overrides, *swept], base.topology_path)
             _require_known(pair)
+            pair, plan = as_launched(pair)
             _require_cut(pair)
         except ConfigError as error:
             raise blame_sweep(error, point) from error
-        found.append(Point(point, pair))
+        found.append(Point(point, pair, plan))
     return found
 
 

@@ -281,3 +281,18 @@ def test_a_name_that_is_taken_is_refused(isthmus: Isthmus, files: Path) -> None:
     message = again.envelope["error"]["message"]
     assert "'twice'" in message
     assert "--resume" not in message, "there is no such option"
+
+
+def test_a_job_that_asks_for_a_plan_is_simulated_as_launch_would_run_it(
+    isthmus: Isthmus, files: Path
+) -> None:
+    job = files / "job.yaml"
+    text = job.read_text().replace("reduction: {tree: auto}\n", "plan: {codecs: [fp32, int8]}\n")
+    job.write_text(text)
+    sweep = ("--sweep", "links.*.bandwidth=1kbit/s,1Gbit/s")
+    done = isthmus("simulate", job, "--json", "--steps", "2", *sweep)
+    assert done.code == 0, done.err
+    assert "links.*.bandwidth=1kbit/s: plan: 1 of 3 sites take part" in done.err
+    assert "links.*.bandwidth=1Gbit/s: plan: 3 of 3 sites take part" in done.err
+    alone, together = done.envelope["data"]["settings"]
+    assert (len(alone["runs"]), len(together["runs"])) == (2, 4)

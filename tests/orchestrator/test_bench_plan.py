@@ -9,6 +9,8 @@ import pytest
 
 from orchestrator.bench.plan import Planned, Point, load_points, planned_runs
 from orchestrator.bench.sweep import parse_sweep, parse_sweeps, points
+from orchestrator.documents import load_pair
+from orchestrator.plans import as_launched
 from sites.trainer.sampler import samples_of
 from tests.fakes.benches import a_question
 from topology.errors import ConfigError
@@ -214,3 +216,48 @@ def test_settings_that_differ_in_a_site_share_those_of_the_others(job: Path) -> 
     )
     made = list(planned_runs(found, 1))
     assert [each for each in made if each.setting == 1] == [Planned(0, 1, "c"), Planned(0, 1, None)]
+
+
+PLAN = "plan: {}\n"
+
+
+def test_a_job_that_asks_for_a_plan_is_measured_as_launch_would_run_it(job: Path) -> None:
+    job.write_text(JOB.replace("reduction: {tree: star, hub: b}\n", PLAN))
+    # By itself, c cannot be reached in time: the plan leaves it out, and so does the benchmark.
+    narrow = "links.*.bandwidth"
+    slow = ("links.1.bandwidth=1kbit/s", "links.2.bandwidth=1kbit/s")
+    [point] = load(job, overrides=slow)
+    assert point.plan is not None
+    assert "2 of 3 sites take part" in point.plan
+    launched, plan = as_launched(load_pair(job, slow))
+    assert plan == point.plan
+    assert point.together.job.placement == launched.job.placement
+    assert point.together.job.exchange == launched.job.exchange
+    assert set(point.solo) == {"a", "b"}
+    assert not any(each.job.is_to_plan for each in point.solo.values())
+    fast, slow_point = load(job, f"{narrow}=1Gbit/s,1kbit/s")
+    assert fast.plan != slow_point.plan
+
+
+def test_without_an_exchange_the_plan_is_that_with_one(job: Path) -> None:
+    job.write_text(JOB.replace("reduction: {tree: star, hub: b}\n", PLAN))
+    [point] = load(job, schedule="off")
+    [planned] = load(job)
+    assert point.plan == planned.plan
+    assert point.together.job.exchange.schedule == "off"
+    assert point.together.job.placement == planned.together.job.placement
+
+
+def test_settings_that_a_plan_makes_alike_are_settings_all_the_same(job: Path) -> None:
+    job.write_text(JOB.replace("reduction: {tree: star, hub: b}\n", PLAN))
+    slow = ("links.1.bandwidth=1kbit/s", "links.2.bandwidth=1kbit/s")
+    one, other = load(job, "links.1.rtt=1ms,2ms", overrides=slow)
+    assert one.plan == other.plan
+
+
+def test_a_batch_too_small_for_all_ranks_leaves_sites_out(job: Path) -> None:
+    text = JOB.replace("reduction: {tree: star, hub: b}\n", PLAN)
+    job.write_text(text.replace("global_batch: 29", "global_batch: 3"))
+    [point] = load(job)
+    assert point.plan is not None
+    assert sum(site.num_ranks for site in point.together.topology.sites) <= 3

@@ -50,14 +50,14 @@ def test_a_job_that_fits_is_accepted() -> None:
         (
             "global_batch: 96",
             "global_batch: 79",
-            "job.yaml:9:17 want at least 80, a sequence for each rank of 'tri-coast'; got 79 "
-            "[trainer.global_batch]",
+            "job.yaml:9:17 want at least 80, a sequence for each rank of 'tri-coast'; got 79; "
+            "with a `plan` section, `launch` leaves sites out [trainer.global_batch]",
         ),
         (
             "  global_batch: 96\n",
             "",
-            "job.yaml:8:3 want at least 80, a sequence for each rank of 'tri-coast'; got 48 "
-            "[trainer.global_batch]",
+            "job.yaml:8:3 want at least 80, a sequence for each rank of 'tri-coast'; got 48; "
+            "with a `plan` section, `launch` leaves sites out [trainer.global_batch]",
         ),
     ],
 )
