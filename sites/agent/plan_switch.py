@@ -13,7 +13,7 @@ from protos.control.v1.control_pb2 import (
     ReductionPrepared,
     ReductionTree,
 )
-from sites.gateway.plan_schedule import Proposal
+from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
 from topology.link_codecs import plan_codecs

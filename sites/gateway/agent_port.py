@@ -15,7 +15,7 @@ from protos.errors import LocalProtocolError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.greeting import Peer
 from sites.gateway.json_fields import read_json
-from sites.gateway.plan_schedule import Proposal
+from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 
 T = TypeVar("T")

@@ -41,8 +41,9 @@ from sites.gateway.grid import grid
 from sites.gateway.held import FRAME_BYTES, Held
 from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.link import Link
-from sites.gateway.plan_schedule import Begun, PlanSchedule, Proposal
+from sites.gateway.plan_schedule import Begun, PlanSchedule
 from sites.gateway.pool import Pool, Priority
+from sites.gateway.proposal import Proposal
 from sites.gateway.rank_encoding import own_payload
 from sites.gateway.reduction import (
     Bucket,

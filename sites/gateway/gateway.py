@@ -32,9 +32,9 @@ from sites.gateway.greeting import Peer
 from sites.gateway.link import Link
 from sites.gateway.local import LocalServer
 from sites.gateway.peer_links import PeerLinks, side_by_side
-from sites.gateway.plan_schedule import Proposal
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.pool import Pool
+from sites.gateway.proposal import Proposal
 from sites.gateway.server import ExchangeServer, Sender
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from protos.errors import LocalProtocolError
 from sites.codecs.codec import Codec
 from sites.codecs.registry import codec_named
+from sites.gateway.proposal import Proposal
 from sites.gateway.reduction import Role, roles
-from topology.hashing import reduction_hash
 from topology.trees import ReductionPlan
 
 
@@ -31,22 +31,6 @@ class PlanInForce:
     epoch: int
     """0: the one that the run began with."""
     from_round: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """A plan that all sites may switch to, as the agent passes it on."""
-
-    epoch: int
-    """Rises from proposal to proposal."""
-    from_round: int
-    plan: ReductionPlan
-    codecs: tuple[str, ...]
-
-    @property
-    def hash(self) -> str:
-        """Of trees and codecs: what all sites must have understood alike."""
-        return reduction_hash(self.plan, self.codecs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import one_line
 from sites.gateway.peer_links import PeerLinks
-from sites.gateway.plan_schedule import Proposal
+from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)
