@@ -131,8 +131,31 @@ def test_nothing_to_plan_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to plan"):
         make_plan(off, WORLD)
     few = dataclasses.replace(JOB, trainer=dataclasses.replace(JOB.trainer, global_batch=1))
-    with pytest.raises(ConfigError, match="too few"):
-        make_plan(few, a_world([1e8, 1e8], [(0, 1, 1e8, 0.01)], ranks=[2, 2]))
+    two = a_world([1e8, 1e8], [(0, 1, 1e8, 0.01)], ranks=[2, 3])
+    with pytest.raises(ConfigError, match="want at least 2, a sequence for each rank of 's0'"):
+        make_plan(few, two)
+    everybody = dataclasses.replace(a_job(4), plan=PlanWishes(sites="all"))
+    with pytest.raises(ConfigError, match=r"want at least 5, got 4; with `sites: auto` some are"):
+        make_plan(everybody, two)
+
+
+def test_sites_that_the_batch_is_too_small_for_are_named() -> None:
+    world = a_world([4e8, 4e8, 1e8], [(0, 1, 1e9, 0.001), (0, 2, 1e9, 0.001)], ranks=[4, 4, 4])
+    plan = make_plan(a_job(8), world)
+    assert "2 of 3 sites take part" in said(plan)
+    assert (
+        "s2 is left out: each rank takes a sequence at least, and with its 4 they would be 12 for the 8"
+        in said(plan)
+    )
+
+
+def test_of_many_sites_those_go_that_the_batch_has_no_sequences_for() -> None:
+    speeds = [4e8 if index % 3 else 1e8 for index in range(12)]
+    links = [(one, other, 1e9, 0.001) for other in range(12) for one in range(other)]
+    plan = make_plan(a_job(8), a_world(speeds, links, ranks=[2] * 12))
+    taken = {each["site"] for each in plan["decisions"]["placement"]}
+    assert taken <= {f"s{index}" for index in range(12) if index % 3}
+    assert len(taken) == 4
 
 
 MEASURED = """\

@@ -90,12 +90,16 @@ def _left_out(search: ParallelSearch, site: dict[str, Any], choice: CutChoice) -
     if not search.cuts[name].cuts:
         return f"{name} is left out: no cut fits. The closest: {search.cuts[name].closest()}."
     if with_s is None:
-        return f"{name} is left out: it cannot be joined to the others, or the batch is too small."
+        return (
+            f"{name} is left out: no links both ways join it to the others, or of the "
+            f"{search.model.global_batch} sequences of a step none would be left for it."
+        )
     if with_s > choice.step_s:
         return (
             f"{name} is left out: with it, a step takes {with_s / choice.step_s:.2f} times as long."
         )
-    return f"{name} is left out: with it, the objective is not met better."
+    gains = "a token costs more" if search.wishes.objective == "cost" else "a step is no shorter"
+    return f"{name} is left out: with it, {gains}."
 
 
 def _cuts(

@@ -49,11 +49,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     search = Search(job, topology)
     choice = search.best()
     if choice is None:
-        raise _refused(
-            "trainer.global_batch",
-            f"{job.trainer.global_batch} sequences are too few for the ranks of any sites that are "
-            "joined, or the reduction that the job names fits none of them",
-        )
+        raise _impossible(search)
     job_hash, topology_hash = plan_hashes(job, topology)
     model = choice.model(search.job, topology)
     weighed = alternatives(search, choice)
@@ -178,6 +174,25 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - any plain value
         case list():
             return [_rounded(each) for each in value]
     return value
+
+
+def _impossible(search: Search) -> ConfigError:
+    """Return why there is no plan."""
+    batch, ranks = search.job.trainer.global_batch, search.topology.num_ranks
+    if search.wishes.sites == "all" and batch < ranks:
+        return _refused(
+            "trainer.global_batch",
+            f"all sites are to take part (plan.sites), and their {ranks} ranks take a sequence each: "
+            f"want at least {ranks}, got {batch}; with `sites: auto` some are left out",
+        )
+    smallest = min(search.topology.sites, key=lambda site: site.num_ranks)
+    if batch < smallest.num_ranks:
+        return _refused(
+            "trainer.global_batch",
+            f"want at least {smallest.num_ranks}, a sequence for each rank of {smallest.name!r}, "
+            f"which has the fewest; got {batch}",
+        )
+    return _refused("reduction", "the reduction that the job names fits no set of sites")
 
 
 def _refused(path: str, message: str) -> ConfigError:

@@ -185,7 +185,8 @@ class Search:
     def _by_leaving_out(self, names: Names) -> Choice | None:
         """Leave out whichever site it helps most to leave out, until none does; or until one is left."""
         found: list[Choice] = []
-        kept, current = names, self._quick(names)
+        kept = self._with_sequences(names)
+        current = self._quick(kept)
         while len(kept) > 1:
             fewer = [self._quick(tuple(each for each in kept if each != left)) for left in kept]
             best = min((each for each in fewer if each is not None), key=by_rank, default=None)
@@ -199,6 +200,25 @@ class Search:
             return None
         climbed = self._climbed(best)
         return self._recoded(self._improved(climbed, climbed.sites) or climbed)
+
+    def _with_sequences(self, names: Names) -> Names:
+        """Leave out sites until each rank has a sequence: first those that are slowest with as many."""
+        kept = list(names)
+        by_speed = sorted(
+            names, key=lambda name: (self.sequence_s[name], self.topology.site(name).num_ranks)
+        )
+        while len(kept) > 1 and self._num_ranks(kept) > self.job.trainer.global_batch:
+            rests = ([each for each in kept if each != left] for left in reversed(by_speed))
+            joined = (
+                rest
+                for rest in rests
+                if len(rest) < len(kept) and not unreached(restricted(self.topology, rest))
+            )
+            kept = next(joined, kept[:1])
+        return tuple(kept)
+
+    def _num_ranks(self, names: Iterable[str]) -> int:
+        return sum(self.topology.site(name).num_ranks for name in names)
 
 
 def _single(names: Names) -> Iterator[Names]:

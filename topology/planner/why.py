@@ -47,7 +47,7 @@ def sentences(
 ) -> list[str]:
     """Return the explanation, a sentence or two an entry."""
     told = [_summary(search, choice), f"What binds: {bound}."]
-    told += [_left_out(each, choice) for each in sites if not each["sequences"]]
+    told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
     told += _uneven(search, choice)
     ring = next((each for each in weighed if each["what"] == "equal replicas, ring"), None)
     if ring is not None:
@@ -76,14 +76,23 @@ def _summary(search: Search, choice: Choice) -> str:
     )
 
 
-def _left_out(site: dict[str, Any], choice: Choice) -> str:
-    with_s = site["step_s_otherwise"]
+def _left_out(search: Search, site: dict[str, Any], choice: Choice) -> str:
+    name, with_s = site["site"], site["step_s_otherwise"]
     if with_s is None:
-        return f"{site['site']} is left out: it cannot be joined to the others."
+        mine = search.topology.site(name).num_ranks
+        ranks = mine + sum(search.topology.site(each).num_ranks for each in choice.sites)
+        batch = search.job.trainer.global_batch
+        if ranks > batch:
+            return (
+                f"{name} is left out: each rank takes a sequence at least, and with its {mine} they "
+                f"would be {ranks} for the {batch} of a step (trainer.global_batch)."
+            )
+        return f"{name} is left out: no links both ways join it to the sites that take part."
     if with_s > choice.step_s:
         times = with_s / choice.step_s
-        return f"{site['site']} is left out: with it, a step takes {times:.2f} times as long."
-    return f"{site['site']} is left out: with it, the objective is not met better."
+        return f"{name} is left out: with it, a step takes {times:.2f} times as long."
+    gains = "a token costs more" if search.wishes.objective == "cost" else "a step is no shorter"
+    return f"{name} is left out: with it, {gains}."
 
 
 def _uneven(search: Search, choice: Choice) -> list[str]:
