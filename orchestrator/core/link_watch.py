@@ -20,7 +20,7 @@ from topology.units import format_duration, format_rate
 from topology.world import Topology
 
 SAMPLES = 5
-RTT_MIN_S = 0.005
+RTT_MIN_S = 0.01
 """A round trip that differs by less is a processor's turn, not a way through the WAN."""
 BANDWIDTH, RTT = "bandwidth", "rtt"
 
@@ -47,7 +47,7 @@ class LinkDrift:
         )
         return (
             f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} for "
-            f"{self.for_s:.0f} s, {form(_short(self.assumed))} planned "
+            f"{self.for_s:.3g} s, {form(_short(self.assumed))} planned "
             f"({self.measured / max(self.assumed, 1e-9) - 1:+.0%}; {how})"
         )
 
@@ -135,7 +135,8 @@ class LinkWatch:
             if watched.since_s is None:
                 continue
             for_s = watched.latest_s - watched.since_s
-            if for_s >= self._settings.lasting_s:
+            is_off = self._off(what, watched) > self._settings.drift
+            if is_off and for_s >= self._settings.lasting_s:
                 found.append(
                     LinkDrift(
                         source=source,
@@ -179,13 +180,18 @@ class LinkWatch:
         watched = self._watched[pair, what]
         watched.samples.append(value)
         watched.latest_s = now_s
-        off = abs(watched.value / max(watched.assumed, 1e-9) - 1)
-        if what == RTT and abs(watched.value - watched.assumed) < RTT_MIN_S:
-            off = 0.0
+        off = self._off(what, watched)
         if off > self._settings.drift and len(watched.samples) > SAMPLES // 2:
             watched.since_s = now_s if watched.since_s is None else watched.since_s
         elif off < self._settings.drift / 2:
             watched.since_s = None
+
+    def _off(self, what: str, watched: _Watched) -> float:
+        """Return how far a figure is off, of what is counted on."""
+        difference = abs(watched.value - watched.assumed)
+        if what == RTT and difference < RTT_MIN_S:
+            return 0.0
+        return difference / max(watched.assumed, 1e-9)
 
 
 def _times_off(measured: float, assumed: float) -> float:
@@ -194,4 +200,5 @@ def _times_off(measured: float, assumed: float) -> float:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.3g}")
+    """Return a figure in three significant digits, in bits as in bytes."""
+    return float(f"{8 * value:.3g}") / 8

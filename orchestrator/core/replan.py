@@ -232,8 +232,10 @@ class ReplanMachine:
         saved = 1 - planned.after_s / planned.before_s
         if saved < self._settings.gain:
             why = (
-                f"the best other trees, {planned.form}, would save {max(saved, 0.0):.1%} of a step: "
+                f"the best other trees, {planned.form}, would save {saved:.1%} of a step: "
                 f"less than {self._settings.gain:.0%}"
+                if saved > 0
+                else "no other trees are predicted to be faster"
             )
             return self._give_up({"why": why, **figures}, now_s)
         if planned.problem:

@@ -76,7 +76,7 @@ class RunView:
                 self.generation, self.created_wall_s = event.generation, event.wall_s
                 self.sites = {name: SiteView() for name in detail["sites"]}
                 self.links = tuple(detail["links"])
-            case "wan.fallback" | "run.simulated" | "run.replanned" | "plan.kept" | "plan.relaunch":
+            case "wan.fallback" | "run.simulated" | "run.replanned" | "plan.relaunch":
                 self.notes = (*self.notes, detail["note"])[-MAX_NOTES:]
             case "run.active":
                 self.state = RunState.ACTIVE
