@@ -16,6 +16,7 @@ from topology.cost.collectives import (
     all_to_all_s,
     levels_of,
     reduce_scatter_s,
+    ring_s,
     tree_all_reduce_s,
 )
 
@@ -47,6 +48,18 @@ def test_levels_by_hand() -> None:
     assert reduce_scatter_s(levels, 800) == pytest.approx(inside_s + across_s)
     assert all_reduce_s(levels, 800) == pytest.approx(2 * (inside_s + across_s))
     assert all_gather_s(levels, 800) == reduce_scatter_s(levels, 800)
+
+
+def test_one_ring_through_nodes_by_hand() -> None:
+    levels = [Level(4, Channel(100.0, 1.0, 10.0)), Level(2, Channel(10.0, 5.0, 20.0))]
+    # Eight ranks: six hops inside nodes, one between; 700 bytes, a quarter of it each of four ways out.
+    assert ring_s(levels, 800) == pytest.approx(6 * 1.0 + 5.0 + (700 / 4 + 20) / 10)
+    # Where the node is the slower one, it sets the pace.
+    slow = [Level(4, Channel(20.0, 1.0)), Level(2, Channel(10.0, 5.0))]
+    assert ring_s(slow, 800) == pytest.approx(6 * 1.0 + 5.0 + 700 / 20)
+    alone = [Level(1, Channel(20.0, 1.0)), Level(4, Channel(10.0, 5.0))]
+    assert ring_s(alone, 800) == reduce_scatter_s(alone, 800) == 3 * 5.0 + 600 / 10
+    assert ring_s(levels, 0) == ring_s([Level(1, Channel(1.0, 1.0))], 800) == 0.0
 
 
 def test_what_leaves_a_node_in_an_all_to_all() -> None:
@@ -89,7 +102,7 @@ def test_members_that_share_a_node(ranks: int, stride: int, inside: int, across:
 def test_more_bandwidth_is_never_slower(
     ranks: list[int], message: float, rate: float, faster: float
 ) -> None:
-    for collective in (all_reduce_s, reduce_scatter_s, all_to_all_s):
+    for collective in (all_reduce_s, reduce_scatter_s, all_to_all_s, ring_s):
         slow = [Level(count, Channel(rate, 1e-5, 1e5)) for count in ranks]
         fast = [Level(count, Channel(rate * faster, 1e-5, 1e5)) for count in ranks]
         assert collective(fast, message) <= collective(slow, message) * (1 + 1e-12)

@@ -108,6 +108,39 @@ def test_faster_networks_are_never_slower(
         assert step_time(SMALL, degrees, A100, inside, 64).step_s <= slow * (1 + 1e-9)
 
 
+def test_what_goes_on_beside_compute_delays_it() -> None:
+    device = dataclasses.replace(IDEAL, contention=0.4)
+    assert device.beside_s(1.0, 3.0) == pytest.approx(0.4)
+    assert device.beside_s(3.0, 1.0) == pytest.approx(2.4)
+    assert IDEAL.beside_s(1.0, 3.0) == 0.0
+    with pytest.raises(ValueError, match=r"Device.contention: want 0 to 1, got 1.5"):
+        dataclasses.replace(IDEAL, contention=1.5)
+    degrees = Degrees(data=64, zero_stage=3, overlap_data=True)
+    free, taken = (
+        step_time(SMALL, degrees, dataclasses.replace(A100, contention=share), SELENE, 64)
+        for share in (0.0, 0.4)
+    )
+    assert taken.step_s > free.step_s
+
+
+def test_fused_attention_skips_what_the_mask_hides() -> None:
+    device = dataclasses.replace(IDEAL, fused_efficiency=0.25)
+    whole_s = 4 * 4096 * 4096 * 128 / 25e12
+    assert device.fused_attention_s(4096, 4096, 128) == pytest.approx(whole_s * (1 + 1 / 32) / 2)
+    assert device.fused_attention_s(64, 64, 128) == pytest.approx(4 * 64 * 64 * 128 / 25e12)
+    assert IDEAL.fused_attention_s(4096, 4096, 128) == pytest.approx(whole_s / 2)
+
+
+def test_stages_send_all_of_it_without_scatter_and_gather() -> None:
+    degrees = Degrees(tensor=8, pipeline=4)
+    whole = dataclasses.replace(degrees, scatter_gather=False)
+    parts_s, whole_s = (
+        step_time(SMALL, each, A100, interior(8, 300e9, 200e9, 0.0), 8).transfers_s
+        for each in (degrees, whole)
+    )
+    assert 3 * parts_s < whole_s < 8 * parts_s  # half-bandwidth messages weigh more with parts
+
+
 def test_overlap_hides_and_never_harms() -> None:
     for zero_stage in range(4):
         degrees = Degrees(data=64, tensor=8, zero_stage=zero_stage)
@@ -178,7 +211,8 @@ def test_the_network_of_a_topology_site() -> None:
     free = interior_of(site)
     assert math.isinf(free.node.bytes_per_s)
     fabric = Fabric(node_bytes_per_s=450e9, cluster_bytes_per_s=400e9, latency_s=8e-6)
-    assert interior_of(dataclasses.replace(site, fabric=fabric)) == interior(8, 450e9, 400e9)
+    found = interior_of(dataclasses.replace(site, fabric=fabric))
+    assert found == interior(8, 450e9, 400e9, cluster_latency_s=8e-6)
 
 
 def test_units_survive() -> None:

@@ -220,7 +220,7 @@ def test_narrow_links_make_the_window_longer() -> None:
     wide, narrow = (
         ParallelSearch(
             described_job(model, sites="all", gateways="unlimited"),
-            sites_of_nodes([2, 2], [(0, 1, rate, 0.001)]),
+            sites_of_nodes([2, 2], [(0, 1, rate, 0.001)], memory_bytes=8 << 30),
         ).best()
         for rate in (1e13, 5e9)
     )

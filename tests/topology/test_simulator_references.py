@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from topology.simulator.direct import exchange_s, relay_s
 from topology.simulator.engine import SimulationError
 from topology.simulator.local_sgd import LocalSgd, utilisation
 from topology.simulator.pipeline import (
@@ -140,53 +139,3 @@ def test_pipelines_that_cannot_be_are_refused() -> None:
         simulate_pipeline(stages, [StageLink()] * 4, 6, 2)
     with pytest.raises(SimulationError, match="want 3 for 4 stages, got 1"):
         simulate_pipeline(stages, [StageLink()], 8)
-
-
-# Yuan et al., "Decentralized training of foundation models in heterogeneous environments", NeurIPS 2022, and
-# github.com/DS3Lab/DT-FM: seconds of its objective for GPT-3-XL on 8 groups of 8 devices, gradients of
-# 0.65 GB and activations of 0.47125 GB, groups of neighbours and groups with a stride of 8. Exact to 4
-# decimals. Its regional and world-wide cases need its table of 45 links between regions, of which only
-# what is inside a region is known here.
-CONTIGUOUS = [list(range(8 * group, 8 * group + 8)) for group in range(8)]
-STRIDED = [list(range(group, 64, 8)) for group in range(8)]
-DATACENTER = (8, (0.0, 100.0), (0.0, 3.125))
-"""Devices of a node; delay in s and Gbit/s inside, and between. Follows from the four values themselves."""
-UNIVERSITIES = (32, (0.001, 5.0), (0.011, 1.12))
-"""Ohio and Virginia."""
-
-
-@pytest.mark.parametrize(
-    ("network", "groups", "data_parallel_s", "pipeline_s"),
-    [
-        (DATACENTER, CONTIGUOUS, 0.0910, 16.8896),
-        (DATACENTER, STRIDED, 2.9120, 0.5278),
-        (UNIVERSITIES, CONTIGUOUS, 1.8340, 15.8141),
-        (UNIVERSITIES, STRIDED, 5.5169, 10.5700),
-    ],
-)
-def test_the_objective_of_dt_fm(
-    network: tuple[int, tuple[float, float], tuple[float, float]],
-    groups: list[list[int]],
-    data_parallel_s: float,
-    pipeline_s: float,
-) -> None:
-    together, inside, between = network
-
-    def message_s(one: int, other: int, num_bytes: float) -> float:
-        delay_s, gbit_per_s = inside if one // together == other // together else between
-        return delay_s + 8 * num_bytes / (gbit_per_s * 1e9)
-
-    slowest_s = max(exchange_s(group, 0.65e9, message_s) for group in groups)
-    assert round(slowest_s, 4) == data_parallel_s
-    # Every order of groups in which neighbours of a data center stay together has the same cost.
-    assert round(2 * relay_s(groups, 0.47125e9, message_s), 4) == pipeline_s
-
-
-def test_inside_a_region_dt_fm_s_regional_and_world_wide_cases_agree() -> None:
-    """Delay 5 ms and 2 Gbit/s, which both of its values inside a region follow from."""
-
-    def message_s(_: int, __: int, num_bytes: float) -> float:
-        return 0.005 + 8 * num_bytes / 2e9
-
-    assert round(exchange_s(range(8), 0.65e9, message_s), 4) == 4.6200
-    assert round(2 * relay_s(STRIDED, 0.47125e9, message_s), 4) == 26.4600

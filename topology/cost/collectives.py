@@ -98,6 +98,36 @@ def all_reduce_s(levels: Sequence[Level], message_bytes: float, num_splits: int 
     return 2 * reduce_scatter_s(levels, message_bytes, num_splits)
 
 
+def ring_s(levels: Sequence[Level], message_bytes: float) -> float:
+    """Return the seconds of a reduce-scatter, or of an all-gather, round one ring of all ranks.
+
+    As NCCL does it: the ring goes through a level's ranks before it leaves for the next part, and there are
+    as many rings side by side as ranks that send out of a part, so that
+
+        sum of (steps of level i) alpha_i + max of M (P-1)/P / (B_i n_1 ... n_(i-1))
+
+    with P/(n_1 ... n_(i-1)) - P/(n_1 ... n_i) steps of level i. What nested collectives pay one after another goes on
+    at the same time here, but latency is paid P-1 times.
+
+    Args:
+        levels: innermost first; their ranks multiply to the group's size P.
+        message_bytes: of the whole array.
+    """
+    size = math.prod(level.ranks for level in levels)
+    if size == 1 or message_bytes <= 0:
+        return 0.0
+    latency_s, transfer_s, inside = 0.0, 0.0, 1
+    sent_bytes = message_bytes * (size - 1) / size
+    for level in levels:
+        channel, outside = level.channel, inside * level.ranks
+        if level.ranks > 1:
+            latency_s += (size // inside - size // outside) * channel.latency_s
+            part_bytes = sent_bytes / inside + channel.half_bytes
+            transfer_s = max(transfer_s, part_bytes / channel.bytes_per_s)
+        inside = outside
+    return latency_s + transfer_s
+
+
 def tree_all_reduce_s(level: Level, message_bytes: float) -> float:
     """Return the seconds of a pipelined double binary tree: 2 log2(n) alpha + 2 M / B.
 

@@ -38,6 +38,9 @@ class Degrees:
     """Scores are never written to memory (FlashAttention)."""
     zero_stage: int = 0
     """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too."""
+    scatter_gather: bool = True
+    """Between stages each tensor rank sends its part of the activations, and they are gathered there; else
+    each sends all of them."""
     overlap_data: bool = False
     """Replicas exchange gradients and parameters while they compute."""
     overlap_tensor: bool = False

@@ -25,10 +25,15 @@ NODE_EFFICIENCY = 0.78
 """Of a node's fabric: nccl-tests' busbw of a large all-reduce, 235 of an A100's 300 GB/s."""
 CLUSTER_EFFICIENCY = 0.85
 """Of the fabric between nodes, likewise."""
-FUSED_EFFICIENCY = 0.7
-"""Of a large multiplication's rate, in fused attention (FlashAttention-2: 170 to 190 TFLOP/s on A100)."""
-NODE_LATENCY_S = 2e-6
-CLUSTER_LATENCY_S = 8e-6
+CONTENTION = 0.4
+"""Of a collective that goes on beside multiplications: what it delays them by, for it takes processors and
+memory bandwidth from them. Fitted."""
+CAUSAL_BLOCK = 128
+"""Tokens: fused attention skips what the causal mask hides by blocks of so many."""
+NODE_LATENCY_S = 3.4e-6
+CLUSTER_LATENCY_S = 14e-6
+"""Of one step of a ring, within a node and between nodes: what NCCL reckons with (`hwLat` of its
+src/graph/tuning.cc, protocol Simple)."""
 NODE_HALF_BYTES = 1e6
 CLUSTER_HALF_BYTES = 0.25e6
 
@@ -44,8 +49,13 @@ class Device:
     memory_bytes_per_s: float = math.inf
     """Of the data sheet; infinite: only FLOPs take time."""
     gemm_passes: float = GEMM_PASSES
+    fused_efficiency: float | None = None
+    """Share of the peak that fused attention reaches in forward and backward pass together, of the FLOPs
+    that the causal mask leaves; None: of all of them `gemm_efficiency`, as any multiplication."""
     launch_s: float = 0.0
     """That the host needs to launch one layer's pass; the device is never ahead of it."""
+    contention: float = 0.0
+    """Of a collective beside compute, what it delays the compute by; 0 to 1."""
 
     def __post_init__(self) -> None:
         if not (self.peak_flops_per_s > 0 and self.memory_bytes_per_s > 0):
@@ -58,6 +68,8 @@ class Device:
                 "Device: want gemm_efficiency in (0, 1] and launch_s >= 0, got "
                 f"{self.gemm_efficiency} and {self.launch_s}"
             )
+        if not 0 <= self.contention <= 1:
+            raise ValueError(f"Device.contention: want 0 to 1, got {self.contention}")
 
     def gemm_s(self, m: float, k: float, n: float, element_bytes: int = 2) -> float:
         """Return the seconds of an m by k matrix times a k by n one."""
@@ -65,9 +77,27 @@ class Device:
         flops_s = 2 * m * k * n / (self.peak_flops_per_s * self.gemm_efficiency)
         return flops_s + self.gemm_passes * self.stream_s(moved_bytes)
 
-    def fused_attention_s(self, flops: float) -> float:
-        """Return the seconds of attention whose scores stay on the chip: its FLOPs alone count."""
-        return flops / (self.peak_flops_per_s * self.gemm_efficiency * FUSED_EFFICIENCY)
+    def fused_attention_s(self, rows: float, sequence: float, head: float) -> float:
+        """Return the seconds of one head's attention whose scores stay on the chip: only FLOPs count.
+
+        Args:
+            rows: queries, of a sequence's.
+            sequence: keys; a query sees those before it, of a causal model.
+            head: width of a head.
+        """
+        flops = 4 * rows * sequence * head
+        if self.fused_efficiency is None:
+            return flops / (self.peak_flops_per_s * self.gemm_efficiency)
+        seen = min(1.0, (1 + CAUSAL_BLOCK / sequence) / 2)
+        return seen * flops / (self.peak_flops_per_s * self.fused_efficiency)
+
+    def beside_s(self, collective_s: float, compute_s: float) -> float:
+        """Return what a collective adds to the compute that it goes on beside.
+
+        What does not fit beside it, and of what does the `contention`.
+        """
+        hidden_s = min(collective_s, compute_s)
+        return collective_s - hidden_s + self.contention * hidden_s
 
     def stream_s(self, moved_bytes: float) -> float:
         """Return the seconds of kernels that read and write `moved_bytes` in all."""
@@ -75,12 +105,22 @@ class Device:
 
 
 A100 = Device(
-    peak_flops_per_s=312e12, gemm_efficiency=0.88, memory_bytes_per_s=2.039e12, launch_s=2.2e-3
+    peak_flops_per_s=312e12,
+    gemm_efficiency=0.88,
+    memory_bytes_per_s=2.039e12,
+    fused_efficiency=0.55,
+    launch_s=2.2e-3,
+    contention=CONTENTION,
 )
 """A100 SXM 80 GB, bf16 or fp16 (NVIDIA's data sheet). cuBLAS reaches 270 to 280 TFLOP/s. `launch_s` is
 that of the software which the steps were measured with, Megatron-LM of 2021 and 2022."""
 H100 = Device(
-    peak_flops_per_s=989.4e12, gemm_efficiency=0.74, memory_bytes_per_s=3.35e12, launch_s=0.5e-3
+    peak_flops_per_s=989.4e12,
+    gemm_efficiency=0.74,
+    memory_bytes_per_s=3.35e12,
+    fused_efficiency=0.5,
+    launch_s=0.5e-3,
+    contention=CONTENTION,
 )
 """H100 SXM 80 GB, bf16 (NVIDIA's data sheet). Its power limits cuBLAS to 700 to 760 TFLOP/s. `launch_s`
 is that of fused kernels on a fast host; no case here depends on it."""

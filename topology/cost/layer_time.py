@@ -10,7 +10,8 @@ Legend: b sequences of s tokens (s/c with context parallelism), width h, a heads
   unless the sequence is cut (Korthikanti et al.); scores are s² a numbers a sequence.
 - Tensor parallelism: two all-reduces of b s h elements a pass (Shoeybi et al.); with sequence
   parallelism as many reduce-scatters and all-gathers, which cost the same. With `overlap_tensor` they
-  are cut into t pieces and go on beside the multiplications (Wang et al., ASPLOS'23).
+  are cut into t pieces and go on beside the multiplications (Wang et al., ASPLOS'23), which they delay
+  by the device's `contention` of their time.
 - Context parallelism: keys and values go once round the ring, behind the attention (Liu et al., "Ring
   Attention"); what the attention does not cover is exposed. The backward pass sends twice as much.
 - Expert parallelism: two all-to-alls a pass of the tokens that are sent to experts (balanced).
@@ -75,10 +76,10 @@ def layer_times(
     forward, backward = _forward(workload, degrees, device), _backward(workload, degrees, device)
     tensor_s = _tensor_s(workload, degrees, interior)
     once_s, ring_s = _expert_s(workload, degrees, interior), _ring_s(workload, degrees, interior)
-    forward_exchange_s = once_s + max(0.0, ring_s - forward.core_s)
-    forward_exchange_s += _uncovered_s(tensor_s, forward.matrices_s, degrees)
-    backward_exchange_s = once_s + max(0.0, 2 * ring_s - backward.core_s)
-    backward_exchange_s += _uncovered_s(tensor_s, backward.matrices_s, degrees)
+    forward_exchange_s = once_s + device.beside_s(ring_s, forward.core_s)
+    forward_exchange_s += _uncovered_s(tensor_s, forward.matrices_s, degrees, device)
+    backward_exchange_s = once_s + device.beside_s(2 * ring_s, backward.core_s)
+    backward_exchange_s += _uncovered_s(tensor_s, backward.matrices_s, degrees, device)
     forward_s = forward.matrices_s + forward.core_s + forward_exchange_s
     backward_s = backward.matrices_s + backward.core_s + backward_exchange_s
     launches = 2
@@ -146,7 +147,7 @@ def _gemms(workload: Workload, degrees: Degrees, device: Device) -> tuple[float,
     mlp_s += device.gemm_s(routed, workload.mlp_width / tensor, hidden, width)
     head, rows = hidden / workload.heads, workload.sequence / degrees.context
     if degrees.fused_attention:
-        core_s = device.fused_attention_s(4 * rows * workload.sequence * head)
+        core_s = device.fused_attention_s(rows, workload.sequence, head)
     else:
         core_s = device.gemm_s(rows, head, workload.sequence, width)
         core_s += device.gemm_s(rows, workload.sequence, head, width)
@@ -183,14 +184,14 @@ def _tensor_s(workload: Workload, degrees: Degrees, interior: Interior) -> float
     )
 
 
-def _uncovered_s(tensor_s: float, matrices_s: float, degrees: Degrees) -> float:
+def _uncovered_s(tensor_s: float, matrices_s: float, degrees: Degrees, device: Device) -> float:
     """Return what of a tensor group's collectives their multiplications do not cover.
 
     Overlapped, each is cut into t pieces, of which the first or the last has nothing to hide behind.
     """
     if not degrees.overlap_tensor:
         return tensor_s
-    return max(tensor_s / degrees.tensor, tensor_s - matrices_s)
+    return max(tensor_s / degrees.tensor, device.beside_s(tensor_s, matrices_s))
 
 
 def _ring_s(workload: Workload, degrees: Degrees, interior: Interior) -> float:

@@ -7,10 +7,12 @@
       T_pipeline = m t_max + (t_1 + ... + t_p - t_max) / v
   For equal stages that is (m + (p-1)/v) t. The last stage has the logits; each micro-batch pays for
   2 v transfers of b s h elements (over the tensor ranks: "scatter/gather"), which 1F1B does not hide.
+- Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on beside
+  compute is not free: the device's `contention` of it delays the compute.
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
   micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap).
-- Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` behind the first micro-batch's
-  forward pass.
+- Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` layer by layer behind the first
+  micro-batch's forward pass.
 - ZeRO 3 gathers each layer's parameters before each pass of each micro-batch and scatters its
   gradients after each backward pass, with `overlap_data` behind the neighbouring layer.
 - Optimizer: Adam reads each of a rank's gradients twice (the norm, the step) and moves 26 bytes of
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.cost.collectives import Level, all_gather_s, all_reduce_s, levels_of, reduce_scatter_s
+from topology.cost.collectives import Level, levels_of, ring_s
 from topology.cost.degrees import Degrees, check_fit, layers_per_stage, stage_parameters
 from topology.cost.device import Device, Interior
 from topology.cost.layer_time import PassTimes, activation_bytes, head_times, layer_times
@@ -106,7 +108,7 @@ def step_from_times(
     if num_micro_batches < 1:
         raise ValueError(f"num_sequences: want >= 1, got {num_sequences}")
     num_layers = layers_per_stage(workload, degrees)
-    layer = _with_shards(workload, degrees, inside, layer)
+    layer = _with_shards(workload, degrees, device, inside, layer)
     stage = layer.times(num_layers)
     transfers_s = _transfers_s(workload, degrees, inside)
     others_s = (degrees.pipeline - 1) * (stage.total_s + transfers_s)
@@ -116,8 +118,8 @@ def step_from_times(
         exchange_s=num_micro_batches * stage.exchange_s,
         transfers_s=num_micro_batches * transfers_s,
         bubble_s=others_s / degrees.virtual_stages,
-        gradients=_gradients(workload, degrees, inside, stage.backward_s),
-        parameters=_parameters(workload, degrees, inside, stage.forward_s),
+        gradients=_gradients(workload, degrees, device, inside, stage.backward_s),
+        parameters=_parameters(workload, degrees, device, inside, stage.forward_s),
         optimizer_s=_optimizer_s(workload, degrees, device),
         window_s=stage.backward_s,
     )
@@ -129,12 +131,13 @@ def _transfers_s(workload: Workload, degrees: Degrees, inside: Interior) -> floa
         return 0.0
     # Neighbouring stages are far apart: only where one node holds them all is no other crossed.
     channel = inside.node if degrees.num_ranks <= inside.node_ranks else inside.cluster
-    part_bytes = activation_bytes(workload, degrees) / degrees.tensor
+    parts = degrees.tensor if degrees.scatter_gather else 1
+    part_bytes = activation_bytes(workload, degrees) / parts
     return 2 * degrees.virtual_stages * channel.send_s(part_bytes)
 
 
 def _with_shards(
-    workload: Workload, degrees: Degrees, inside: Interior, layer: PassTimes
+    workload: Workload, degrees: Degrees, device: Device, inside: Interior, layer: PassTimes
 ) -> PassTimes:
     """Return a layer's times with what ZeRO 3 gathers and scatters around it."""
     if degrees.zero_stage < 3:
@@ -142,17 +145,15 @@ def _with_shards(
     gather_s = scatter_s = 0.0
     for elements, levels in _replicated(workload, degrees, inside):
         share = elements / layers_per_stage(workload, degrees)
-        gather_s += all_gather_s(levels, share * workload.parameter_bytes)
-        scatter_s += reduce_scatter_s(levels, share * workload.gradient_bytes)
-    join = max if degrees.overlap_data else _sum
-    forward_s = join(layer.forward_s, gather_s)
-    backward_s = join(layer.backward_s, gather_s + scatter_s)
-    extra_s = forward_s + backward_s - layer.total_s
-    return PassTimes(forward_s, backward_s, layer.exchange_s + extra_s)
-
-
-def _sum(left: float, right: float) -> float:
-    return left + right
+        gather_s += ring_s(levels, share * workload.parameter_bytes)
+        scatter_s += ring_s(levels, share * workload.gradient_bytes)
+    once_s, again_s = gather_s, gather_s + scatter_s
+    if degrees.overlap_data:
+        once_s = device.beside_s(once_s, layer.forward_s)
+        again_s = device.beside_s(again_s, layer.backward_s)
+    return PassTimes(
+        layer.forward_s + once_s, layer.backward_s + again_s, layer.exchange_s + once_s + again_s
+    )
 
 
 def _replicated(
@@ -174,30 +175,41 @@ def _replicated(
     return shared
 
 
-def _gradients(workload: Workload, degrees: Degrees, inside: Interior, window_s: float) -> Overlap:
+def _buckets(workload: Workload, degrees: Degrees) -> int:
+    """Return how often replicas exchange: layer by layer, if that goes on beside the passes."""
+    return layers_per_stage(workload, degrees) if degrees.overlap_data else 1
+
+
+def _gradients(
+    workload: Workload, degrees: Degrees, device: Device, inside: Interior, window_s: float
+) -> Overlap:
     """Return the reduction of gradients over the replicas, layer by layer."""
     if degrees.zero_stage == 3:
         return Overlap(0.0, 0.0)
-    reduce_s = all_reduce_s if degrees.zero_stage == 0 else reduce_scatter_s
-    num_buckets = layers_per_stage(workload, degrees) if degrees.overlap_data else 1
+    num_buckets = _buckets(workload, degrees)
     bucket_s = sum(
-        reduce_s(levels, elements * workload.gradient_bytes / num_buckets)
+        ring_s(levels, elements * workload.gradient_bytes / num_buckets)
         for elements, levels in _replicated(workload, degrees, inside)
     )
+    if degrees.zero_stage == 0:
+        bucket_s *= 2  # an all-reduce gathers what it has reduced
     ready_s = ready_times_s([1] * num_buckets, window_s, window_s)
-    return overlap(ready_s, [[bucket_s] * num_buckets], window_s)
+    found = overlap(ready_s, [[bucket_s] * num_buckets], window_s)
+    return Overlap(found.busy_s, found.exposed_s + device.contention * found.hidden_s)
 
 
-def _parameters(workload: Workload, degrees: Degrees, inside: Interior, window_s: float) -> Overlap:
+def _parameters(
+    workload: Workload, degrees: Degrees, device: Device, inside: Interior, window_s: float
+) -> Overlap:
     """Return the gathering of parameters whose optimizer states are cut over the replicas."""
     if degrees.zero_stage not in (1, 2):
         return Overlap(0.0, 0.0)
-    gather_s = sum(
-        all_gather_s(levels, elements * workload.parameter_bytes)
+    num_buckets = _buckets(workload, degrees)
+    gather_s = num_buckets * sum(
+        ring_s(levels, elements * workload.parameter_bytes / num_buckets)
         for elements, levels in _replicated(workload, degrees, inside)
     )
-    hidden_s = window_s if degrees.overlap_data else 0.0
-    return Overlap(gather_s, max(0.0, gather_s - hidden_s))
+    return Overlap(gather_s, device.beside_s(gather_s, window_s if degrees.overlap_data else 0.0))
 
 
 def _optimizer_s(workload: Workload, degrees: Degrees, device: Device) -> float:
