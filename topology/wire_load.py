@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
-from topology.codec_costs import RATIOS, usual_ratio
+from topology.codec_costs import COSTS, RATIOS, usual_ratio
 from topology.job import Job
 from topology.link_codecs import codec_between, plan_codecs
 from topology.slow_start import FIRST_WINDOW_PACKETS
@@ -26,6 +27,7 @@ _FRAME_MIN_S = 0.01
 _CHUNK_BYTES_MIN = 64 << 10
 _CHUNK_BYTES_ENOUGH = 256 << 10
 """From here on, a message's cost counts no more beside that of its bytes."""
+_RESULT_ROUND_TRIPS = 3
 
 
 def chunk_bytes_of(job: Job, topology: Topology) -> int:
@@ -67,6 +69,27 @@ def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, 
     least = 1 << math.ceil(math.log2(max(slowest * _FRAME_MIN_S / ratio, 1.0)))
     least = min(max(least, _CHUNK_BYTES_MIN), _CHUNK_BYTES_ENOUGH)
     return min(wanted_bytes, max(1 << max(best.bit_length() - 1, 0), least))
+
+
+def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
+    """Return how many float32 bytes of a site's chunks have to be able to be without a result.
+
+    A chunk's result takes up and down a tree two round trips of the longest links, seldom more, and half
+    as much again in queues. Meanwhile no more leaves than the fastest link carries, or the site with
+    the least bandwidth, for every chunk has to get there; or than is encoded in that time.
+    """
+    if not topology.links:
+        return 0
+    rates: dict[tuple[str, str], float] = defaultdict(float)
+    for link in topology.links:
+        rates["from", link.source] += link.bytes_per_s
+        rates["to", link.target] += link.bytes_per_s
+    bytes_per_s = min(*rates.values(), max(link.bytes_per_s for link in topology.links))
+    raw_bytes_per_s = max(
+        min(bytes_per_s / usual_ratio(codec), COSTS[codec].encode_bytes_per_s)
+        for codec in plan_codecs(job, topology, plan)
+    )
+    return int(_RESULT_ROUND_TRIPS * raw_bytes_per_s * max(link.rtt_s for link in topology.links))
 
 
 def channels_of(job: Job, topology: Topology) -> int:

@@ -69,10 +69,16 @@ class Chunk:
     index: int
     machine: ChunkReduction
     raw_bytes: int
+    peers: tuple[Sender, ...]
+    """The gateways that get this one's part of it, or the sum formed here."""
+    most_bytes: int
+    """What a frame of it takes there at most."""
     inbox: deque[Event] = field(default_factory=deque)
     is_admitted: bool = False
     """The own part is in the inbox, or was."""
     is_scheduled: bool = False
+    is_summed: bool = False
+    """No more contributions are needed here."""
     is_finished: bool = False
 
 

@@ -15,7 +15,7 @@ from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
 from topology.trees import ReductionPlan
-from topology.wire_load import chunk_bytes_of
+from topology.wire_load import chunk_bytes_of, pipeline_bytes_of
 from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
@@ -68,7 +68,9 @@ class GatewayConfig:
     non_finite: str = "carry"
     """One of topology.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
-    """Of peers' frames that may lie here before they can be summed."""
+    """Of peers' frames that may lie here before they can be summed, as far as links are kept busy."""
+    pipeline_bytes: int = 0
+    """float32 bytes that have to be able to be without a result, or links would wait for results."""
     peer_lost_s: float
     """Silence after which a peer counts as lost."""
     keepalive_time_s: float
@@ -189,6 +191,7 @@ def gateway_config(
         chunk_bytes=chunk_bytes_of(job, topology),
         channels_per_link=job.exchange.channels_per_link,
         window_bytes=job.exchange.window_bytes,
+        pipeline_bytes=pipeline_bytes_of(job, topology, plan),
         verify_every=job.verify_every,
         bind_host=bind_host,
         socket_path=socket_path,

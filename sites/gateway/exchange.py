@@ -3,7 +3,8 @@
 Each chunk's machine gets its events one after another, on whichever pool thread is free; different
 chunks run side by side, so encoding, sending, summing and decoding overlap. Own contributions are
 admitted in (round, bucket, chunk) order as the links take them, so that encoded bytes do not
-pile up; frames that come before the local ranks' own are kept, within bounds.
+pile up, and as far as peers have room for them (`credit.py`); what peers send is taken over at once, and
+kept until the local ranks' own is there.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from sites.gateway.bucket_run import (
     compare_posts,
 )
 from sites.gateway.config import GatewayConfig
+from sites.gateway.credit import Credit, credit_of_peers
 from sites.gateway.failure import Failure
 from sites.gateway.finite import check_finite
 from sites.gateway.forms import Form
@@ -93,10 +95,9 @@ class Exchange:
         self._runs: dict[BucketKey, BucketRun] = {}
         self._rounds = Rounds()
         self._residuals = Residuals()
-        num_peers = sum(
-            config.nodes_per_site[config.sites.index(each.site)] for each in config.links
-        )
-        self._held = Held(config.held_bytes, num_peers)
+        credit = credit_of_peers(config)
+        self._credit = Credit(credit)
+        self._held = Held({peer: 2 * num_bytes for peer, num_bytes in credit.items()})
         self._waiting: list[tuple[Priority, BucketRun, Chunk, Own]] = []
         """A heap: own chunks that are not admitted yet. Priorities are unique."""
         self._admitted_bytes = 0
@@ -174,7 +175,6 @@ class Exchange:
             if not chunks:
                 run.empty.append(shard)
                 replies = self._answer_empty(run, now_s)
-            self._condition.notify_all()
         self.pump()
         self._reply(replies)
 
@@ -203,21 +203,25 @@ class Exchange:
             return
         with self._condition:
             while self._waiting and not self._closed and self._may_admit():
-                _, run, chunk, own = heapq.heappop(self._waiting)
+                order, run, chunk, own = heapq.heappop(self._waiting)
+                self._credit.take(order, chunk.peers, chunk.most_bytes)
                 self._admitted_bytes += chunk.raw_bytes
                 self._deliver(run, chunk, own)
 
     def _may_admit(self) -> bool:
         """Return whether the earliest own chunk that waits may be sent.
 
-        Only of a bucket that all ranks of the node have posted: else, of two sites where different ranks
-        are late, each could fill the other with chunks that neither sums before its late rank's, and
-        for these no link would have room any more.
+        Only of a bucket that all ranks of the node have posted: those of a late rank come before those
+        of the others' later buckets, here as at all sites.
         """
-        run = self._waiting[0][1]
-        return len(run.shards) == self._config.ranks_per_node[self._site] and all(
-            link.unsent_bytes + self._admitted_bytes < link.ahead_bytes
-            for link in self._links.values()
+        _, run, chunk, _ = self._waiting[0]
+        return (
+            len(run.shards) == self._config.ranks_per_node[self._site]
+            and self._credit.has_room(chunk.peers, chunk.most_bytes)
+            and all(
+                link.unsent_bytes + self._admitted_bytes < link.ahead_bytes
+                for link in self._links.values()
+            )
         )
 
     def _open(self, key: BucketKey, rank: int, post: Post) -> BucketRun:
@@ -273,7 +277,7 @@ class Exchange:
     # ---------------------------------------------------------------- peers
 
     def receive(self, sender: Sender, frame: Frame) -> None:
-        """Take a peer's frame over; block while there is no room for it.
+        """Take a peer's frame over; never waits.
 
         A repeated frame, or one of a bucket that is finished, changes nothing.
 
@@ -286,23 +290,26 @@ class Exchange:
             raise StaleGenerationError(
                 f"a frame of generation {frame.generation}; this is {self._config.generation}"
             )
-        order = (*key, frame.key.chunk)
         with self._condition:
-            while not self._closed:
-                run = self._runs.get(key)
-                if self._is_repetition(run, frame):
-                    return
-                if self._held.has_room(sender, order, FRAME_BYTES + len(frame.payload)):
-                    self._take_over(sender, frame, now_s)
-                    return
-                self._condition.wait(_CHECK_S)
-        raise PeerLostError("this gateway is stopping", self._config.site)
+            if self._closed:
+                raise PeerLostError("this gateway is stopping", self._config.site)
+            run = self._runs.get(key)
+            if not self._is_repetition(run, sender, frame):
+                self._take_over(sender, frame, now_s)
 
-    def _is_repetition(self, run: BucketRun | None, frame: Frame) -> bool:
+    def _is_repetition(self, run: BucketRun | None, sender: Sender, frame: Frame) -> bool:
+        """Return whether a frame changes nothing any more: its connection broke before it was told so."""
+        key = frame.key
         if run is None or run.reduction is None:
-            return not self._rounds.is_ahead((frame.key.round, frame.key.bucket))
-        chunk = run.chunks.get(frame.key.chunk)
-        return chunk is not None and chunk.is_finished
+            if not self._rounds.is_ahead((key.round, key.bucket)):
+                return True
+        else:
+            chunk = run.chunks.get(key.chunk)
+            if chunk is not None and (
+                chunk.is_finished or (chunk.is_summed and key.kind is Kind.CONTRIBUTION)
+            ):
+                return True
+        return self._held.has(sender, (key.round, key.bucket, key.chunk))
 
     def _take_over(self, sender: Sender, frame: Frame, now_s: float) -> None:
         """Deliver a frame, or keep it until a local rank has posted its bucket."""
@@ -349,8 +356,11 @@ class Exchange:
         chunk = run.chunks.get(index)
         if chunk is None:
             assert run.reduction is not None
-            raw_bytes = 4 * run.reduction.bucket.grid.span(index)[1]
-            chunk = Chunk(index, run.reduction.chunk(index), raw_bytes)
+            numel = run.reduction.bucket.grid.span(index)[1]
+            peers = tuple(self._owner(run, index, site) for site in run.reduction.readers(index))
+            most_bytes = FRAME_BYTES + run.reduction.codec(index).max_bytes(numel)
+            machine = run.reduction.chunk(index)
+            chunk = Chunk(index, machine, 4 * numel, peers, most_bytes)
             run.chunks[index] = chunk
         return chunk
 
@@ -397,11 +407,11 @@ class Exchange:
                     self._admitted_bytes -= chunk.raw_bytes
         if wire_bytes or weight is not None:
             self._account(run, chunk, wire_bytes, weight)
-        if isinstance(event, Own):
+        if isinstance(event, Own) or weight is not None:
             self.pump()
 
     def _note_summed(self, run: BucketRun, chunk: Chunk, *, is_finished: bool) -> None:
-        """Let peers send more, if what was kept is summed.
+        """Forget what was kept of a chunk once it is summed, before anybody can hear that it is.
 
         In a tree, whatever is sent is a whole sum; in a gather, it is the own part.
         """
@@ -409,15 +419,21 @@ class Exchange:
         if not is_finished and run.reduction.is_gather:
             return
         with self._condition:
-            chunk.is_finished = is_finished
-            if self._held.release((*run.key, chunk.index)):
-                self._condition.notify_all()
+            order = (*run.key, chunk.index)
+            chunk.is_summed, chunk.is_finished = True, is_finished
+            self._held.release(order)
+            if is_finished:
+                self._credit.give_back(order)
 
     def _send(self, run: BucketRun, chunk: Chunk, action: Send) -> int:
+        gateway = self._owner(run, chunk.index, action.site)
+        return self._links[gateway].send(action.frame, chunk.raw_bytes)
+
+    def _owner(self, run: BucketRun, index: int, site: int) -> Sender:
+        """Return the gateway whose ranks' shards hold a chunk at a site."""
         assert run.reduction is not None
-        owner = run.reduction.bucket.grid.owner(action.site, chunk.index)
-        node = owner // self._config.ranks_per_node[action.site]
-        return self._links[action.site, node].send(action.frame, chunk.raw_bytes)
+        rank = run.reduction.bucket.grid.owner(site, index)
+        return site, rank // self._config.ranks_per_node[site]
 
     def _account(self, run: BucketRun, chunk: Chunk, wire_bytes: int, weight: float | None) -> None:
         """Add up what a chunk did for its rank; reply when it was the rank's last."""

@@ -2,17 +2,16 @@
 
 A peer may be ahead: of the local ranks, which have not posted a bucket yet; of this gateway, which has
 not sent its own part, for another link is slower; or of a third site, whose part comes first in the
-sum. What it sends then is kept, up to a bound for each peer, so that one that is far ahead takes nothing
-from the others. Beyond it, frames are not acknowledged, which holds the peer's window back.
-
-One frame is let in beyond the bound: one that comes before everything kept of its peer. All sites work
-through chunks in the same order, so the earliest one that is unfinished anywhere is never kept out,
-and nobody waits for ever.
+sum. What it sends then is kept. It never sends more than there is room for (`credit.py`), so a frame never
+waits here; one for which there is none ends the run, for whoever sent it has lost count.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from protos.errors import RemoteProtocolError
 
 FRAME_BYTES = 1 << 10
 """What keeping a frame takes beside its payload, a bucket of its own included: frames without a payload
@@ -24,41 +23,42 @@ Sender = tuple[int, int]
 
 
 class Held:
-    """What is kept, by peer and chunk."""
+    """What is kept, by chunk and peer."""
 
-    def __init__(self, most_bytes: int, num_senders: int) -> None:
+    def __init__(self, most_bytes: Mapping[Sender, int]) -> None:
         """Begin with nothing.
 
         Args:
-            most_bytes: of all peers together.
-            num_senders: among which that is divided.
+            most_bytes: of each peer.
         """
-        self._most_bytes = most_bytes // max(1, num_senders)
-        self._by_sender: dict[Sender, dict[ChunkOrder, int]] = defaultdict(dict)
-        self._bytes: dict[Sender, int] = defaultdict(int)
+        self._most_bytes = most_bytes
+        self._chunks: dict[ChunkOrder, dict[Sender, int]] = defaultdict(dict)
+        self._bytes: Counter[Sender] = Counter()
 
     @property
     def num_bytes(self) -> int:
         """What is kept of all peers."""
-        return sum(self._bytes.values())
+        return self._bytes.total()
 
-    def has_room(self, sender: Sender, order: ChunkOrder, size_bytes: int) -> bool:
-        """Return whether a frame may be taken over."""
-        if self._bytes[sender] + size_bytes <= self._most_bytes:
-            return True
-        return order < min(self._by_sender[sender], default=(order[0] + 1, 0, 0))
+    def has(self, sender: Sender, order: ChunkOrder) -> bool:
+        """Return whether a peer's frame of a chunk is kept."""
+        return order in self._chunks and sender in self._chunks[order]
 
     def keep(self, sender: Sender, order: ChunkOrder, size_bytes: int) -> None:
-        """Count a frame that was taken over."""
-        kept = self._by_sender[sender]
-        kept[order] = kept.get(order, 0) + size_bytes
+        """Count a frame that is taken over.
+
+        Raises:
+            RemoteProtocolError: a peer with enough sense of its credit would not have sent it.
+        """
+        if self._bytes[sender] + size_bytes > self._most_bytes[sender]:
+            raise RemoteProtocolError(
+                f"round {order[0]} bucket {order[1]} chunk {order[2]}: a frame beyond the "
+                f"{self._most_bytes[sender]} bytes that may lie here until they can be summed"
+            )
+        self._chunks[order][sender] = size_bytes
         self._bytes[sender] += size_bytes
 
-    def release(self, order: ChunkOrder) -> bool:
-        """Forget a chunk's frames, of all peers: they are summed. Return whether there were any."""
-        were_any = False
-        for sender, kept in self._by_sender.items():
-            size_bytes = kept.pop(order, 0)
+    def release(self, order: ChunkOrder) -> None:
+        """Forget a chunk's frames, of all peers: they are summed."""
+        for sender, size_bytes in self._chunks.pop(order, {}).items():
             self._bytes[sender] -= size_bytes
-            were_any = were_any or size_bytes > 0
-        return were_any

@@ -337,6 +337,11 @@ class BucketReduction:
         """Whether every site sends its part to every other."""
         return self._plan.is_gather
 
+    def readers(self, chunk: int) -> tuple[int, ...]:
+        """Return the sites that get this site's part of a chunk, or the sum that is formed here."""
+        role = self._role(chunk)
+        return role.audience if role.parent is None else (role.parent,)
+
     def codec(self, chunk: int) -> Codec:
         """Return the codec of a chunk's tree."""
         return self.bucket.codecs[self._role(chunk).tree]

@@ -24,7 +24,7 @@ from tests.fakes.gateway_sites import gateway_config
 from topology.trees import ReductionPlan
 
 
-class _StepPool(Pool):
+class StepPool(Pool):
     """Does what was submitted when it is told to, the earliest chunk first."""
 
     def __init__(self) -> None:
@@ -34,8 +34,15 @@ class _StepPool(Pool):
         heapq.heappush(self._heap, (priority, next(self._order), work))
 
     def run(self) -> None:
-        while self._heap:
-            heapq.heappop(self._heap)[2]()
+        while self.run_one():
+            pass
+
+    def run_one(self) -> bool:
+        """Do the earliest chunk's work; return whether there was any."""
+        if not self._heap:
+            return False
+        heapq.heappop(self._heap)[2]()
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class Exchanges:
         self.reduced: list[tuple[int, int, Reduced]] = []
         """Site, rank and what it was told."""
         self.failures: list[Failure] = []
-        self.pools = [_StepPool() for _ in ranks]
+        self.pools = [StepPool() for _ in ranks]
         self.exchanges = [
             self._exchange(
                 gateway_config(

@@ -258,12 +258,14 @@ def test_frames_without_a_payload_are_bounded_too() -> None:
     """Of buckets that nobody has posted: each takes memory, though its payload takes none."""
     held_bytes = 1 << 16
     sites = Exchanges(GATHER, "fp32", (1, 1), held_bytes=held_bytes)
-    held = sites.exchanges[0]._held
-    taken = 0
-    while held.has_room((1, 0), (0, taken, 0), FRAME_BYTES):
-        key = ChunkKey(0, taken, 0, 1, Kind.CONTRIBUTION)
-        sites.deliver(1, 0, pack(Frame(key, 1, 1, 0, 77, 0, 1.0, b"")))
-        taken += 1
-    assert taken == held_bytes // FRAME_BYTES
+    frames = [
+        pack(Frame(ChunkKey(0, bucket, 0, 1, Kind.CONTRIBUTION), 1, 1, 0, 77, 0, 1.0, b""))
+        for bucket in range(held_bytes // FRAME_BYTES + 1)
+    ]
+    for frame in frames[:-1]:
+        sites.deliver(1, 0, frame)
+    sites.deliver(1, 0, frames[0])  # once more takes nothing
+    with pytest.raises(RemoteProtocolError, match=r"bucket 64 chunk 0: a frame beyond .* 65536"):
+        sites.deliver(1, 0, frames[-1])
     with pytest.raises(RemoteProtocolError):
         sites.deliver(1, 0, b"")

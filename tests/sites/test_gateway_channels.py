@@ -1,8 +1,7 @@
-"""How many connections a link takes, what the kernel says of them, and what is kept of peers' frames."""
+"""How many connections a link takes, and what the kernel says of them."""
 
 from __future__ import annotations
 
-import random
 import socket
 from contextlib import ExitStack
 
@@ -16,13 +15,10 @@ from sites.gateway.connections import (
     segments_to,
     send_buffer_bytes,
 )
-from sites.gateway.held import Held
 from sites.gateway.send_queue import SendQueue, outgoing
 from sites.gateway.window import Window
 from topology.channels import first_channels
 from topology.wire_load import chunk_bytes_for
-
-NEAR, FAR = (0, 0), (1, 0)
 
 
 def test_the_number_of_channels_follows_the_loss() -> None:
@@ -120,44 +116,6 @@ def test_sockets_of_other_families_are_passed_over() -> None:
 def test_this_host_limits_what_a_connection_can_have_on_the_way() -> None:
     limit = send_buffer_bytes()
     assert limit is None or limit > 4096
-
-
-def test_what_is_kept_of_one_peer_takes_nothing_from_another() -> None:
-    held = Held(200, num_senders=2)
-    for chunk in range(1, 6):
-        assert held.has_room(NEAR, (0, 0, chunk), 20)
-        held.keep(NEAR, (0, 0, chunk), 20)
-    assert not held.has_room(NEAR, (0, 0, 6), 20)
-    assert not held.has_room(NEAR, (0, 0, 1), 20)
-    assert held.has_room(NEAR, (0, 0, 0), 20), "everybody may wait for that one"
-    assert held.has_room(FAR, (0, 0, 6), 100)
-    held.keep(FAR, (0, 0, 3), 100)
-    assert held.release((0, 0, 3))
-    assert not held.release((0, 0, 3))
-    assert held.num_bytes == 80
-    assert held.has_room(NEAR, (0, 0, 6), 20)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_two_gateways_with_little_room_always_end(seed: int) -> None:
-    """Each sends in order and keeps the other's frames until it has sent its own: nobody is stuck."""
-    chance = random.Random(seed)
-    held = [Held(50, num_senders=1) for _ in range(2)]
-    sent, taken = [0, 0], [0, 0]
-    for _ in range(10_000):
-        me = chance.randrange(2)
-        other = 1 - me
-        if chance.random() < 0.5 and sent[me] < 100 and sent[me] - taken[other] < 3:
-            held[me].release((0, 0, sent[me]))
-            sent[me] += 1
-        elif taken[me] < sent[other] and held[me].has_room(NEAR, (0, 0, taken[me]), 20):
-            if taken[me] >= sent[me]:
-                held[me].keep(NEAR, (0, 0, taken[me]), 20)
-            taken[me] += 1
-        assert max(each.num_bytes for each in held) <= 50 + 20
-        if taken == [100, 100]:
-            return
-    pytest.fail(f"stuck at {sent=} {taken=} {seed=}")
 
 
 @pytest.mark.parametrize(

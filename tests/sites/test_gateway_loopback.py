@@ -363,8 +363,9 @@ def test_a_bucket_that_one_site_does_not_have(tmp_path: Path) -> None:
 def test_frames_far_ahead_are_held_back_and_nothing_is_lost(
     tmp_path: Path, plan: ReductionPlan
 ) -> None:
-    """One site is ready long after the others: what they hold meanwhile is bounded.
+    """One site is ready long after the others: what they send meanwhile is bounded.
 
+    Half of what may lie anywhere, for the other half is for results and what a third site is behind with.
     With three sites, two have posted the bucket and wait for the third's part of each chunk.
     """
     most_bytes = 100_000 * (plan.num_sites - 1)
@@ -380,7 +381,7 @@ def test_frames_far_ahead_are_held_back_and_nothing_is_lost(
         for rank in ranks[:-1]:
             rank.reduce(0, 0, numel, 1.0)
         links = [link for member in members[:-1] for link in member.gateway._links.all.values()]
-        wait_for(lambda: min(link.totals().sent_bytes for link in links) >= 75_000)
+        wait_for(lambda: min(link.totals().sent_bytes for link in links) >= 32_000)
         for member in members:
             assert member.gateway._exchange._held.num_bytes <= most_bytes
         ranks[-1].reduce(0, 0, numel, 1.0)

@@ -7,11 +7,12 @@ import pytest
 
 from protos.frame import HEADER_BYTES
 from tests.topology.test_trees import LINE, TRIANGLE, both_ways, world
+from topology.codec_costs import COSTS
 from topology.job import Exchange, Job, Reduction
 from topology.reduction_plans import plan_reduction
 from topology.tree_times import Load, plan_times_s, seconds_per_byte, shares_of_hops
 from topology.trees import ReductionPlan, Tree, star
-from topology.wire_load import FRAME_BYTES, PACKET_FACTOR
+from topology.wire_load import FRAME_BYTES, PACKET_FACTOR, pipeline_bytes_of
 from topology.wire_time import crossing_times_s, exchange_time_s
 from topology.world import Topology
 
@@ -197,3 +198,20 @@ def test_who_waits_for_whom() -> None:
     assert found[2, 1] == pytest.approx(2 * fast_s + 0.005)
     assert found[2, 0] == pytest.approx(fast_s + 0.005 + slow_s + 0.03 + slow_s)
     assert found[2, 2] == pytest.approx(2 * (fast_s + 0.005) + fast_s)
+
+
+def test_so_much_is_without_a_result_while_links_are_busy() -> None:
+    """Three round trips of the longest link, at what the narrowest site, or the fastest link, carries."""
+    plan = ReductionPlan(3, (), "")
+
+    def pipeline_bytes(topology: Topology, codec: str = "fp32") -> int:
+        return pipeline_bytes_of(job(codec=codec), topology, plan)
+
+    equal = world(3, both_ways((0, 1, 4e6, 0.1), (1, 2, 4e6, 0.2), (0, 2, 4e6, 0.1)))
+    assert pipeline_bytes(equal) == 2_400_000
+    assert pipeline_bytes(equal, "bf16") == 4_800_000
+    narrow = world(3, both_ways((0, 1, 9e6, 0.1), (1, 2, 1e6, 0.2), (0, 2, 2e6, 0.1)))
+    assert pipeline_bytes(narrow) == 1_800_000
+    fast = world(3, both_ways((0, 1, 1e9, 0.1), (1, 2, 1e9, 0.1), (0, 2, 1e9, 0.1)))
+    assert pipeline_bytes(fast, "topk") == int(3 * 0.1 * COSTS["topk"].encode_bytes_per_s)
+    assert pipeline_bytes_of(job(), world(1, []), ReductionPlan(1, (), "")) == 0

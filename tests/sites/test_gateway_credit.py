@@ -1,0 +1,122 @@
+"""How far gateways may run ahead of their results, and what may lie at their peers for it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from protos.errors import RemoteProtocolError
+from sites.gateway.config import GatewayConfig
+from sites.gateway.credit import Credit, credit_of_peers
+from sites.gateway.grid import grid
+from sites.gateway.held import FRAME_BYTES, Held
+from tests.fakes.gateway_sites import gateway_config
+from topology.trees import ReductionPlan
+
+NEAR, FAR = (0, 0), (1, 0)
+HELD_BYTES = 512 << 20
+CHUNK_BYTES = 1 << 20
+STRAY_BYTES = 1 << 20
+
+
+def config_of(
+    nodes: tuple[int, ...],
+    gateway: tuple[int, int],
+    ranks: tuple[int, ...] = (),
+    pipeline_bytes: int = 0,
+) -> GatewayConfig:
+    return gateway_config(
+        Path("/nowhere"),
+        ReductionPlan(len(nodes), (), ""),
+        *gateway,
+        nodes_per_site=nodes,
+        ranks_per_node=ranks or (8,) * len(nodes),
+        held_bytes=HELD_BYTES,
+        chunk_bytes=CHUNK_BYTES,
+        pipeline_bytes=pipeline_bytes,
+    )
+
+
+def test_credit_is_taken_at_every_peer_and_given_back_once() -> None:
+    credit = Credit({NEAR: 100, FAR: 50})
+    credit.take((0, 0, 0), (NEAR, FAR), 30)
+    assert not credit.has_room((NEAR, FAR), 30)
+    assert credit.has_room((NEAR,), 70)
+    assert credit.has_room((), 1000), "what nobody gets needs none"
+    credit.give_back((0, 0, 0))
+    credit.give_back((0, 0, 0))
+    assert credit.num_bytes == 0
+    assert credit.has_room((NEAR, FAR), 50)
+
+
+def test_what_is_kept_of_one_peer_takes_nothing_from_another() -> None:
+    held = Held({NEAR: 100, FAR: 100})
+    for chunk in range(5):
+        held.keep(NEAR, (0, 0, chunk), 20)
+    with pytest.raises(RemoteProtocolError, match="round 0 bucket 0 chunk 5"):
+        held.keep(NEAR, (0, 0, 5), 20)
+    held.keep(FAR, (0, 0, 3), 100)
+    assert held.has(FAR, (0, 0, 3))
+    assert not held.has(FAR, (0, 0, 4))
+    held.release((0, 0, 3))
+    held.release((0, 0, 3))
+    assert held.num_bytes == 80
+    assert not held.has(FAR, (0, 0, 3))
+
+
+def test_memory_is_divided_among_those_whose_shards_meet() -> None:
+    alone = credit_of_peers(config_of((1, 1), (0, 0)))
+    assert alone == {(1, 0): HELD_BYTES // 2}
+    many = credit_of_peers(config_of((8,) * 5, (3, 5)))
+    assert len(many) == 32
+    assert {many[site, 5] for site in (0, 1, 2, 4)} == {HELD_BYTES // 8}
+    assert max(size for (_, node), size in many.items() if node != 5) < STRAY_BYTES
+    # Of 1 node against 4, and 2 more: the narrowest has the least.
+    uneven = credit_of_peers(config_of((1, 4, 2), (1, 3)))
+    assert uneven[0, 0] == HELD_BYTES // 12
+    assert uneven[2, 1] == HELD_BYTES // 6
+    assert uneven[2, 0] < STRAY_BYTES
+
+
+def test_links_are_kept_busy_all_the_same() -> None:
+    nodes = (1, 64)
+    least = 4 * (CHUNK_BYTES + FRAME_BYTES)
+    assert set(credit_of_peers(config_of(nodes, (0, 0))).values()) == {least}
+    busy = credit_of_peers(config_of(nodes, (0, 0), pipeline_bytes=50 << 20))
+    assert set(busy.values()) == {50 << 20}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_both_of_a_pair_find_the_same_and_all_of_it_fits(seed: int) -> None:
+    chance = random.Random(seed)
+    nodes = tuple(chance.randint(1, 6) for _ in range(chance.randint(2, 4)))
+    of_gateway = {
+        (site, node): credit_of_peers(config_of(nodes, (site, node)))
+        for site, count in enumerate(nodes)
+        for node in range(count)
+    }
+    for gateway, credits_ in of_gateway.items():
+        for peer, size in credits_.items():
+            assert of_gateway[peer][gateway] == size, f"{seed=}"
+        strays = [size for size in credits_.values() if size < STRAY_BYTES]
+        assert 2 * (sum(credits_.values()) - sum(strays)) <= HELD_BYTES, f"{seed=}"
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_chunk_fits_where_no_credit_is_taken(seed: int) -> None:
+    """Shards of few elements meet where those of many do not: what they share is small."""
+    chance = random.Random(seed)
+    nodes = chance.randint(1, 6), chance.randint(1, 6)
+    ranks = chance.randint(1, 9), chance.randint(1, 9)
+    cut = grid(
+        chance.choice((chance.randint(1, 200), chance.randint(1, 1 << 22))),
+        CHUNK_BYTES // 4,
+        (nodes[0] * ranks[0], nodes[1] * ranks[1]),
+    )
+    credits_ = [credit_of_peers(config_of(nodes, (0, node), ranks)) for node in range(nodes[0])]
+    for chunk in range(cut.num_chunks):
+        own, other = (cut.owner(site, chunk) // ranks[site] for site in (0, 1))
+        size_bytes = FRAME_BYTES + 4 * (cut.span(chunk)[1] + 4)
+        assert size_bytes <= credits_[own][1, other], f"{seed=} {chunk=}"
