@@ -163,7 +163,10 @@ class ReplanMachine:
         """What the plan was made with that is being made or switched to."""
         self._drifts: tuple[LinkDrift, ...] = ()
         self._reduction: Reduction | None = None
-        self._step_s = math.inf
+        self._step_s: float | None = None
+        """Predicted, of the present plan; None before anything was planned again."""
+        self._switched_round = 0
+        """From which on the present plan carries rounds."""
         self._planned: SwitchPlanned | None = None
         self._switch: PlanSwitch | None = None
         self._from_round = 0
@@ -258,7 +261,7 @@ class ReplanMachine:
     def _relaunch(self, planned: RelaunchPlanned) -> list[Action]:
         """Tell people what only another launch could change, if that is much."""
         present_s = self._step_s if self._planned is None else self._planned.after_s
-        if planned.step_s > (1 - RELAUNCH_GAIN) * present_s:
+        if present_s is None or planned.step_s > (1 - RELAUNCH_GAIN) * present_s:
             return []
         note = (
             f"relaunching with a new plan would give {_time(planned.step_s)} a step "
@@ -274,7 +277,8 @@ class ReplanMachine:
         assert self._planned is not None
         self._stage = _Stage.SWITCHING
         self._epoch += 1
-        self._from_round = self._clock.after(self._ahead_s * 2**self._attempt)
+        ahead_s = self._ahead_s * 2**self._attempt
+        self._from_round = max(self._clock.after(ahead_s), self._switched_round + 1)
         self._attempt += 1
         self._switch = PlanSwitch(
             self._sites,
@@ -321,6 +325,7 @@ class ReplanMachine:
         planned, drifts = self._planned, self._drifts
         assert planned is not None
         self._reduction, self._step_s = planned.reduction, planned.after_s
+        self._switched_round = self._from_round
         self._rest(now_s)
         note = (
             f"from round {self._from_round} on gradients cross by another plan, {planned.form}: "

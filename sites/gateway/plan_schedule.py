@@ -70,7 +70,7 @@ class PlanSchedule:
     def propose(self, proposal: Proposal, current: int) -> bool:
         """Keep a proposal; return whether it is still of use.
 
-        It is not if its first round has begun, or if it has been decided or followed by another before
+        It is not if its first round has begun or has another new plan, or if it has been decided or followed by another before
         it got here. One that waits here undecided is forgotten: who proposes has given it up.
 
         Args:
@@ -81,7 +81,7 @@ class PlanSchedule:
         if proposal.epoch <= max(self._decided_epoch, waiting_epoch):
             return False
         self._pending = None
-        if proposal.from_round <= current:
+        if proposal.from_round <= max(current, self._plans[-1].from_round):
             return False
         self._pending = self._in_force(
             proposal.plan,

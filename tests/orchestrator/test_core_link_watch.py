@@ -1,0 +1,156 @@
+"""What counts as drift: medians, how long, hysteresis, and links that several nodes share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from orchestrator.core.link_watch import BANDWIDTH, RTT, SAMPLES, LinkWatch
+from orchestrator.core.rounds import RoundClock
+from protos import metrics
+from tests.fakes.worlds import topology
+from topology.job import Replan
+from topology.measured_links import LinkFigures
+from topology.world import Topology
+
+PLANNED = 12.5e6
+"""Bytes per second of each link in tests.fakes.worlds."""
+AB = ("a", "b")
+SETTINGS = Replan(drift=0.2, lasting_s=10.0)
+
+
+class Reports:
+    """What gateways would report of one link, a second apart."""
+
+    def __init__(self, world: Topology | None = None, settings: Replan = SETTINGS) -> None:
+        self.watch = LinkWatch(world or topology(3), settings)
+        self.now_s = 50.0
+        self._totals: dict[str, list[float]] = {}
+
+    def carry(self, *rates: float, node: str = "0", for_s: float = 0.4) -> None:
+        """A second passes for each rate, in which the link was the limit for a while."""
+        for rate in rates:
+            self.now_s += 1.0
+            self.at_once(rate, node=node, for_s=for_s)
+
+    def at_once(self, rate: float, *, node: str = "0", for_s: float = 0.4) -> None:
+        totals = self._totals.setdefault(node, [0.0, 0.0])
+        totals[0] += rate * for_s
+        totals[1] += for_s
+        values = {metrics.LIMITED_BYTES: totals[0], metrics.LIMITED_S: totals[1]}
+        self.watch.add(AB, node, values, self.now_s)
+
+    def greet(self, *rtts_s: float) -> None:
+        for rtt_s in rtts_s:
+            self.now_s += 1.0
+            self.watch.add(AB, "0", {metrics.IDLE_RTT_S: rtt_s}, self.now_s)
+
+
+def test_drift_counts_once_it_has_lasted() -> None:
+    reports = Reports()
+    reports.carry(*[PLANNED] * 20)
+    reports.carry(*[PLANNED / 10] * 12)
+    assert reports.watch.drifts() == ()
+    reports.carry(PLANNED / 10)
+    (drift,) = reports.watch.drifts()
+    assert (drift.source, drift.target, drift.what) == ("a", "b", BANDWIDTH)
+    assert drift.measured == pytest.approx(PLANNED / 10)
+    assert (drift.assumed, drift.for_s) == (PLANNED, 10.0)
+    assert str(drift).startswith("a to b: bandwidth 10Mbit/s for 10 s, 100Mbit/s planned (-90%; ")
+    assert reports.watch.figures() == {AB: LinkFigures(bytes_per_s=drift.measured)}
+
+
+def test_single_measurements_move_nothing() -> None:
+    reports = Reports()
+    for _ in range(30):
+        reports.carry(PLANNED / 10, PLANNED, PLANNED / 10, PLANNED, PLANNED)
+    assert reports.watch.drifts() == ()
+
+
+def test_between_half_and_all_of_the_threshold_time_neither_begins_nor_ends() -> None:
+    reports = Reports()
+    reports.carry(*[0.7 * PLANNED] * 8)
+    reports.carry(*[0.85 * PLANNED] * 12)  # less far off, but not back
+    assert reports.watch.drifts() == (), "it is not told while it is not far off"
+    reports.carry(*[0.7 * PLANNED] * 4)
+    assert reports.watch.drifts()
+    reports.carry(*[0.95 * PLANNED] * 3)
+    reports.carry(*[0.7 * PLANNED] * 8)
+    assert reports.watch.drifts() == (), "it was back for a moment"
+    steady = Reports()
+    steady.carry(*[0.85 * PLANNED] * 50)
+    assert steady.watch.drifts() == ()
+
+
+def test_a_link_that_is_not_used_any_more_has_not_drifted_for_longer() -> None:
+    reports = Reports()
+    reports.carry(*[PLANNED / 10] * 8)
+    reports.now_s += 1000
+    reports.greet(0.01, 0.01)
+    assert reports.watch.drifts() == ()
+
+
+def test_what_a_plan_was_made_with_is_what_counts_from_then_on() -> None:
+    reports = Reports()
+    reports.carry(*[PLANNED / 10] * 20)
+    reports.watch.assume(reports.watch.figures())
+    reports.carry(*[PLANNED / 10] * 50)
+    assert reports.watch.drifts() == ()
+    assert reports.watch.figures() == {}
+    reports.carry(*[PLANNED] * 20)
+    (drift,) = reports.watch.drifts()
+    assert drift.assumed == pytest.approx(PLANNED / 10)
+    assert drift.measured == pytest.approx(PLANNED)
+
+
+def test_round_trips_drift_too_but_not_by_milliseconds() -> None:
+    reports = Reports()
+    reports.greet(*[0.019] * 50)
+    assert reports.watch.drifts() == ()
+    reports.greet(*[0.05] * 20)
+    (drift,) = reports.watch.drifts()
+    assert (drift.what, drift.measured) == (RTT, 0.05)
+    assert reports.watch.figures() == {AB: LinkFigures(rtt_s=0.05)}
+
+
+def test_nodes_of_a_site_carry_together() -> None:
+    world = topology(3)
+    sites = tuple(dataclasses.replace(site, nodes=2) for site in world.sites)
+    reports = Reports(dataclasses.replace(world, sites=sites))
+    for _ in range(20):
+        reports.carry(PLANNED / 2, node="0")
+        reports.at_once(PLANNED / 2, node="1")
+    assert reports.watch.drifts() == ()
+    for _ in range(20):
+        reports.carry(PLANNED / 20, node="0")
+        reports.at_once(PLANNED / 20, node="1")
+    (drift,) = reports.watch.drifts()
+    assert drift.measured == pytest.approx(PLANNED / 10)
+
+
+def test_a_shared_link_never_counts_for_more_than_its_share() -> None:
+    world = topology(3)
+    links = tuple(dataclasses.replace(link, share=0.5) for link in world.links)
+    reports = Reports(dataclasses.replace(world, links=links))
+    reports.carry(*[2 * PLANNED] * 50)
+    assert reports.watch.drifts() == ()
+
+
+def test_reports_of_links_that_are_none_and_of_nothing_carried_change_nothing() -> None:
+    reports = Reports()
+    reports.watch.add(("a", "z"), "0", {metrics.LIMITED_BYTES: 1e9, metrics.LIMITED_S: 1.0}, 1.0)
+    reports.carry(*[0.0] * (4 * SAMPLES))
+    reports.carry(*[PLANNED / 10] * 20, for_s=0.0)
+    assert reports.watch.drifts() == ()
+
+
+def test_a_round_that_nobody_has_begun() -> None:
+    clock = RoundClock()
+    assert clock.after(5.0) == 1
+    for tenth in range(100):
+        clock.note(tenth // 2, tenth / 10)  # five a second
+        clock.note(max(0, tenth // 2 - 1), tenth / 10)
+    assert clock.newest == 49
+    assert clock.per_s == pytest.approx(5.0, rel=0.05)
+    assert clock.after(2.0) == pytest.approx(49 + 2 + 10, abs=1)

@@ -1,0 +1,248 @@
+"""The machine that plans a running job again: when, what it asks of sites, and that it never flaps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pytest
+
+from orchestrator.core import events, replan
+from orchestrator.core.events import RecordEvent
+from orchestrator.core.plan_switch import ReductionPrepared
+from orchestrator.core.replan import (
+    ATTEMPTS,
+    LinkReported,
+    PlanAgain,
+    PlanningFailed,
+    RelaunchPlanned,
+    ReplanMachine,
+    SendDecideReduction,
+    SendPrepareReduction,
+    SwitchPlanned,
+)
+from protos import metrics
+from tests.fakes.worlds import topology
+from topology.job import NamedTree, Reduction, Replan
+
+T = TypeVar("T")
+SITES = ("a", "b", "c")
+PLANNED = 12.5e6
+DETECT_S = 5.0
+SETTINGS = Replan(drift=0.2, lasting_s=10.0)
+STAR = Reduction(trees=(NamedTree(root="c", parents={"a": "c", "b": "c"}),))
+BETTER = SwitchPlanned(
+    form="star at c", reduction=STAR, plan_hash="f" * 64, before_s=2.0, after_s=0.5
+)
+
+
+class World:
+    """A machine, its clock, and rounds that go on: one in half a second."""
+
+    def __init__(self) -> None:
+        self.machine = ReplanMachine(topology(3), SETTINGS)
+        self.now_s = 100.0
+        self.round = 0
+        self.actions: list[replan.Action] = []
+        self._totals = [0.0, 0.0]
+
+    def tell(self, *told: replan.Event) -> list[replan.Action]:
+        new = [action for event in told for action in self.machine.handle(event, self.now_s)]
+        self.actions += new
+        return new
+
+    def go(self, seconds: float, bytes_per_s: float = PLANNED) -> list[replan.Action]:
+        new: list[replan.Action] = []
+        for _ in range(int(2 * seconds)):
+            self.now_s += 0.5
+            self.round += 1
+            self._totals[0] += 0.1 * bytes_per_s
+            self._totals[1] += 0.1
+            values = {metrics.LIMITED_BYTES: self._totals[0], metrics.LIMITED_S: self._totals[1]}
+            new += self.tell(LinkReported("a", "b", "0", self.round, values), events.Ticked())
+        return new
+
+    def drift(self) -> PlanAgain:
+        self.go(20)
+        (asked,) = of(self.go(30, PLANNED / 10), PlanAgain)
+        return asked
+
+    def propose(self) -> SendPrepareReduction:
+        self.drift()
+        asked = of(self.tell(BETTER), SendPrepareReduction)
+        assert [each.site for each in asked] == list(SITES)
+        assert len({(each.epoch, each.from_round) for each in asked}) == 1
+        return asked[0]
+
+    def kinds(self) -> list[str]:
+        return [each.kind for each in self.actions if isinstance(each, RecordEvent)]
+
+
+def of(actions: Sequence[object], kind: type[T]) -> list[T]:
+    return [each for each in actions if isinstance(each, kind)]
+
+
+def rates_of(asked: PlanAgain) -> dict[tuple[str, str], float | None]:
+    return {pair: figures.bytes_per_s for pair, figures in asked.figures.items()}
+
+
+def accepted(site: str, asked: SendPrepareReduction, **changes: object) -> ReductionPrepared:
+    fields = {
+        "site": site,
+        "epoch": asked.epoch,
+        "is_accepted": True,
+        "plan_hash": BETTER.plan_hash,
+        "round": 1,
+        "is_late": False,
+        "why": "",
+    }
+    return ReductionPrepared(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_lasting_drift_is_planned_for_once() -> None:
+    world = World()
+    asked = world.drift()
+    assert asked.reduction is None
+    assert rates_of(asked) == {("a", "b"): pytest.approx(PLANNED / 10)}
+    assert world.kinds() == ["link.drifted"]
+    assert world.go(500, PLANNED / 10) == [], "it waits for the plan"
+
+
+def test_all_sites_switch_at_a_round_that_none_has_begun() -> None:
+    world = World()
+    asked = world.propose()
+    assert asked.from_round > world.round + 2
+    assert asked.reduction is STAR
+    for site in "ab":
+        assert world.tell(accepted(site, asked)) == []
+    decided = world.tell(accepted("c", asked))
+    assert isinstance(decided[0], RecordEvent), "it is written down before anybody is told"
+    assert decided[0].kind == "run.replanned"
+    assert decided[0].detail["from_round"] == asked.from_round
+    assert (decided[0].detail["before_s"], decided[0].detail["after_s"]) == (2.0, 0.5)
+    assert decided[1:] == [SendDecideReduction(site, asked.epoch, commit=True) for site in SITES]
+    assert "10Mbit/s" in str(decided[0].detail["note"])
+    (begun,) = world.tell(replan.ReductionBegun("b", asked.epoch, asked.from_round))
+    assert begun == RecordEvent(
+        "site.replanned", "b", {"epoch": asked.epoch, "round": asked.from_round}
+    )
+    assert world.go(500, PLANNED / 10) == [], "the plan counts on the narrow link now"
+    again = of(world.go(50), PlanAgain)
+    assert [each.reduction for each in again] == [STAR]
+    assert rates_of(again[0]) == {("a", "b"): pytest.approx(PLANNED)}
+
+
+def test_a_plan_that_saves_little_is_no_reason_to_switch() -> None:
+    world = World()
+    world.drift()
+    little = SwitchPlanned(form="x", reduction=STAR, plan_hash="", before_s=1.0, after_s=0.96)
+    (kept,) = world.tell(little)
+    assert isinstance(kept, RecordEvent)
+    assert kept.kind == "plan.kept"
+    assert "4.0%" in str(kept.detail["why"])
+    assert world.go(300, PLANNED / 10) == []
+
+
+def test_a_link_that_goes_up_and_down_is_not_followed() -> None:
+    world = World()
+    plans = 0
+    for _ in range(20):
+        for rate in (PLANNED, PLANNED / 10):
+            if of(world.go(30, rate), PlanAgain):
+                plans += 1
+                world.tell(PlanningFailed("no time"))
+    assert 1 <= plans <= 20 * 60 / SETTINGS.gap_s + 1
+
+
+def test_plans_that_a_running_job_cannot_take_are_refused_and_said_so() -> None:
+    world = World()
+    world.drift()
+    (kept,) = world.tell(
+        SwitchPlanned(
+            form="x",
+            reduction=STAR,
+            plan_hash="",
+            before_s=1.0,
+            after_s=0.5,
+            problem="trees have codecs of their own",
+        )
+    )
+    assert isinstance(kept, RecordEvent)
+    assert "codecs" in str(kept.detail["why"])
+
+
+def test_a_late_site_means_nobody_and_a_later_round() -> None:
+    world = World()
+    asked = world.propose()
+    world.tell(accepted("a", asked))
+    told = world.tell(accepted("b", asked, is_accepted=False, is_late=True, why="late"))
+    assert of(told, SendDecideReduction) == [
+        SendDecideReduction(site, asked.epoch, commit=False) for site in SITES
+    ]
+    assert world.tell(accepted("c", asked)) == []
+    (again, *_) = of(world.go(2, PLANNED / 10), SendPrepareReduction)
+    assert again.epoch == asked.epoch + 1
+    ahead = asked.from_round - 2
+    assert again.from_round - world.round > (ahead - world.round) / 2
+
+
+def test_it_gives_up_after_some_attempts_and_rests() -> None:
+    world = World()
+    world.propose()
+    decided = of(world.go(SETTINGS.gap_s, PLANNED / 10), SendDecideReduction)
+    assert len(decided) == ATTEMPTS * len(SITES), "nobody ever answered"
+    assert not any(each.commit for each in decided)
+    assert world.kinds()[-1] == "plan.kept"
+    assert world.kinds().count("plan.aborted") == ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "event",
+    [events.SiteEnded("b", succeeded=True), events.SiteLost("b", "gone")],
+)
+def test_a_site_that_goes_away_ends_a_switch(event: replan.Event) -> None:
+    world = World()
+    asked = world.propose()
+    told = of(world.tell(event), SendDecideReduction)
+    assert told == [SendDecideReduction(site, asked.epoch, commit=False) for site in SITES]
+
+
+def test_people_are_told_what_only_a_relaunch_would_bring() -> None:
+    world = World()
+    asked = world.propose()
+    assert world.tell(RelaunchPlanned(0.46)) == []
+    for site in SITES:
+        world.tell(accepted(site, asked))
+    (told,) = world.tell(RelaunchPlanned(0.4))
+    assert isinstance(told, RecordEvent)
+    assert told.detail["note"] == (
+        "relaunching with a new plan would give 400ms a step instead of 500ms"
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_in_every_order_sites_hear_one_outcome_of_each_proposal(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World()
+    world.go(20)
+    for _ in range(300):
+        world.go(1, chance.choice((PLANNED, PLANNED / 10, PLANNED / 10)))
+        asked = of(world.actions, SendPrepareReduction)
+        choices: list[replan.Event] = [BETTER, PlanningFailed("no"), RelaunchPlanned(0.1)]
+        for each in asked[-4:]:
+            answer = accepted(each.site, each)
+            if chance.random() < 0.2:
+                answer = accepted(each.site, each, is_accepted=False, is_late=True, why="late")
+            choices += [answer] * 4
+        world.tell(*chance.sample(choices, min(3, len(choices))))
+    outcomes: dict[int, set[bool]] = {}
+    for decided in of(world.actions, SendDecideReduction):
+        outcomes.setdefault(decided.epoch, set()).add(decided.commit)
+    assert all(len(each) == 1 for each in outcomes.values()), f"{seed=}"
+    switched = [
+        int(str(each.detail["from_round"]))
+        for each in of(world.actions, RecordEvent)
+        if each.kind == "run.replanned"
+    ]
+    assert switched == sorted(set(switched)), f"{seed=}"
