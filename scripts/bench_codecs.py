@@ -19,7 +19,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec
+from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.residuals import Residual
 from sites.trainer.corpus import load_corpus

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sites.codecs.codec import Floats
+from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Bucket, BucketReduction, Own, Received, Send, roles

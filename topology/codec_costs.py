@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_SCALE_BYTES = 2 / 128
-"""Of an element, where a block has a scale: sites/codecs/blocks.py."""
+BLOCK = 128
+"""Elements that share a scale where a codec has scales: sites/codecs/blocks.py."""
+_SCALE_BYTES = 2 / BLOCK
+"""Of an element there."""
+LOSSLESS = frozenset({"fp32", "split"})
+"""Codecs whose decoding gives back every bit."""
 RATIOS = {
     "fp32": 1.0,
     "bf16": 0.5,

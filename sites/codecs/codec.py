@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import ClassVar, Final
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from protos.errors import CorruptDataError
+from sites.codecs.parts import Floats, Part
 
-Floats = npt.NDArray[np.float32]
 Payload = bytes | memoryview
-Read = Callable[[int, Floats], Floats]
-"""Returns a tile's elements, from the given one on, as many as the array that it may write them to has.
-What it returns may be another array, and is not to be modified."""
 
-TILE: Final = 1 << 16
-"""Elements that are taken through all stages at once: 256 KiB of float32, for a core's own cache."""
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a chunk has become."""
+
+    payload: Payload
+    """What is sent; it may be a view of the values, to be used before they change."""
+    part: Part
+    """What everybody decodes from it; it may lie in the values, too."""
 
 
 class Codec(ABC):
@@ -36,16 +39,19 @@ class Codec(ABC):
         """Return the most bytes that `numel` elements can take; a longer payload is corrupt."""
 
     @abstractmethod
-    def encode(self, values: Floats) -> Payload:
-        """Return the payload; it may be a view of `values`, to be used before they change.
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+        """Encode values and what is owed.
 
         Args:
             values: float32, shape (n,), contiguous. Not modified.
+            owed: float32, shape (n,): what was lost before; takes what this one loses, zero where that
+                is not finite. A NaN in `values` crosses as it is. None: nothing is owed, nor kept.
+                Always for a codec that is lossless.
         """
 
     @abstractmethod
-    def reader(self, payload: Payload, numel: int) -> Read:
-        """Check a payload, and return what gives its elements, tile by tile.
+    def part(self, payload: Payload, numel: int) -> Part:
+        """Check a payload, and return the numbers that it holds.
 
         Args:
             payload: from `encode`, or from a peer that may send anything.
@@ -56,29 +62,36 @@ class Codec(ABC):
                 was allocated.
         """
 
+    def encode(self, values: Floats) -> Payload:
+        """Return the payload of values alone, as `encode_owed` does."""
+        return self.encode_owed(values, None).payload
+
     def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
         """Return the elements of a payload.
 
         Args:
-            payload: as of `reader`.
-            numel: as of `reader`.
+            payload: as of `part`.
+            numel: as of `part`.
             out: float32, shape (numel,); a fresh array when absent.
 
         Returns:
             `out`, or the fresh array.
 
         Raises:
-            CorruptDataError: as of `reader`; `out` is as it was.
+            CorruptDataError: as of `part`; `out` is as it was.
         """
-        read = self.reader(payload, numel)
-        target = destination(numel, out)
-        for start, tile in tiles(target):
-            read_into(read, start, tile)
+        part = self.part(payload, numel)
+        target = np.empty(numel, dtype=np.float32) if out is None else out
+        assert target.shape == (numel,)
+        assert target.dtype == np.float32
+        part.write(target)
         return target
 
     def quantize(self, values: Floats) -> Floats:
         """Return `decode(encode(values))`, bit for bit, as a fresh array."""
-        return self.decode(self.encode(values), len(values))
+        out = np.empty(len(values), dtype=np.float32)
+        self.encode_owed(values, None).part.write(out)
+        return out
 
 
 class BodyCodec(Codec):
@@ -92,43 +105,16 @@ class BodyCodec(Codec):
         """Return the size of a body; at most 4 bytes an element."""
 
     @abstractmethod
-    def seal(self, body: memoryview, numel: int) -> bytes:
-        """Return the payload of a body: that of `encode` for the same values, which were all finite.
+    def seal(self, body: memoryview, numel: int) -> Encoded:
+        """Return what a body becomes: the payload is that of `encode` for the same values, which were all finite.
 
         Args:
-            body: shape (n,), contiguous; may be overwritten afterwards.
+            body: shape (n,), contiguous. The part lies in it; the payload does not.
             numel: elements that it must hold.
 
         Raises:
             CorruptDataError: it does not, or holds what no encoder makes.
         """
-
-
-def tiles(values: Floats) -> Iterator[tuple[int, Floats]]:
-    """Return the tiles of an array, as views, each with the place of its first element."""
-    return ((start, values[start : start + TILE]) for start in range(0, len(values), TILE))
-
-
-def read_into(read: Read, start: int, out: Floats) -> None:
-    """Write a tile's elements to `out`, bit for bit."""
-    piece = read(start, out)
-    if piece is not out:
-        # Copied as integers: a float copy may quieten a signalling NaN on some machines.
-        np.copyto(out.view(np.uint32), piece.view(np.uint32))
-
-
-def reader_of(values: Floats) -> Read:
-    """Return what gives the elements of an array: its own memory."""
-    return lambda start, out: values[start : start + len(out)]
-
-
-def destination(numel: int, out: Floats | None) -> Floats:
-    """Return `out` once it is known to fit, or a fresh array."""
-    if out is None:
-        return np.empty(numel, dtype=np.float32)
-    assert out.shape == (numel,)
-    assert out.dtype == np.float32
-    return out
 
 
 def expect_size(payload: Payload, expected_bytes: int) -> None:

@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from protos.errors import CorruptDataError
-from sites.codecs.codec import Codec, Floats, Payload, Read, expect_size, reader_of
+from sites.codecs.codec import Codec, Encoded, Payload, expect_size
+from sites.codecs.parts import FloatPart, Floats, Part
 
 QUANTISED: Final = 0
 COMPRESSED: Final = 1
@@ -36,31 +37,30 @@ class Lossy(Codec):
         """Return 4 bytes an element and the first one: what a chunk that is not finite takes."""
         return 1 + 4 * numel
 
-    def encode(self, values: Floats) -> bytes:
-        """Quantise; or copy, where that is impossible."""
-        quantised = self._quantise(values)
-        return bytes((AS_IT_IS,)) + values.tobytes() if quantised is None else quantised
-
-    def reader(self, payload: Payload, numel: int) -> Read:
+    def part(self, payload: Payload, numel: int) -> Part:
         """Undo what the first byte says was done."""
         if not payload:
             raise CorruptDataError("a payload of 0 bytes, without the one that says what it holds")
         kind, body = payload[0], memoryview(payload)[1:]
         if kind == AS_IT_IS:
             expect_size(body, 4 * numel)
-            return reader_of(np.frombuffer(bytes(body), dtype="<f4"))  # a copy is aligned
+            return FloatPart(np.frombuffer(body, dtype=np.float32))
         if kind in (QUANTISED, COMPRESSED):
-            return self._reader(body, numel, is_compressed=kind == COMPRESSED)
+            return self._part(body, numel, is_compressed=kind == COMPRESSED)
         raise CorruptDataError(f"a payload that starts with {kind}")
 
     @abstractmethod
-    def _quantise(self, values: Floats) -> bytes | None:
-        """Return the payload, or None where a number is not below 2**127."""
-
-    @abstractmethod
-    def _reader(self, body: memoryview, numel: int, *, is_compressed: bool) -> Read:
-        """Return what gives the elements that `body` holds.
+    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
+        """Return the numbers that `body` holds.
 
         Raises:
             CorruptDataError: it does not hold `numel` elements, or what no encoder sends.
         """
+
+
+def as_it_is(meant: Floats, owed: Floats | None) -> Encoded:
+    """Return what a chunk becomes that has a number which cannot be quantised; nothing of it is lost."""
+    payload = bytes((AS_IT_IS,)) + meant.tobytes()
+    if owed is not None:
+        owed.fill(0)
+    return Encoded(payload, FloatPart(np.frombuffer(payload, dtype=np.float32, offset=1)))

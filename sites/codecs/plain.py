@@ -5,16 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.codec import (
-    BodyCodec,
-    Codec,
-    Floats,
-    Payload,
-    Read,
-    destination,
-    expect_size,
-    reader_of,
-)
+from sites.codecs.codec import BodyCodec, Codec, Encoded, Payload, expect_size
+from sites.codecs.kernels import halves
+from sites.codecs.parts import FloatPart, Floats, HalfPart, Part
+
+Halves = npt.NDArray[np.uint16]
 
 
 class Fp32(Codec):
@@ -28,14 +23,15 @@ class Fp32(Codec):
         """Return 4 bytes an element."""
         return 4 * numel
 
-    def encode(self, values: Floats) -> Payload:
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Return the bytes where they are."""
-        return values.astype("<f4", copy=False).view(np.uint8).data
+        assert owed is None
+        return Encoded(values.view(np.uint8).data, FloatPart(values))
 
-    def reader(self, payload: Payload, numel: int) -> Read:
+    def part(self, payload: Payload, numel: int) -> Part:
         """Give the elements where they are."""
         expect_size(payload, 4 * numel)
-        return reader_of(np.frombuffer(payload, dtype="<f4"))
+        return FloatPart(np.frombuffer(payload, dtype=np.float32))
 
 
 class Bf16(BodyCodec):
@@ -49,51 +45,30 @@ class Bf16(BodyCodec):
         """Return 2 bytes an element."""
         return 2 * numel
 
-    def encode(self, values: Floats) -> bytes:
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Round; NaN stays NaN, and infinity infinity."""
-        return round_to_bf16(values).tobytes()
+        upper = round_to_bf16(values, owed)
+        return Encoded(upper.view(np.uint8).data, HalfPart(upper))
 
-    def reader(self, payload: Payload, numel: int) -> Read:
+    def part(self, payload: Payload, numel: int) -> Part:
         """Widen, exactly."""
         expect_size(payload, 2 * numel)
-        upper = np.frombuffer(payload, dtype="<u2")
-        return lambda start, out: widen_bf16(upper[start : start + len(out)], out)
+        return HalfPart(np.frombuffer(payload, dtype=np.uint16))
 
     def body_bytes(self, numel: int) -> int:
         """Return the payload's size."""
         return 2 * numel
 
-    def seal(self, body: memoryview, numel: int) -> bytes:
+    def seal(self, body: memoryview, numel: int) -> Encoded:
         """Copy: a body is a payload."""
-        expect_size(body, 2 * numel)
-        return bytes(body)
-
-    def quantize(self, values: Floats) -> Floats:
-        """Round and widen, without the bytes between."""
-        return widen_bf16(round_to_bf16(values), destination(len(values), None))
+        return Encoded(bytes(body), self.part(body, numel))
 
 
-def round_to_bf16(values: Floats) -> npt.NDArray[np.uint16]:
-    """Return the bits of `values` rounded to bfloat16, to nearest even.
-
-    Adding 0x7FFF, and one more where the kept part is odd, carries into the kept part exactly when
-    the dropped part is above one half, or is one half and the kept part odd. The carry of a NaN
-    would make another number of it, so its upper half is kept and made quiet.
-    """
-    bits = values.view(np.uint32)
-    rounded = bits >> np.uint32(16)
-    rounded &= np.uint32(1)
-    rounded += np.uint32(0x7FFF)
-    rounded += bits
-    rounded >>= np.uint32(16)
-    upper = rounded.astype(np.uint16)
-    nan = np.isnan(values)
-    if nan.any():
-        upper[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+def round_to_bf16(values: Floats, owed: Floats | None = None) -> Halves:
+    """Return the bits of `values`, and of what is owed, as bfloat16: `Codec.encode_owed` says how."""
+    upper = np.empty(len(values), dtype=np.uint16)
+    if owed is None:
+        halves.round_to(values, upper)
+    else:
+        halves.round_owed(values, owed, upper)
     return upper
-
-
-def widen_bf16(upper: npt.NDArray[np.uint16], out: Floats) -> Floats:
-    """Write the float32 whose upper halves are `upper` to `out`, and return it."""
-    np.left_shift(upper, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
-    return out

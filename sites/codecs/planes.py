@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Codec, Floats, Payload, Read, destination, reader_of
-from sites.codecs.plain import round_to_bf16, widen_bf16
+from sites.codecs.codec import Codec, Encoded, Payload
+from sites.codecs.parts import FloatPart, Floats, HalfPart, Part
+from sites.codecs.plain import round_to_bf16
 
 Plane = npt.NDArray[np.uint8]
 
@@ -37,21 +38,23 @@ class Split(Codec):
         """Return 4 bytes an element and the table."""
         return 4 * (numel + 4)
 
-    def encode(self, values: Floats) -> bytes:
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Rotate, cut, compress."""
+        assert owed is None
         bits = values.view(np.uint32)
         rotated = bits << np.uint32(1)
         rotated |= bits >> np.uint32(31)
-        return _pack([_plane(rotated, index) for index in range(4)])
+        payload = _pack([_plane(rotated, index) for index in range(4)])
+        return Encoded(payload, FloatPart(values))
 
-    def reader(self, payload: Payload, numel: int) -> Read:
+    def part(self, payload: Payload, numel: int) -> Part:
         """Undo each step."""
         planes = _unpack(payload, 4, numel)
         rotated = _join(planes, np.dtype(np.uint32))
         bits = rotated >> np.uint32(1)
         rotated <<= np.uint32(31)
         bits |= rotated
-        return reader_of(bits.view(np.float32))
+        return FloatPart(bits.view(np.float32))
 
 
 class Bf16Split(Codec):
@@ -65,25 +68,22 @@ class Bf16Split(Codec):
         """Return 2 bytes an element and the table."""
         return 2 * (numel + 4)
 
-    def encode(self, values: Floats) -> bytes:
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Round to nearest even, rotate, cut, compress."""
-        bits = round_to_bf16(values)
+        bits = round_to_bf16(values, owed)
         rotated = bits << np.uint16(1)
         rotated |= bits >> np.uint16(15)
-        return _pack([_plane(rotated, index) for index in range(2)])
+        payload = _pack([_plane(rotated, index) for index in range(2)])
+        return Encoded(payload, HalfPart(bits))
 
-    def reader(self, payload: Payload, numel: int) -> Read:
+    def part(self, payload: Payload, numel: int) -> Part:
         """Undo each step but the rounding."""
         planes = _unpack(payload, 2, numel)
         rotated = _join(planes, np.dtype(np.uint16))
         bits = rotated >> np.uint16(1)
         rotated <<= np.uint16(15)
         bits |= rotated
-        return lambda start, out: widen_bf16(bits[start : start + len(out)], out)
-
-    def quantize(self, values: Floats) -> Floats:
-        """Round and widen: the planes change nothing."""
-        return widen_bf16(round_to_bf16(values), destination(len(values), None))
+        return HalfPart(bits)
 
 
 def _plane(words: npt.NDArray[np.unsignedinteger], index: int) -> Plane:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from sites.codecs.blocks import Fp8, Fp8Zstd, Int4, Int4Zstd, Int8, Int8Zstd
 from sites.codecs.codec import Codec
-from sites.codecs.fp8 import Fp8, Fp8Zstd
-from sites.codecs.integers import Int4, Int4Zstd, Int8, Int8Zstd
 from sites.codecs.plain import Bf16, Fp32
 from sites.codecs.planes import Bf16Split, Split
 from sites.codecs.topk import TopK, TopKZstd

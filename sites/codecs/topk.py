@@ -15,9 +15,11 @@ import numpy.typing as npt
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Floats, Read, reader_of
-from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, TOO_LARGE, Lossy
-from sites.codecs.plain import round_to_bf16, widen_bf16
+from sites.codecs.codec import Encoded
+from sites.codecs.kernels import floats, halves
+from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, TOO_LARGE, Lossy, as_it_is
+from sites.codecs.parts import FloatPart, Floats, Part
+from sites.codecs.plain import Halves, round_to_bf16
 
 SHARE: Final = 0.01
 _CARRY: Final = 255
@@ -33,21 +35,26 @@ class TopK(Lossy):
     compresses: ClassVar[bool] = False
     """Whether zstd follows, where it pays."""
 
-    def _quantise(self, values: Floats) -> bytes | None:
-        if len(values) == 0:
-            return bytes((QUANTISED,))
-        magnitudes = values.view(np.uint32) & MAGNITUDE
-        if magnitudes.max() >= TOO_LARGE:
-            return None
-        places = _largest(magnitudes, num_kept(len(values)))
-        kept = round_to_bf16(values[places]).astype("<u2")
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+        """Find the largest, and round them; or copy, where a number is too large."""
+        meant = values
+        if owed is not None:
+            meant = owed
+            floats.owe(values, owed)
+        magnitudes = meant.view(np.uint32) & MAGNITUDE
+        if len(meant) and magnitudes.max() >= TOO_LARGE:
+            return as_it_is(meant, owed)
+        places = _largest(magnitudes, num_kept(len(meant)))
+        kept = round_to_bf16(meant[places])
+        decoded = _spread(kept, places, len(meant))
+        if owed is not None:
+            owed -= decoded
         body = np.concatenate((kept.view(np.uint8), _pack_places(places)))
         frame = zstd_guard.compress_if_skewed(body) if self.compresses else None
-        if frame is not None:
-            return bytes((COMPRESSED,)) + frame
-        return bytes((QUANTISED,)) + body.tobytes()
+        kind, rest = (QUANTISED, body.tobytes()) if frame is None else (COMPRESSED, frame)
+        return Encoded(bytes((kind,)) + rest, FloatPart(decoded))
 
-    def _reader(self, body: memoryview, numel: int, *, is_compressed: bool) -> Read:
+    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
         count = num_kept(numel)
         most_bytes = 3 * count + numel // _CARRY
         size = zstd_guard.content_bytes(body) if is_compressed else len(body)
@@ -58,10 +65,8 @@ class TopK(Lossy):
                 raise CorruptDataError(f"a compressed payload of {self.name}")
             body = memoryview(zstd_guard.decompress(body, size))
         places = _unpack_places(np.frombuffer(body[2 * count :], dtype=np.uint8), count, numel)
-        kept = np.frombuffer(body[: 2 * count], dtype="<u2")
-        values = np.zeros(numel, dtype=np.float32)
-        values[places] = widen_bf16(kept, np.empty(count, dtype=np.float32))
-        return reader_of(values)
+        kept = np.frombuffer(body[: 2 * count], dtype=np.uint16)
+        return FloatPart(_spread(kept, places, numel))
 
 
 class TopKZstd(TopK):
@@ -77,8 +82,19 @@ def num_kept(numel: int) -> int:
     return min(numel, max(1, round(numel * SHARE)))
 
 
+def _spread(kept: Halves, places: Places, numel: int) -> Floats:
+    """Return the kept values in their places, and zeros elsewhere: float32, shape (numel,)."""
+    widened = np.empty(len(kept), dtype=np.float32)
+    halves.write(kept, widened)
+    values = np.zeros(numel, dtype=np.float32)
+    values[places] = widened
+    return values
+
+
 def _largest(magnitudes: npt.NDArray[np.uint32], count: int) -> Places:
     """Return the places of the `count` largest, ascending."""
+    if count == 0:
+        return np.empty(0, dtype=np.int64)
     threshold = np.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
     above = np.flatnonzero(magnitudes > threshold)
     equal = np.flatnonzero(magnitudes == threshold)[: count - len(above)]
@@ -88,7 +104,7 @@ def _largest(magnitudes: npt.NDArray[np.uint32], count: int) -> Places:
 def _pack_places(places: Places) -> npt.NDArray[np.uint8]:
     skipped = np.diff(places, prepend=-1) - 1
     ends = np.cumsum(skipped // _CARRY + 1) - 1
-    digits = np.full(ends[-1] + 1, _CARRY, dtype=np.uint8)
+    digits = np.full(ends[-1] + 1 if len(ends) else 0, _CARRY, dtype=np.uint8)
     digits[ends] = skipped % _CARRY
     return digits
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from protos.errors import LayoutMismatchError
 from protos.frame import Frame
-from sites.codecs.codec import Floats
+from sites.codecs.parts import Floats
 from sites.gateway.forms import Form
 from sites.gateway.lateness import Arrival
 from sites.gateway.reduction import BucketReduction, ChunkReduction, Event

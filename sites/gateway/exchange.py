@@ -46,7 +46,7 @@ from sites.gateway.link import Link
 from sites.gateway.plan_schedule import Begun, PlanSchedule
 from sites.gateway.pool import Pool, Priority
 from sites.gateway.proposal import Proposal
-from sites.gateway.rank_encoding import own_payload
+from sites.gateway.rank_encoding import own_encoded
 from sites.gateway.reduction import (
     Bucket,
     BucketReduction,
@@ -168,8 +168,8 @@ class Exchange:
                 start, count = run.reduction.bucket.grid.span(index)
                 values = post.values[start - base : start - base + count]
                 name = f"rank {rank}: bucket {post.bucket} chunk {index}"
-                payload = own_payload(name, run.reduction.codec(index), post.form, values)
-                own = Own(values, post.weight, payload)
+                encoded = own_encoded(name, run.reduction.codec(index), post.form, values)
+                own = Own(values, post.weight, encoded)
                 entry = ((*key, index), run, self._chunk(run, index), own)
                 heapq.heappush(self._waiting, entry)
             if not chunks:

@@ -17,7 +17,7 @@ import numpy as np
 
 from protos.errors import LocalProtocolError
 from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.codecs.codec import Floats
+from sites.codecs.parts import Floats
 from sites.gateway.local_messages import Message, RegionOffer, parse
 
 _log = logging.getLogger(__name__)

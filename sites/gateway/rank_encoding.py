@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from protos.errors import CorruptDataError, LocalProtocolError
-from sites.codecs.codec import BodyCodec, Codec, Floats, Payload
+from sites.codecs.codec import BodyCodec, Codec, Encoded
+from sites.codecs.parts import Floats
 from sites.codecs.registry import codec_named
 from sites.gateway.config import GatewayConfig
 from sites.gateway.forms import Form
@@ -75,10 +76,10 @@ def _has_body(codec: Codec) -> bool:
     return isinstance(codec, BodyCodec)
 
 
-def own_payload(
+def own_encoded(
     name: str, codec: Codec, form: Form, values: Floats
-) -> Callable[[], Payload] | None:
-    """Return what makes the payload of a chunk that its rank has encoded; None: these are its values.
+) -> Callable[[], Encoded] | None:
+    """Return what completes a chunk that its rank has encoded; None: these are its values.
 
     Args:
         name: of the chunk, for errors.
@@ -89,11 +90,11 @@ def own_payload(
     if form is Form.VALUES or not isinstance(codec, BodyCodec):
         return None
     if form is Form.UNFIT:
-        return functools.partial(codec.encode, values)
+        return functools.partial(codec.encode_owed, values, None)
     return functools.partial(_seal, name, codec, values)
 
 
-def _seal(name: str, codec: BodyCodec, values: Floats) -> bytes:
+def _seal(name: str, codec: BodyCodec, values: Floats) -> Encoded:
     body = values.view(np.uint8)[: codec.body_bytes(len(values))]
     try:
         return codec.seal(body.data, len(values))

@@ -24,7 +24,8 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Floats, Payload, Read, reader_of
+from sites.codecs.codec import Codec, Encoded, Payload
+from sites.codecs.parts import FloatPart, Floats, Part
 from sites.gateway.grid import Grid
 from sites.gateway.residuals import BucketResiduals, Residual
 from sites.gateway.summing import add_up
@@ -61,9 +62,8 @@ class Own:
     values: Floats
     weight: float
     """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
-    payload: Callable[[], Payload] | None = None
-    """Makes this site's part as its rank has encoded it, and keeps what that lost: the values are what it
-    decodes to, whatever lies there. None: `values` are the part."""
+    encoded: Callable[[], Encoded] | None = None
+    """Makes this site's part of what its rank has encoded, which lies in `values`. None: `values` are the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,10 @@ class ChunkReduction:
         self._chunk = chunk
         self._numel = bucket.grid.span(chunk)[1]
         self._own: Own | None = None
-        self._payload: Payload | None = None
-        """The own part, if it came encoded; what it was made of may be overwritten."""
+        self._encoded: Encoded | None = None
+        """The own part, if its rank encoded it, until it is sent."""
+        self._part: Part | None = None
+        """What all others decode of the own part; None: they do not, it is `values`."""
         self._frames: dict[int, Frame] = {}
         """What the other members sent, until it is summed."""
         self._is_summed = False
@@ -168,10 +170,15 @@ class ChunkReduction:
         if isinstance(event, Own):
             if self._own is None:
                 self._own = event
-                if event.payload is not None:
-                    self._payload = self._timed(event.payload)
+                if event.encoded is not None:
+                    self._encoded = self._timed(event.encoded)
+                    self._part = self._encoded.part
                 yield from self._contribute(event)
                 yield from self._sum()
+                self._encoded = None
+                if not self._is_summed and self._part is not None:
+                    # Others' parts may be long in coming; `values` are not needed meanwhile.
+                    self._part = self._part.moved_to(event.values)
         elif event.frame.key.kind is Kind.RESULT:
             yield from self._take_result(event.frame)
         elif not self._is_summed and event.sender not in self._frames:
@@ -179,10 +186,12 @@ class ChunkReduction:
             yield from self._sum()
 
     def _contribute(self, own: Own) -> Iterator[Action]:
-        """In a gather, tell all others; from now on `values` are what they decode."""
+        """In a gather, tell all others; from now on the own part is what they decode."""
         role = self._role
         if role.audience:
-            frame = self._frame(Kind.CONTRIBUTION, own.weight, self._encode_part(own))
+            encoded = self._encode_part(own)
+            self._part = encoded.part
+            frame = self._frame(Kind.CONTRIBUTION, own.weight, encoded.payload)
             yield from (Send(site, frame) for site in role.audience)
 
     def _sum(self) -> Iterator[Action]:
@@ -197,11 +206,11 @@ class ChunkReduction:
         if role.parent is not None:
             if len(role.members) > 1:
                 self._add_up(None)
-                payload = self._encode(own.values)
+                encoded = self._encode(own.values)
             else:
-                payload = self._encode_part(own)
-                self._payload = None  # the result is long in coming
-            yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, payload))
+                encoded = self._encode_part(own)
+                self._part = None  # the result is long in coming
+            yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, encoded.payload))
             return
         divisor = np.float32(weight)
         if not divisor > 0:
@@ -209,7 +218,10 @@ class ChunkReduction:
         self._add_up(divisor)
         self._is_finished = True
         if role.children:
-            frame = self._frame(Kind.RESULT, weight, self._encode(own.values))
+            encoded = self._encode(own.values)
+            frame = self._frame(Kind.RESULT, weight, encoded.payload)
+            with self._decoding():
+                encoded.part.write(own.values)
             yield from (Send(child, frame) for child in role.children)
         yield Finish(weight)
 
@@ -231,53 +243,44 @@ class ChunkReduction:
         frames, self._frames = self._frames, {}
         with self._decoding():
             parts = [
-                self._own_reader(own)
+                self._own_part(own)
                 if member == role.site
-                else self._codec.reader(frames[member].payload, self._numel)
+                else self._codec.part(frames[member].payload, self._numel)
                 for member in role.members
             ]
-            self._payload = None
+            self._part = None
             add_up(parts, own.values, divisor)
 
-    def _own_reader(self, own: Own) -> Read:
-        if self._payload is None:
-            return reader_of(own.values)
-        return self._codec.reader(self._payload, self._numel)
+    def _own_part(self, own: Own) -> Part:
+        return FloatPart(own.values) if self._part is None else self._part
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
         """Count CPU time; name the chunk in errors."""
         begun_s = self._bucket.cpu_s()
         try:
-            with np.errstate(all="ignore"):  # what overflows is infinite at every site alike
-                yield
+            yield
         except CorruptDataError as error:
             raise CorruptDataError(f"{self._name}: {error}") from error
         self.decode_s += self._bucket.cpu_s() - begun_s
 
-    def _encode_part(self, own: Own) -> Payload:
-        """Return the payload of this site's part alone."""
-        return self._encode(own.values) if self._payload is None else self._payload
+    def _encode_part(self, own: Own) -> Encoded:
+        """Return this site's part alone."""
+        return self._encode(own.values) if self._encoded is None else self._encoded
 
-    def _encode(self, values: Floats) -> Payload:
-        """Return the payload; `values` are what all decode from it then."""
+    def _encode(self, values: Floats) -> Encoded:
         return self._timed(functools.partial(self._encode_now, values))
 
-    def _encode_now(self, values: Floats) -> Payload:
-        if self._codec.lossless:
-            return self._codec.encode(values)
+    def _encode_now(self, values: Floats) -> Encoded:
         if self._residual is not None:
             return self._residual.encode(self._codec, values)
-        payload = self._codec.encode(values)
-        self._codec.decode(payload, self._numel, values)
-        return payload
+        return self._codec.encode_owed(values, None)
 
-    def _timed(self, encode: Callable[[], Payload]) -> Payload:
+    def _timed(self, encode: Callable[[], Encoded]) -> Encoded:
         begun_s = self._bucket.cpu_s()
-        with np.errstate(all="ignore"):
-            payload = encode()
+        encoded = encode()
         self.encode_s += self._bucket.cpu_s() - begun_s
-        return payload
+        return encoded
 
     def _frame(self, kind: Kind, weight: float, payload: Payload) -> Frame:
         bucket = self._bucket

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sites.codecs.codec import Codec, Floats, Payload, read_into, tiles
+from sites.codecs.codec import Codec, Encoded
+from sites.codecs.parts import Floats
 
 
 class Residual:
@@ -30,30 +31,18 @@ class Residual:
         self._lost: Floats | None = None
         """None until something is encoded: where ranks encode, perhaps never."""
 
-    def encode(self, codec: Codec, values: Floats) -> Payload:
-        """Encode `values` and what is owed, and return the payload.
+    def encode(self, codec: Codec, values: Floats) -> Encoded:
+        """Encode `values` and what is owed.
 
         NaN and infinities cross as without a residual; of those elements nothing is owed.
 
         Args:
             codec: lossy.
-            values: float32, shape (n,). Then they are what the payload decodes to.
+            values: float32, shape (n,). Not modified.
         """
         if self._lost is None:
             self._lost = np.zeros(self._numel, dtype=np.float32)
-        owed = self._lost
-        with np.errstate(invalid="ignore", over="ignore"):
-            owed += values
-            payload = codec.encode(owed)
-            read = codec.reader(payload, len(owed))
-            for start, decoded in tiles(values):
-                read_into(read, start, decoded)
-                lost = owed[start : start + len(decoded)]
-                lost -= decoded
-                finite = np.isfinite(lost)
-                if not finite.all():
-                    lost[~finite] = 0
-        return payload
+        return codec.encode_owed(values, self._lost)
 
 
 class BucketResiduals:

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 import torch
 
-from sites.codecs.blocks import BLOCK
+from topology.codec_costs import BLOCK
 
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITE: Final = 0x7F800000

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from sites.codecs.registry import codec_named
+from topology.codec_costs import LOSSLESS
 from topology.errors import ConfigError
 from topology.job import Exchange
 
@@ -25,7 +25,7 @@ class Exactness:
     def __init__(self, exchange: Exchange) -> None:
         """Take the rule of a job's exchange."""
         codecs = (exchange.codec, *(each.codec for each in exchange.codecs))
-        self.is_lossy = not all(codec_named(each).lossless for each in codecs)
+        self.is_lossy = not LOSSLESS.issuperset(codecs)
         """Whether there is anything to spare a gradient from."""
         self._patterns = exchange.exact
         self._matches: dict[str, bool] = {}

@@ -19,7 +19,7 @@ from typing import cast
 import numpy as np
 
 from protos.frame import ChunkKey, Frame, pack, unpack
-from sites.codecs.codec import Floats
+from sites.codecs.parts import Floats
 from sites.gateway.bucket_run import Post, Reduced
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure

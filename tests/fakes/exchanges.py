@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from protos.frame import Frame, pack, unpack
-from sites.codecs.codec import Floats
+from sites.codecs.parts import Floats
 from sites.gateway.bucket_run import Post, Reduced
 from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange

@@ -30,7 +30,8 @@ from protos.frame import (
     unpack,
     unpack_ack,
 )
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec
+from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Action, Bucket, BucketReduction, Own, Received, roles

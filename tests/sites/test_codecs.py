@@ -13,7 +13,8 @@ from hypothesis import given, settings
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec
+from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
 from topology.errors import ConfigError
 from topology.job import CODECS

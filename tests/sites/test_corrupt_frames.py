@@ -19,7 +19,8 @@ from protos.frame import (
     pack,
     unpack,
 )
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec
+from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.held import FRAME_BYTES
 from tests.fakes.exchanges import Exchanges, Sent

@@ -21,7 +21,8 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind, pack, unpack
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec, Encoded
+from sites.codecs.parts import FloatPart, Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.grid import Grid, grid
 from sites.gateway.reduction import (
@@ -80,7 +81,8 @@ def test_a_leaf_keeps_nothing_of_what_its_rank_encoded_once_it_is_sent() -> None
     chunk = BucketReduction(bucket, plan, roles(plan, 1), None).chunk(0)
     payload = memoryview(bytes(20))
     kept = weakref.ref(payload)
-    own = Own(np.zeros(10, dtype=np.float32), 1.0, [payload].pop)
+    values = np.zeros(10, dtype=np.float32)
+    own = Own(values, 1.0, [Encoded(payload, FloatPart(values))].pop)
     del payload
     (sent,) = (len(each.frame.payload) for each in chunk.handle(own) if isinstance(each, Send))
     assert sent == 20

@@ -11,7 +11,8 @@ import pytest
 
 from protos.frame import pack, unpack
 from sites.codecs.blocks import BlockCodec
-from sites.codecs.codec import Codec, Floats
+from sites.codecs.codec import Codec
+from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Bucket, BucketReduction, Finish, Own, Received, Send, roles
@@ -37,6 +38,16 @@ def step_max(codec: Codec, values: Floats) -> float:
     return peak * (2.0**-3 if codec.name.startswith("fp8") else 1.01 / codec.level_max)
 
 
+def send(residual: Residual, codec: Codec, values: Floats) -> Floats:
+    """Return what all decode, who sends it among them."""
+    encoded = residual.encode(codec, values)
+    decoded = codec.decode(encoded.payload, len(values))
+    own = np.empty_like(values)
+    encoded.part.write(own)
+    assert own.tobytes() == decoded.tobytes()
+    return decoded
+
+
 @EACH
 def test_what_arrives_adds_up_to_what_was_meant(codec: Codec) -> None:
     """Within one step, or for topk within what one element can wait for: never growing."""
@@ -47,8 +58,7 @@ def test_what_arrives_adds_up_to_what_was_meant(codec: Codec) -> None:
         values = gradient(round_, numel)
         meant += values
         alone += codec.quantize(values)
-        payload, decoded = residual.encode(codec, values), values
-        assert decoded.tobytes() == codec.decode(payload, numel).tobytes()
+        decoded = send(residual, codec, values)
         arrived += decoded
         gaps.append(float(np.abs(meant - arrived).max()))
     if not codec.name.startswith("topk"):
@@ -61,10 +71,7 @@ def test_what_is_always_rounded_away_arrives_nonetheless() -> None:
     codec, residual = BY_NAME["int4"], Residual(128)
     values = np.full(128, 0.1, dtype=np.float32)  # a tenth of a step, beside a peak of 7
     values[0] = 7
-    decoded = []
-    for _ in range(100):
-        decoded.append(values.copy())
-        residual.encode(codec, decoded[-1])
+    decoded = [send(residual, codec, values) for _ in range(100)]
     assert not codec.quantize(values)[1:].any()
     assert np.allclose(np.sum(decoded, axis=0)[1:], 10, atol=1)
 
@@ -73,15 +80,13 @@ def test_what_is_always_rounded_away_arrives_nonetheless() -> None:
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_not_kept(codec: Codec, special: float) -> None:
     residual = Residual(1000)
-    residual.encode(codec, gradient(1, 1000))
+    send(residual, codec, gradient(1, 1000))
     values = gradient(2, 1000)
     values[5] = special
-    residual.encode(codec, values)
-    assert np.array_equal(values[5], special, equal_nan=True)
-    assert np.isfinite(np.delete(values, 5)).all()
-    values = gradient(3, 1000)
-    residual.encode(codec, values)
-    assert np.isfinite(values).all()
+    decoded = send(residual, codec, values)
+    assert np.array_equal(decoded[5], special, equal_nan=True)
+    assert np.isfinite(np.delete(decoded, 5)).all()
+    assert np.isfinite(send(residual, codec, gradient(3, 1000))).all()
 
 
 def test_residuals_last_as_long_as_the_buckets() -> None:

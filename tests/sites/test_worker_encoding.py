@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sites.codecs.codec import BodyCodec, Floats, Payload
+from sites.codecs.codec import BodyCodec, Payload
 from sites.codecs.lossy import AS_IT_IS
+from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.bucket_run import Post
 from sites.gateway.config import GatewayConfig
@@ -88,7 +89,7 @@ def test_bodies_are_those_of_the_gateways_codecs(name: str, seed: int) -> None:
         )
         before = values.tobytes()
         is_fit = device_codec.encode(tensor, body)
-        payload = codec.seal(octets(body), numel)
+        payload = codec.seal(octets(body), numel).payload
         assert bool(is_fit), (seed, numel)
         assert payload == codec.encode(values), (seed, numel)
         decoded = device_codec.decode(tensor, is_fit)
@@ -146,7 +147,7 @@ def test_on_cuda_bodies_are_the_same_and_nothing_waits(name: str) -> None:
             decoded = device_codec.decode(tensor, device_codec.encode(tensor, body))
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        payload = codec.seal(octets(body.cpu()), numel)
+        payload = codec.seal(octets(body.cpu()), numel).payload
         assert payload == codec.encode(values), numel
         assert np.array_equal(decoded.cpu().numpy(), codec.decode(payload, numel)), numel
 
@@ -176,7 +177,7 @@ def chunk_payloads(name: str, form: Form, region: Floats, numel: int) -> list[Pa
         start, count = cut.span(chunk)
         part = region[start : start + count]
         body = part.view(np.uint8)[: codec.body_bytes(count)].data
-        found.append(codec.encode(part) if form is Form.UNFIT else codec.seal(body, count))
+        found.append(codec.encode(part) if form is Form.UNFIT else codec.seal(body, count).payload)
     return found
 
 
@@ -201,7 +202,7 @@ def test_what_is_lost_is_owed_as_in_a_gateway(name: str) -> None:
         wanted = []
         for chunk, residual in enumerate(residuals):
             start, count = cut.span(chunk)
-            wanted.append(residual.encode(codec, values[start : start + count]))
+            wanted.append(residual.encode(codec, values[start : start + count]).payload)
         assert found == wanted, (name, round_)
         assert form is (
             Form.UNFIT if round_ == 3 or (round_ == 5 and name != "bf16") else Form.ENCODED
