@@ -147,11 +147,26 @@ def random_steps_s(
         known = ways(job, part)  # most of what this takes: each set is asked once
         for _ in range(count // 2):
             way = chance.choice(known)
-            sized = with_exchange(job, chance.choice(sizings(job)))
+            sized = with_exchange(
+                job, chance.choice(sizings(job)), *random_codecs(chance, job, part)
+            )
             split = [1] * len(part.sites)
             for _ in range(job.trainer.global_batch - len(split)):
                 split[chance.randrange(len(split))] += 1
             yield StepModel(sized, part, way.plan).step_s(split)
+
+
+def random_codecs(
+    chance: random.Random, job: Job, topology: Topology
+) -> tuple[str, tuple[LinkCodec, ...]]:
+    """Return a codec for all links, and one for some."""
+    permitted = (job.plan and job.plan.codecs) or (job.exchange.codec,)
+    pairs = sorted({tuple(sorted((link.source, link.target))) for link in topology.links})
+    return chance.choice(permitted), tuple(
+        LinkCodec(between=(one, other), codec=chance.choice(permitted))
+        for one, other in pairs
+        if chance.random() < 0.5
+    )
 
 
 def random_part(chance: random.Random, topology: Topology) -> Topology:
@@ -162,15 +177,32 @@ def random_part(chance: random.Random, topology: Topology) -> Topology:
             return part
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_of_more_sites_it_is_no_worse_than_random_plans(first: int) -> None:
-    job = a_job(batch=8)
-    # One size of chunk and bucket: there are 200 plans to make.
+def a_job_of_one_size(batch: int, **wishes: object) -> Job:
+    """Return a job whose chunks and buckets have one size: plans are made faster."""
+    job = a_job(batch, **wishes)
     one = dataclasses.replace(
         job.exchange, window_bytes=job.exchange.chunk_bytes, schedule="serial"
     )
-    job = dataclasses.replace(job, exchange=one)
+    return dataclasses.replace(job, exchange=one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_sites", [6, 8, 11, 16])
+def test_of_many_sites_it_is_no_worse_than_random_plans(num_sites: int) -> None:
+    job = a_job_of_one_size(batch=24, codecs=("fp32", "int8"))
+    for seed in range(2):
+        chance = random.Random(seed)
+        topology = a_random_world(chance, num_sites, density=chance.choice((0.0, 0.3)))
+        choice = Search(job, topology).best()
+        assert choice is not None
+        for step_s in random_steps_s(chance, job, topology, count=24):
+            assert choice.step_s <= step_s * (1 + 1e-9), f"{seed=}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_of_more_sites_it_is_no_worse_than_random_plans(first: int) -> None:
+    job = a_job_of_one_size(batch=8)
     for seed in range(first, first + 50):
         chance = random.Random(seed)
         topology = a_random_world(chance, 5, density=chance.choice((0.0, 0.3, 0.6)))
