@@ -1,0 +1,246 @@
+"""Plans that are switched while rounds go on: the same bits at all sites, whatever arrives in whatever order."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
+from sites.gateway.bucket_run import Post
+from sites.gateway.link import Link
+from sites.gateway.proposal import Proposal
+from tests.fakes.exchanges import Exchanges, _Wire
+from tests.sites.test_bit_identity import FORMS, make_plan
+from topology.trees import ReductionPlan, star
+
+ROUNDS = 4
+BUCKETS = (500, 33)
+"""Elements of each bucket of a round."""
+CODECS = ("fp32", "bf16", "int8-zstd", "topk")
+DEADLINE_S = 20.0
+
+
+def a_bench(
+    plan: ReductionPlan, codec: str, ranks: tuple[int, ...], **changes: object
+) -> Exchanges:
+    """Return sites that all have links to each other, whatever the plan."""
+    bench = Exchanges(plan, codec, ranks, chunk_bytes=256, **changes)
+    for site, exchange in enumerate(bench.exchanges):
+        others = [other for other in range(plan.num_sites) if other != site]
+        links = {(other, 0): _Wire(site, other, bench.wire) for other in others}
+        exchange.connect(cast("dict[tuple[int, int], Link]", links))
+    return bench
+
+
+def a_proposal(plan: ReductionPlan, codec: str, *, epoch: int = 1, from_round: int = 3) -> Proposal:
+    codecs = (codec,) * max(1, len(plan.trees))
+    return Proposal(epoch=epoch, from_round=from_round, plan=plan, codecs=codecs)
+
+
+class Training:
+    """Rounds at several sites, each as fast as chance has it; in the middle a switch, if there is one."""
+
+    def __init__(self, bench: Exchanges, chance: random.Random, seed: int) -> None:
+        self.bench, self.chance = bench, chance
+        self.num_sites = len(bench.exchanges)
+        generator = np.random.default_rng(seed)
+        self.parts = {
+            (round_, bucket, site): generator.standard_t(3, numel).astype(np.float32)
+            for round_ in range(ROUNDS)
+            for bucket, numel in enumerate(BUCKETS)
+            for site in range(self.num_sites)
+        }
+        self.first = 0
+        self.places = [(0, 0)] * self.num_sites
+        """The next round and bucket that a site posts."""
+        self.proposal: Proposal | None = None
+        self.proposed: set[int] = set()
+        self.decided: set[int] = set()
+        self.commit = True
+
+    def run(self, first: int = 0) -> None:
+        """Go on until every site has had every round, from `first` on."""
+        self.first, self.places = first, [(first, 0)] * self.num_sites
+        for _ in range(100_000):
+            steps = [
+                *([self.deliver] * 3 if self.bench.wire else []),
+                *([self.post] if any(map(self.may_post, range(self.num_sites))) else []),
+                *([self.propose, self.decide] if self.proposal else []),
+            ]
+            if not steps:
+                break
+            self.chance.choice(steps)()
+            assert not self.bench.failures
+            if self.is_over:
+                break
+        assert self.is_over, self.places
+
+    @property
+    def is_over(self) -> bool:
+        return not self.bench.wire and all(place == (ROUNDS, 0) for place in self.places)
+
+    def deliver(self) -> None:
+        wire = self.bench.wire
+        at = self.chance.randrange(len(wire))
+        sent = wire.pop(at)
+        self.bench.deliver(sent.source, sent.target, sent.data)
+
+    def may_post(self, site: int) -> bool:
+        round_, bucket = self.places[site]
+        if round_ == ROUNDS or not self.bench.exchanges[site]._plans.is_settled(self.name(round_)):
+            return False
+        if bucket:
+            return True
+        if round_ == self.first:
+            return True
+        before = [
+            reduced.round == self.name(round_ - 1)
+            for where, _, reduced in self.bench.reduced
+            if where == site
+        ]
+        ranks = self.bench.exchanges[site]._config.ranks_per_site[site]
+        return sum(before) == len(BUCKETS) * ranks
+
+    def name(self, round_: int) -> int:
+        """Return what a round is called: gateways count from 0."""
+        return round_ - self.first
+
+    def post(self) -> None:
+        site = self.chance.choice([each for each in range(self.num_sites) if self.may_post(each)])
+        round_, bucket = self.places[site]
+        self.places[site] = (round_, bucket + 1) if bucket + 1 < len(BUCKETS) else (round_ + 1, 0)
+        part = self.parts[round_, bucket, site]
+        weight, name = float(site + round_ + 1), self.name(round_)
+        self.bench.post_site(site, part, weight, round=name, bucket=bucket)
+
+    def propose(self) -> None:
+        """Ask a site before it gets to the round."""
+        assert self.proposal is not None
+        for site in range(self.num_sites):
+            if site not in self.proposed:
+                exchange = self.bench.exchanges[site]
+                in_time, _ = exchange.propose(self.proposal)
+                assert in_time == (exchange.round < self.proposal.from_round)
+                self.commit = self.commit and in_time
+                self.proposed.add(site)
+                return
+
+    def decide(self) -> None:
+        """Once all have answered, tell one of them what came of it."""
+        assert self.proposal is not None
+        left = [site for site in range(self.num_sites) if site not in self.decided]
+        if left and len(self.proposed) == self.num_sites:
+            site = self.chance.choice(left)
+            self.decided.add(site)
+            self.bench.exchanges[site].decide(self.proposal.epoch, commit=self.commit)
+            self.bench.pools[site].run()
+
+    def result(self, round_: int) -> bytes:
+        """Return a round's results, once they are seen to be the same at all sites."""
+        found = [
+            b"".join(self.parts[round_, bucket, site].tobytes() for bucket in range(len(BUCKETS)))
+            for site in range(self.num_sites)
+        ]
+        assert found == found[:1] * self.num_sites, f"round {round_}"
+        return found[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_before_and_after_a_switch_sites_have_the_bits_of_each_plan_alone(seed: int) -> None:
+    chance = random.Random(seed)
+    num_sites = chance.randint(2, 5)
+    ranks = tuple(chance.randint(1, 2) for _ in range(num_sites))
+    codec = chance.choice(CODECS)
+    before, after = (
+        make_plan(chance.choice(FORMS), num_sites, chance.randrange(1000)) for _ in range(2)
+    )
+    from_round = chance.randint(1, ROUNDS - 1)
+
+    switched = Training(a_bench(before, codec, ranks), chance, seed)
+    switched.proposal = a_proposal(after, codec, from_round=from_round)
+    switched.run()
+
+    old = Training(a_bench(before, codec, ranks), chance, seed)
+    old.run()
+    new = Training(a_bench(after, codec, ranks), chance, seed)
+    new.run(from_round)
+    for round_ in range(ROUNDS):
+        is_new = switched.commit and round_ >= from_round
+        expected = (new if is_new else old).result(round_)
+        assert switched.result(round_) == expected, f"{seed=} {round_=}"
+
+
+def test_a_rank_waits_at_the_first_round_until_the_outcome_is_known() -> None:
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    bench = a_bench(plan, "fp32", (1, 1))
+    exchange = bench.exchanges[0]
+    assert exchange.propose(a_proposal(plan, "fp32", from_round=1)) == (True, -1)
+    part = np.ones(8, dtype=np.float32)
+    post = Post(round=1, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
+    posting = threading.Thread(target=exchange.post, args=(0, post), daemon=True)
+    posting.start()
+    posting.join(0.05)
+    assert posting.is_alive(), "it has to wait"
+    assert exchange.round == -1
+    exchange.decide(1, commit=True)
+    posting.join(DEADLINE_S)
+    assert not posting.is_alive()
+    assert exchange.begun is not None
+    assert (exchange.begun.epoch, exchange.begun.round) == (1, 1)
+
+
+def test_nobody_waits_for_an_outcome_for_ever() -> None:
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    bench = a_bench(plan, "fp32", (1, 1), peer_lost_s=0.01)
+    exchange = bench.exchanges[0]
+    exchange.propose(a_proposal(plan, "fp32", from_round=1))
+    part = np.ones(8, dtype=np.float32)
+    post = Post(round=1, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
+    with pytest.raises(DeadlineExceededError, match="round 1 has waited"):
+        exchange.post(0, post)
+    exchange.close()
+    patient = a_bench(plan, "fp32", (1, 1)).exchanges[0]
+    patient.propose(a_proposal(plan, "fp32", from_round=1))
+    patient.close()
+    with pytest.raises(PeerLostError, match="stopping"):
+        patient.post(0, post)
+
+
+def test_what_comes_too_late_or_twice_is_not_kept() -> None:
+    plan = ReductionPlan(2, (star(2, 1),), "")
+    exchange = a_bench(plan, "fp32", (1, 1)).exchanges[0]
+    part = np.ones(8, dtype=np.float32)
+    post = Post(round=0, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
+    exchange.post(0, post)
+    proposal = a_proposal(plan, "fp32", from_round=5)
+    assert exchange.propose(replace(proposal, from_round=0)) == (False, 0), "it has begun"
+    assert exchange.propose(replace(proposal, epoch=2)) == (True, 0)
+    assert exchange.propose(replace(proposal, epoch=1)) == (False, 0), "a later one came first"
+    exchange.decide(3, commit=False)
+    assert exchange.propose(replace(proposal, epoch=3)) == (False, 0), "given up before it came"
+    assert exchange.propose(replace(proposal, epoch=4)) == (True, 0)
+    with pytest.raises(LocalProtocolError, match="not kept here"):
+        exchange.decide(5, commit=True)
+    assert exchange.propose(replace(proposal, epoch=6)) == (True, 0)
+    exchange.decide(6, commit=True)
+    assert exchange.propose(replace(proposal, epoch=7)) == (False, 0), "two plans for one round"
+    assert exchange.propose(replace(proposal, epoch=8, from_round=6)) == (True, 0)
+
+
+def test_links_are_needed_for_as_long_as_a_plan_is() -> None:
+    before, after = (ReductionPlan(3, (star(3, hub),), "") for hub in (1, 2))
+    exchange = a_bench(before, "fp32", (1, 1, 1)).exchanges[0]
+    assert [exchange.needs(site) for site in (1, 2)] == [True, False]
+    exchange.propose(a_proposal(after, "fp32", from_round=1))
+    assert exchange.needs(2)
+    exchange.decide(1, commit=True)
+    part = np.ones(8, dtype=np.float32)
+    post = Post(round=0, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
+    for round_, needed in ((0, [True, True]), (1, [True, True]), (2, [False, True])):
+        exchange.post(0, replace(post, round=round_, values=part.copy()))
+        assert [exchange.needs(site) for site in (1, 2)] == needed, round_
