@@ -1,7 +1,7 @@
 """The frame: one encoded chunk of a gradient on its way between two gateways.
 
-A frame is a 64-byte little-endian header followed by the codec's payload. The crc32c covers the
-whole header (with its own field zero) and the payload, so a flipped bit anywhere is detected.
+A frame is a 64-byte little-endian header followed by the codec's payload. The header ends with the
+xxh3-64 of all that is before it and of the payload, so a flipped bit anywhere is detected.
 The receiver allocates nothing from these numbers: sizes must match its own bucket plan.
 
 An acknowledgement is 24 bytes: the key of the frame that has been taken over.
@@ -11,8 +11,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
-import google_crc32c
-import numpy as np
+import xxhash
 
 from protos.errors import CorruptDataError, RemoteProtocolError
 
@@ -21,12 +20,12 @@ MAX_PAYLOAD_BYTES = (8 << 20) - HEADER_BYTES
 MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 _MAGIC = b"ISTH"
-_VERSION = 1
-_HEADER = struct.Struct("<4sBBBBIIQIIHHIQdII")
-_CRC_OFFSET = 56
+_VERSION = 2
+_HEADER = struct.Struct("<4sBBBBIIQIIHHIQd")
+_CHECKSUM = struct.Struct("<Q")
 _ACK = struct.Struct("<QIIHBxI")
 ACK_BYTES = _ACK.size
-assert _HEADER.size == HEADER_BYTES
+assert _HEADER.size + _CHECKSUM.size == HEADER_BYTES
 
 
 class Kind(IntEnum):
@@ -74,30 +73,24 @@ class Frame:
 def pack(frame: Frame) -> bytes:
     """Return the frame's bytes: exactly `bytes`, for gRPC sends nothing else."""
     key = frame.key
-    header = bytearray(
-        _HEADER.pack(
-            _MAGIC,
-            _VERSION,
-            key.kind,
-            frame.codec,
-            0,
-            frame.generation,
-            key.bucket,
-            key.round,
-            key.chunk,
-            frame.layout,
-            key.site,
-            frame.tree,
-            len(frame.payload),
-            frame.numel,
-            frame.weight,
-            0,
-            0,
-        )
+    fields = _HEADER.pack(
+        _MAGIC,
+        _VERSION,
+        key.kind,
+        frame.codec,
+        0,
+        frame.generation,
+        key.bucket,
+        key.round,
+        key.chunk,
+        frame.layout,
+        key.site,
+        frame.tree,
+        len(frame.payload),
+        frame.numel,
+        frame.weight,
     )
-    crc = _crc(bytes(header), frame.payload)
-    struct.pack_into("<I", header, _CRC_OFFSET, crc)
-    return b"".join((header, frame.payload))
+    return b"".join((fields, _CHECKSUM.pack(_checksum(fields, frame.payload)), frame.payload))
 
 
 def unpack(data: bytes) -> Frame:
@@ -111,18 +104,16 @@ def unpack(data: bytes) -> Frame:
         raise RemoteProtocolError(f"a frame of {len(data)} bytes")
     fields = _HEADER.unpack_from(data)
     magic, version, kind, codec, flags, generation, bucket, round_, chunk = fields[:9]
-    layout, site, tree, payload_bytes, numel, weight, crc, reserved = fields[9:]
+    layout, site, tree, payload_bytes, numel, weight = fields[9:]
     payload = memoryview(data)[HEADER_BYTES:]
-    header = bytearray(data[:HEADER_BYTES])
-    struct.pack_into("<I", header, _CRC_OFFSET, 0)
     # First of all: what a flipped bit did to a field must not be taken for a peer's mistake.
-    if _crc(bytes(header), payload) != crc:
+    if _CHECKSUM.unpack_from(data, _HEADER.size) != (_checksum(data[: _HEADER.size], payload),):
         raise CorruptDataError(f"checksum of round {round_} bucket {bucket} chunk {chunk}")
     if magic != _MAGIC or version != _VERSION:
         raise RemoteProtocolError("not a frame of this version")
     if payload_bytes != len(payload):
         raise RemoteProtocolError(f"{len(payload)} payload bytes where {payload_bytes} are named")
-    if kind not in (Kind.CONTRIBUTION, Kind.RESULT) or flags or reserved:
+    if kind not in (Kind.CONTRIBUTION, Kind.RESULT) or flags:
         raise RemoteProtocolError(f"unknown kind {kind} or flags {flags}")
     key = ChunkKey(round_, bucket, chunk, site, Kind(kind))
     return Frame(key, generation, codec, tree, layout, numel, weight, payload)
@@ -147,7 +138,8 @@ def unpack_ack(data: bytes) -> tuple[ChunkKey, int]:
     return ChunkKey(round_, bucket, chunk, site, Kind(kind)), generation
 
 
-def _crc(header: bytes, payload: memoryview | bytes) -> int:
-    """crc32c over both parts; the library refuses a memoryview, but takes a read-only array."""
-    value = google_crc32c.value(header)
-    return int(google_crc32c.extend(value, np.frombuffer(payload, dtype=np.uint8)))
+def _checksum(fields: bytes, payload: memoryview | bytes) -> int:
+    """Return the xxh3-64 over both parts; of large ones without the interpreter's lock."""
+    digest = xxhash.xxh3_64(fields)
+    digest.update(payload)
+    return int(digest.intdigest())

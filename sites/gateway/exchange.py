@@ -1,6 +1,7 @@
 """Brings contributions of local ranks and frames of peers together, chunk by chunk.
 
-Each chunk's machine gets its events one after another, on whichever pool thread is free; different
+Each chunk's machine gets its events one after another: the own part on whichever pool thread is free,
+what peers send mostly on the thread that received it. Different
 chunks run side by side, so encoding, sending, summing and decoding overlap. Own contributions are
 admitted in (round, bucket, chunk) order as the links take them, so that encoded bytes do not
 pile up, and as far as peers have room for them (`credit.py`); what peers send is taken over at once, and
@@ -14,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from protos.errors import (
     DeadlineExceededError,
@@ -206,7 +208,8 @@ class Exchange:
                 order, run, chunk, own = heapq.heappop(self._waiting)
                 self._credit.take(order, chunk.peers, chunk.most_bytes)
                 self._admitted_bytes += chunk.raw_bytes
-                self._deliver(run, chunk, own)
+                if self._deliver(chunk, own):
+                    self._pool.submit((*run.key, chunk.index), partial(self._work, run, chunk))
 
     def _may_admit(self) -> bool:
         """Return whether the earliest own chunk that waits may be sent.
@@ -277,9 +280,10 @@ class Exchange:
     # ---------------------------------------------------------------- peers
 
     def receive(self, sender: Sender, frame: Frame) -> None:
-        """Take a peer's frame over; never waits.
+        """Take a peer's frame over, and sum its chunk if nothing else is missing; waits for nobody.
 
-        A repeated frame, or one of a bucket that is finished, changes nothing.
+        A repeated frame, or one of a bucket that is finished, changes nothing. What is missing nothing is
+        summed by the thread that brought its last part: to wake one of the pool costs more.
 
         Raises:
             IsthmusError: the peer may not send this.
@@ -294,8 +298,11 @@ class Exchange:
             if self._closed:
                 raise PeerLostError("this gateway is stopping", self._config.site)
             run = self._runs.get(key)
-            if not self._is_repetition(run, sender, frame):
-                self._take_over(sender, frame, now_s)
+            if self._is_repetition(run, sender, frame):
+                return
+            ready = self._take_over(sender, frame, now_s)
+        if ready is not None:
+            self._work(*ready)
 
     def _is_repetition(self, run: BucketRun | None, sender: Sender, frame: Frame) -> bool:
         """Return whether a frame changes nothing any more: its connection broke before it was told so."""
@@ -311,20 +318,25 @@ class Exchange:
                 return True
         return self._held.has(sender, (key.round, key.bucket, key.chunk))
 
-    def _take_over(self, sender: Sender, frame: Frame, now_s: float) -> None:
-        """Deliver a frame, or keep it until a local rank has posted its bucket."""
+    def _take_over(
+        self, sender: Sender, frame: Frame, now_s: float
+    ) -> tuple[BucketRun, Chunk] | None:
+        """Deliver a frame, or keep it until a local rank has posted its bucket; return what to work on."""
         key = frame.key.round, frame.key.bucket
         run = self._runs.setdefault(key, BucketRun(key))
         self._note_arrival(run, sender, frame, now_s)
+        ready = None
         if run.reduction is None:
             run.early.append((sender, frame))
         else:
-            self._accept(run, sender, frame)
+            chunk = self._accept(run, sender, frame)
+            ready = None if chunk is None else (run, chunk)
         order = (*key, frame.key.chunk)
         self._held.keep(sender, order, FRAME_BYTES + len(frame.payload))
+        return ready
 
-    def _accept(self, run: BucketRun, sender: Sender, frame: Frame) -> None:
-        """Check a frame against the bucket's plan and deliver it."""
+    def _accept(self, run: BucketRun, sender: Sender, frame: Frame) -> Chunk | None:
+        """Check a frame against the bucket's plan and deliver it; return the chunk if that is to be worked on."""
         assert run.reduction is not None
         run.reduction.check(sender[0], frame)
         rank = run.reduction.bucket.grid.owner(self._site, frame.key.chunk)
@@ -333,7 +345,7 @@ class Exchange:
                 f"chunk {frame.key.chunk} belongs to rank {rank}, not to this node"
             )
         chunk = self._chunk(run, frame.key.chunk)
-        self._deliver(run, chunk, Received(sender[0], frame))
+        return chunk if self._deliver(chunk, Received(sender[0], frame)) else None
 
     def _note_arrival(self, run: BucketRun, sender: Sender, frame: Frame, now_s: float) -> None:
         previous_s = self._last_arrival_s.get(sender, 0.0)
@@ -364,19 +376,20 @@ class Exchange:
             run.chunks[index] = chunk
         return chunk
 
-    def _deliver(self, run: BucketRun, chunk: Chunk, event: Event) -> None:
-        """Put an event into a chunk's inbox; the lock is held.
+    def _deliver(self, chunk: Chunk, event: Event) -> bool:
+        """Put an event into a chunk's inbox; return whether the caller is to have it worked on.
 
-        Without the own part nothing can be done yet, and no thread is troubled.
+        Without the own part nothing can be done yet. The lock is held.
         """
         chunk.inbox.append(event)
         chunk.is_admitted = chunk.is_admitted or isinstance(event, Own)
-        if chunk.is_admitted and not chunk.is_scheduled:
-            chunk.is_scheduled = True
-            self._pool.submit((*run.key, chunk.index), lambda: self._work(run, chunk))
+        if not chunk.is_admitted or chunk.is_scheduled:
+            return False
+        chunk.is_scheduled = True
+        return True
 
     def _work(self, run: BucketRun, chunk: Chunk) -> None:
-        """Let a chunk's machine handle its inbox; runs on one pool thread at a time."""
+        """Let a chunk's machine handle its inbox; runs on one thread at a time."""
         while True:
             with self._condition:
                 if not chunk.inbox or self._closed:

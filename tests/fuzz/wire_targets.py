@@ -10,8 +10,8 @@ import struct
 import time
 from collections.abc import Iterable
 
-import google_crc32c
 import numpy as np
+import xxhash
 
 from protos.errors import (
     CorruptDataError,
@@ -41,7 +41,7 @@ from topology.trees import ReductionPlan, star
 _SIZE = struct.Struct("<H")
 """Before a payload: how many elements the receiver's plan says that it holds."""
 _NUMEL_MAX = 5000
-_CRC_OFFSET = 56
+_CHECKSUM_AT = 56
 _NUMEL, _CHUNK_NUMEL = 300, 200
 """Of the bucket that `sealed` frames belong to."""
 
@@ -58,8 +58,8 @@ def sealed(data: bytes) -> bytes:
     if len(data) < HEADER_BYTES:
         return data
     mended = bytearray(data)
-    mended[_CRC_OFFSET : _CRC_OFFSET + 4] = bytes(4)
-    struct.pack_into("<I", mended, _CRC_OFFSET, google_crc32c.value(bytes(mended)))
+    checksum = xxhash.xxh3_64_intdigest(data[:_CHECKSUM_AT] + data[HEADER_BYTES:])
+    struct.pack_into("<Q", mended, _CHECKSUM_AT, checksum)
     return bytes(mended)
 
 
