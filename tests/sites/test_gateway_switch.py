@@ -1,0 +1,180 @@
+"""Gateways that switch plans while they run: new links, refusals, and links that nobody needs any more."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sites.gateway.agent_port import Decide, Prepare, read_commands
+from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.failure import Failure
+from sites.gateway.greeting import Peer
+from sites.gateway.link import Link
+from sites.gateway.peer_links import PeerLinks
+from sites.gateway.proposal import Proposal
+from sites.gateway.server import Sender
+from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, reduce_once
+from tests.sites.test_gateway_loopback import join
+from topology.trees import ReductionPlan, star
+
+STARS = [ReductionPlan(3, (star(3, hub),), "") for hub in range(3)]
+WEIGHTS = [1.0, 2.0, 3.0]
+
+
+def configs_of(folder: Path, plan: ReductionPlan, **changes: object) -> list[GatewayConfig]:
+    """Return gateways that each have links to all others, whatever their plan."""
+    return [
+        gateway_config(
+            folder,
+            plan,
+            site,
+            **{
+                "links": tuple(
+                    PeerLink(site=name, bytes_per_s=1e9, rtt_s=0.001)
+                    for other, name in enumerate(SITES[:3])
+                    if other != site
+                ),
+                **changes,
+            },
+        )
+        for site in range(3)
+    ]
+
+
+def propose(
+    members: list[Member], plan: ReductionPlan, *, epoch: int, from_round: int
+) -> list[Mapping[str, Any]]:
+    """Ask all gateways and return their answers."""
+    codecs = ("fp32",) * max(1, len(plan.trees))
+    proposal = Proposal(epoch=epoch, from_round=from_round, plan=plan, codecs=codecs)
+    for member in members:
+        member.gateway.prepare(proposal)
+    return [member.wait("plan_prepared", epoch=epoch) for member in members]
+
+
+def decide(members: list[Member], epoch: int, *, commit: bool) -> None:
+    for member in members:
+        member.gateway.decide(epoch, commit=commit)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_rounds_go_over_to_trees_whose_links_were_not_there(tmp_path: Path) -> None:
+    with gateways(configs_of(tmp_path, STARS[0])) as members, ExitStack() as stack:
+        ranks = [join(stack, member) for member in members]
+        for member in members:
+            member.wait("connected")
+        assert [len(member.gateway._links.all) for member in members] == [2, 1, 1]
+        for round_ in (0, 1):
+            reduce_once(ranks, round_, 5000, WEIGHTS, seed=round_)
+
+        late = propose(members, STARS[1], epoch=1, from_round=1)
+        assert [(each["accepted"], each["late"]) for each in late] == [(False, True)] * 3
+        assert {each["round"] for each in late} == {1}
+        decide(members, 1, commit=False)
+        kept = propose(members, STARS[1], epoch=2, from_round=3)
+        assert all(each["accepted"] for each in kept), kept
+        assert len({each["hash"] for each in kept}) == 1
+        reduce_once(ranks, 2, 5000, WEIGHTS, seed=2)  # before it, nobody waits
+        decide(members, 2, commit=True)
+        for round_ in (3, 4, 5):
+            reduce_once(ranks, round_, 5000, WEIGHTS, seed=round_)
+        for member in members:
+            assert member.wait("plan_begun")["round"] == 3
+        assert [len(member.gateway._links.all) for member in members] == [2, 2, 2]
+        assert members[2].gateway._links.to(SITES[1])[0].totals().sent_frames > 0
+        for each in ranks:
+            for rank in each:
+                rank.leave()
+        for member in members:
+            member.gateway.stop()
+        assert [member.end() for member in members] == [None] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nowhere = stack.enter_context(socket.socket())
+        nowhere.bind(("127.0.0.1", 0))  # and does not listen
+
+        def dial(member: Member, peer: Peer) -> Peer:
+            if {member.config.site, peer.site} == set(SITES[1:3]):
+                return replace(peer, port=nowhere.getsockname()[1])
+            return peer
+
+        configs = configs_of(tmp_path, STARS[0], peer_lost_s=1.0)
+        members = stack.enter_context(gateways(configs, dial))
+        ranks = [join(stack, member) for member in members]
+        for member in members:
+            member.wait("connected")
+        reduce_once(ranks, 0, 500, WEIGHTS, seed=0)
+
+        unreached = propose(members, STARS[1], epoch=1, from_round=10)
+        assert [each["accepted"] for each in unreached] == [True, False, False]
+        assert "has not answered" in unreached[1]["why"]
+        assert not unreached[1]["late"]
+        decide(members, 1, commit=False)
+        circle = replace(STARS[0].trees[0], parent={1: 2, 2: 1})
+        wrong = propose(members, ReductionPlan(3, (circle,), ""), epoch=2, from_round=10)
+        assert {each["why"] for each in wrong} == {"plan.trees.0: site 1 never gets to the root"}
+        proposal = Proposal(epoch=3, from_round=10, plan=STARS[1], codecs=("bf16",))
+        members[0].gateway.prepare(proposal)
+        assert "several codecs" in members[0].wait("plan_prepared", epoch=3)["why"]
+
+        for round_ in (1, 2):
+            reduce_once(ranks, round_, 500, WEIGHTS, seed=round_)
+        for each in ranks:
+            for rank in each:
+                rank.leave()
+        for member in members:
+            member.gateway.stop()
+        assert [member.end() for member in members] == [None] * 3
+
+
+def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
+    seen: list[Mapping[Sender, Link]] = []
+    failures: list[Failure] = []
+    needed = {1, 2}
+    links = PeerLinks(
+        configs_of(tmp_path, STARS[0])[0],
+        on_change=seen.append,
+        on_failure=failures.append,
+        on_progress=lambda: None,
+        needs=needed.__contains__,
+    )
+    links.meet(Peer(site, 0, "127.0.0.1", 9) for site in SITES[1:3])
+    assert links.add([1]).keys() == {(1, 0)}
+    assert links.add([1, 2]).keys() == {(2, 0)}
+    lost = Failure(code="PEER_LOST", message="it is gone")
+    links.all[1, 0]._on_failure(lost)
+    assert failures == [lost]
+    needed.discard(2)
+    links.all[2, 0]._on_failure(lost)
+    assert failures == [lost]
+    assert seen[-1].keys() == {(1, 0)}
+    assert links.add([2]).keys() == {(2, 0)}, "a later plan may want it again"
+    links.close()
+
+
+def test_lines_of_the_agent(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text(
+        '{"op": "prepare_plan", "epoch": 2, "from_round": 9, "codecs": ["fp32"], "plan": '
+        '{"num_sites": 2, "trees": [{"root": 0, "parent": {"1": 0}, "weight": 1}], "why": ""}}\n'
+        '{"op": "decide_plan", "epoch": 2, "commit": true}\n'
+    )
+    with path.open("rb", buffering=0) as stream:
+        prepare, decided = read_commands(stream)
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    expected = Proposal(epoch=2, from_round=9, plan=plan, codecs=("fp32",))
+    assert prepare == Prepare(expected)
+    assert isinstance(prepare, Prepare)
+    assert prepare.proposal.hash == expected.hash
+    assert decided == Decide(2, commit=True)
