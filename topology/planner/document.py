@@ -102,8 +102,8 @@ class SiteModel(Strict):
     site: Text
     sequences: Annotated[int, Field(ge=0)]
     compute_s: Seconds
-    step_s_otherwise: Seconds | None
-    """Without it, or with it if it takes no part; null where that cannot be."""
+    step_s_otherwise: Seconds | None = None
+    """Without it, or with it if it takes no part; absent where that cannot be."""
 
 
 class LinkModel(Strict):
@@ -281,6 +281,16 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def plan_text(plain: dict[str, Any]) -> str:
-    """Return a plan as its file holds it."""
-    body: str = yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    """Return a plan as its file holds it: what has no value is left out, for YAML here has no null."""
+    body: str = yaml.dump(
+        _without_null(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110
+    )
     return f"# Made by `isthmus plan`. Edit the decisions if you like: `isthmus launch JOB --plan FILE`.\n{body}"
+
+
+def _without_null(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_null(each) for key, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_null(each) for each in value]
+    return value
