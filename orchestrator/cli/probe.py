@@ -27,8 +27,15 @@ from orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
 from orchestrator.documents import Pair
 from orchestrator.home import home_folder, new_run_id
 from orchestrator.probe.documents import directions, estimate_s, longest_s, probing_pair
-from orchestrator.probe.figures import Direction, ProbeError, link_figures, read_directions
+from orchestrator.probe.figures import (
+    Direction,
+    ProbeError,
+    link_figures,
+    read_directions,
+    records_of,
+)
 from orchestrator.probe.written import FileChangedError, Original
+from orchestrator.run_files import METRICS
 from orchestrator.view import figures as shown
 from orchestrator.view.tables import Column, FittingTable
 from protos.control.v1 import control_pb2
@@ -173,11 +180,9 @@ def _measure(
     if topology.emulate and emulator is None:
         emulator = "relay"  # a coordinator elsewhere does not tell: claim no more than is sure
     try:
-        records = [
-            json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()
-        ]
+        records = records_of((folders[0] / METRICS).read_text(errors="replace"))
         return read_directions(records, topology, directions(topology), emulator), emulator
-    except (ProbeError, KeyError, ValueError) as error:
+    except (ProbeError, OSError) as error:
         raise CommandError("INTERNAL", f"run {run_id}: {error}", where) from error
 
 

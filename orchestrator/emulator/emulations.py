@@ -28,6 +28,9 @@ SOCKET = "control.sock"
 _LOCK = "lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_SAME = 1000
+_PID_MAX = 1 << 22
+"""Linux: PID_MAX_LIMIT."""
+_TIME_S_MAX = 1e12
 """Emulations of one topology that are up at the same time."""
 GRACE_S = 0.5
 """For an emulator to end by itself, as it does when its owner is gone."""
@@ -162,9 +165,12 @@ def _read(folder: Path) -> Mapping[str, Any]:
 
 def _end_emulator(state: Mapping[str, Any]) -> tuple[int, ...]:
     """End the emulator that a dead owner named, if it is still that process; return its pid."""
+    named = named_emulator(state)
+    if named is None:
+        return ()
     try:
-        process = psutil.Process(int(state["emulator"]["pid"]))
-        if abs(process.create_time() - float(state["emulator"]["created_s"])) > 0.02:
+        process = psutil.Process(named[0])
+        if abs(process.create_time() - named[1]) > 0.02:
             return ()  # its pid is another process's by now
         with contextlib.suppress(psutil.TimeoutExpired):
             process.wait(GRACE_S)
@@ -173,6 +179,19 @@ def _end_emulator(state: Mapping[str, Any]) -> tuple[int, ...]:
             return ()  # it has ended; whoever adopted it has not noticed yet
         process.send_signal(signal.SIGKILL)
         process.wait(END_S)
-    except (KeyError, TypeError, ValueError, psutil.Error):
+    except psutil.Error:
         return ()
     return (process.pid,)
+
+
+def named_emulator(state: Mapping[str, Any]) -> tuple[int, float] | None:
+    """Return the pid of the emulator that a state names, and when it began; None: it names none.
+
+    Strict, for what it names is killed: a time that is no number is not that of any process.
+    """
+    match state:
+        case {"emulator": {"pid": int(pid), "created_s": int() | float() as created_s}} if (
+            not isinstance(pid, bool) and 0 < pid <= _PID_MAX and 0 <= created_s < _TIME_S_MAX
+        ):
+            return pid, float(created_s)
+    return None

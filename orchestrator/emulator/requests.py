@@ -29,7 +29,7 @@ async def answering(folder: Path, apply: Apply) -> AsyncIterator[None]:
     """Answer requests at a folder's socket while the block runs."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        reply = await _answer(reader, apply)
+        reply = await answer_to(reader, apply)
         with contextlib.suppress(ConnectionError):
             writer.write(json.dumps(reply).encode() + b"\n")
             await writer.drain()
@@ -54,14 +54,35 @@ def request_change(folder: Path, text: str) -> list[str]:
         try:
             unix.connect(within(folder))
             unix.sendall(json.dumps({"apply": text}).encode() + b"\n")
-            answer = json.loads(unix.makefile("rb").readline())
-        except (OSError, ValueError) as error:
+            line = unix.makefile("rb").readline(REQUEST_BYTES)
+        except OSError as error:
             raise EmulatorError(f"emulation {folder.name} does not answer: {error}") from error
-    if "wrong" in answer:
-        raise ConfigError(answer["wrong"])
-    if "failed" in answer:
-        raise EmulatorError(f"not done: {answer['failed']}")
-    return [str(each) for each in answer["changes"]]
+    return read_answer(line, folder.name)
+
+
+def read_answer(line: bytes, name: str) -> list[str]:
+    """Return what an emulation says that it has changed, in words.
+
+    Args:
+        line: its answer.
+        name: the emulation's.
+
+    Raises:
+        ConfigError: the change is none, or cannot be made there.
+        EmulatorError: it was not made, or the answer is none.
+    """
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise EmulatorError(f"emulation {name} does not answer: {error}") from error
+    match answer:
+        case {"wrong": str(wrong)}:
+            raise ConfigError(wrong)
+        case {"failed": failed}:
+            raise EmulatorError(f"not done: {failed}")
+        case {"changes": list(changes)}:
+            return [str(each) for each in changes]
+    raise EmulatorError(f"emulation {name} answers something else than changes: {line[:100]!r}")
 
 
 def as_script(text: str) -> str:
@@ -78,7 +99,7 @@ def as_script(text: str) -> str:
     return f"version: 1\nfaults: [{{at: 0s, {inner}}}]\n"
 
 
-async def _answer(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any]:
+async def answer_to(reader: asyncio.StreamReader, apply: Apply) -> dict[str, Any]:
     """Do what one request asks for, whatever it is, and return the answer."""
     try:
         async with asyncio.timeout(REQUEST_S):

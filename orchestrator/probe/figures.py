@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.run_files import METRICS
 from protos import metrics
 from topology.document import Document
 from topology.units import format_duration, format_fraction, format_rate
@@ -13,6 +16,10 @@ from topology.world import Link, Topology
 
 LOST_MIN = 5
 """Fewer lost segments say too little of how often they are lost."""
+_RATE = f"{metrics.BYTES_PER_S}_"
+_CONNECTIONS = re.compile("[0-9]{1,4}")
+_MOST = 1e18
+"""Bytes a second, seconds, segments: what is more is no measurement."""
 NONE_LOST_OF = 20_000
 """So many without a loss count as none lost: a share below 0.015 %, with 95 % probability."""
 
@@ -54,7 +61,7 @@ class Direction:
 
 
 def read_directions(
-    records: Iterable[Mapping[str, Any]],
+    records: Iterable[Any],
     topology: Topology,
     pairs: Sequence[tuple[str, str]],
     emulator: str | None,
@@ -68,27 +75,63 @@ def read_directions(
         emulator: `relay` or `netns`; None where the WAN is real.
 
     Raises:
-        ProbeError: one was not measured.
+        ProbeError: one was not measured, or its figures are none.
     """
     found: dict[tuple[str, str], Mapping[str, float]] = {}
     for record in records:
-        if record.get("kind") == metrics.PROBE:
-            labels = record["labels"]
-            found[labels["source"], labels["target"]] = record["values"]
-    missing = [pair for pair in pairs if pair not in found]
-    if missing:
-        source, target = missing[0]
-        raise ProbeError(f"the run has no figures of the link from {source} to {target}")
+        match record:
+            case {
+                "kind": metrics.PROBE,
+                "labels": {"source": str(source), "target": str(target)},
+                "values": dict(values),
+            }:
+                found[source, target] = values
     links = {(link.source, link.target): link for link in topology.links}
-    return [_direction(links[pair], found[pair], emulator) for pair in pairs]
+    directions = []
+    for source, target in pairs:
+        if (source, target) not in found:
+            raise ProbeError(f"the run has no figures of the link from {source} to {target}")
+        try:
+            _require_measured(found[source, target])
+        except ProbeError as error:
+            raise ProbeError(f"the link from {source} to {target}: {error}") from error
+        directions.append(_direction(links[source, target], found[source, target], emulator))
+    return directions
+
+
+def records_of(text: str) -> list[Any]:
+    """Return what the lines of a metrics.jsonl hold.
+
+    Raises:
+        ProbeError: one is no JSON.
+    """
+    try:
+        return [json.loads(line) for line in text.splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise ProbeError(f"{METRICS}: not JSON: {error}") from error
+
+
+def _require_measured(values: Mapping[str, Any]) -> None:
+    """Refuse figures of which one is missing, or is no amount."""
+    for name in (metrics.RTT_S_P50, metrics.RTT_S_P99, metrics.JITTER_S):
+        if name not in values:
+            raise ProbeError(f"{name} is missing")
+    for name, value in values.items():
+        if type(value) not in (int, float) or not 0 <= value < _MOST:
+            raise ProbeError(f"{name} is no amount: {value!r:.40}")
+    rates = [name for name in values if name.startswith(_RATE)]
+    for name in rates:
+        if not _CONNECTIONS.fullmatch(name.removeprefix(_RATE)):
+            raise ProbeError(f"{name:.40} is no rate over a number of connections")
+    if not any(values[name] for name in rates):
+        raise ProbeError("nothing came through")
 
 
 def _direction(link: Link, values: Mapping[str, float], emulator: str | None) -> Direction:
-    prefix = f"{metrics.BYTES_PER_S}_"
     rates = {
-        int(key.removeprefix(prefix)): value
+        int(key.removeprefix(_RATE)): value
         for key, value in values.items()
-        if key.startswith(prefix)
+        if key.startswith(_RATE)
     }
     described_bytes_per_s = link.described_bytes_per_s or link.bytes_per_s
     # TCP ends at the relay: what gateways send again says nothing of the link behind it.

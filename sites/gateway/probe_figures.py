@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protos import metrics
+from protos.errors import RemoteProtocolError
 from sites.gateway.connections import Segments
 
 LOST_MIN = 5
@@ -41,7 +43,8 @@ class LinkFigures:
         sent = self.after.sent - self.before.sent
         if sent > 0:
             values[metrics.SEGMENTS] = sent
-            values[metrics.LOST_SEGMENTS] = self.after.sent_again - self.before.sent_again
+            # A connection that has ended meanwhile takes what it sent again with it.
+            values[metrics.LOST_SEGMENTS] = max(0, self.after.sent_again - self.before.sent_again)
         return values
 
 
@@ -49,6 +52,25 @@ def percentile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that at least a share of all do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def rate_between(received_bytes: tuple[int, int], now_s: tuple[float, float]) -> float:
+    """Return the bytes per second that a peer has counted between two of its answers.
+
+    Args:
+        received_bytes: first and last count.
+        now_s: when, by the peer's own clock.
+
+    Raises:
+        RemoteProtocolError: its clock or its count does not run forwards.
+    """
+    over_s, num_bytes = now_s[1] - now_s[0], received_bytes[1] - received_bytes[0]
+    if not (math.isfinite(over_s) and over_s > 0 and num_bytes >= 0):
+        raise RemoteProtocolError(
+            f"a peer that counts a flow says {num_bytes} bytes in {over_s:g} s: want time to pass, "
+            "and bytes to come"
+        )
+    return num_bytes / over_s
 
 
 def is_steady(last: float, rate: float, share: float = 0.03) -> bool:

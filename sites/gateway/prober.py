@@ -17,7 +17,7 @@ from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.connections import addresses_of, segments_to
 from sites.gateway.greeting import Peer, details, refusal_of, say_hello
-from sites.gateway.probe_figures import LinkFigures, is_steady, percentile
+from sites.gateway.probe_figures import LinkFigures, is_steady, percentile, rate_between
 from sites.gateway.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE, turn_s
 from sites.gateway.transport import SESSION_KEY, client_options
 from topology.job import Probe
@@ -178,7 +178,9 @@ class Prober:
         before = turn.ask()
         self._sleep(over_s)
         after = turn.ask()
-        return (after.received_bytes - before.received_bytes) / (after.now_s - before.now_s)
+        return rate_between(
+            (before.received_bytes, after.received_bytes), (before.now_s, after.now_s)
+        )
 
     def _losses(self, turn: _Turn, figures: LinkFigures) -> None:
         """Count what the kernel sends again while the link is far from full."""
@@ -240,8 +242,9 @@ class Prober:
             iter(requests.get, None), metadata=self._metadata, timeout=wait_s + self._turn_s
         )
         try:
-            next(call)  # the peer's turn has begun
-            yield _Turn(requests, call)
+            turn = _Turn(requests, call, self.peer.site)
+            turn.wait_begun()
+            yield turn
         finally:
             requests.put(None)
             call.cancel()
@@ -262,11 +265,28 @@ class _Turn:
         self,
         requests: queue.SimpleQueue[probe_pb2.TurnRequest | None],
         answers: Iterator[probe_pb2.TurnResponse],
+        site: str,
     ) -> None:
         self._requests = requests
         self._answers = answers
+        self._site = site
+
+    def wait_begun(self) -> None:
+        """Wait for the first answer; errors are those of `ask`."""
+        self._answer()
 
     def ask(self) -> probe_pb2.TurnResponse:
-        """Return the counts; grpc.RpcError when the turn has ended."""
+        """Return the counts.
+
+        Raises:
+            grpc.RpcError: the turn has ended.
+            PeerLostError: the peer has ended it without a word.
+        """
         self._requests.put(probe_pb2.TurnRequest())
-        return next(self._answers)
+        return self._answer()
+
+    def _answer(self) -> probe_pb2.TurnResponse:
+        answer = next(self._answers, None)
+        if answer is None:
+            raise PeerLostError(f"site {self._site} ended a measurement early", self._site)
+        return answer

@@ -57,7 +57,7 @@ class Environment:
             )
         if missing:
             raise ConfigError(f"environment: {', '.join(missing)} not set; is the launcher older?")
-        overrides = _overrides(environ["ISTHMUS_OVERRIDES"])
+        overrides = read_overrides(environ["ISTHMUS_OVERRIDES"])
         job, topology = Path(environ["ISTHMUS_JOB"]), Path(environ["ISTHMUS_TOPOLOGY"])
         run = load_run(
             DocumentText(_text(job), job.name, overrides["job"]),
@@ -108,7 +108,7 @@ def _number(name: str, text: str) -> int:
         raise ConfigError(f"environment: {name}: want a whole number, got {text!r}") from error
 
 
-def _overrides(text: str) -> dict[str, list[str]]:
+def read_overrides(text: str) -> dict[str, list[str]]:
     """Parse {"job": ["path=value", ...], "topology": [...]}."""
     wrong = "environment: ISTHMUS_OVERRIDES: want a JSON object of lists of path=value"
     try:

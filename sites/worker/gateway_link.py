@@ -217,8 +217,8 @@ def _welcome(message: dict[str, Any]) -> Welcome:
         return Welcome(
             site=str(message["site"]),
             site_index=int(message["site_index"]),
-            sites=tuple(message["sites"]),
-            ranks_per_site=tuple(message["ranks_per_site"]),
+            sites=tuple(map(str, message["sites"])),
+            ranks_per_site=tuple(map(int, message["ranks_per_site"])),
             verify_every=int(message["verify_every"]),
             config_hash=str(message["config_hash"]),
             encoding=None if offer is None else EncodingOffer.from_json(offer),

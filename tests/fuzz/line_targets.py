@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import json
 import tempfile
@@ -28,6 +29,7 @@ from protos.errors import LocalProtocolError
 from sites.agent.gateway import Gateway
 from sites.gateway.agent_port import read_commands, read_configuration
 from sites.gateway.local_messages import parse
+from sites.gateway.plan_schedule import Proposal
 from sites.launcher.failures import (
     RankFailure,
     describe_failure,
@@ -99,7 +101,14 @@ def _configuration_samples() -> list[bytes]:
 
 def _command_samples() -> list[bytes]:
     peer = {"site": "ash", "node": 0, "host": "127.0.0.1", "port": 4000}
-    return [line({"op": "connect", "peers": [peer, peer]}), line({"op": "connect", "peers": []})]
+    plan = ReductionPlan(3, (star(3, 1), Tree(0, {1: 0, 2: 1}, 2)), "trees")
+    proposed = Proposal(epoch=2, from_round=40, plan=plan, codecs=("int8", "fp32"))
+    return [
+        line({"op": "connect", "peers": [peer, peer]}),
+        line({"op": "connect", "peers": []}),
+        line({"op": "prepare_plan", **dataclasses.asdict(proposed)}),
+        line({"op": "decide_plan", "epoch": 2, "commit": True}),
+    ]
 
 
 def _gateway_samples() -> list[bytes]:

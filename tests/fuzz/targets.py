@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from tests.fuzz.document_targets import DOCUMENT_TARGETS
 from tests.fuzz.line_targets import LINE_TARGETS
+from tests.fuzz.local_targets import LOCAL_TARGETS
+from tests.fuzz.plan_targets import PLAN_TARGETS
+from tests.fuzz.probe_targets import PROBE_TARGETS
 from tests.fuzz.wire_targets import WIRE_TARGETS
 
-TARGETS = {each.name: each for each in (*WIRE_TARGETS, *LINE_TARGETS, *DOCUMENT_TARGETS)}
+_ALL = (
+    *WIRE_TARGETS,
+    *LINE_TARGETS,
+    *LOCAL_TARGETS,
+    *DOCUMENT_TARGETS,
+    *PLAN_TARGETS,
+    *PROBE_TARGETS,
+)
+TARGETS = {each.name: each for each in _ALL}

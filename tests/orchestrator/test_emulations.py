@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.emulator.backend import EmulatorError
 from orchestrator.emulator.emulations import (
     STATE,
     EmulationNotFoundError,
@@ -19,8 +20,11 @@ from orchestrator.emulator.emulations import (
     find,
     folders,
     is_up,
+    named_emulator,
 )
+from orchestrator.emulator.requests import read_answer
 from protos.errors import StateConflictError
+from topology.errors import ConfigError
 
 
 def test_a_name_is_claimed_by_one_and_free_again(tmp_path: Path) -> None:
@@ -76,3 +80,41 @@ def test_leftovers_are_removed_and_an_emulator_that_outlived_its_owner_ended(
     finally:
         child.kill()
         child.communicate()
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({"pid": 77, "created_s": 1.5}, (77, 1.5)),
+        ({"pid": 77, "created_s": float("nan")}, None),
+        ({"pid": 77, "created_s": 10**400}, None),
+        ({"pid": 0, "created_s": 1.5}, None),
+        ({"pid": -1, "created_s": 1.5}, None),
+        ({"pid": True, "created_s": 1.5}, None),
+        ({"pid": 10**30, "created_s": 1.5}, None),
+        ({"pid": "77", "created_s": 1.5}, None),
+        ([], None),
+    ],
+)
+def test_only_what_surely_names_a_process_is_ever_ended(
+    named: object, expected: tuple[int, float] | None
+) -> None:
+    """A time that is no number would be equal to that of any process."""
+    assert named_emulator({"emulator": named}) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "told"),
+    [
+        (b"", EmulatorError, "wan does not answer"),
+        (b"[" * 100_000, EmulatorError, "wan does not answer"),
+        (b"7", EmulatorError, "wan answers something else than changes"),
+        (b'{"changes": 7}', EmulatorError, "wan answers something else than changes"),
+        (b'{"failed": "gone"}', EmulatorError, "not done: gone"),
+        (b'{"wrong": "no such link"}', ConfigError, "no such link"),
+    ],
+)
+def test_an_answer_that_is_none_is_told(answer: bytes, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        read_answer(answer, "wan")
+    assert read_answer(b'{"changes": ["a to b: cut"]}', "wan") == ["a to b: cut"]

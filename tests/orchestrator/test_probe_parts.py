@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from orchestrator.probe.documents import directions, estimate_s, longest_s, probing_pair
-from orchestrator.probe.figures import Direction, ProbeError, link_figures, read_directions
+from orchestrator.probe.figures import (
+    Direction,
+    ProbeError,
+    link_figures,
+    read_directions,
+    records_of,
+)
 from orchestrator.probe.written import FileChangedError, Original
 from topology.checks import check_pair
 from topology.editing import with_measured
@@ -90,6 +96,30 @@ def test_losses_are_told_where_there_are_enough_and_tcp_goes_through(
 def test_a_missing_direction_is_told() -> None:
     with pytest.raises(ProbeError, match="no figures of the link from b to a"):
         read_directions([record("a", "b")], load_topology(TOPOLOGY, "t"), [("b", "a")], None)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"rtt_s_p50": float("nan")}, "rtt_s_p50 is no amount: nan"),
+        ({"rtt_s_p99": "late"}, "rtt_s_p99 is no amount: 'late'"),
+        ({"jitter_s": -1.0}, "jitter_s is no amount"),
+        ({"bytes_per_s_x": 5.0}, "bytes_per_s_x is no rate over a number of connections"),
+        ({"bytes_per_s_1": 0.0, "bytes_per_s_16": 0}, "nothing came through"),
+    ],
+)
+def test_figures_that_are_none_are_told_with_their_link(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(ProbeError, match=f"the link from a to b: {told}"):
+        measured(record("a", "b", **values))
+
+
+def test_lines_that_are_no_record_are_told_or_passed_over() -> None:
+    with pytest.raises(ProbeError, match=r"metrics\.jsonl: not JSON"):
+        records_of('{"kind": ')
+    world, pairs = load_topology(TOPOLOGY, "t"), [("a", "b")]
+    others: list[Any] = [7, {"kind": "probe"}, {"kind": "probe", "labels": [], "values": {}}]
+    found = read_directions([*others, record("a", "b")], world, pairs, None)
+    assert [each.source for each in found] == ["a"]
 
 
 def figures_of(*found: Direction, is_emulated: bool = False) -> dict[int, dict[str, str]]:

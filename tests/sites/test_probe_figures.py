@@ -5,8 +5,9 @@ import random
 import pytest
 
 from protos import metrics
+from protos.errors import RemoteProtocolError
 from sites.gateway.connections import Segments
-from sites.gateway.probe_figures import LinkFigures, is_steady, percentile
+from sites.gateway.probe_figures import LinkFigures, is_steady, percentile, rate_between
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,31 @@ def test_an_echo_that_was_lost_and_sent_again_is_no_jitter() -> None:
     values = LinkFigures(rtt_s=[0.1] * 97 + [0.3] * 3).values()
     assert values[metrics.RTT_S_P99] == 0.3
     assert values[metrics.JITTER_S] == 0
+
+
+def test_a_rate_is_what_came_in_over_the_peer_s_own_time() -> None:
+    assert rate_between((100, 600), (7.0, 9.0)) == 250
+    assert rate_between((5, 5), (7.0, 9.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "times"),
+    [
+        ((0, 9), (7.0, 7.0)),
+        ((0, 9), (8.0, 7.0)),
+        ((9, 0), (7.0, 8.0)),
+        ((0, 9), (7.0, float("nan"))),
+        ((0, 9), (7.0, float("inf"))),
+    ],
+)
+def test_a_peer_whose_clock_or_count_runs_back_is_refused(
+    counts: tuple[int, int], times: tuple[float, float]
+) -> None:
+    with pytest.raises(RemoteProtocolError, match="want time to pass, and bytes to come"):
+        rate_between(counts, times)
+
+
+def test_a_connection_that_has_ended_makes_no_losses() -> None:
+    before, after = Segments(sent=10, sent_again=5), Segments(sent=40, sent_again=2)
+    values = LinkFigures(rtt_s=[0.1], before=before, after=after).values()
+    assert (values[metrics.SEGMENTS], values[metrics.LOST_SEGMENTS]) == (30, 0)

@@ -1,0 +1,185 @@
+"""What processes of one machine say to each other through sockets, and what they leave for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.emulator.backend import EmulatorError
+from orchestrator.emulator.emulations import named_emulator
+from orchestrator.emulator.requests import answer_to, read_answer
+from protos.errors import IsthmusError
+from sites.worker.environment import read_overrides
+from sites.worker.gateway_link import GatewayLink
+from tests.fuzz.line_targets import json_bytes, line
+from tests.fuzz.target import KIB, Target
+from tests.topology import fault_documents
+from topology.changes import Change, Pause
+from topology.errors import ConfigError
+from topology.faults import load_faults
+from topology.load import load_job, load_topology
+
+_CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
+_DEADLINE_S = 10.0
+
+
+# ---------------------------------------------------------------- a rank hears its gateway
+
+
+def _heard_samples() -> list[bytes]:
+    welcome = {
+        "op": "welcome",
+        "site": "ash",
+        "site_index": 0,
+        "sites": ["ash", "birch"],
+        "ranks_per_site": [1, 2],
+        "verify_every": 10,
+        "config_hash": "abc",
+        "encoding": {
+            "codecs": ["int8"],
+            "turns": [0],
+            "chunk_numel": 4096,
+            "error_feedback": True,
+        },
+    }
+    times = {"inter_s": 0.1, "wait_s": 0.0, "encode_s": 0.01, "decode_s": 0.01}
+    reduced = {"op": "reduced", "round": 0, "bucket": 1, "weight": 512.0, "wire_bytes": 99}
+    failed = {"op": "failed", "code": "PEER_LOST", "message": "birch is gone", "site": "birch"}
+    whole = [welcome, {**reduced, "times": times}, failed]
+    return [b"".join(map(line, whole)), line({**welcome, "encoding": None})]
+
+
+@contextlib.contextmanager
+def _gateway_saying(messages: Sequence[bytes]) -> Iterator[Path]:
+    """Give the socket of a gateway that takes one rank, says this, and ends."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-fuzz-") as folder:
+        path = Path(folder) / "gateway.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.settimeout(_DEADLINE_S)
+            listener.bind(str(path))
+            listener.listen()
+
+            def serve() -> None:
+                with listener.accept()[0] as rank, contextlib.suppress(OSError):
+                    rank.settimeout(_DEADLINE_S)
+                    rank.recv(KIB)
+                    for message in messages:
+                        rank.send(message)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            try:
+                yield path
+            finally:
+                thread.join(_DEADLINE_S)
+                assert not thread.is_alive(), "the gateway never ended"
+
+
+def _hear(data: bytes) -> None:
+    """Let a rank join a gateway that says each line as a message, and hear it to its end."""
+    told: list[object] = []
+    ended = threading.Event()
+
+    def on_failed(error: IsthmusError) -> None:
+        told.append(error)
+        ended.set()
+
+    messages = [each for each in data.split(b"\n") if each]
+    with _gateway_saying(messages) as path:
+        link = GatewayLink(path, _DEADLINE_S)
+        try:
+            link.join(rank=0, local_rank=0, generation=1, timeout_s=_DEADLINE_S)
+            link.start(told.append, on_failed)
+            assert ended.wait(_DEADLINE_S), "the link never ended"
+        finally:
+            link.close()
+
+
+# ---------------------------------------------------------------- emulations
+
+
+def _request_samples() -> list[bytes]:
+    return [line({"apply": "link: [east, middle], rate: 10Mbit/s"}), line({"apply": "{heal: all}"})]
+
+
+def _answer_request(data: bytes) -> None:
+    """Let an emulation answer one request, and whoever asked read the answer."""
+
+    async def apply(script: str) -> Sequence[Change | Pause]:
+        faults = load_faults(script, "request", _CHAIN)
+        assert faults.faults
+        return ()
+
+    async def answer() -> bytes:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        return line(await answer_to(reader, apply))
+
+    read_answer(asyncio.run(answer()), "fuzz")
+
+
+def _state(data: bytes) -> None:
+    with contextlib.suppress(ValueError, RecursionError):
+        state = json.loads(data)
+        if isinstance(state, dict):
+            named = named_emulator(state)
+            assert named is None or (named[0] > 0 and named[1] >= 0)
+
+
+def _overridden(data: bytes) -> None:
+    overrides = read_overrides(data.decode("utf-8", errors="replace"))
+    load_job("version: 1\nname: j\ntopology: t.yaml\n", "j.yaml", overrides["job"])
+
+
+def _target(
+    name: str,
+    decode: object,
+    refusals: tuple[type[Exception], ...],
+    samples: list[bytes],
+    mutations: int,
+) -> Target:
+    assert callable(decode)
+    return Target(
+        name=name,
+        decode=decode,
+        refusals=refusals,
+        samples=lambda: samples,
+        most_bytes=lambda data: 512 * KIB + json_bytes(data),
+        mutations=mutations,
+    )
+
+
+LOCAL_TARGETS = (
+    _target("rank-hears", _hear, (IsthmusError,), _heard_samples(), 100),
+    _target(
+        "emulation-request", _answer_request, (ConfigError, EmulatorError), _request_samples(), 60
+    ),
+    _target(
+        "emulation-answer",
+        lambda data: read_answer(data, "fuzz"),
+        (ConfigError, EmulatorError),
+        [line({"changes": ["a to b: cut", "b to a: cut"]})],
+        200,
+    ),
+    _target(
+        "emulation-state",
+        _state,
+        (),
+        [line({"emulator": {"pid": 77, "created_s": 1e9}, "sites": {}})],
+        200,
+    ),
+    _target(
+        "overrides",
+        _overridden,
+        (ConfigError,),
+        [line({"job": ["exchange.codec=int8"], "topology": []}), b""],
+        60,
+    ),
+)
