@@ -29,7 +29,7 @@ from protos.errors import LocalProtocolError
 from sites.agent.gateway import Gateway
 from sites.gateway.agent_port import read_commands, read_configuration
 from sites.gateway.local_messages import parse
-from sites.gateway.plan_schedule import Proposal
+from sites.gateway.proposal import Proposal
 from sites.launcher.failures import (
     RankFailure,
     describe_failure,

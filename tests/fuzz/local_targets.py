@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from orchestrator.emulator.backend import EmulatorError
 from orchestrator.emulator.emulations import named_emulator
@@ -33,7 +34,7 @@ _DEADLINE_S = 10.0
 
 
 def _heard_samples() -> list[bytes]:
-    welcome = {
+    welcome: dict[str, Any] = {
         "op": "welcome",
         "site": "ash",
         "site_index": 0,
@@ -49,8 +50,19 @@ def _heard_samples() -> list[bytes]:
         },
     }
     times = {"inter_s": 0.1, "wait_s": 0.0, "encode_s": 0.01, "decode_s": 0.01}
-    reduced = {"op": "reduced", "round": 0, "bucket": 1, "weight": 512.0, "wire_bytes": 99}
-    failed = {"op": "failed", "code": "PEER_LOST", "message": "birch is gone", "site": "birch"}
+    reduced: dict[str, Any] = {
+        "op": "reduced",
+        "round": 0,
+        "bucket": 1,
+        "weight": 512.0,
+        "wire_bytes": 99,
+    }
+    failed: dict[str, Any] = {
+        "op": "failed",
+        "code": "PEER_LOST",
+        "message": "birch is gone",
+        "site": "birch",
+    }
     whole = [welcome, {**reduced, "times": times}, failed]
     return [b"".join(map(line, whole)), line({**welcome, "encoding": None})]
 
