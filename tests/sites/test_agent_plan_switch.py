@@ -1,0 +1,126 @@
+"""A site's gateways answer a proposal as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from orchestrator.replanning import tree_messages
+from protos.control.v1.control_pb2 import (
+    DecideReduction,
+    PrepareReduction,
+    ReductionBegun,
+    ReductionPrepared,
+    ReductionTree,
+)
+from sites.agent.plan_switch import PlanSwitch, reduction_of
+from sites.gateway.json_fields import read_json
+from sites.gateway.proposal import Proposal
+from tests.fakes.worlds import JOB, topology
+from topology.hashing import reduction_hash
+from topology.job import NamedTree, Reduction
+from topology.load import load_job
+from topology.trees import ReductionPlan, star
+
+STAR = ReductionTree(root="b", parents={"a": "b", "c": "b"}, weight=1)
+
+
+class Site:
+    """A site of two nodes, and what its gateways and the coordinator are told."""
+
+    def __init__(self) -> None:
+        self.told: list[Mapping[str, Any]] = []
+        self.put: list[ReductionPrepared | ReductionBegun] = []
+        job = load_job(JOB, "job.yaml")
+        self.switch = PlanSwitch(job, topology(3), 2, self.told.append, self.put.append)
+
+    def prepare(self, epoch: int, *trees: ReductionTree) -> None:
+        self.switch.prepare(PrepareReduction(epoch=epoch, from_round=9, trees=trees))
+
+
+def answer(epoch: int, **changes: object) -> Mapping[str, Any]:
+    fields = {"accepted": True, "hash": "h", "round": 4, "late": False, "why": ""}
+    return {"op": "plan_prepared", "epoch": epoch, **fields, **changes}
+
+
+def test_gateways_get_the_plan_by_site_index() -> None:
+    site = Site()
+    site.prepare(1, STAR)
+    (line,) = site.told
+    fields = {key: value for key, value in line.items() if key != "op"}
+    proposal = read_json(Proposal, fields)
+    assert (proposal.epoch, proposal.from_round) == (1, 9)
+    assert proposal.plan.trees == (star(3, 1),)
+    assert proposal.hash == reduction_hash(ReductionPlan(3, (star(3, 1),), "x"), proposal.codecs)
+    site.prepare(2)
+    assert site.told[1]["plan"]["trees"] == ()
+    site.switch.decide(DecideReduction(epoch=2, commit=True))
+    assert site.told[2] == {"op": "decide_plan", "epoch": 2, "commit": True}
+
+
+def test_all_gateways_have_to_accept() -> None:
+    site = Site()
+    site.prepare(1, STAR)
+    site.switch.prepared(answer(1, round=4))
+    assert site.put == []
+    site.switch.prepared(answer(1, round=5))
+    assert site.put == [ReductionPrepared(epoch=1, accepted=True, plan_hash="h", round=5)]
+    site.prepare(2, STAR)
+    site.switch.prepared(answer(1))  # of before
+    site.switch.prepared(answer(2))
+    site.switch.prepared(answer(2, accepted=False, late=True, why="round 9 has begun"))
+    late = site.put[-1]
+    assert isinstance(late, ReductionPrepared)
+    assert (late.accepted, late.late, late.why) == (False, True, "round 9 has begun")
+    site.prepare(3, STAR)
+    site.switch.prepared(answer(3, accepted=False, late=True, why="late"))
+    site.switch.prepared(answer(3, accepted=False, why="no links"))
+    unable = site.put[-1]
+    assert isinstance(unable, ReductionPrepared)
+    assert not unable.late, "a later round would not help"
+
+
+def test_gateways_that_understood_different_plans_are_a_refusal() -> None:
+    site = Site()
+    site.prepare(1, STAR)
+    site.switch.prepared(answer(1, hash="h"))
+    site.switch.prepared(answer(1, hash="i"))
+    refused = site.put[-1]
+    assert isinstance(refused, ReductionPrepared)
+    assert (refused.accepted, refused.why) == (False, "its gateways understood different plans")
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        (ReductionTree(root="z", parents={"a": "b"}, weight=1), "unknown site 'z'"),
+        (ReductionTree(root="b", parents={"a": "b"}, weight=1), "'c' has none"),
+        (ReductionTree(root="b", parents={"a": "c", "c": "a"}, weight=1), "is a circle"),
+        (ReductionTree(root="b", parents={"a": "b", "c": "b"}, weight=0), "of weight 1 to 100"),
+    ],
+)
+def test_trees_that_cannot_be_are_refused_before_any_gateway_hears(
+    tree: ReductionTree, why: str
+) -> None:
+    site = Site()
+    site.prepare(1, tree)
+    assert site.told == []
+    (refused,) = site.put
+    assert isinstance(refused, ReductionPrepared)
+    assert not refused.accepted
+    assert why in refused.why
+
+
+def test_the_first_gateway_that_begins_is_told() -> None:
+    site = Site()
+    for _ in range(2):
+        site.switch.begun({"op": "plan_begun", "epoch": 1, "round": 9})
+    assert site.put == [ReductionBegun(epoch=1, round=9)]
+
+
+def test_reductions_cross_the_control_plane_as_they_are() -> None:
+    tree = NamedTree(root="b", parents={"a": "b", "c": "a"}, weight=7)
+    for reduction in (Reduction(tree="gather"), Reduction(trees=(tree,))):
+        assert reduction_of(tree_messages(reduction)) == reduction
