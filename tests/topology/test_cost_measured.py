@@ -72,6 +72,8 @@ def test_steps_that_constants_have_not_seen(
 
 
 _SC21 = [  # layers, hidden, heads, tensor, pipeline, GPUs, batch, seconds by eq. 3
+    (24, 2304, 24, 1, 1, 32, 512, 3.53),
+    (30, 3072, 32, 2, 1, 64, 512, 3.70),
     (36, 4096, 32, 4, 1, 128, 512, 3.70),
     (40, 6144, 48, 8, 1, 256, 1024, 9.40),
     (48, 8192, 64, 8, 2, 512, 1536, 14.45),
@@ -90,7 +92,7 @@ def test_megatron_weak_scaling(row: tuple[int, int, int, int, int, int, int, flo
     workload = gpt(layers, hidden, heads)
     best_s = min(
         step_time(workload, degrees, A100, SELENE, batch).step_s
-        for micro_batch in (1, 2, 4, 8)
+        for micro_batch in (1, 2, 4, 8, 16)
         if memory(
             workload,
             degrees := dataclasses.replace(
@@ -311,6 +313,7 @@ _PROFILES = {  # model, micro-batch: forward and backward seconds of all layers,
 _SAILOR = [  # model, pipeline, data, micro-batch, batch, measured s
     ("opt", 1, 1, 1, 32, 2.28123),
     ("opt", 2, 1, 8, 32, 0.65705),
+    ("opt", 2, 2, 1, 64, 1.44523),
     ("opt", 4, 2, 8, 512, 2.69795),
     ("opt", 2, 4, 8, 512, 2.2988),
     ("opt", 4, 4, 8, 1024, 2.72578),
