@@ -94,8 +94,7 @@ def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
 
 def channels_of(job: Job, topology: Topology) -> int:
     """Return how many connections each link of a job begins with; where they differ, the fewest."""
-    # Emulated sites may buffer as much as they like: orchestrator/emulator/namespaces.py.
-    is_netns = topology.emulate and has_packets(topology)
+    buffer_bytes = send_buffer_bytes_of(topology)
     return min(
         (
             first_channels(
@@ -103,12 +102,18 @@ def channels_of(job: Job, topology: Topology) -> int:
                 link.max_flows or FLOWS_MAX,
                 link.bytes_per_s,
                 link.rtt_s,
-                None if is_netns else SEND_BUFFER_BYTES,
+                buffer_bytes,
             )
             for link in topology.links
         ),
         default=1,
     )
+
+
+def send_buffer_bytes_of(topology: Topology) -> int | None:
+    """Return what one connection can have on the way at most; None: no limit."""
+    # Emulated sites may buffer as much as they like: orchestrator/emulator/namespaces.py.
+    return None if topology.emulate and has_packets(topology) else SEND_BUFFER_BYTES
 
 
 def has_packets(topology: Topology) -> bool:

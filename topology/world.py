@@ -94,6 +94,8 @@ class Link:
     egress_usd_per_byte: float = 0.0
     max_flows: int | None = None
     window_bytes: int | None = None
+    congestion: str = "cubic"
+    """What the source's TCP follows, by its name in the kernel; `cubic` is what Linux comes with."""
     distance_km: float | None = None
     """As written, or between the sites' locations."""
     share: float = 1.0

@@ -115,6 +115,10 @@ def _links(plan: Mapping[str, Any]) -> list[Column]:
     step_s, links = plan["predicted"]["step_s"], plan["links"]
     return [
         Column("link", [" - ".join(each["between"]) for each in links], is_text=True),
+        Column(
+            "codec", [", ".join(each["codecs"]) or figures.UNKNOWN for each in links], is_text=True
+        ),
+        Column("connections", [str(each["connections"] or figures.UNKNOWN) for each in links]),
         Column("busy", [figures.share(each["busy"]) for each in links]),
         Column(
             "step with 1 Gbit/s more",

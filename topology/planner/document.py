@@ -113,6 +113,11 @@ class LinkModel(Strict):
     busy: Share
     """Of a step, in the busier direction."""
     step_s_with_one_more_gbit_s: Seconds
+    codecs: list[Text] = Field(default_factory=list)
+    """Of the chunks that cross it."""
+    connections: Annotated[int, Field(ge=0)] = 0
+    """That each two gateways begin with."""
+    connections_because: Text = "not said"
 
 
 class FrontModel(Strict):

@@ -15,7 +15,7 @@ from topology.planner.joint_step import JointModel
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.planner.ways import ways
-from topology.planner.worth import widened
+from topology.planner.worth import crossing, widened
 from topology.world import Site, Topology
 
 _FORMS = 4
@@ -204,6 +204,7 @@ def cut_link_worths(
             "between": [link.source, link.target],
             "busy": busy_s / choice.step_s,
             "step_s_with_one_more_gbit_s": wider_s,
+            **crossing(choice.job(search.job), topology, choice.way.plan, link),
         }
     return list(found.values())
 

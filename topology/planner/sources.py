@@ -11,6 +11,7 @@ from topology.drift import drifts
 from topology.job import Job
 from topology.planner.choice import Choice
 from topology.planner.codings import Coding
+from topology.planner.connections import held_back
 from topology.planner.search import Search
 from topology.units import format_duration, format_fraction, format_rate
 from topology.world import Link, Topology
@@ -96,6 +97,7 @@ def warnings(job: Job, topology: Topology) -> list[str]:
             found.append(
                 f"plan.objective is cost, and {', '.join(free)} has no price: it counts as free"
             )
+    found += held_back(topology)
     scheduled = [f"{link.source} → {link.target}" for link in topology.links if link.schedule]
     if scheduled:
         found.append(

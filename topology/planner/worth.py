@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from topology.job import Job
+from topology.link_codecs import plan_codecs
 from topology.planner.choice import Choice
+from topology.planner.connections import first_connections
 from topology.planner.search import Search
 from topology.planner.shares import busiest
 from topology.planner.site_set import EXACT_SITES
 from topology.step_time import StepModel
-from topology.world import Topology
+from topology.trees import ReductionPlan
+from topology.world import Link, Topology
 
 GBIT_BYTES_PER_S = 125e6
 
@@ -58,9 +62,39 @@ def link_worths(search: Search, choice: Choice, model: StepModel) -> list[dict[s
                 "between": [link.source, link.target],
                 "busy": busy_s / choice.step_s,
                 "step_s_with_one_more_gbit_s": _step_s(search, choice, wider),
+                **crossing(choice.job(search.job), topology, choice.way.plan, link),
             }
         )
     return found
+
+
+def crossing(
+    job: Job, topology: Topology, plan: ReductionPlan, link: Link
+) -> dict[str, list[str] | int | str]:
+    """Return how gradients cross a link: the codecs of its chunks, and its connections.
+
+    Args:
+        job: With the exchange that was decided.
+        topology: Of the sites that take part.
+        plan: Over them.
+        link: Stands for both directions.
+    """
+    index = {site.name: site.index for site in topology.sites}
+    hop = {index[link.source], index[link.target]}
+    codecs = plan_codecs(job, topology, plan)
+    crossed = [
+        codec
+        for codec, tree in zip(codecs, plan.trees, strict=False)
+        if any({*each} == hop for each in tree.parent.items())
+    ]
+    if plan.is_gather:
+        crossed = [*codecs]
+    count, why = first_connections(job, topology, link) if crossed else (0, "nothing crosses")
+    return {
+        "codecs": list(dict.fromkeys(crossed)),
+        "connections": count,
+        "connections_because": why,
+    }
 
 
 def widened(topology: Topology, pair: frozenset[str]) -> Topology:

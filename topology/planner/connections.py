@@ -1,0 +1,90 @@
+"""With how many TCP connections the gateways of a link begin, and why. Pure.
+
+A job may name a number. Else gateways decide, by topology/channels.py before anything has crossed, and by
+the losses that their kernels count from then on (sites/gateway/channel_growth.py). A plan writes down
+what that comes to by the topology's figures; it changes nothing.
+"""
+
+from __future__ import annotations
+
+from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
+from topology.cost.tcp import (
+    CONGESTION_CONTROLS,
+    PAYLOAD_SHARE,
+    Path,
+    connection_bytes_per_s,
+    connections_needed,
+    link_bytes_per_s,
+)
+from topology.job import Job
+from topology.units import format_fraction, format_rate, format_size
+from topology.wire_load import send_buffer_bytes_of
+from topology.world import Link, Topology
+
+_CARRIED = 0.8
+"""Of a link: what all connections that it allows have to carry, or a plan warns of it."""
+
+
+def first_connections(job: Job, topology: Topology, link: Link) -> tuple[int, str]:
+    """Return how many connections each two gateways of a link begin with, and why so many."""
+    wanted = job.exchange.channels_per_link
+    if wanted is not None:
+        return wanted, "exchange.channels_per_link"
+    most = link.max_flows or FLOWS_MAX
+    buffer_bytes = send_buffer_bytes_of(topology)
+    count = first_channels(None, most, link.bytes_per_s, link.rtt_s, buffer_bytes)
+    return count, f"{_reason(link, count, buffer_bytes, most)}{_growth(link, count, most)}"
+
+
+def _reason(link: Link, count: int, buffer_bytes: int | None, most: int) -> str:
+    """Return why a link begins with `count` connections."""
+    held = f"{format_size(link.bytes_per_s * link.rtt_s)} are on the way"
+    if count == most:
+        return f"{held}, and max_flows allows no more"
+    if count == 1:
+        return f"{held}: two would crowd each other out"
+    if count == 2:
+        return f"{held}: while one waits for a lost packet, the other carries on"
+    return f"{held}, and a send buffer holds {format_size(buffer_bytes or SEND_BUFFER_BYTES)}"
+
+
+def _growth(link: Link, count: int, most: int) -> str:
+    """Return how many connections losses will make of them."""
+    if link.loss <= 0:
+        return ""
+    needed = connections_needed(_path(link), congestion=_congestion(link))
+    if needed <= count:
+        return ""
+    return (
+        f"; with {format_fraction(link.loss)} lost, {_congestion(link)} carries "
+        f"{format_rate(connection_bytes_per_s(_path(link), congestion=_congestion(link)))} a "
+        f"connection, so they become {min(needed, most)}"
+    )
+
+
+def held_back(topology: Topology) -> list[str]:
+    """Return a warning for each link whose losses leave less of it than a plan counts on."""
+    found = []
+    for link in topology.links:
+        most = link.max_flows or FLOWS_MAX
+        path = _path(link)
+        carried = link_bytes_per_s(path, most, congestion=_congestion(link))
+        if carried < _CARRIED * PAYLOAD_SHARE * link.bytes_per_s:
+            found.append(
+                f"{link.source} → {link.target}: with {format_fraction(link.loss)} of packets lost, "
+                f"{most} connections of {_congestion(link)} carry {format_rate(carried)} of "
+                f"{format_rate(link.bytes_per_s)}, and the plan counts on all of it: allow more "
+                "connections (max_flows), or use BBR at both ends"
+            )
+    return found
+
+
+def _path(link: Link) -> Path:
+    return Path(bytes_per_s=link.bytes_per_s, rtt_s=link.rtt_s, loss=link.loss)
+
+
+def _congestion(link: Link) -> str:
+    """Return which of the formulas stands for what the source's kernel follows."""
+    if link.congestion.startswith("bbr"):
+        return "bbr"
+    return link.congestion if link.congestion in CONGESTION_CONTROLS else "cubic"
