@@ -43,7 +43,7 @@ def test_zero_3_through_each_rank_s_own_adapter(
     pipeline: int,
     ahead: float,
 ) -> None:
-    """Table 2, ZeRO-3, DeepSpeed's of 2021: TFLOP/s a GPU, 17 %; pipelines are ahead in every row.
+    """Table 2, ZeRO-3, DeepSpeed's of 2021: TFLOP/s a GPU, 20 %; pipelines are ahead in every row.
 
     The same bytes took it as long on 768 GPUs as on 1,536 (67 s), and on 1,120 as on 2,240 (182 s): 16 to
     18 GB/s a GPU of an adapter's 25. Its gathers did not share what came into a node. The pipelines' rows of
