@@ -13,25 +13,33 @@ theorem 3.23). So two sites that gather after they have computed for 1 s and 2 s
 
 from __future__ import annotations
 
-from operator import add
+from typing import TYPE_CHECKING
 
-Weights = list[list[float]]
-"""By source, then target; -inf: no edge."""
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 
-def largest_cycle_mean(weights: Weights) -> float:
-    """Return the largest mean weight of the edges of any cycle; every node has one to itself.
+def largest_cycle_means(weights: Floats) -> Floats:
+    """Return, of each of B graphs, the largest mean weight of the edges of any cycle.
 
-    Karp, "A characterization of the minimum cycle mean in a digraph". O(nodes^3).
+    Karp, "A characterization of the minimum cycle mean in a digraph". O(B nodes^3).
+
+    Args:
+        weights: By graph, source and target; shape (B, nodes, nodes). -inf: no edge. Every node has
+            one to itself.
+
+    Returns:
+        Shape (B,).
     """
-    into = list(zip(*weights, strict=True))
-    heaviest = [[0.0] * len(weights)]
+    num_graphs, num_nodes, _ = weights.shape
+    heaviest = np.zeros((num_nodes + 1, num_graphs, num_nodes))
     """By number of edges: the weight of the heaviest walk of so many that ends at a node."""
-    for _ in weights:
-        before = heaviest[-1]
-        heaviest.append([max(map(add, before, column)) for column in into])
-    last = len(weights)
-    return max(
-        min((heaviest[last][v] - heaviest[k][v]) / (last - k) for k in range(last))
-        for v in range(last)
-    )
+    for count in range(num_nodes):
+        heaviest[count + 1] = (heaviest[count][:, :, None] + weights).max(axis=1)
+    lengths = np.arange(num_nodes, 0, -1)[:, None, None]
+    means: Floats = ((heaviest[-1] - heaviest[:-1]) / lengths).min(axis=0).max(axis=1)
+    return means

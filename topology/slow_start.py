@@ -3,6 +3,10 @@
 After a pause longer than its time-out a connection begins with a small window and doubles it each round
 trip (RFC 5681, 3.1 and 4.1). A window of w bytes, of all connections together, takes a round trip t
 where the link, of r bytes a second, needs w / r for it: t - w / r is lost, until a window is r t.
+
+Which congestion controls do: those that leave their window to the kernel. BBR keeps its own model of the
+path, and Linux does not touch the window of one that does (net/ipv4/tcp_output.c,
+tcp_slow_start_after_idle_check).
 """
 
 from __future__ import annotations
@@ -11,6 +15,13 @@ from collections.abc import Iterator
 
 FIRST_WINDOW_PACKETS = 10
 """Of a connection: RFC 6928. Linux starts again from it once one was idle for longer than its time-out."""
+RTO_MIN_S = 0.2
+"""Linux: TCP_RTO_MIN, on top of the smoothed round trip."""
+
+
+def is_rested_slow(congestion: str) -> bool:
+    """Return whether connections of a congestion control start slowly again after a pause."""
+    return not congestion.startswith("bbr")
 
 
 def unused_s(
@@ -24,6 +35,18 @@ def unused_s(
             break  # what a burst's last window leaves unused, nobody waits for
         lost_s += rtt_s - window_bytes / bytes_per_s
     return lost_s
+
+
+def sent_bytes(
+    since_s: float, bytes_per_s: float, rtt_s: float, first_window_bytes: float
+) -> float:
+    """Return how much a link sends at most in the first seconds of a burst."""
+    left_s, sent = since_s, 0.0
+    for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
+        if left_s < rtt_s:
+            return sent + min(window_bytes, left_s * bytes_per_s)
+        sent, left_s = sent + window_bytes, left_s - rtt_s
+    return sent + left_s * bytes_per_s
 
 
 def windows(bytes_per_s: float, rtt_s: float, first_window_bytes: float) -> Iterator[float]:

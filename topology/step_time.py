@@ -1,15 +1,15 @@
 """How long a step takes by the topology's figures alone: compute, exchange, and what of it is hidden. Pure.
 
 Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they fill a
-bucket; with `schedule: serial` all leave at its end. The WAN takes them in that order and pauses only
+bucket (topology/buckets.py); with `schedule: serial` all leave at its end. The WAN takes them in that order and pauses only
 when there is nothing to send. So site j ends step k no earlier than, for every site i and each of its
 releases r, of which all that is not yet sent has L(r) bytes,
 
     end_i(k-1) + c_i - b_i(r) + RS_i(r) + x_ij(L(r)) + AG_j,
 
 with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of an
-exchange of so many bytes from i's start to j's end (topology/wire_time.py; TCP starts slowly for the
-first release only), RS and AG the reduce-scatter and all-gather of one bucket inside the site
+exchange of so many bytes from i's start to j's end (topology/tree_times.py; TCP starts slowly for the
+first release only, and only if i's connections have rested before it for longer than their time-out), RS and AG the reduce-scatter and all-gather of one bucket inside the site
 (topology/fabric.py). That is a recurrence in the algebra of max and plus: the mean step is
 its largest cycle mean (topology/cycle_mean.py). Sites that differ do not simply wait for the slowest:
 in a gather, a late gradient finds the others' there.
@@ -21,10 +21,15 @@ codecs (topology/codec_costs.py), and for sending and receiving. Left out: the o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from topology.buckets import FLOAT32_BYTES, buckets_of
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
 from topology.compute import (
     flops_per_sequence,
@@ -34,17 +39,25 @@ from topology.compute import (
     site_shares,
 )
 from topology.cost.workload import workload_described
-from topology.cycle_mean import largest_cycle_mean
+from topology.cycle_mean import largest_cycle_means
 from topology.fabric import reduce_scatter_s
-from topology.job import Job
+from topology.job import Job, Model
 from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
-from topology.tree_times import Hop, Load, bytes_of_hops, plan_times_s, rate_of
+from topology.slow_start import RTO_MIN_S
+from topology.tree_times import Hop, Load, bytes_of_hops, crossings_s, rate_of
 from topology.trees import ReductionPlan
 from topology.wire_load import tree_ratios, wire_load, wire_loads
 from topology.world import Site, Topology
 
-FLOAT32_BYTES = 4
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+_KNOTS = 8
+"""Releases whose crossings are worked out; those of others lie between them, for connections that are warm
+take a time that grows with the bytes along a line, to within a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +99,23 @@ def gradient_bytes(job: Job) -> int:
 
 def releases(job: Job) -> tuple[Release, ...]:
     """Return what leaves together in a step, in the order of leaving."""
-    model = job.trainer.model
-    left_bytes = gradient_bytes(job)
+    num_bytes = gradient_bytes(job)
     if job.exchange.schedule == "serial":
-        return (Release(left_bytes, left_bytes, 0.0),)
-    parts = layers(model)
-    forward_flops = math.fsum(layer.flops_per_token for layer in parts)
-    after, num_bytes = 2 / 3, 0
+        return (Release(num_bytes, num_bytes, 0.0),)
+    return _releases(job.trainer.model, job.exchange.bucket_bytes)
+
+
+@functools.lru_cache(maxsize=256)
+def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
+    flops = [layer.flops_per_token for layer in layers(model)]
+    buckets = buckets_of(model, bucket_bytes)
+    left_bytes = sum(each.raw_bytes for each in buckets)
     found = []
-    for index, layer in reversed(list(enumerate(parts))):
-        after -= 2 / 3 * layer.flops_per_token / forward_flops
-        num_bytes += FLOAT32_BYTES * layer.parameters
-        if num_bytes >= job.exchange.bucket_bytes or index == 0:
-            found.append(Release(num_bytes, left_bytes, max(0.0, after)))
-            left_bytes -= num_bytes
-            num_bytes = 0
+    for bucket in buckets:
+        # Backward is two thirds of it, and goes down to the first layer.
+        after = 2 / 3 * math.fsum(flops[: bucket.last_layer]) / math.fsum(flops)
+        found.append(Release(bucket.raw_bytes, left_bytes, after))
+        left_bytes -= bucket.raw_bytes
     return tuple(found)
 
 
@@ -130,14 +145,17 @@ class StepModel:
         self.link_bytes: Mapping[Hop, float] = {}
         """What a step sends over it."""
         self.gateway_s = tuple(0.0 for _ in topology.sites)
-        self._rows: dict[tuple[int, int], list[float]] = {}
-        self._exchanges: list[Mapping[tuple[int, int], float]] = []
-        self._within_s = [
-            [reduce_scatter_s(site, each.num_bytes) for each in self._releases]
-            for site in topology.sites
-        ]
+        self._rows: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
+        self._cold_s: Floats | None = None
+        """Of all bytes, with connections that have rested; by source and target."""
+        self._warm_s: Floats | None = None
+        """Of what has not left before each release; by release, source and target."""
+        self._within_s = _within_s(topology, self._releases)
+        self._share_after = np.array([each.share_after for each in self._releases])
         # Each bucket is reduced and gathered, one after another, for every site.
-        self._floor_s = max(2 * math.fsum(each) for each in self._within_s)
+        self._floor_s = float(2 * self._within_s.sum(axis=1).max())
+        self._has_slow_start = False
+        self._sends_s, self._rests_s = np.zeros((2, plan.num_sites, plan.num_sites))
         if plan.num_sites > 1:
             load = wire_load(job, topology, plan, raw_bytes, known)
             self.link_bytes = bytes_of_hops(plan, load)
@@ -150,14 +168,7 @@ class StepModel:
                 for site in topology.sites
             ]
             self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
-            left_bytes = [each.left_bytes for each in self._releases]
-            loads = wire_loads(job, topology, plan, left_bytes, known)
-            # Connections have rested when the first bucket leaves; those after it find them warm.
-            loads[1:] = [dataclasses.replace(each, first_window_bytes=None) for each in loads[1:]]
-            self._exchanges = [
-                _exchange(plan, topology, each, release.left_bytes * max(per_byte_s))
-                for each, release in zip(loads, self._releases, strict=True)
-            ]
+            self._cross(job, topology, plan, known, max(per_byte_s))
             self._floor_s = max(
                 self._floor_s,
                 *self.link_s.values(),
@@ -165,10 +176,33 @@ class StepModel:
                 *_cards_s(topology, self.link_bytes),
             )
 
+    def _cross(
+        self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float, per_byte_s: float
+    ) -> None:
+        """Work out the crossings; no gateway is faster than `per_byte_s`."""
+        left_bytes = np.array([each.left_bytes for each in self._releases], dtype=np.float64)
+        knots = _knots(left_bytes)
+        sizes = [self._releases[index].left_bytes for index in knots]
+        loads = wire_loads(job, topology, plan, sizes, ratio)
+        warm = [dataclasses.replace(each, first_window_bytes=None) for each in loads]
+        # Loads are worked out together: the cold one is the first.
+        crossings = crossings_s(plan, topology, [loads[0], *warm])
+        self._has_slow_start = plan.is_gather and loads[0].first_window_bytes is not None
+        if self._has_slow_start:
+            self._sends_s, self._rests_s = _uses_s(topology, loads[0])
+        least_s = per_byte_s * left_bytes
+        self._cold_s = np.where(
+            np.isinf(crossings[0]), -math.inf, np.maximum(crossings[0], least_s[0])
+        )
+        between = _between(crossings[1:], left_bytes[knots], left_bytes)
+        self._warm_s = np.where(
+            np.isinf(between), -math.inf, np.maximum(between, least_s[:, None, None])
+        )
+
     @property
     def exchange_s(self) -> float:
         """Seconds of one exchange that nothing hides."""
-        return max(self._exchanges[0].values(), default=0.0) if self._exchanges else 0.0
+        return 0.0 if self._cold_s is None else max(0.0, float(self._cold_s.max()))
 
     @property
     def floor_s(self) -> float:
@@ -187,33 +221,54 @@ class StepModel:
         Args:
             sequences: Of the busiest rank of each site, at least 1.
         """
-        if not self._exchanges:
-            return max(self.compute_s(sequences))
-        weights = [self._row(source, count) for source, count in enumerate(sequences)]
-        return max(largest_cycle_mean(weights), self._floor_s)
+        [step_s] = self.steps_s([sequences])
+        return step_s
 
-    def _row(self, source: int, num_sequences: int) -> list[float]:
-        """Return the seconds from a site's beginning of a step to each site's end of it.
+    def steps_s(self, spreads: Sequence[Sequence[int]]) -> list[float]:
+        """Return the same for many spreads of the batch, which is faster than one by one."""
+        if self._warm_s is None:
+            return [max(self.compute_s(each)) for each in spreads]
+        by_site = np.array(spreads).T
+        rows = [self._rows_of(source, counts) for source, counts in enumerate(by_site)]
+        warm, cold, sends_s = (np.stack(each, axis=1) for each in zip(*rows, strict=True))
+        steps_s = self._means_s(cold)
+        if self._has_slow_start:
+            # What rests for no longer than its time-out in such a step does not start slowly again.
+            rests = steps_s[:, None, None] - sends_s > self._rests_s
+            if not rests.all():
+                steps_s = self._means_s(np.where(rests, cold, warm))
+        found: list[float] = steps_s.tolist()
+        return found
 
-        -inf for sites that do not wait for it. What has been worked out is kept: searches ask again.
+    def _means_s(self, weights: Floats) -> Floats:
+        return np.maximum(largest_cycle_means(weights), self._floor_s)
+
+    def _rows_of(self, source: int, counts: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
+        """Return what `_row` does of many spreads, each of shape (spreads, sites)."""
+        known, which = np.unique(counts, return_inverse=True)
+        rows = [self._row(source, count) for count in known.tolist()]
+        warm, cold, sends_s = (np.stack(each)[which] for each in zip(*rows, strict=True))
+        return warm, cold, sends_s
+
+    def _row(self, source: int, num_sequences: int) -> tuple[Floats, Floats, Floats]:
+        """Return the seconds from a site's beginning of a step to each site's end of it; shape (sites,).
+
+        -inf for sites that do not wait for it. With warm connections, and with those that have rested;
+        and how long the connections to each site are in use. What has been worked out is kept:
+        searches ask again.
         """
-        known = self._rows.get((source, num_sequences))
-        if known is not None:
-            return known
+        if (source, num_sequences) in self._rows:
+            return self._rows[source, num_sequences]
+        assert self._warm_s is not None, "there is something to exchange"
+        assert self._cold_s is not None, "there is something to exchange"
         compute_s = num_sequences * self._sequence_s[source]
         last = (num_sequences - 1) % self._micro_batch + 1
-        micro_batch_s = last * self._sequence_s[source]
-        row = [-math.inf] * len(self._sequence_s)
-        row[source] = compute_s
-        for index, (release, exchange) in enumerate(
-            zip(self._releases, self._exchanges, strict=True)
-        ):
-            left_s = compute_s - release.share_after * micro_batch_s + self._within_s[source][index]
-            for target in range(len(row)):
-                crossing_s = exchange.get((source, target))
-                if crossing_s is not None:
-                    end_s = left_s + crossing_s + self._within_s[target][-1]
-                    row[target] = max(row[target], end_s)
+        window_s = self._share_after * last * self._sequence_s[source]
+        left_s = compute_s - window_s + self._within_s[source]
+        warm_s = (left_s[:, None] + self._warm_s[:, source]).max(axis=0) + self._within_s[:, -1]
+        cold_s = left_s[0] + self._cold_s[source] + self._within_s[:, -1]
+        warm_s[source] = max(warm_s[source], compute_s)
+        row = warm_s, np.maximum(warm_s, cold_s), np.maximum(self._sends_s[source], window_s[0])
         self._rows[source, num_sequences] = row
         return row
 
@@ -241,12 +296,62 @@ def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanS
     )
 
 
-def _exchange(
-    plan: ReductionPlan, topology: Topology, load: Load, least_s: float
-) -> Mapping[tuple[int, int], float]:
-    """Return the crossings of a load: no gateway is faster than it can be, and links neither."""
-    crossings_s = plan_times_s(plan, topology, load)
-    return {pair: max(each_s, least_s) for pair, each_s in crossings_s.items()}
+def _within_s(topology: Topology, parts: Sequence[Release]) -> Floats:
+    """Return the seconds of each bucket's reduce-scatter inside each site; shape (sites, releases)."""
+    known: dict[object, list[float]] = {}
+    for site in topology.sites:
+        key = _inside(site)
+        if key not in known:
+            known[key] = [reduce_scatter_s(site, each.num_bytes) for each in parts]
+    return np.array([known[_inside(site)] for site in topology.sites])
+
+
+def _inside(site: Site) -> object:
+    """Return what equal sites' collectives depend on."""
+    return (site.nodes, site.accelerators_per_node, site.fabric)
+
+
+def _uses_s(topology: Topology, load: Load) -> tuple[Floats, Floats]:
+    """Return for how long each link of a gather sends a load, and its connections' time-out.
+
+    Shape (sites, sites). In a tree a link waits for others, and rests.
+    """
+    size = len(topology.sites)
+    sends_s, rests_s = np.zeros((2, size, size))
+    index = {site.name: site.index for site in topology.sites}
+    for link in topology.links:
+        hop = (index[link.source], index[link.target])
+        sends_s[hop] = load.sending_s(link, load.num_chunks * load.chunk_bytes[0])
+        rests_s[hop] = link.rtt_s + RTO_MIN_S
+    return sends_s, rests_s
+
+
+def _knots(left_bytes: Floats) -> list[int]:
+    """Return the releases whose crossings are worked out: all, or some in equal ratios of bytes."""
+    if len(left_bytes) <= _KNOTS:
+        return list(range(len(left_bytes)))
+    wanted = np.geomspace(left_bytes[0], left_bytes[-1], _KNOTS)
+    nearest = np.abs(np.log(left_bytes[:, None] / wanted)).argmin(axis=0)
+    return sorted({0, len(left_bytes) - 1, *nearest.tolist()})
+
+
+def _between(known_s: Floats, at_bytes: Floats, wanted_bytes: Floats) -> Floats:
+    """Return crossings of any sizes from those of some, along lines.
+
+    Args:
+        known_s: Shape (knots, sites, sites); -inf stays.
+        at_bytes: Of the knots, falling.
+        wanted_bytes: Falling, between the first and the last of these.
+    """
+    if len(at_bytes) == len(wanted_bytes):
+        return known_s
+    after = np.clip(np.searchsorted(-at_bytes, -wanted_bytes), 1, len(at_bytes) - 1)
+    part = (at_bytes[after - 1] - wanted_bytes) / (at_bytes[after - 1] - at_bytes[after])
+    one, other = known_s[after - 1], known_s[after]
+    there = np.isfinite(one)
+    rise = np.where(there, other, 0.0) - np.where(there, one, 0.0)
+    found: Floats = np.where(there, one + part[:, None, None] * rise, -math.inf)
+    return found
 
 
 def gateway_s_per_byte(

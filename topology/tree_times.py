@@ -5,33 +5,33 @@ cross links of rate r and round trip t:
 
 - Gather: every site sends everything to every other, all links at once. The slowest link decides:
   max over links of (n c / r + t / 2).
-- Trees: chunks go up to the root and come back down, as through a pipeline. A link's g channels carry
-  one chunk each side by side, so that g of them arrive together. These take the sum over the links
-  of their way of (g c / r + t / 2); each further chunk is behind them by its time on the slowest
-  of them. The slowest way, from any leaf up and down to any other, decides:
-  max over ways of (sum of (g c / r + t / 2) + max over its links of (m - g) c / r).
-  m counts the chunks of all trees on that link, those that go up and those that come down; c is the
-  mean of these.
+- Trees: chunks go up to the root and come back down, as through a pipeline whose links several trees
+  share: topology/tree_flow.py.
 
 TCP starts slowly, after compute's pause as on its first day (topology/slow_start.py): g connections send
-10 packets each, and twice as many each round trip, until they fill the link. What that leaves unused of
-a link comes on top, of its first chunks and of its further ones each as it falls on them: the links of a
-way open their windows at the same time, for chunks follow each other through them. The relay knows
-neither packets nor slow start.
+10 packets each, and twice as many each round trip, until they fill the link; BBR's do not. The relay
+knows neither packets nor slow start.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from topology.slow_start import unused_s
-from topology.tree_shapes import way_up
+from topology.slow_start import is_rested_slow, unused_s
 from topology.trees import ReductionPlan
 from topology.world import Link, Topology
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 Hop = tuple[int, int]
 """A directed link, by the indices of its sites."""
@@ -49,12 +49,16 @@ class Load:
     first_window_bytes: float | None
     """Of all connections of a link together; None: there is no slow start."""
 
+    def window_of(self, link: Link) -> float:
+        """Return the first window of a link's connections; infinite where they do not start slowly."""
+        if self.first_window_bytes is None or not is_rested_slow(link.congestion):
+            return math.inf
+        return self.first_window_bytes
+
     def sending_s(self, link: Link, num_bytes: float) -> float:
         """Return how long the first `num_bytes` take to leave, windows waited for included."""
-        plain_s = num_bytes / link.bytes_per_s
-        if self.first_window_bytes is None:
-            return plain_s
-        return plain_s + unused_s(num_bytes, link.bytes_per_s, link.rtt_s, self.first_window_bytes)
+        waited_s = unused_s(num_bytes, link.bytes_per_s, link.rtt_s, self.window_of(link))
+        return num_bytes / link.bytes_per_s + waited_s
 
 
 def plan_times_s(
@@ -67,7 +71,28 @@ def plan_times_s(
         that depends on it, by their indices. Pairs whose sites do not wait for each other are
         missing; in a tree, a site other than the root waits for its own.
     """
-    return (_gather_times_s if plan.is_gather else _tree_times_s)(plan, topology, load)
+    if plan.is_gather:
+        return _gather_times_s(plan, topology, load)
+    [times_s] = _trees_s(plan, topology, [load]).tolist()
+    return {
+        (source, target): each_s
+        for source, row in enumerate(times_s)
+        for target, each_s in enumerate(row)
+        if each_s > -math.inf
+    }
+
+
+def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
+    """Return the same for several loads; shape (loads, sites, sites), -inf where nobody waits."""
+    if not plan.is_gather:
+        return _trees_s(plan, topology, loads)
+    import numpy as np
+
+    found = np.full((len(loads), plan.num_sites, plan.num_sites), -math.inf)
+    for index, load in enumerate(loads):
+        for pair, each_s in _gather_times_s(plan, topology, load).items():
+            found[(index, *pair)] = each_s
+    return found
 
 
 def shares_of_hops(plan: ReductionPlan) -> dict[Hop, Fraction]:
@@ -139,37 +164,27 @@ def _gather_times_s(
     return times_s
 
 
-def _tree_times_s(
-    plan: ReductionPlan, topology: Topology, load: Load
-) -> dict[tuple[int, int], float]:
-    chunks_of_tree = _chunks_of_trees(plan, load.num_chunks)
-    chunks_of_hop: Counter[Hop] = Counter()
-    bytes_of_hop: dict[Hop, float] = {}
-    for index, count in chunks_of_tree.items():
-        num_bytes = count * load.chunk_bytes[index]
-        for child, parent in plan.trees[index].parent.items():
-            for hop in ((child, parent), (parent, child)):
-                chunks_of_hop[hop] += count
-                bytes_of_hop[hop] = bytes_of_hop.get(hop, 0.0) + num_bytes
-    legs = {
-        hop: _leg(hop, topology, load, count, bytes_of_hop[hop])
-        for hop, count in chunks_of_hop.items()
-    }
-    sites = range(plan.num_sites)
-    times_s: dict[tuple[int, int], float] = {}
-    for index in chunks_of_tree:
-        ways = [way_up(plan.trees[index], site) for site in sites]
-        up = [_joined(legs[hop] for hop in way) for way in ways]
-        down = [_joined(legs[hop[::-1]] for hop in reversed(way)) for way in ways]
-        for source, (first_s, further_s) in enumerate(up):
-            for target, (last_s, below_s) in enumerate(down):
-                if ways[source] or ways[target]:
-                    # Without max(): planners come here more often than anywhere else.
-                    rest_s = max(below_s, further_s)
-                    way_s = first_s + last_s + rest_s
-                    if way_s > times_s.get((source, target), 0.0):
-                        times_s[source, target] = way_s
-    return times_s
+def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
+    """Return crossings over trees; loads that find connections warm, and others, side by side."""
+    # numpy takes a fifth of a second to import, and most processes never ask.
+    import numpy as np
+
+    from topology.tree_begins import Crossing
+    from topology.tree_flow import flow_s
+
+    found = np.empty((len(loads), plan.num_sites, plan.num_sites))
+    for is_warm in (False, True):
+        kind = [
+            index
+            for index, load in enumerate(loads)
+            if (load.first_window_bytes is None) == is_warm
+        ]
+        if kind:
+            alike = [loads[index] for index in kind]
+            counts = [_chunks_of_trees(plan, load.num_chunks) for load in alike]
+            by_tree = [[count[tree] for tree in range(len(plan.trees))] for count in counts]
+            found[kind] = flow_s(Crossing(plan, topology, alike, by_tree))
+    return found
 
 
 def _chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
@@ -180,20 +195,3 @@ def _chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
         for index, count in Counter(plan.turns).items():
             counts[index] += periods * count
     return counts
-
-
-def _leg(
-    hop: Hop, topology: Topology, load: Load, num_chunks: int, num_bytes: float
-) -> tuple[float, float]:
-    """Return the seconds of a hop until its first chunks have arrived, and for all further ones."""
-    link, num_abreast = _link(topology, *hop), min(load.num_abreast, num_chunks)
-    first_s = load.sending_s(link, num_abreast * num_bytes / num_chunks)
-    return first_s + link.rtt_s / 2, load.sending_s(link, num_bytes) - first_s
-
-
-def _joined(legs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return hops one after another as one: the first chunks take them all, the rest the slowest."""
-    first_s = further_s = 0.0
-    for leg in legs:
-        first_s, further_s = first_s + leg[0], max(further_s, leg[1])
-    return first_s, further_s

@@ -17,7 +17,7 @@ from topology.compute import num_parameters, step_compute_s
 from topology.faults import TimedChange
 from topology.job import Exchange, Job, Model, Reduction, Trainer
 from topology.load import load_job, load_topology
-from topology.simulator.buckets import buckets_of
+from topology.buckets import buckets_of
 from topology.simulator.chance import Stragglers
 from topology.simulator.engine import SimulationError
 from topology.simulator.outages import Outages

@@ -19,8 +19,10 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from topology.codec_costs import usual_ratio
-from topology.cycle_mean import largest_cycle_mean
+from topology.cycle_mean import largest_cycle_means
 from topology.job import Job
 from topology.planner.site_cuts import Timing
 from topology.step_time import gateway_s_per_byte, gradient_bytes
@@ -94,8 +96,8 @@ class JointModel:
         if self._plan.num_sites == 1:
             return timings[0].alone_s
         pace_s = self._pace_s(timings)
-        weights = [self._row(source, timings, pace_s) for source in self._indices]
-        return max(largest_cycle_mean(weights), self.links_s, pace_s)
+        weights = np.array([[self._row(source, timings, pace_s) for source in self._indices]])
+        return max(float(largest_cycle_means(weights)[0]), self.links_s, pace_s)
 
     def _row(self, source: int, timings: Sequence[Timing], pace_s: float) -> list[float]:
         """Return the seconds from a site's beginning of a step to each site's end; -inf: no wait."""

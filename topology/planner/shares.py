@@ -52,25 +52,45 @@ def _next_s(
 
 
 def improved(
-    begin: Split, ranks: Sequence[int], micro_batch: int, step_s: Callable[[Split], float]
-) -> Split:
-    """Return a split that is at least as fast as `begin`.
+    begin: Split,
+    ranks: Sequence[int],
+    micro_batch: int,
+    steps_s: Callable[[Sequence[Split]], Sequence[float]],
+) -> tuple[Split, float]:
+    """Return a split that is at least as fast as `begin`, and its seconds.
 
     Where there are at most EVERY_SPLIT_MAX, the fastest of all. Else as far as moving sequences from
     one site to another leads: so many that the giver's busiest rank has one less, or full
     micro-batches only, for the last one's length is the time that hides the exchange.
+
+    Args:
+        begin: To look from.
+        ranks: Of each site.
+        micro_batch: Sequences of a full one.
+        steps_s: Returns the steps of many splits, which is faster than one by one.
     """
     batch = sum(begin)
     if math.comb(batch - sum(ranks) + len(ranks) - 1, len(ranks) - 1) <= EVERY_SPLIT_MAX:
-        return min([begin, *_every(ranks, batch)], key=step_s)
-    best, best_s = begin, step_s(begin)
+        return _fastest([begin, *_every(ranks, batch)], steps_s)
+    best, best_s = _fastest([begin], steps_s)
     for _ in range(_MOVES_MAX):
-        moved = [(step_s(each), each) for each in _moves(best, ranks, micro_batch)]
-        least_s, least = min(moved, default=(best_s, best))
+        moved = sorted(_moves(best, ranks, micro_batch))
+        if not moved:
+            break
+        least, least_s = _fastest(moved, steps_s)
         if least_s >= best_s:
             break
         best, best_s = least, least_s
-    return best
+    return best, best_s
+
+
+def _fastest(
+    splits: Sequence[Split], steps_s: Callable[[Sequence[Split]], Sequence[float]]
+) -> tuple[Split, float]:
+    """Return the first of the fastest splits, and its seconds."""
+    timed = steps_s(splits)
+    index = min(range(len(splits)), key=timed.__getitem__)
+    return splits[index], timed[index]
 
 
 def _every(ranks: Sequence[int], batch: int) -> Iterator[Split]:

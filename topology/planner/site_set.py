@@ -169,6 +169,7 @@ class SiteSet:
             way=way,
             coding=coding,
             sizing=sizing,
+            micro_batch=self._job.trainer.micro_batch,
             step_s=math.inf,
             usd_per_step=math.inf,
             rank=(math.inf,),
@@ -200,14 +201,13 @@ class SiteSet:
     def _spread(self, model: StepModel, shortest_s: float) -> tuple[Split, float]:
         """Return a spread of the batch and its step: a better one than the first, if that is longer."""
 
-        def step_s(split: Split) -> float:
-            return model.step_s(busiest(split, self._ranks))
+        def steps_s(splits: Sequence[Split]) -> list[float]:
+            return model.steps_s([busiest(split, self._ranks) for split in splits])
 
-        split, begun_s = self._begin, step_s(self._begin)
+        [begun_s] = steps_s([self._begin])
         if begun_s <= shortest_s:
-            return split, begun_s
-        split = improved(split, self._ranks, self._job.trainer.micro_batch, step_s)
-        return split, step_s(split)
+            return self._begin, begun_s
+        return improved(self._begin, self._ranks, self._job.trainer.micro_batch, steps_s)
 
 
 def sizings(job: Job) -> tuple[Sizing, ...]:

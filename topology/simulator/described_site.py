@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from topology.buckets import FLOAT32_BYTES, Bucket
 from topology.cost.degrees import Degrees, layers_per_stage
 from topology.cost.device import device_of, interior_of
 from topology.cost.layer_time import head_times, layer_times
@@ -23,7 +24,6 @@ from topology.cost.workload import Workload, workload_described
 from topology.job import Job
 from topology.planner.parallelism import degrees_of
 from topology.planner.site_cuts import Cut, Timing, node_share
-from topology.simulator.buckets import FLOAT32_BYTES, Bucket
 from topology.simulator.pipeline import PipelineTime, Stage, StageLink, simulate_pipeline
 from topology.simulator.rounds import BUCKETS_MAX
 from topology.simulator.site_work import GatewayCost, SiteWork

@@ -17,10 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from topology.simulator.engine import Engine
-from topology.slow_start import unused_s, windows
-
-RTO_MIN_S = 0.2
-"""Linux: TCP_RTO_MIN, on top of the smoothed round trip."""
+from topology.slow_start import RTO_MIN_S, unused_s, windows
 
 Key = tuple[int, int, int]
 """Step, bucket, segment."""

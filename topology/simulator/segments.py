@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from topology.simulator.buckets import Bucket
+from topology.buckets import Bucket
 from topology.tree_times import Load
 from topology.trees import ReductionPlan
 

@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from topology.buckets import Bucket
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S
 from topology.compute import layer_times, site_shares
 from topology.fabric import reduce_scatter_s
 from topology.job import Job
-from topology.simulator.buckets import Bucket
 from topology.simulator.segments import Segment
 from topology.simulator.servers import Server
 from topology.world import Site, Topology

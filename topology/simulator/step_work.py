@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from topology.buckets import Bucket, buckets_of
 from topology.codec_costs import usual_ratio
 from topology.cost.workload import workload_described
 from topology.fabric import reduce_scatter_s
 from topology.job import Job
 from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
-from topology.simulator.buckets import Bucket, buckets_of
 from topology.simulator.described_site import Inside, described_buckets, described_sites
 from topology.simulator.rounds import Rounds, RoundWork, fragment_buckets
 from topology.simulator.segments import Segment, segments_of
