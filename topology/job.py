@@ -41,6 +41,8 @@ tensors and communication are real, and nothing is learnt."""
 
 PLAN_SITES = ("auto", "all")
 """`auto`: a site that slows the others is left out; `all`: none is."""
+MICRO_BATCHES = ("given", "auto")
+"""`given`: a plan keeps the trainer's; `auto`: it takes the largest that fits the accelerators' memory."""
 OBJECTIVES = ("throughput", "cost")
 """What a plan is best at: tokens a second, or US dollars a token."""
 
@@ -217,6 +219,8 @@ class PlanWishes:
     """Steps between two exchanges, at most."""
     objective: str = "throughput"
     """One of OBJECTIVES."""
+    micro_batch: str = "given"
+    """One of MICRO_BATCHES."""
     gateways: str = "measured"
     """One of GATEWAYS."""
     replan: Replan | None = Replan()

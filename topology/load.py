@@ -175,6 +175,7 @@ def _wishes(written: PlanModel) -> PlanWishes:
         sites=written.sites,
         max_sync_period=written.max_sync_period,
         objective=written.objective,
+        micro_batch=written.micro_batch,
         gateways=written.gateways,
         replan=None
         if written.replan is None

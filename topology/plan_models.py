@@ -7,7 +7,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from topology.fields import KeyedError, PositiveDuration, Share, Strict, choice, default
-from topology.job import CODECS, GATEWAYS, OBJECTIVES, PLAN_SITES, PlanWishes, Replan
+from topology.job import CODECS, GATEWAYS, MICRO_BATCHES, OBJECTIVES, PLAN_SITES, PlanWishes, Replan
 from topology.units import format_duration, format_fraction
 
 _WISHES = PlanWishes()
@@ -62,7 +62,9 @@ class PlanModel(Strict):
 
     codecs: Annotated[
         list[Annotated[str, *choice(CODECS)]],
-        Field(description="To choose from; of equally fast ones the most exact. Else exchange.codec."),
+        Field(
+            description="To choose from; of equally fast ones the most exact. Else exchange.codec."
+        ),
     ] = Field(default_factory=list)
     sites: Annotated[str, *choice(PLAN_SITES)] = _WISHES.sites
     max_sync_period: Annotated[
@@ -70,6 +72,11 @@ class PlanModel(Strict):
         Field(ge=1, le=100_000, description="Steps between two exchanges that are permitted."),
     ] = _WISHES.max_sync_period
     objective: Annotated[str, *choice(OBJECTIVES)] = _WISHES.objective
+    micro_batch: Annotated[
+        str,
+        *choice(MICRO_BATCHES),
+        Field(description="given: trainer.micro_batch; auto: the largest that fits the memory."),
+    ] = _WISHES.micro_batch
     gateways: Annotated[
         str,
         *choice(GATEWAYS),

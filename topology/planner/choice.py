@@ -42,6 +42,8 @@ class Choice:
     way: Way
     coding: Coding
     sizing: Sizing
+    micro_batch: int
+    """Of the shipped trainer, at all sites."""
     step_s: float
     usd_per_step: float
     rank: Rank
@@ -58,7 +60,11 @@ class Choice:
             for site, count in zip(self.sites, self.sequences, strict=True)
         )
         return dataclasses.replace(
-            job, exchange=exchange, reduction=self.way.reduction, placement=placement
+            job,
+            exchange=exchange,
+            reduction=self.way.reduction,
+            placement=placement,
+            trainer=dataclasses.replace(job.trainer, micro_batch=self.micro_batch),
         )
 
     def topology(self, topology: Topology) -> Topology:

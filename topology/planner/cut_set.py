@@ -157,6 +157,7 @@ class CutSet:
                 way=way,
                 coding=coding,
                 sizing=_sizing(self._job),
+                micro_batch=self._job.trainer.micro_batch,
                 step_s=step_s,
                 usd_per_step=usd,
                 rank=rank(step_s),

@@ -131,7 +131,7 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
             "channels_per_link": "auto" if channels is None else channels,
         },
         "reduction": written,
-        "micro_batch": job.trainer.micro_batch,
+        "micro_batch": choice.micro_batch,
     }
 
 

@@ -20,6 +20,7 @@ from topology.cost.money import accelerators_usd
 from topology.job import Job, PlanWishes
 from topology.placement import restricted, unreached
 from topology.planner.choice import Choice, Rank, better, by_rank, rank_of
+from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.shares import balanced, busiest
 from topology.planner.site_set import EXACT_SITES, SiteSet
 from topology.planner.ways import ways
@@ -141,7 +142,15 @@ class Search:
         if begin is None or unreached(topology):
             return None
         found = ways(self.job, topology, with_packings=with_packings)
-        return SiteSet(self.job, self.codecs, topology, begin, found)
+        return SiteSet(self._with_micro_batch(topology), self.codecs, topology, begin, found)
+
+    def _with_micro_batch(self, topology: Topology) -> Job:
+        """Return the job with the largest micro-batch that fits these sites, if it is to be decided."""
+        if self.wishes.micro_batch == "given":
+            return self.job
+        most, _ = largest_micro_batch(self.job, topology)
+        trainer = dataclasses.replace(self.job.trainer, micro_batch=most)
+        return dataclasses.replace(self.job, trainer=trainer)
 
     def _ordered(self, names: Iterable[str]) -> Names:
         wanted = set(names)

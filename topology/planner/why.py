@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 from topology.planner.choice import Choice
+from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.search import Search
 from topology.planner.shares import busiest
 from topology.step_time import StepModel
-from topology.units import format_duration, format_fraction
+from topology.units import format_duration, format_fraction, format_size
 from topology.world import Topology
 
 _BINDS = 0.97
@@ -49,6 +50,7 @@ def sentences(
     told = [_summary(search, choice), f"What binds: {bound}."]
     told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
     told += _uneven(search, choice)
+    told += _micro_batch(search, choice)
     ring = next((each for each in weighed if each["what"] == "equal replicas, ring"), None)
     if ring is not None:
         times = ring["step_s"] / choice.step_s
@@ -106,6 +108,24 @@ def _uneven(search: Search, choice: Choice) -> list[str]:
     return [
         f"A rank of {most} takes {per_rank[most]:.3g} sequences and one of {least} "
         f"{per_rank[least]:.3g}, so that they are done together; gradients are weighted by tokens."
+    ]
+
+
+def _micro_batch(search: Search, choice: Choice) -> list[str]:
+    """Say why micro-batches are as large as they are, where that was decided here."""
+    if search.wishes.micro_batch == "given":
+        return []
+    topology = choice.topology(search.topology)
+    most, site = largest_micro_batch(search.job, topology)
+    counts = busiest(choice.sequences, [each.num_ranks for each in topology.sites])
+    has = format_size(site.accelerator.memory_bytes)
+    if max(counts) <= most:
+        why = "each rank has room for its whole share at once"
+    else:
+        why = f"the {has} of {site.name} have room for no more"
+    return [
+        f"A rank takes {min(choice.micro_batch, max(counts))} sequences at once: {why}. The trainer "
+        "takes one number for all sites."
     ]
 
 
