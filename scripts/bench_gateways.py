@@ -225,6 +225,7 @@ def config_of(setting: Setting, site: int, host: str, folder: Path) -> GatewayCo
         channels_per_link=setting.channels,
         window_bytes=setting.window_bytes,
         held_bytes=setting.held_bytes,
+        pipeline_bytes=int(3 * setting.bits_per_s / 8 * setting.rtt_s),
         verify_every=0,
         bind_host=host,
         socket_path=str(folder / f"{SITES[site]}.sock"),
@@ -434,6 +435,7 @@ def main() -> None:
     parser.add_argument("--max-flows", type=int, default=FLOWS_MAX, help="where packets are lost")
     parser.add_argument("--chunk-kib", type=int, help="else as gateways choose it")
     parser.add_argument("--window-mib", type=int)
+    parser.add_argument("--held-mib", type=int, default=HELD_BYTES >> 20, help="of early frames")
     parser.add_argument("--mib", type=int, default=64, help="of float32 a round")
     parser.add_argument("--buckets", type=int, default=1, help="that a round consists of")
     parser.add_argument("--warmup", type=int, default=3, help="rounds")
@@ -466,6 +468,7 @@ def main() -> None:
             keeps_warm=chosen.warm,
             num_buckets=chosen.buckets,
             num_bytes=chosen.mib << 20,
+            held_bytes=chosen.held_mib << 20,
         )
         print(
             measure(

@@ -55,7 +55,7 @@ class Receiver(Protocol):
     """Who gets what peers send. Called from many threads."""
 
     def receive(self, sender: Sender, frame: Frame) -> None:
-        """Take a frame over, or wait until there is room for it."""
+        """Take a frame over; never wait."""
 
     def peer_left(self, sender: Sender) -> None:
         """The peer has finished."""
