@@ -55,7 +55,8 @@ class BlockCodec(Lossy, BodyCodec):
         payload[0] = QUANTISED
         body = payload[1:]
         scales, codes = body[: 2 * num_blocks], body[2 * num_blocks :]
-        blocks.quantise(self.kind, meant, peaks, scales, codes)
+        levels = np.empty(BLOCK, dtype=np.uint8)
+        blocks.quantise(self.kind, meant, peaks, scales, codes, levels)
         frame = self._compressed(body)
         return Encoded(payload.data if frame is None else frame, self._part_of(body, numel))
 

@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.kernels.compiling import (
+from sites.codecs.kernels.compiling import inlined, kernel
+from sites.codecs.kernels.signatures import (
     FLOAT,
     FLOATS,
     INTEGER,
@@ -23,8 +24,6 @@ from sites.codecs.kernels.compiling import (
     READ_OCTETS,
     WORD,
     WORDS,
-    inlined,
-    kernel,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -164,8 +163,10 @@ def find_peaks(values: Floats, peaks: Words) -> np.uint32:
     return largest
 
 
-@kernel(NOTHING, INTEGER, FLOATS, WORDS, OCTETS, OCTETS)
-def quantise(kind: int, values: Floats, peaks: Words, scales: Octets, codes: Octets) -> None:
+@kernel(NOTHING, INTEGER, FLOATS, WORDS, OCTETS, OCTETS, OCTETS)
+def quantise(
+    kind: int, values: Floats, peaks: Words, scales: Octets, codes: Octets, levels: Octets
+) -> None:
     """Write scales and codes, and leave in `values` what they lose.
 
     Args:
@@ -174,6 +175,7 @@ def quantise(kind: int, values: Floats, peaks: Words, scales: Octets, codes: Oct
         peaks: uint32, shape (b,): the bits of each block's largest magnitude.
         scales: uint8, shape (2 b,).
         codes: uint8, shape (n,), or (ceil(n / 2),) for INT4.
+        levels: uint8, shape (BLOCK,): for what happens in between.
     """
     numel = values.size
     level_max = np.float32(448)
@@ -181,7 +183,6 @@ def quantise(kind: int, values: Floats, peaks: Words, scales: Octets, codes: Oct
         level_max = np.float32(127)
     elif kind == INT4:
         level_max = np.float32(7)
-    levels = np.zeros(BLOCK, np.int8)
     for block in range(peaks.size):
         encoded = _scale_of(peaks[block], level_max)
         scales[2 * block] = encoded & np.uint32(0xFF)
@@ -200,14 +201,14 @@ def quantise(kind: int, values: Floats, peaks: Words, scales: Octets, codes: Oct
             for i in range(count):
                 value = values[first + i]
                 level = np.rint(value * inverse)
-                levels[i] = np.int8(level)
+                levels[i] = np.uint8(np.int8(level))
                 values[first + i] = value - level * scale
             if count < BLOCK:
                 levels[count] = 0  # the upper half of the last byte of an odd number of elements
             half = block * _HALF_BLOCK
             for i in range((count + 1) // 2):
                 lower, upper = levels[2 * i], levels[2 * i + 1]
-                codes[half + i] = np.uint8((lower & np.int8(15)) | (upper << np.int8(4)))
+                codes[half + i] = (lower & np.uint8(15)) | (upper << np.uint8(4))
         else:
             for i in range(count):
                 value = values[first + i]

@@ -1,12 +1,9 @@
 """Compiles kernels when their module is imported, and keeps what came of it for the next process.
 
 The first import on a machine compiles for seconds, later ones load what was kept. That lies in a folder of
-its own for each processor, numba and text of these modules, so nothing in it is ever out of date, and
+its own for each processor, LLVM and text of these modules, so nothing in it is ever out of date, and
 processes that start together write the same to it; each file under another name first. Where no folder
 can be written, each process compiles for itself.
-
-No flag lets the compiler contract a product and a sum, reorder sums or divide by multiplying: kernels
-give the bits that IEEE 754 prescribes, on every processor.
 """
 
 from __future__ import annotations
@@ -16,89 +13,92 @@ import logging
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
+import llvmlite
 import llvmlite.binding as llvm
-import numba
 import platformdirs
-from numba import types
+
+from sites.codecs.kernels.machine_code import load
+from sites.codecs.kernels.signatures import Type
 
 _log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-OCTETS: Final = types.uint8[::1]
-READ_OCTETS: Final = types.Array(types.uint8, 1, "C", readonly=True)
-HALVES: Final = types.uint16[::1]
-READ_HALVES: Final = types.Array(types.uint16, 1, "C", readonly=True, aligned=False)
-WORDS: Final = types.uint32[::1]
-FLOATS: Final = types.float32[::1]
-READ_FLOATS: Final = types.Array(types.float32, 1, "C", readonly=True, aligned=False)
-"""Arrays of one dimension, contiguous. What is only read may begin anywhere, as it does in a frame."""
-FLOAT: Final = types.float32
-WORD: Final = types.uint32
-INTEGER: Final = types.int64
-NOTHING: Final = types.void
-
-_config: Any = numba.config
-"""What $NUMBA_CACHE_DIR and its like say; read whenever something is compiled."""
-
-
-def kernel(returns: Any, *arguments: Any) -> Callable[[Function], Function]:  # noqa: ANN401 - numba's
-    """Compile a function for arguments of these types, now; it runs without the interpreter's lock.
-
-    Args:
-        returns: type of the result: one of those above, like the others.
-        arguments: of each argument.
-    """
-
-    def compiled(function: Function) -> Function:
-        signature = returns(*arguments)
-        if _KEEPS:
-            try:
-                return _jit(signature, cache=True)(function)
-            except Exception as error:  # noqa: BLE001 - what a damaged file makes of unpickling is anything
-                _log.warning("%s: not kept, compiled: %s", function.__name__, error)
-        return _jit(signature)(function)
-
-    return compiled
+_DIGEST_BYTES: Final = hashlib.sha256().digest_size
+_helpers: Final[dict[str, dict[str, Callable[..., Any]]]] = {}
+"""By module and name."""
 
 
 def inlined(function: Function) -> Function:
     """Let kernels of the same module call a function of numbers; compiled with each of them."""
-    return _jit()(function)
+    _helpers.setdefault(function.__module__, {})[function.__name__] = function
+    return function
 
 
-def _jit(*arguments: Any, **options: Any) -> Callable[[Function], Function]:  # noqa: ANN401 - numba's
-    jit: Callable[[Function], Function] = numba.njit(
-        *arguments, nogil=True, error_model="numpy", **options
-    )
-    return jit
+def kernel(returns: Type, *arguments: Type) -> Callable[[Function], Function]:
+    """Compile a function for arguments of these types; it runs without the interpreter's lock.
+
+    What is passed is not checked: an array of another type or layout, or one that is too short, is read
+    and written all the same. sites/codecs/parts.py and the codecs see to that.
+
+    Args:
+        returns: type of the result.
+        arguments: of each argument.
+    """
+
+    def compiled(function: Function) -> Function:
+        symbol = f"{function.__module__}.{function.__name__}".replace(".", "_")
+        object_file = _kept(symbol)
+        if object_file is None:
+            object_file = _translate(function, returns, arguments, symbol)
+            _keep(symbol, object_file)
+        return cast("Function", load(object_file, symbol, returns, arguments))
+
+    return compiled
+
+
+def _translate(
+    function: Callable[..., Any], returns: Type, arguments: tuple[Type, ...], symbol: str
+) -> bytes:
+    from sites.codecs.kernels.translating import translate
+
+    helpers = _helpers.get(function.__module__, {})
+    return translate(function, helpers, returns, arguments, symbol)
 
 
 def _folder() -> Path:
-    """Return where this processor's kernels are kept: below $NUMBA_CACHE_DIR, or the user's cache folder."""
+    """Return where this processor's kernels are kept: in the user's folder for what can be made again."""
     digest = hashlib.sha256()
     for module in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(module.read_bytes())
     processor = llvm.get_host_cpu_name()
     features = llvm.get_host_cpu_features().flatten()
-    digest.update(f"{numba.__version__} {processor} {features}".encode())
-    given = _config.CACHE_DIR
-    base = Path(given) if given else platformdirs.user_cache_path("isthmus") / "kernels"
+    digest.update(f"{llvmlite.__version__} {processor} {features}".encode())
+    base = platformdirs.user_cache_path("isthmus") / "kernels"
     return base / f"{processor}-{digest.hexdigest()[:16]}"
 
 
-def _keeps_in(folder: Path) -> bool:
-    """Have numba keep what it compiles in a folder; return whether it can."""
+_FOLDER: Final = _folder()
+
+
+def _kept(symbol: str) -> bytes | None:
+    """Return a kernel's object file, if it is there and whole."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        data = (_FOLDER / f"{symbol}.o").read_bytes()
+    except OSError:
+        return None
+    digest, object_file = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    return object_file if hashlib.sha256(object_file).digest() == digest else None
+
+
+def _keep(symbol: str, object_file: bytes) -> None:
+    data = hashlib.sha256(object_file).digest() + object_file
+    try:
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=_FOLDER, delete=False) as file:
+            file.write(data)
+        Path(file.name).replace(_FOLDER / f"{symbol}.o")
     except OSError as error:
-        _log.warning("kernels are compiled at each start: %s", error)
-        return False
-    _config.CACHE_DIR = str(folder)
-    return True
-
-
-_KEEPS: Final = _keeps_in(_folder())
+        _log.warning("%s is compiled again at the next start: %s", symbol, error)

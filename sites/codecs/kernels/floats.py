@@ -7,14 +7,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.kernels.compiling import (
+from sites.codecs.kernels.compiling import inlined, kernel
+from sites.codecs.kernels.signatures import (
     FLOAT,
     FLOATS,
     INTEGER,
     NOTHING,
     READ_FLOATS,
-    inlined,
-    kernel,
 )
 
 Floats = npt.NDArray[np.float32]

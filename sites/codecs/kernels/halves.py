@@ -7,15 +7,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sites.codecs.kernels.compiling import (
+from sites.codecs.kernels.compiling import inlined, kernel
+from sites.codecs.kernels.signatures import (
     FLOAT,
     FLOATS,
     HALVES,
     NOTHING,
     READ_FLOATS,
     READ_HALVES,
-    inlined,
-    kernel,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -87,10 +86,9 @@ def round_owed(values: Floats, owed: Floats, halves: Halves) -> None:
 
 @kernel(NOTHING, READ_HALVES, FLOATS)
 def write(halves: Halves, out: Floats) -> None:
-    """Widen, exactly, as integers: uint16 and float32, shape (n,)."""
-    bits = out.view(np.uint32)
+    """Widen, exactly: uint16 and float32, shape (n,)."""
     for i in range(halves.size):
-        bits[i] = np.uint32(halves[i]) << np.uint32(16)
+        out[i] = _widened(halves[i])
 
 
 @kernel(NOTHING, READ_HALVES, FLOATS, FLOAT)
