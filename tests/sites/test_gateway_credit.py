@@ -9,10 +9,15 @@ import pytest
 
 from protos.errors import RemoteProtocolError
 from sites.gateway.config import GatewayConfig
+from sites.gateway.config import gateway_config as gateway_config_of
 from sites.gateway.credit import Credit, credit_of_peers
 from sites.gateway.grid import grid
 from sites.gateway.held import FRAME_BYTES, Held
+from sites.gateway.transport import window_of
 from tests.fakes.gateway_sites import gateway_config
+from tests.fakes.worlds import topology_text
+from topology.job import Exchange, Job
+from topology.load import load_topology
 from topology.trees import ReductionPlan
 
 NEAR, FAR = (0, 0), (1, 0)
@@ -120,3 +125,30 @@ def test_any_chunk_fits_where_no_credit_is_taken(seed: int) -> None:
         own, other = (cut.owner(site, chunk) // ranks[site] for site in (0, 1))
         size_bytes = FRAME_BYTES + 4 * (cut.span(chunk)[1] + 4)
         assert size_bytes <= credits_[own][1, other], f"{seed=} {chunk=}"
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+@pytest.mark.parametrize(
+    ("bandwidth", "rtt"), [("50Mbit/s", "10ms"), ("1Gbit/s", "150ms"), ("10Gbit/s", "80ms")]
+)
+def test_a_link_never_waits_for_results(nodes: int, bandwidth: str, rtt: str) -> None:
+    """Of the links that documents describe, any has credit for two windows and more."""
+    text = topology_text(8, ranks=8).replace("100Mbit/s", bandwidth).replace("10ms", rtt)
+    described = load_topology(text.replace("nodes: 1", f"nodes: {nodes}"), "topology.yaml")
+    job = Job(name="j", topology="topology.yaml", exchange=Exchange(codec="fp32"))
+    config = gateway_config_of(
+        job,
+        described,
+        run_id="run-1",
+        generation=1,
+        config_hash="",
+        site="a",
+        node=nodes - 1,
+        bind_host="127.0.0.1",
+        socket_path="/nowhere",
+    )
+    found = credit_of_peers(config)
+    for link in config.links:
+        peer = config.sites.index(link.site), nodes - 1
+        assert found[peer] >= 2 * window_of(config, link).num_bytes
+        assert found[peer] >= 3 * link.bytes_per_s * link.rtt_s - 1
