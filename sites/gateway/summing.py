@@ -28,7 +28,8 @@ def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> No
     first, *others = parts
     last_divisor = _ONE if divisor is None else divisor
     if not others:
-        first.write(out)
+        if not first.fills(out):
+            first.apart_from(out).write(out)
         if divisor is not None:
             floats.divide(out, divisor)
         return

@@ -1,0 +1,257 @@
+"""Compiled kernels against numpy, bit for bit: codes, what is owed, sums in any order and place, NaN."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sites.codecs.blocks import BlockCodec
+from sites.codecs.codec import Codec
+from sites.codecs.kernels import floats
+from sites.codecs.lossy import AS_IT_IS, QUANTISED
+from sites.codecs.parts import FloatPart, Floats, Part
+from sites.codecs.registry import BY_NAME
+from sites.gateway.summing import add_up
+from tests.fakes import numpy_codecs as oracle
+from topology.codec_costs import BLOCK, LOSSLESS
+
+ROOT = Path(__file__).parents[2]
+SIZES = (1, 2, 3, 63, 64, 127, 128, 129, 255, 256, 1000, 4097)
+SPECIAL = np.array(
+    [
+        0x00000000, 0x80000000, 0x00000001, 0x80000001, 0x007FFFFF, 0x00800000, 0x7EFFFFFF,
+        0xFEFFFFFF, 0x3F800000, 0xBF808000,
+    ],
+    dtype=np.uint32,
+)  # fmt: skip
+"""Zeros, subnormal numbers, the smallest normal one, the largest below 2**127, one, a tie of bfloat16."""
+UNFIT = np.array(
+    [
+        0x7F800000, 0xFF800000, 0x7FC00001, 0xFFC12345, 0x7F800001, 0xFFFFFFFF, 0x7F000000,
+        0x7F7FFFFF,
+    ],
+    dtype=np.uint32,
+)  # fmt: skip
+"""Infinities, NaN of all kinds, and what is 2**127 or more."""
+NAN = 0x7FC00000
+
+
+def numbers(chance: np.random.Generator, numel: int) -> Floats:
+    """Return any finite bits, special ones, ties of levels, one magnitude, or all of these."""
+    any_bits = chance.integers(0, 1 << 32, numel, dtype=np.uint32)
+    any_bits[any_bits & 0x7FFFFFFF >= 0x7F000000] ^= 0x40000000
+    normal = chance.standard_normal(numel).astype(np.float32)
+    normal *= np.float32(2.0 ** chance.integers(-140, 120))
+    ties = (chance.integers(-254, 255, numel) / 2).astype(np.float32)
+    ties[::BLOCK] = (127, 7, 448)[chance.integers(3)]
+    kinds = [any_bits, chance.choice(SPECIAL, numel), normal.view(np.uint32), ties.view(np.uint32)]
+    mixed = np.choose(chance.integers(0, 4, numel), kinds)
+    return [*kinds, mixed][chance.integers(5)].view(np.float32).copy()
+
+
+def bits(values: Floats) -> list[int]:
+    return [int(each) for each in values.view(np.uint32)]
+
+
+def in_a_frame(payload: bytes | memoryview, chance: np.random.Generator) -> memoryview:
+    """Return a payload as it is received: not to be written, and beginning anywhere."""
+    offset = int(chance.integers(0, 8))
+    return memoryview(bytes(offset) + bytes(payload))[offset:]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
+    chance, codec = np.random.default_rng(seed), BY_NAME[name]
+    for numel in (*SIZES, int(chance.integers(1, 20_000))):
+        owed = np.zeros(numel, dtype=np.float32)
+        expected_owed = owed.copy()
+        for _ in range(3):
+            values = numbers(chance, numel)
+            if chance.random() < 0.1:
+                values.view(np.uint32)[chance.integers(numel)] = chance.choice(UNFIT)
+            before = values.tobytes()
+            with np.errstate(all="ignore"):
+                total = oracle.meant(values, expected_owed)
+                encoded_by_numpy = oracle.encode_blocks(name, total)
+            encoded = codec.encode_owed(values, owed)
+            if encoded_by_numpy is None:
+                expected, decoded = bytes((AS_IT_IS,)) + total.tobytes(), total
+                expected_owed[:] = 0
+            else:
+                body, decoded = encoded_by_numpy
+                expected = bytes((QUANTISED,)) + body
+                expected_owed = oracle.lost(total, decoded)
+            assert bytes(encoded.payload) == expected, f"{seed=} {numel=}"
+            assert owed.tobytes() == expected_owed.tobytes(), f"{seed=} {numel=}"
+            out = np.empty(numel, dtype=np.float32)
+            encoded.part.write(out)
+            assert out.tobytes() == decoded.tobytes(), f"{seed=} {numel=}"
+            received = in_a_frame(encoded.payload, chance)
+            assert codec.decode(received, numel).tobytes() == out.tobytes()
+            assert values.tobytes() == before
+            assert bytes(codec.encode(total)) == expected, f"{seed=} {numel=}: without feedback"
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16-split"])
+@pytest.mark.parametrize("seed", range(4))
+def test_halves_are_numpy_s_bit_for_bit(name: str, seed: int) -> None:
+    chance, codec = np.random.default_rng(seed), BY_NAME[name]
+    for numel in (*SIZES, int(chance.integers(1, 20_000))):
+        owed = np.zeros(numel, dtype=np.float32)
+        for _ in range(3):
+            values = numbers(chance, numel)
+            values.view(np.uint32)[chance.integers(numel)] = chance.choice(UNFIT)
+            with np.errstate(all="ignore"):
+                total = oracle.meant(values, owed)
+                decoded = oracle.widen(oracle.round_to_bf16(total))
+                expected_owed = oracle.lost(total, decoded)
+            encoded = codec.encode_owed(values, owed)
+            received = in_a_frame(encoded.payload, chance)
+            assert bits(codec.decode(received, numel)) == bits(decoded), f"{seed=} {numel=}"
+            assert owed.tobytes() == expected_owed.tobytes(), f"{seed=} {numel=}"
+            assert bytes(codec.encode(total)) == bytes(encoded.payload)
+
+
+def parts_in_places(
+    codec: Codec, values: list[Floats], own: int, out: Floats, chance: np.random.Generator
+) -> list[Part]:
+    """Return what sites sent, one's own in `out`: as numbers, or moved there encoded."""
+    found: list[Part] = []
+    for site, each in enumerate(values):
+        encoded = codec.encode_owed(each, None)
+        if site != own:
+            found.append(codec.part(in_a_frame(encoded.payload, chance), len(each)))
+        elif chance.random() < 0.5:
+            encoded.part.write(out)
+            found.append(FloatPart(out))
+        else:
+            found.append(encoded.part.moved_to(out))
+    return found
+
+
+@pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
+def test_sums_are_numpy_s_whatever_lies_where(codec: Codec) -> None:
+    """Parts with NaN, infinities and sums of these among them; several codecs' forms side by side."""
+    for seed in range(40):
+        chance = np.random.default_rng(seed)
+        numel, num_parts = int(chance.choice(SIZES)), int(chance.integers(1, 5))
+        values = [numbers(chance, numel) for _ in range(num_parts)]
+        for each in values:
+            if chance.random() < 0.4:
+                places = chance.integers(0, numel, 3)
+                each.view(np.uint32)[places] = chance.choice(UNFIT, 3)
+        divisor = None if chance.random() < 0.3 else np.float32(chance.integers(1, 1 << 30))
+        out = np.empty(numel, dtype=np.float32)
+        parts = parts_in_places(codec, values, int(chance.integers(-1, num_parts)), out, chance)
+        decoded = [codec.quantize(each) for each in values]
+        add_up(parts, out, divisor)
+        with np.errstate(all="ignore"):
+            assert bits(out) == bits(oracle.mean(decoded, divisor)), f"{seed=}"
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4", "fp8", "topk"])
+def test_a_sum_that_is_no_number_is_one_nan_and_a_part_alone_is_left_as_it_is(name: str) -> None:
+    codec, two = BY_NAME[name], np.float32(2)
+    patterns = [0x7FC00001, 0xFFC20000, 0x7F840000, 0xFF810000]
+    values = np.array(patterns, dtype=np.uint32).view(np.float32)
+    alone = codec.quantize(values)
+    out = np.empty(4, dtype=np.float32)
+    add_up([codec.part(codec.encode(values), 4)], out, two)
+    assert bits(out) == bits(alone)
+    if name != "bf16":
+        assert bits(out) == patterns
+    ones = np.ones(4, dtype=np.float32)
+    for pair in ([values, ones], [ones, values], [values, values[::-1].copy()]):
+        add_up([codec.part(codec.encode(each), 4) for each in pair], out, two)
+        assert bits(out) == [NAN] * 4
+    infinite = np.full(4, np.inf, dtype=np.float32)
+    add_up([codec.part(codec.encode(each), 4) for each in (infinite, -infinite)], out, None)
+    assert bits(out) == [NAN] * 4
+
+
+@pytest.mark.parametrize("place", [0, 1, 1023, 1024, 2047, 3000])
+@pytest.mark.parametrize("pattern", [0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF])
+def test_the_first_that_is_not_finite_is_found(place: int, pattern: int) -> None:
+    values = np.full(3001, 3.4e38, dtype=np.float32)
+    assert floats.first_not_finite(values) == -1
+    values.view(np.uint32)[[place, 3000]] = pattern
+    assert floats.first_not_finite(values) == place
+    assert floats.first_not_finite(values[:0]) == -1
+
+
+def test_facts_that_others_know_are_the_codecs_own() -> None:
+    assert {name for name, codec in BY_NAME.items() if codec.lossless} == LOSSLESS
+    assert {codec.name.removesuffix("-zstd") for codec in BY_NAME.values()} >= set(oracle.LEVEL_MAX)
+    for codec in BY_NAME.values():
+        if isinstance(codec, BlockCodec):
+            assert codec.level_max == oracle.LEVEL_MAX[codec.name.removesuffix("-zstd")]
+
+
+def run_python(code: str, cache: Path) -> str:
+    environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+DIVIDE = """
+import logging, sys
+logging.basicConfig()
+import numpy as np
+from sites.codecs.kernels import compiling
+from sites.codecs.kernels.signatures import FLOAT, FLOATS, NOTHING
+compiling._FOLDER = compiling._FOLDER.with_name("test")
+def halve(out, divisor):
+    for i in range(out.size):
+        out[i] = out[i] / divisor
+halve.__module__ = "test"
+values = np.ones(3, dtype=np.float32)
+compiling.kernel(NOTHING, FLOATS, FLOAT)(halve)(values, np.float32(2))
+print(values.tolist(), "numba" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_machine_code_is_kept_and_made_again_where_it_is_damaged(tmp_path: Path) -> None:
+    assert "[0.5, 0.5, 0.5] True" in run_python(DIVIDE, tmp_path)
+    assert "[0.5, 0.5, 0.5] False" in run_python(DIVIDE, tmp_path)
+    (kept,) = tmp_path.glob("isthmus/kernels/test/test_halve.o")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert "[0.5, 0.5, 0.5] True" in run_python(DIVIDE, tmp_path)
+    assert "[0.5, 0.5, 0.5] False" in run_python(DIVIDE, tmp_path)
+    assert list(kept.parent.iterdir()) == [kept], "nothing else is left"
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_without_a_folder_to_write_to_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    said = run_python(DIVIDE, blocked)
+    assert "[0.5, 0.5, 0.5] True" in said
+    assert "test_halve is compiled again at the next start" in said
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_only_gateways_load_kernels(tmp_path: Path) -> None:
+    """Ranks would import LLVM for nothing."""
+    code = (
+        "import sys, sites.worker.exactness, sites.worker.encoding, sites.agent.site_processes; "
+        "print(sorted({'llvmlite', 'numba', 'sites.codecs'} & set(sys.modules)))"
+    )
+    assert run_python(code, tmp_path).strip() == "[]"
