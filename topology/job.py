@@ -203,7 +203,7 @@ class Replan:
 
     @property
     def gap_s(self) -> float:
-        """Between two plannings, at least."""
+        """After a switch, before a plan is made again."""
         return 5 * self.lasting_s
 
 

@@ -1,7 +1,7 @@
 """Keeps a running job's plan fit for its links: watch, plan again, switch all sites at one round.
 
 Pure: events in, actions out. Planned again is what a run can change while it goes on, which is who sums what and
-where; a switch has to save `gain` of the predicted step. Then comes nothing for `gap_s`: a link that
+where; a switch has to save `gain` of the predicted step. After it comes nothing for `gap_s`: a link that
 goes up and down must not make plans follow it. What a plan was made with is what the next drift counts from.
 """
 
@@ -248,13 +248,13 @@ class ReplanMachine:
 
     def _give_up(self, detail: Mapping[str, object], now_s: float) -> list[Action]:
         """Keep the plan; what was measured is from now on what it counts on."""
-        self._rest(now_s)
+        self._rest(now_s, self._settings.lasting_s)
         note = f"the plan is kept: {detail['why']}"
         return [RecordEvent("plan.kept", detail={"note": note, **detail})]
 
-    def _rest(self, now_s: float) -> None:
+    def _rest(self, now_s: float, for_s: float) -> None:
         self._stage, self._planned = _Stage.WATCHING, None
-        self._earliest_s = now_s + self._settings.gap_s
+        self._earliest_s = now_s + for_s
         self._known = dict(self._figures)
         self._watch.assume(self._figures)
 
@@ -326,7 +326,7 @@ class ReplanMachine:
         assert planned is not None
         self._reduction, self._step_s = planned.reduction, planned.after_s
         self._switched_round = self._from_round
-        self._rest(now_s)
+        self._rest(now_s, self._settings.gap_s)
         note = (
             f"from round {self._from_round} on gradients cross by another plan, {planned.form}: "
             f"predicted {_time(planned.after_s)} a step instead of {_time(planned.before_s)}, "

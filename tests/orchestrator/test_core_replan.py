@@ -151,8 +151,10 @@ def test_a_link_that_goes_up_and_down_is_not_followed() -> None:
         for rate in (PLANNED, PLANNED / 10):
             if of(world.go(30, rate), PlanAgain):
                 plans += 1
-                world.tell(PlanningFailed("no time"))
+                asked = of(world.tell(BETTER), SendPrepareReduction)
+                world.tell(*(accepted(each.site, each) for each in asked))
     assert 1 <= plans <= 20 * 60 / SETTINGS.gap_s + 1
+    assert world.kinds().count("run.replanned") == plans
 
 
 def test_plans_that_a_running_job_cannot_take_are_refused_and_said_so() -> None:
@@ -193,7 +195,7 @@ def test_it_gives_up_after_some_attempts_and_rests() -> None:
     decided = of(world.go(SETTINGS.gap_s, PLANNED / 10), SendDecideReduction)
     assert len(decided) == ATTEMPTS * len(SITES), "nobody ever answered"
     assert not any(each.commit for each in decided)
-    assert world.kinds()[-1] == "plan.kept"
+    assert "plan.kept" in world.kinds()
     assert world.kinds().count("plan.aborted") == ATTEMPTS
 
 
