@@ -103,11 +103,12 @@ def exhaustive(job: Job, topology: Topology) -> tuple[float, int, float]:
             if unreached(part):
                 continue
             ranks = [site.num_ranks for site in part.sites]
-            for tried, plan, loss in every_exchange(job, part):
-                model = StepModel(tried, part, plan)
-                for split in every_split(ranks, job.trainer.global_batch):
-                    step_s = float(f"{model.step_s(busiest(split, ranks)):.10g}")
-                    best = min(best, (step_s, count, loss))
+            splits = [
+                busiest(split, ranks) for split in every_split(ranks, job.trainer.global_batch)
+            ]
+            for tried, plan, loss in every_exchange(job, part) if splits else ():
+                step_s = min(StepModel(tried, part, plan).steps_s(splits))
+                best = min(best, (float(f"{step_s:.10g}"), count, loss))
     return best
 
 
