@@ -8,7 +8,7 @@ import pytest
 
 from tests.multiprocess.harness import Bench, topology_yaml
 
-STEPS = 24
+STEPS = 40
 JOB = f"""
 version: 1
 name: test
@@ -22,7 +22,7 @@ trainer:
   global_batch: 6
   evaluate_every: {STEPS}
   evaluation_batches: 1
-  model: {{layers: 2, heads: 2, width: 64, context: 32}}
+  model: {{layers: 2, heads: 2, width: 48, context: 32}}
   data: {{max_bytes: 1MiB}}
 """
 FAULTS = """
