@@ -34,6 +34,8 @@ def codec_between(exchange: Exchange, one: str, other: str) -> str:
 def plan_codecs(job: Job, topology: Topology, plan: ReductionPlan) -> tuple[str, ...]:
     """Return the codec of each tree of a plan, in their order; of a gather, of its one."""
     exchange, names = job.exchange, [site.name for site in topology.sites]
+    if not exchange.codecs:
+        return (exchange.codec,) * max(1, len(plan.trees))
     if plan.is_gather:
         crossed = [[*itertools.combinations(range(plan.num_sites), 2)]]
     else:
@@ -48,7 +50,7 @@ def plan_codecs(job: Job, topology: Topology, plan: ReductionPlan) -> tuple[str,
 
 def smallest(codecs: Iterable[str]) -> str:
     """Return the codec with the fewest bytes; of equal ones that which CODECS has first."""
-    return min(codecs, key=lambda codec: (usual_ratio(codec), CODECS.index(codec)))
+    return min(set(codecs), key=lambda codec: (usual_ratio(codec), CODECS.index(codec)))
 
 
 def loads_of(exchange: Exchange, names: Sequence[str]) -> Mapping[tuple[int, int], int]:

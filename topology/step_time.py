@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -163,9 +164,9 @@ class StepModel:
                 hop: num_bytes / rate_of(topology, hop)
                 for hop, num_bytes in self.link_bytes.items()
             }
+            each_s = gateways_s_per_byte(job, topology, plan, known)
             per_byte_s = [
-                gateway_s_per_byte(job, topology, plan, site.index, known) / site.nodes
-                for site in topology.sites
+                one_s / site.nodes for one_s, site in zip(each_s, topology.sites, strict=True)
             ]
             self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
             self._cross(job, topology, plan, known, max(per_byte_s))
@@ -354,10 +355,10 @@ def _between(known_s: Floats, at_bytes: Floats, wanted_bytes: Floats) -> Floats:
     return found
 
 
-def gateway_s_per_byte(
-    job: Job, topology: Topology, plan: ReductionPlan, site: int, ratio: float
-) -> float:
-    """Return how long one gateway works for one byte of float32, if it is its site's only one.
+def gateways_s_per_byte(
+    job: Job, topology: Topology, plan: ReductionPlan, ratio: float
+) -> list[float]:
+    """Return how long each site's gateway works for one byte of float32, if it is its site's only one.
 
     In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
     the result; and it sends up and down, which is as much as it receives.
@@ -365,20 +366,24 @@ def gateway_s_per_byte(
     codecs = plan_codecs(job, topology, plan)
     ratios = tree_ratios(job, topology, plan, ratio)
     if plan.is_gather:
-        parts = [(1.0, plan.num_sites, plan.num_sites - 1)]
+        parts = [
+            (1.0, [plan.num_sites - 1] * plan.num_sites, [plan.num_sites - 1] * plan.num_sites)
+        ]
     else:
         total = sum(tree.weight for tree in plan.trees)
-        children = [len(tree.children(site)) for tree in plan.trees]
-        parts = [
-            (tree.weight / total, below + 1, below + (tree.root != site))
-            for tree, below in zip(plan.trees, children, strict=True)
-        ]
-    found = []
-    for codec, each_ratio, (share, decoded, sent) in zip(codecs, ratios, parts, strict=True):
+        parts = []
+        for tree in plan.trees:
+            children = Counter(tree.parent.values())
+            below = [children[site] for site in range(plan.num_sites)]
+            sent = [each + (tree.root != site) for site, each in enumerate(below)]
+            parts.append((tree.weight / total, below, sent))
+    found = [0.0] * plan.num_sites
+    for codec, each_ratio, (share, below, sent) in zip(codecs, ratios, parts, strict=True):
         cost = COSTS[codec]
-        coding_s = 1 / cost.encode_bytes_per_s + decoded / cost.decode_bytes_per_s
-        found.append(share * (coding_s + sent * each_ratio / GATEWAY_BYTES_PER_S))
-    return math.fsum(found)
+        for site in range(plan.num_sites):
+            coding_s = 1 / cost.encode_bytes_per_s + (below[site] + 1) / cost.decode_bytes_per_s
+            found[site] += share * (coding_s + sent[site] * each_ratio / GATEWAY_BYTES_PER_S)
+    return found
 
 
 def _cards_s(topology: Topology, link_bytes: Mapping[Hop, float]) -> list[float]:

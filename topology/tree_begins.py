@@ -9,7 +9,6 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,9 +93,10 @@ class Crossing:
         self.rate_dks = self._filled(of_leg, 1.0, lambda link: link.bytes_per_s)
         self.rtt_dks = self._filled(of_leg, 0.0, lambda link: link.rtt_s)
         # What does not start slowly has a first window that nothing is larger than.
-        self.window_dksr = np.stack(
-            [self._filled(of_leg, math.inf, load.window_of) for load in loads], axis=-1
-        )
+        self.window_dksr = np.full((*self.rate_dks.shape, len(loads)), math.inf)
+        for place, load in enumerate(loads):
+            if load.first_window_bytes is not None:
+                self.window_dksr[..., place] = self._filled(of_leg, math.inf, load.window_of)
         self.is_slow = bool(np.isfinite(self.window_dksr).any())
         count_kr = np.array(counts, dtype=np.float64).T
         chunk_kr = np.array([load.chunk_bytes for load in loads]).T
@@ -116,14 +116,22 @@ class Crossing:
             found[leg] = figure(link)
         return found
 
-    @cached_property
-    def shared_links(self) -> list[tuple[Places, Places, Places]]:
-        """The legs of each directed link that carries several, as three arrays of their indices."""
+    def shared_links(self) -> tuple[NDArray[np.bool_], tuple[Places, Places, Places]]:
+        """Return the legs of the directed links that carry several: H links of M legs at most.
+
+        Returns:
+            Which of these there are, and their indices; shape (H, M) each. Those that there are not
+            repeat a link's first.
+        """
         by_hop: defaultdict[tuple[int, int], list[Leg]] = defaultdict(list)
         for leg in self._legs:
             by_hop[self.shape.hop(leg)].append(leg)
-        several = (np.array(legs).T for legs in by_hop.values() if len(legs) > 1)
-        return [(each[0], each[1], each[2]) for each in several]
+        several = [legs for legs in by_hop.values() if len(legs) > 1]
+        most = max(map(len, several), default=0)
+        is_there_hm = np.array([[each < len(legs) for each in range(most)] for legs in several])
+        full = np.array([legs + legs[:1] * (most - len(legs)) for legs in several], dtype=np.intp)
+        full = full.reshape(len(several), most, 3)
+        return is_there_hm, (full[..., 0], full[..., 1], full[..., 2])
 
     def sent_bytes(self, leg: Leg, load: int, since_s: float) -> float:
         """Return what a leg's link sends at most in its first seconds."""

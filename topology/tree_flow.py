@@ -15,8 +15,8 @@ Chunks are followed at a few shares x of each leg: the first and the last, and w
 between them, for there one link may be slow early and the next one late. What all this is worth against
 the event-driven simulator: docs/simulator.md.
 
-Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where something begins; of a leg, its lower
-end), T sites where something ends, R loads, P shares.
+Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where something
+begins; of a leg, its lower end), T sites where something ends, R loads, P shares, H links, M legs of one.
 """
 
 from __future__ import annotations
@@ -131,33 +131,49 @@ def _legs(crossing: Crossing) -> _Legs:
         return num_bytes / rate + more_s - unused_of_s(grown, rate, rtt_s, window_bytes)
 
     waits_s = np.full((*begins_dksr.shape, num_shares), -math.inf)
-    for legs in crossing.shared_links:
-        waits_s[legs] = _link_waits(crossing, legs, begins_dksr[legs], share_krp[legs[1]])
+    is_there_hm, legs = crossing.shared_links()
+    if is_there_hm.size:
+        shared_s = _link_waits(crossing, legs, is_there_hm, begins_dksr[legs], share_krp[legs[1]])
+        waits_s[tuple(each[is_there_hm] for each in legs)] = shared_s[is_there_hm]
     waits_s[..., 0] = -math.inf  # the first chunks go before all others
     starts_s, ends_s = work_s(before_krp[:, None]), work_s(until_krp[:, None])
     return _Legs(starts_s, ends_s, waits_s, crossing.rtt_dks / 2)
 
 
 def _link_waits(
-    crossing: Crossing, legs: tuple[Places, Places, Places], begins_mr: Floats, share_mrp: Floats
+    crossing: Crossing,
+    legs: tuple[Places, Places, Places],
+    is_there_hm: NDArray[np.bool_],
+    begins_hmr: Floats,
+    share_hmrp: Floats,
 ) -> Floats:
-    """Return from each leg's beginning until its shares can have left a link that M legs share.
+    """Return from each leg's beginning until its shares can have left a link that several share.
 
-    Shape (M, R, P).
+    Args:
+        crossing: Of which these are.
+        legs: Of H links, M of each.
+        is_there_hm: Which of them there are.
+        begins_hmr: When they begin.
+        share_hmrp: Which shares are followed.
+
+    Returns:
+        Shape (H, M, R, P).
     """
-    is_used_mr = crossing.is_used_kr[legs[1]]
-    begins_mr = np.where(is_used_mr, begins_mr, _NEVER_S)
-    bytes_mr = np.where(is_used_mr, crossing.bytes_kr[legs[1]], 0.0)
-    one = (legs[0][0], legs[1][0], legs[2][0])
-    rate, rtt_s, window_r = crossing.rate_dks[one], crossing.rtt_dks[one], crossing.window_dksr[one]
-    whole_r = np.maximum(bytes_mr.sum(axis=0), 1.0)
-    work_r = whole_r / rate + unused_of_s(whole_r, rate, rtt_s, window_r)
-    behind_mmr = begins_mr - begins_mr[:, None]
-    done_mmrp = np.clip(share_mrp[:, None] - (behind_mmr / work_r)[..., None], 0.0, 1.0)
-    done_mmrp = done_mmrp * bytes_mr[..., None]
-    all_mrp = done_mmrp.sum(axis=1)
-    all_s = all_mrp / rate + unused_of_s(all_mrp, rate, rtt_s, window_r[:, None])
-    ahead_mr = begins_mr - begins_mr.min(axis=0)
-    later_s = np.where((behind_mmr >= 0)[..., None], done_mmrp, 0.0).sum(axis=1) / rate
-    waits_mrp: Floats = np.maximum(all_s - ahead_mr[..., None], later_s)
-    return waits_mrp
+    is_used_hmr = crossing.is_used_kr[legs[1]] & is_there_hm[..., None]
+    begins_hmr = np.where(is_used_hmr, begins_hmr, _NEVER_S)
+    bytes_hmr = np.where(is_used_hmr, crossing.bytes_kr[legs[1]], 0.0)
+    rate_h1, rtt_h1 = crossing.rate_dks[legs][:, :1], crossing.rtt_dks[legs][:, :1]
+    window_hr = crossing.window_dksr[legs][:, 0]
+    whole_hr = np.maximum(bytes_hmr.sum(axis=1), 1.0)
+    work_hr = whole_hr / rate_h1 + unused_of_s(whole_hr, rate_h1, rtt_h1, window_hr)
+    behind_hmmr = begins_hmr[:, None] - begins_hmr[:, :, None]
+    late_hmmr = behind_hmmr / work_hr[:, None, None]
+    done_hmmrp = np.clip(share_hmrp[:, :, None] - late_hmmr[..., None], 0.0, 1.0)
+    done_hmmrp = done_hmmrp * bytes_hmr[:, None, ..., None]
+    all_hmrp = done_hmmrp.sum(axis=2)
+    rate, rtt_s = rate_h1[..., None, None], rtt_h1[..., None, None]
+    all_s = all_hmrp / rate + unused_of_s(all_hmrp, rate, rtt_s, window_hr[:, None, :, None])
+    ahead_hmr = begins_hmr - begins_hmr.min(axis=1, keepdims=True)
+    later_s = np.where((behind_hmmr >= 0)[..., None], done_hmmrp, 0.0).sum(axis=2) / rate
+    waits_hmrp: Floats = np.maximum(all_s - ahead_hmr[..., None], later_s)
+    return waits_hmrp

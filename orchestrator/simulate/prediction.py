@@ -20,7 +20,7 @@ from topology.planner.joint_step import JointModel
 from topology.simulator.described_site import timing_of
 from topology.simulator.rounds import Rounds
 from topology.simulator.run import SimulatedRun
-from topology.step_time import gateway_s_per_byte
+from topology.step_time import gateways_s_per_byte
 from topology.wire_load import has_packets
 from topology.wire_time import crossing_times_s
 
@@ -66,11 +66,10 @@ def _fragment_s(pair: Pair, run: SimulatedRun, rounds: Rounds) -> float:
     job, topology, work = pair.job, pair.topology, run.work
     raw_bytes = math.ceil(sum(each.raw_bytes for each in work.buckets) / rounds.fragments)
     ratio = usual_ratio(job.exchange.codec)
+    per_byte_s = gateways_s_per_byte(job, topology, work.plan, ratio)
     gateways_s = [
-        raw_bytes
-        * gateway_s_per_byte(job, topology, work.plan, index, ratio)
-        / site.gateway.num_gateways
-        for index, site in enumerate(work.sites)
+        raw_bytes * each_s / site.gateway.num_gateways
+        for each_s, site in zip(per_byte_s, work.sites, strict=True)
         if site.gateway.num_gateways
     ]
     crossings_s = crossing_times_s(job, topology, raw_bytes, ratio)

@@ -26,7 +26,7 @@ from topology.run_documents import RunDocuments
 from topology.simulator.run import link_loads
 from topology.simulator.settings import Settings
 from topology.simulator.step_work import step_work
-from topology.step_time import gateway_s_per_byte, step_time
+from topology.step_time import gateways_s_per_byte, step_time
 from topology.tree_shapes import widest_tree
 from topology.tree_times import Load, bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
 from topology.trees import ReductionPlan, Tree, star
@@ -125,7 +125,7 @@ def test_gateways_work_by_each_tree_s_codec() -> None:
     expected_s = 0.75 * (1 / fp32.encode_bytes_per_s + 1 / fp32.decode_bytes_per_s)
     expected_s += 0.25 * (1 / int8.encode_bytes_per_s + 1 / int8.decode_bytes_per_s)
     expected_s += (0.75 + 0.25 * RATIOS["int8"]) / GATEWAY_BYTES_PER_S
-    assert gateway_s_per_byte(job, TRIANGLE, PATHS, 2, 1.0) == pytest.approx(expected_s)
+    assert gateways_s_per_byte(job, TRIANGLE, PATHS, 1.0)[2] == pytest.approx(expected_s)
 
 
 def test_chunks_are_as_small_as_the_link_with_the_least_room_asks_for() -> None:

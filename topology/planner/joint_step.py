@@ -25,7 +25,7 @@ from topology.codec_costs import usual_ratio
 from topology.cycle_mean import largest_cycle_means
 from topology.job import Job
 from topology.planner.site_cuts import Timing
-from topology.step_time import gateway_s_per_byte, gradient_bytes
+from topology.step_time import gateways_s_per_byte, gradient_bytes
 from topology.tree_times import Hop, bytes_of_hops, plan_times_s, rate_of
 from topology.trees import ReductionPlan
 from topology.wire_load import wire_load
@@ -59,7 +59,8 @@ class JointModel:
                 hop: num_bytes / rate_of(topology, hop)
                 for hop, num_bytes in self.link_bytes.items()
             }
-            self._node_s = [self._one_node_s(index) for index in self._indices]
+            per_byte_s = gateways_s_per_byte(job, topology, plan, self._ratio)
+            self._node_s = [self._one_node_s(index, per_byte_s[index]) for index in self._indices]
 
     @property
     def _indices(self) -> range:
@@ -141,15 +142,13 @@ class JointModel:
             self._crossings[share, is_warm] = rows
         return self._crossings[share, is_warm]
 
-    def _one_node_s(self, index: int) -> tuple[float, float]:
+    def _one_node_s(self, index: int, per_byte_s: float) -> tuple[float, float]:
         """Return how long one gateway and one card would take for all bytes of a site's step."""
         site = self._topology.sites[index]
         wishes = self._job.plan
         gateway_s = card_s = 0.0
         if wishes is None or wishes.gateways == "measured":
-            gateway_s = self._raw_bytes * gateway_s_per_byte(
-                self._job, self._topology, self._plan, index, self._ratio
-            )
+            gateway_s = self._raw_bytes * per_byte_s
         if site.nic_bytes_per_s is not None:
             crossing_bytes = max(
                 math.fsum(each for hop, each in self.link_bytes.items() if hop[end] == index)
