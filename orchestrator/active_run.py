@@ -244,7 +244,7 @@ class ActiveRun:
 
     def _watch_links(self) -> None:
         submission = self._submission
-        settings = settings_of(submission.job)
+        settings = settings_of(submission.job, submission.job_document)
         if settings is not None:
             self._replanning = Replanning(
                 {"run_id": self.run_id, "generation": self.generation},

@@ -13,6 +13,7 @@ from orchestrator.replanner import Replanner
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.job import Job, Reduction, Replan
+from topology.load import load_job
 from topology.world import Topology
 
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
@@ -22,11 +23,19 @@ Record = Callable[[str, str, dict[str, Any]], None]
 """Writes an event: kind, site, detail."""
 
 
-def settings_of(job: Job) -> Replan | None:
-    """Return when a job's plan is made again; None: never."""
+def settings_of(job: Job, document: control_pb2.Document) -> Replan | None:
+    """Return when a job's plan is made again; None: never, for one that names its reduction keeps it.
+
+    Args:
+        job: As its run executes it.
+        document: That it was read from. A plan's reduction is one override, a mapping.
+    """
     if job.plan is None or job.probe is not None or job.exchange.schedule == "off":
         return None
-    return job.plan.replan
+    own = [each for each in document.overrides if not each.startswith("reduction=")]
+    is_planned = len(document.overrides) - len(own) <= 1
+    named = load_job(document.text, document.source, own).reduction
+    return job.plan.replan if is_planned and named == Reduction() else None
 
 
 class Replanning:

@@ -95,10 +95,23 @@ def test_reductions_are_read_as_they_were_written() -> None:
         ("plan: {replan: off}\n", None),
         ("plan: {replan: {lasting: 2s, gain: 10%}}\n", Replan(lasting_s=2.0, gain=0.1)),
         ("plan: {}\nexchange: {schedule: off}\n", None),
+        ("plan: {}\nreduction: {tree: ring}\n", None),
     ],
 )
 def test_which_jobs_are_planned_again(section: str, expected: Replan | None) -> None:
-    assert settings_of(load_job(JOB + section, "job.yaml")) == expected
+    document = control_pb2.Document(text=JOB + section, source="job.yaml")
+    assert settings_of(load_job(document.text, "job.yaml"), document) == expected
+
+
+def test_a_plans_reduction_is_planned_again_and_a_users_is_not() -> None:
+    text, planned = JOB + "plan: {}\n", 'reduction={"tree": "gather"}'
+    for overrides, expected in (
+        ([planned], Replan()),
+        (["reduction.tree=ring", planned], None),
+        (["reduction={tree: ring}", planned], None),
+    ):
+        document = control_pb2.Document(text=text, source="job.yaml", overrides=overrides)
+        assert settings_of(load_job(text, "job.yaml", [planned]), document) == expected
 
 
 def _written(reduction: Reduction) -> dict[str, object]:
