@@ -12,6 +12,7 @@ from orchestrator.core.plan_switch import ReductionPrepared
 from orchestrator.replanner import Replanner
 from protos import metrics
 from protos.control.v1 import control_pb2
+from topology.errors import ConfigError
 from topology.job import Job, Reduction, Replan
 from topology.load import load_job
 from topology.world import Topology
@@ -34,7 +35,10 @@ def settings_of(job: Job, document: control_pb2.Document) -> Replan | None:
         return None
     own = [each for each in document.overrides if not each.startswith("reduction=")]
     is_planned = len(document.overrides) - len(own) <= 1
-    named = load_job(document.text, document.source, own).reduction
+    try:
+        named = load_job(document.text, document.source, own).reduction
+    except ConfigError:  # only what was put in its place made it right
+        return None
     return job.plan.replan if is_planned and named == Reduction() else None
 
 
