@@ -34,7 +34,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
         name, equals, text = override.partition("=")
         place = Place(f"--set {name}", 0, 0, text)
         parts = name.split(".")
-        if not equals or "" in parts:
+        if not equals or "" in parts or not name.isprintable():
             document.add_at(place, "want path=value, as --set links.0.rtt=120ms", ())
         elif not text.strip():
             document.add_at(place, "no value: want path=value", tuple(parts))

@@ -20,15 +20,26 @@ Where = Mapping[str, Any] | list[Mapping[str, Any]] | None
 _FILE_ERRNOS = frozenset(
     {
         errno.EACCES,
+        errno.EBUSY,
         errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EIO,
         errno.EISDIR,
         errno.ELOOP,
+        errno.EMFILE,
         errno.ENAMETOOLONG,
+        errno.ENFILE,
+        errno.ENODEV,
         errno.ENOENT,
         errno.ENOSPC,
         errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.ENXIO,
         errno.EPERM,
         errno.EROFS,
+        errno.ESTALE,
+        errno.ETXTBSY,
     }
 )
 """The file system's answers that an operator can mend; any other OSError is our bug."""
@@ -98,6 +109,8 @@ def _usage(error: click.UsageError) -> Failure:
 def _config(problems: list[Problem]) -> Failure:
     count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
     first = problems[0].message
+    if problems[0].line == 0 and not problems[0].path:  # of a whole file: which one is the message
+        first = f"{problems[0].source}: {first}"
     return Failure(
         "INVALID_CONFIG",
         f"{count}: {first}" if len(problems) == 1 else f"{count}, the first: {first}",
@@ -126,9 +139,12 @@ def _wire(error: Exception) -> Failure | None:
 
 
 def _internal(error: Exception) -> Failure:
-    handle, path = tempfile.mkstemp(prefix="isthmus-error-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-        traceback.print_exception(error, file=file)
-    summary = " ".join(str(error).split())[:200]
-    message = f"{type(error).__name__}: {summary}; the traceback is in {path}"
-    return Failure("INTERNAL", message, {"traceback": path})
+    message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    try:
+        handle, path = tempfile.mkstemp(prefix="isthmus-error-", suffix=".txt")
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            traceback.print_exception(error, file=file)
+    except OSError as refused:  # a full disk must not be all that is told
+        message = f"{message}; the traceback could not be kept: {refused.strerror}"
+        return Failure("INTERNAL", message, details="".join(traceback.format_exception(error)))
+    return Failure("INTERNAL", f"{message}; the traceback is in {path}", {"traceback": path})

@@ -17,7 +17,9 @@ from orchestrator.cli.views import log_line, log_view
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
 @click.option("--site", default="", help="Only this site.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank of a site.")
-@click.option("--tail", type=click.IntRange(min=1), help="Only the last lines, this many a source.")
+@click.option(
+    "--tail", type=click.IntRange(1, 1_000_000), help="Only the last lines, this many a source."
+)
 @click.pass_obj
 def command(
     output: Output,

@@ -13,7 +13,7 @@ import click
 from orchestrator.cli.options import Duration
 from topology.simulator.chance import DISTRIBUTIONS, Stragglers
 from topology.simulator.outages import Outages
-from topology.simulator.rounds import Rounds
+from topology.simulator.rounds import BUCKETS_MAX, Rounds
 from topology.simulator.settings import SHARINGS, Settings
 from topology.units import UnitError, parse_fraction
 
@@ -23,6 +23,7 @@ _ROUNDS_MIN = 2
 """That count: of one, the mean of what comes and goes at its ends would say little."""
 _STEPS_MAX = 100_000
 _ROUND_STEPS_MAX = 10_000
+_FRAGMENTS_MAX = BUCKETS_MAX
 
 
 class StragglersType(click.ParamType[Stragglers]):
@@ -83,7 +84,7 @@ _OPTIONS = (
     ),
     click.option(
         "--fragments",
-        type=click.IntRange(1, _ROUND_STEPS_MAX),
+        type=click.IntRange(1, _FRAGMENTS_MAX),
         help="Streaming: that many parts of the model are exchanged one after another in a round. [1]",
     ),
     click.option(
