@@ -37,18 +37,18 @@ class CodecCost:
 
 
 COSTS = {
-    "fp32": CodecCost(61.8e9, 54.1e9),
-    "bf16": CodecCost(4.93e9, 34.5e9),
-    "split": CodecCost(1.67e9, 2.51e9, 1 / 1.175),
-    "bf16-split": CodecCost(1.11e9, 3.45e9, 1 / 2.848),
-    "int8": CodecCost(3.69e9, 14.0e9),
-    "int8-zstd": CodecCost(1.52e9, 4.23e9, 1 / 4.257),
-    "int4": CodecCost(2.98e9, 8.68e9),
-    "int4-zstd": CodecCost(1.84e9, 5.10e9, 1 / 9.403),
-    "fp8": CodecCost(1.60e9, 5.58e9),
-    "fp8-zstd": CodecCost(0.95e9, 2.94e9, 1 / 4.655),
-    "topk": CodecCost(2.79e9, 32.9e9, 1 / 124.1),
-    "topk-zstd": CodecCost(2.50e9, 26.0e9, 1 / 169.3),
+    "fp32": CodecCost(1290e9, 54.0e9),
+    "bf16": CodecCost(32.5e9, 60.7e9),
+    "split": CodecCost(1.76e9, 2.48e9, 1 / 1.175),
+    "bf16-split": CodecCost(2.24e9, 3.80e9, 1 / 2.848),
+    "int8": CodecCost(20.3e9, 47.2e9),
+    "int8-zstd": CodecCost(3.87e9, 5.62e9, 1 / 4.257),
+    "int4": CodecCost(16.8e9, 49.5e9),
+    "int4-zstd": CodecCost(5.78e9, 10.3e9, 1 / 9.403),
+    "fp8": CodecCost(12.2e9, 44.0e9),
+    "fp8-zstd": CodecCost(3.48e9, 5.55e9, 1 / 4.655),
+    "topk": CodecCost(3.11e9, 20.6e9, 1 / 124.1),
+    "topk-zstd": CodecCost(2.85e9, 17.5e9, 1 / 169.3),
 }
 """By name; one for each of topology.job.CODECS."""
 

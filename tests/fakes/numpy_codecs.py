@@ -19,9 +19,10 @@ def _fp8_levels() -> Floats:
     """Return the numbers of the codes 0 to 126: float32, shape (127,), ascending."""
     codes = np.arange(127)
     exponent, mantissa = codes >> 3, codes & 7
-    return np.where(
+    levels: Floats = np.where(
         exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8.0 + mantissa, exponent - 10)
     ).astype(np.float32)
+    return levels
 
 
 _FP8 = _fp8_levels()
@@ -34,8 +35,9 @@ def _nearest_fp8(scaled: Floats) -> npt.NDArray[np.uint8]:
     below = np.maximum(above - 1, 0)
     up, down = _FP8[above] - magnitude, magnitude - _FP8[below]
     takes_upper = (up < down) | ((up == down) & (above % 2 == 0))
-    code = np.where(takes_upper, above, below)
-    return (code | np.where(np.signbit(scaled), 0x80, 0)).astype(np.uint8)
+    code = np.where(takes_upper, above, below).astype(np.uint8)
+    code |= np.where(np.signbit(scaled), 0x80, 0).astype(np.uint8)
+    return code
 
 
 def encode_blocks(name: str, values: Floats) -> tuple[bytes, Floats] | None:
@@ -56,9 +58,9 @@ def encode_blocks(name: str, values: Floats) -> tuple[bytes, Floats] | None:
         levels = _FP8[codes & 0x7F] * signs
     else:
         rounded = np.rint(scaled)
-        codes = rounded.astype(np.int8).view(np.uint8)
+        codes = rounded.astype(np.int8).astype(np.uint8)
         levels = rounded.astype(np.int8).astype(np.float32)
-    flat = codes.reshape(-1)[:numel]
+    flat: npt.NDArray[np.uint8] = codes.reshape(-1)[:numel]
     if name == "int4":
         pairs = np.zeros(-(-numel // 2) * 2, dtype=np.uint8)
         pairs[:numel] = flat & 0x0F
