@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,13 @@ from orchestrator.messages import endpoint_messages, namespace_message, run_mess
 from orchestrator.replanner import Replanner
 from orchestrator.replanning import Replanning, link_reported, settings_of
 from orchestrator.run_files import RunFiles
+from orchestrator.submission import Submission
 from orchestrator.wan import FaultPlan, Listeners, NamespacesRefusedError, Wan
 from protos.control.v1 import control_pb2
 from topology.changes import Pause
 from topology.faults import TimedChange
 from topology.hashing import config_hash
-from topology.job import Job
 from topology.timeouts import Timeouts
-from topology.world import Topology
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
@@ -42,17 +40,6 @@ MAX_LABEL = 200
 log = logging.getLogger(__name__)
 
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A checked request for a run."""
-
-    run_id: str
-    job: Job
-    topology: Topology
-    job_document: control_pb2.Document
-    topology_document: control_pb2.Document
 
 
 class ActiveRun:
@@ -99,7 +86,7 @@ class ActiveRun:
         """From when the run is active, if its job asks for it."""
         self._machine = RunMachine(topology, time.monotonic())
         self._files.write_documents(submission.topology_document.text, submission.job_document.text)
-        self._record("run.submitted", detail=_submitted(submission, folder))
+        self._record("run.submitted", detail=submission.to_json(folder))
 
     @property
     def has_ended(self) -> bool:
@@ -332,27 +319,6 @@ class ActiveRun:
         progress = self._metrics.progress()
         progress["totals"]["verified_steps"] = float(self._machine.verified_steps)
         return {**progress, "active_s": self._machine.active_for_s(time.monotonic())}
-
-
-def _submitted(submission: Submission, folder: Path) -> dict[str, Any]:
-    """Return what the journal keeps of a submission: enough to show the run without its documents."""
-    topology = submission.topology
-    return {
-        "name": submission.job.name,
-        "folder": str(folder),
-        "sites": [site.name for site in topology.sites],
-        "links": [
-            {
-                "source": link.source,
-                "target": link.target,
-                "bytes_per_s": link.bytes_per_s,
-                "rtt_s": link.rtt_s,
-            }
-            for link in topology.links
-        ],
-        "job_overrides": list(submission.job_document.overrides),
-        "topology_overrides": list(submission.topology_document.overrides),
-    }
 
 
 def _short(labels: dict[str, str]) -> dict[str, str]:

@@ -8,29 +8,26 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orchestrator.active_run import ActiveRun, Submission
+from orchestrator.active_run import ActiveRun
 from orchestrator.core import events
 from orchestrator.core.leases import Leases
-from orchestrator.core.replan import ReductionBegun
 from orchestrator.core.view import RecordedEvent
 from orchestrator.home import is_run_id
 from orchestrator.journal import Journal
-from orchestrator.messages import endpoints_from, failure_from, run_message
-from orchestrator.replanning import prepared_from
+from orchestrator.messages import run_message
+from orchestrator.run_messages import OF_RUN, take
 from orchestrator.sessions import Session, Sessions
+from orchestrator.submission import checked
 from orchestrator.wan import FaultPlan
 from protos.control.v1 import control_pb2
 from protos.errors import (
-    ConfigMismatchError,
     NotFoundError,
     RemoteProtocolError,
     StaleGenerationError,
     StateConflictError,
 )
 from protos.versions import build
-from topology.checks import check_pair
 from topology.hashing import topology_hash
-from topology.run_documents import DocumentText, load_run
 from topology.timeouts import Timeouts
 from topology.world import Topology
 
@@ -149,15 +146,7 @@ class Control:
             case "heartbeat":
                 ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
                 session.send(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
-            case (
-                "prepared"
-                | "running"
-                | "ended"
-                | "metrics"
-                | "digest"
-                | "reduction_prepared"
-                | "reduction_begun"
-            ):
+            case str() if kind in OF_RUN:
                 self._receive_of_run(session, kind, message)
             case _:
                 raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
@@ -172,27 +161,7 @@ class Control:
             if kind == "ended":  # the news that nothing is left is never too late
                 return
             raise
-        match kind:
-            case "prepared":
-                endpoints = endpoints_from(message.prepared.endpoints, site)
-                run.handle(events.SitePrepared(site, endpoints))
-            case "running":
-                run.handle(events.SiteRunning(site))
-            case "ended":
-                now_s = time.monotonic()
-                failures = tuple(
-                    failure_from(each, site, self._sites, now_s) for each in message.ended.failures
-                )
-                run.handle(events.SiteEnded(site, message.ended.succeeded, failures))
-            case "metrics":
-                run.add_metrics(site, message.metrics)
-            case "digest":
-                run.handle(_digest(site, message.digest))
-            case "reduction_prepared":
-                run.replan(prepared_from(site, message.reduction_prepared))
-            case "reduction_begun":
-                begun = message.reduction_begun
-                run.replan(ReductionBegun(site, begun.epoch, begun.round))
+        take(run, site, message, self._sites)
 
     def fenced(self, run_id: str, generation: int) -> ActiveRun:
         """Return the latest run, if a message is about it.
@@ -230,7 +199,7 @@ class Control:
             raise StateConflictError(
                 f"run {self.latest.run_id} is going on: wait for its end or cancel it"
             )
-        submission = self._check(request)
+        submission = checked(request, self._topology_hash)
         folder = self._runs / run_id
         generation = self._journal.raise_generation()
         try:
@@ -305,26 +274,6 @@ class Control:
 
     # ------------------------------------------------------------ inside
 
-    def _check(self, request: control_pb2.SubmitRequest) -> Submission:
-        """Parse both documents; every mistake of both is told at once."""
-        job_text, topology_text = request.job, request.topology
-        run = load_run(
-            DocumentText(job_text.text, job_text.source, job_text.overrides),
-            DocumentText(topology_text.text, topology_text.source, topology_text.overrides),
-        )
-        check_pair(run.job, run.topology, job_text.text, job_text.source, job_text.overrides)
-        if topology_hash(run.described) != self._topology_hash:
-            raise ConfigMismatchError(
-                f"{topology_text.source}: not the topology that this coordinator was started with"
-            )
-        return Submission(
-            run_id=request.run_id,
-            job=run.job,
-            topology=run.topology,
-            job_document=job_text,
-            topology_document=topology_text,
-        )
-
     def _expire_leases(self) -> None:
         for site, silent_s in self._leases.expired(time.monotonic()).items():
             session = self._sessions.get(site)
@@ -355,14 +304,3 @@ class Control:
 
     def _record(self, kind: str, detail: dict[str, Any]) -> None:
         self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)
-
-
-def _digest(site: str, digest: control_pb2.Digest) -> events.DigestReported:
-    return events.DigestReported(
-        site=site,
-        rank=digest.rank,
-        step=digest.step,
-        combined=digest.combined,
-        tensors=tuple(digest.tensors),
-        names=tuple(digest.names),
-    )
