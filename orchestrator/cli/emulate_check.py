@@ -15,7 +15,7 @@ from rich.console import Console
 
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.output import Output
-from orchestrator.core.run import FALLBACK
+from orchestrator.core.wan_stage import FALLBACK
 from orchestrator.documents import load_topology_file
 from orchestrator.emulator.backend import NETNS, RELAY
 from orchestrator.emulator.check import Effort, opened

@@ -10,51 +10,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.core import events
 from orchestrator.core.digests import Difference, DigestComparison
-from orchestrator.core.events import Action, Endpoint, Namespace, RecordEvent
+from orchestrator.core.events import Action, Endpoint, RecordEvent
 from orchestrator.core.failures import Failure
 from orchestrator.core.first_failure import first_failure
+from orchestrator.core.run_sites import RunSite, start_timed_out
 from orchestrator.core.states import RunState, SiteState
+from orchestrator.core.wan_stage import WanStage
 from topology.timeouts import Timeouts
 from topology.world import Topology
-
-_RISE = (
-    SiteState.ABSENT,
-    SiteState.JOINED,
-    SiteState.PREPARED,
-    SiteState.STARTING,
-    SiteState.RUNNING,
-)
-_WHAT_IS_MISSING = {
-    SiteState.ABSENT: "no agent has joined",
-    SiteState.JOINED: "its gateways do not listen yet",
-    SiteState.PREPARED: "it waits for the WAN",
-    SiteState.STARTING: "its ranks have not all joined",
-}
-_GONE = frozenset({SiteState.ENDED, SiteState.LOST})
-FALLBACK = (
-    "emulating the WAN in user space: no slow start, congestion control or retransmission, because"
-)
-
-
-@dataclass(slots=True)
-class _Site:
-    name: str
-    state: SiteState = SiteState.ABSENT
-    endpoints: tuple[Endpoint, ...] = ()
-    is_told_to_prepare: bool = False
-    is_told_to_start: bool = False
-    is_told_to_stop: bool = False
-    is_successful: bool = False
-
-    @property
-    def may_have_processes(self) -> bool:
-        """Whether something of the run may be alive there, and its agent may still say so."""
-        return self.is_told_to_prepare and self.state not in _GONE
 
 
 class RunMachine:
@@ -64,14 +32,10 @@ class RunMachine:
         self.state = RunState.FORMING
         self._topology = topology
         self._timeouts = Timeouts.derive(topology.failure)
-        self._sites = {site.name: _Site(site.name) for site in topology.sites}
+        self._sites = {site.name: RunSite(site.name) for site in topology.sites}
         self._digests = DigestComparison({site.name: site.num_ranks for site in topology.sites})
         self._start_deadline_s = now_s + self._timeouts.start_s
-        self._are_namespaces_asked = False
-        self._is_relay_asked = False
-        self._uses_relay = topology.emulate and topology.emulator == "relay"
-        needs_namespaces = topology.emulate and not self._uses_relay
-        self._namespaces: Mapping[str, Namespace] | None = None if needs_namespaces else {}
+        self._wan = WanStage(topology)
         self._failures: list[Failure] = []
         self._collect_deadline_s = float("inf")
         self._cancelled_because = ""
@@ -129,7 +93,7 @@ class RunMachine:
             case events.DigestReported():
                 return self._compared(event, now_s)
             case events.NamespacesOpened():
-                return self._namespaces_opened(event)
+                return self._wan.opened(event.namespaces)
             case events.NamespacesRefused():
                 return self._namespaces_refused(event, now_s)
             case events.RelayOpened():
@@ -141,25 +105,15 @@ class RunMachine:
             case events.Ticked():
                 return []
 
-    @property
-    def _awaits_namespaces(self) -> bool:
-        return self._are_namespaces_asked and self._namespaces is None
-
-    def _namespaces_opened(self, event: events.NamespacesOpened) -> list[Action]:
-        if not self._awaits_namespaces:
-            return []
-        self._namespaces = event.namespaces
-        return [RecordEvent("wan.emulated", detail={"emulator": "netns"})]
-
     def _namespaces_refused(self, event: events.NamespacesRefused, now_s: float) -> list[Action]:
-        """Fall back to the relay where the topology leaves the choice, and say what that loses."""
-        if not self._awaits_namespaces:
+        """Fall back to the relay where the topology leaves the choice."""
+        if not self._wan.awaits_namespaces:
             return []
-        if self._topology.emulator == "netns":
-            message = f"emulator: netns was asked for, and cannot be here: {event.why}"
-            return self._fail(Failure(code="LAUNCH_FAILED", message=message, at_s=now_s), now_s)
-        self._namespaces, self._uses_relay = {}, True
-        return [RecordEvent("wan.fallback", detail={"note": f"{FALLBACK} {event.why}"})]
+        instead = self._wan.fall_back(event.why)
+        if instead is not None:
+            return instead
+        message = f"emulator: netns was asked for, and cannot be here: {event.why}"
+        return self._fail(Failure(code="LAUNCH_FAILED", message=message, at_s=now_s), now_s)
 
     def _relay_opened(self, event: events.RelayOpened) -> list[Action]:
         recorded = RecordEvent("wan.emulated", detail={"emulator": "relay"})
@@ -253,7 +207,7 @@ class RunMachine:
             actions += self._fail_if_unexplained(site, now_s)
         return actions + self._activate(now_s)
 
-    def _fail_if_unexplained(self, site: _Site, now_s: float) -> list[Action]:
+    def _fail_if_unexplained(self, site: RunSite, now_s: float) -> list[Action]:
         """A site that was not stopped ends well after it was started, or says why not."""
         if site.is_successful and site.is_told_to_start:
             return []
@@ -298,25 +252,22 @@ class RunMachine:
         if states != {SiteState.PREPARED}:
             return []
         listening = tuple(endpoint for site in self._all() for endpoint in site.endpoints)
-        if not self._uses_relay:
+        if not self._wan.uses_relay:
             return self._start(
                 {site.name: self._dialled(site.name, listening) for site in self._all()}
             )
-        if self._is_relay_asked:
-            return []
-        self._is_relay_asked = True
-        return [events.OpenRelay(listening)]
+        return self._wan.ask_for_relay(listening)
 
     def _prepare(self) -> list[Action]:
         """Tell all sites to prepare; where packets are emulated, once the namespaces are there."""
         if any(site.is_told_to_prepare for site in self._all()):
             return []
-        if self._namespaces is None:
-            is_first, self._are_namespaces_asked = not self._are_namespaces_asked, True
-            return [events.OpenNamespaces()] if is_first else []
+        namespaces = self._wan.namespaces
+        if namespaces is None:
+            return self._wan.ask_for_namespaces()
         for site in self._all():
             site.is_told_to_prepare = True
-        prepare = [events.SendPrepare(s.name, self._namespaces.get(s.name)) for s in self._all()]
+        prepare = [events.SendPrepare(s.name, namespaces.get(s.name)) for s in self._all()]
         return [RecordEvent("run.preparing"), *prepare]
 
     def _dialled(self, source: str, listening: Iterable[Endpoint]) -> tuple[Endpoint, ...]:
@@ -343,7 +294,8 @@ class RunMachine:
         if not self._is_ending() and self.state is RunState.FORMING:
             if now_s < self._start_deadline_s:
                 return []
-            actions += self._fail(self._start_timed_out(now_s), now_s)
+            timed_out = start_timed_out(self._all(), self._timeouts.start_s, now_s)
+            actions += self._fail(timed_out, now_s)
             self._collect_deadline_s = now_s
         if not self._cancelled_because and now_s < self._collect_deadline_s:
             return []
@@ -354,22 +306,9 @@ class RunMachine:
         actions += [self._stop(site, reason) for site in self._all() if site.may_have_processes]
         return actions
 
-    def _stop(self, site: _Site, reason: str) -> Action:
+    def _stop(self, site: RunSite, reason: str) -> Action:
         site.is_told_to_stop = True
         return events.SendStop(site.name, reason, self._timeouts.stop_grace_s)
-
-    def _start_timed_out(self, now_s: float) -> Failure:
-        """Name the sites that are furthest behind: the others wait for them."""
-        rising = [site.state for site in self._all() if site.state in _RISE]
-        behind = min(rising, key=_RISE.index)
-        names = [site.name for site in self._all() if site.state is behind]
-        sites = "site" if len(names) == 1 else "sites"
-        message = (
-            f"not up within {self._timeouts.start_s:g} s: {sites} {', '.join(names)}: "
-            f"{behind.lower()}, {_WHAT_IS_MISSING[behind]}"
-        )
-        site = names[0] if len(names) == 1 else ""
-        return Failure(code="START_TIMED_OUT", message=message, site=site, at_s=now_s)
 
     def _finish_if_over(self, now_s: float) -> list[Action]:
         """End the run once nothing of it is left, or a site has had long enough to say so."""
@@ -417,8 +356,8 @@ class RunMachine:
     def _have_all_succeeded(self) -> bool:
         return all(site.is_successful for site in self._all())
 
-    def _all(self) -> Iterable[_Site]:
-        return self._sites.values()
+    def _all(self) -> Sequence[RunSite]:
+        return list(self._sites.values())
 
 
 def _differ(difference: Difference, now_s: float) -> Failure:

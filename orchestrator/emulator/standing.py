@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from orchestrator.core.events import Endpoint
-from orchestrator.core.run import FALLBACK
+from orchestrator.core.wan_stage import FALLBACK
 from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
 from orchestrator.emulator.config import RelayConfig, parse_listening, shapes_of
 from orchestrator.emulator.emulations import STATE
