@@ -251,9 +251,15 @@ def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | Non
 
 
 def _faults(record: RunRecord) -> tuple[FaultFacts, ...]:
-    """Return the emulated WAN's changes, and what the run ended of if it did not end well."""
+    """Return the emulated WAN's changes, switches to other trees, and what the run ended of if not well."""
     began = next((event.wall_s for event in record.events if event.kind == "run.active"), None)
     told = [(fault.wall_s, fault.what, fault.where) for fault in record.faults]
+    told += [
+        (event.wall_s, f"other trees: {event.detail.get('plan', '')}", "all sites")
+        for event in record.events
+        if event.kind == "run.replanned"
+    ]
+    told.sort(key=lambda each: each[0])
     run = record.run
     if run.state == control_pb2.RUN_STATE_FAILED:
         ended = next(

@@ -244,7 +244,7 @@ def _few(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]
 def _faults(facts: RunFacts) -> Markup | None:
     if not facts.faults:
         return None
-    lead = "Changes that were made to the emulated WAN, and what the run ended of."
+    lead = "Changes that were made to the emulated WAN, switches to other trees, and what the run ended of."
     return section("Faults", grid_table(wording.faults_grid(facts)), lead=lead)
 
 

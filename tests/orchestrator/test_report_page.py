@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.bench.record import BENCH, Bench, read_bench
 from orchestrator.home import TOPOLOGY, RunFolder
+from orchestrator.journal import Journal
 from orchestrator.recorded import RecordedRun
 from orchestrator.report.facts import RunFacts, run_facts
 from orchestrator.report.markdown import markdown
@@ -22,7 +23,7 @@ from orchestrator.report.records import MAX_SAMPLES, RunRecord, read_record
 from orchestrator.report.timelines import MAX_READ_STEPS, TimelineReader, choose
 from orchestrator.run_files import METRICS
 from orchestrator.trace.events import rates
-from tests.fakes.recorded_runs import append_line, metric, record_bench, record_run
+from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_bench, record_run
 from topology.templates import topology_yaml
 
 HOSTILE = ('"><script>alert(1)</script>', "</title><img src=x onerror=alert(2)>", "a|b`*\u202e\n")
@@ -181,6 +182,20 @@ def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
     text = page_of(facts)
     checked(text)
     assert "/logs/rank1.log" in text
+
+
+def test_a_switch_to_other_trees_stands_among_the_faults(tmp_path: Path) -> None:
+    folder = record_run(tmp_path, faults=FAULTS)
+    with Journal(folder.path) as journal:
+        detail = {"plan": "2 weighted trees", "from_round": 12, "note": "from round 12 on"}
+        journal.append(
+            "run.replanned", wall_s=ACTIVE_S + 5, generation=1, run_id="r1", detail=detail
+        )
+    facts = facts_of(folder)
+    assert [fault.what for fault in facts.faults][1] == "other trees: 2 weighted trees"
+    text = page_of(facts)
+    checked(text)
+    assert "other trees: 2 weighted trees" in text
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
