@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core import events, replan
+from orchestrator.core import events, replan_events
 from orchestrator.core.metrics import RunMetrics
 from orchestrator.core.run import RunMachine
 from orchestrator.core.states import RunState
@@ -110,7 +110,7 @@ class ActiveRun:
         if isinstance(event, events.Ticked | events.SiteEnded | events.SiteLost):
             self.replan(event)
 
-    def replan(self, event: replan.Event) -> None:
+    def replan(self, event: replan_events.Event) -> None:
         """Let the core decide whether the run's plan is made again, for as long as the run is active.
 
         Raises:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.core.replan import (
+from orchestrator.core.replan_events import (
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,

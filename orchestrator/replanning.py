@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.core import replan
+from orchestrator.core import replan_events
 from orchestrator.core.events import RecordEvent
 from orchestrator.core.plan_switch import ReductionPrepared
+from orchestrator.core.replan import ReplanMachine
 from orchestrator.replanner import Replanner
 from protos import metrics
 from protos.control.v1 import control_pb2
@@ -66,12 +67,12 @@ class Replanning:
             record: In the journal.
         """
         self._name = name
-        self._machine = replan.ReplanMachine(topology, settings)
+        self._machine = ReplanMachine(topology, settings)
         self._planner = planner
         self._send = send
         self._record = record
 
-    def handle(self, event: replan.Event) -> None:
+    def handle(self, event: replan_events.Event) -> None:
         """Let the core decide on an event, and do what it says.
 
         Raises:
@@ -84,13 +85,13 @@ class Replanning:
         """End what plans. Idempotent."""
         await self._planner.close()
 
-    def _do(self, action: replan.Action) -> None:
+    def _do(self, action: replan_events.Action) -> None:
         match action:
             case RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
-            case replan.PlanAgain():
+            case replan_events.PlanAgain():
                 self._planner.plan(action)
-            case replan.SendPrepareReduction():
+            case replan_events.SendPrepareReduction():
                 prepare = control_pb2.PrepareReduction(
                     **self._name,
                     epoch=action.epoch,
@@ -98,20 +99,20 @@ class Replanning:
                     trees=tree_messages(action.reduction),
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(prepare_reduction=prepare))
-            case replan.SendDecideReduction():
+            case replan_events.SendDecideReduction():
                 decide = control_pb2.DecideReduction(
                     **self._name, epoch=action.epoch, commit=action.commit
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(decide_reduction=decide))
 
 
-def link_reported(site: str, metric: control_pb2.Metric) -> replan.LinkReported | None:
+def link_reported(site: str, metric: control_pb2.Metric) -> replan_events.LinkReported | None:
     """Return what a site's metric says of one of its links; None if it is of another kind."""
     labels = metric.labels
     if metric.kind != metrics.LINK or labels.get("source") != site:
         return None
     target, node = labels.get("target", ""), labels.get("node", "")
-    return replan.LinkReported(site, target, node, metric.step, dict(metric.values))
+    return replan_events.LinkReported(site, target, node, metric.step, dict(metric.values))
 
 
 def tree_messages(reduction: Reduction) -> list[control_pb2.ReductionTree]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from orchestrator.active_run import ActiveRun
 from orchestrator.core import events
-from orchestrator.core.replan import ReductionBegun
+from orchestrator.core.replan_events import ReductionBegun
 from orchestrator.messages import endpoints_from, failure_from
 from orchestrator.replanning import prepared_from
 from protos.control.v1 import control_pb2

@@ -8,16 +8,15 @@ from typing import TypeVar
 
 import pytest
 
-from orchestrator.core import events, replan
+from orchestrator.core import events, replan_events
 from orchestrator.core.events import RecordEvent
 from orchestrator.core.plan_switch import ReductionPrepared
-from orchestrator.core.replan import (
-    ATTEMPTS,
+from orchestrator.core.replan import ATTEMPTS, ReplanMachine
+from orchestrator.core.replan_events import (
     LinkReported,
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,
-    ReplanMachine,
     SendDecideReduction,
     SendPrepareReduction,
     SwitchPlanned,
@@ -44,16 +43,16 @@ class World:
         self.machine = ReplanMachine(topology(3), SETTINGS)
         self.now_s = 100.0
         self.round = 0
-        self.actions: list[replan.Action] = []
+        self.actions: list[replan_events.Action] = []
         self._totals = [0.0, 0.0]
 
-    def tell(self, *told: replan.Event) -> list[replan.Action]:
+    def tell(self, *told: replan_events.Event) -> list[replan_events.Action]:
         new = [action for event in told for action in self.machine.handle(event, self.now_s)]
         self.actions += new
         return new
 
-    def go(self, seconds: float, bytes_per_s: float = PLANNED) -> list[replan.Action]:
-        new: list[replan.Action] = []
+    def go(self, seconds: float, bytes_per_s: float = PLANNED) -> list[replan_events.Action]:
+        new: list[replan_events.Action] = []
         for _ in range(int(2 * seconds)):
             self.now_s += 0.5
             self.round += 1
@@ -123,7 +122,7 @@ def test_all_sites_switch_at_a_round_that_none_has_begun() -> None:
     assert (decided[0].detail["before_s"], decided[0].detail["after_s"]) == (2.0, 0.5)
     assert decided[1:] == [SendDecideReduction(site, asked.epoch, commit=True) for site in SITES]
     assert "10Mbit/s" in str(decided[0].detail["note"])
-    (begun,) = world.tell(replan.ReductionBegun("b", asked.epoch, asked.from_round))
+    (begun,) = world.tell(replan_events.ReductionBegun("b", asked.epoch, asked.from_round))
     assert begun == RecordEvent(
         "site.replanned", "b", {"epoch": asked.epoch, "round": asked.from_round}
     )
@@ -203,7 +202,7 @@ def test_it_gives_up_after_some_attempts_and_rests() -> None:
     "event",
     [events.SiteEnded("b", succeeded=True), events.SiteLost("b", "gone")],
 )
-def test_a_site_that_goes_away_ends_a_switch(event: replan.Event) -> None:
+def test_a_site_that_goes_away_ends_a_switch(event: replan_events.Event) -> None:
     world = World()
     asked = world.propose()
     told = of(world.tell(event), SendDecideReduction)
@@ -231,7 +230,7 @@ def test_in_every_order_sites_hear_one_outcome_of_each_proposal(seed: int) -> No
     for _ in range(300):
         world.go(1, chance.choice((PLANNED, PLANNED / 10, PLANNED / 10)))
         asked = of(world.actions, SendPrepareReduction)
-        choices: list[replan.Event] = [BETTER, PlanningFailed("no"), RelaunchPlanned(0.1)]
+        choices: list[replan_events.Event] = [BETTER, PlanningFailed("no"), RelaunchPlanned(0.1)]
         for each in asked[-4:]:
             answer = accepted(each.site, each)
             if chance.random() < 0.2:

@@ -7,7 +7,12 @@ import json
 
 import pytest
 
-from orchestrator.core.replan import PlanAgain, PlanningFailed, RelaunchPlanned, SwitchPlanned
+from orchestrator.core.replan_events import (
+    PlanAgain,
+    PlanningFailed,
+    RelaunchPlanned,
+    SwitchPlanned,
+)
 from orchestrator.reduction_json import reduction_from, reduction_to
 from orchestrator.replanner import Answer, Replanner
 from orchestrator.replanning import settings_of
