@@ -58,13 +58,13 @@ def encode_blocks(name: str, values: Floats) -> tuple[bytes, Floats] | None:
         levels = _FP8[codes & 0x7F] * signs
     else:
         rounded = np.rint(scaled)
-        codes = rounded.astype(np.int8).astype(np.uint8)
-        levels = rounded.astype(np.int8).astype(np.float32)
+        whole = rounded.astype(np.int8)
+        codes, levels = whole.astype(np.uint8), whole.astype(np.float32)
     flat: npt.NDArray[np.uint8] = codes.reshape(-1)[:numel]
     if name == "int4":
         pairs = np.zeros(-(-numel // 2) * 2, dtype=np.uint8)
         pairs[:numel] = flat & 0x0F
-        flat = pairs[::2] | pairs[1::2] << 4
+        flat = pairs[::2] | pairs[1::2] << np.uint8(4)
     body = upper.astype("<u2").tobytes() + flat.tobytes()
     return body, (levels * scales).reshape(-1)[:numel]
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.simulated import PLAIN, a_job, a_topology
+from topology.buckets import buckets_of
 from topology.changes import Change, Pause
+from topology.codec_costs import COSTS
 from topology.compute import num_parameters, step_compute_s
 from topology.faults import TimedChange
 from topology.job import Exchange, Job, Model, Reduction, Trainer
 from topology.load import load_job, load_topology
-from topology.buckets import buckets_of
 from topology.simulator.chance import Stragglers
 from topology.simulator.engine import SimulationError
 from topology.simulator.outages import Outages
@@ -172,8 +173,9 @@ def test_gateways_take_time_where_codecs_are_slow() -> None:
     job, topology = a_job(codec="split"), a_topology(2, bytes_per_s=1e9, rtt_s=0.0)
     slow, free = simulate(job, topology), simulate(job, topology, PLAIN)
     encode_s, decode_s = coding_s(slow.work)[0]
-    assert encode_s == pytest.approx(4 * num_parameters(job.trainer.model) / 1.67e9)
-    assert decode_s == pytest.approx(2 * 4 * num_parameters(job.trainer.model) / 2.51e9)
+    grad_bytes, cost = 4 * num_parameters(job.trainer.model), COSTS["split"]
+    assert encode_s == pytest.approx(grad_bytes / cost.encode_bytes_per_s)
+    assert decode_s == pytest.approx(2 * grad_bytes / cost.decode_bytes_per_s)
     assert free.mean_step_s < slow.mean_step_s < free.mean_step_s + encode_s + decode_s + 0.05
 
 
