@@ -14,17 +14,18 @@ from orchestrator.view.tables import Column, FittingTable
 
 WIDTH = 110
 _ALTERNATIVES = 10
+_TREES = 6
+_LISTED = 3
 
 
 def shown(plan: Mapping[str, Any]) -> str:
     """Return a plan, as its file has it, as text."""
-    predicted, exchange = plan["predicted"], plan["decisions"]["exchange"]
+    predicted = plan["predicted"]
     parts = [
         "\n".join(textwrap.fill(each, WIDTH) for each in plan["why"]),
         _table(_sites(plan)),
         *([_table(_inside(plan))] if plan.get("inside") else []),
-        f"exchange: {exchange['codec']}, chunks of {exchange['chunk']}, buckets of "
-        f"{exchange['bucket']}, connections a link: {exchange['channels_per_link']}\n"
+        f"{_exchange(plan['decisions'])}\n"
         f"predicted: {figures.duration(predicted['step_s'])} a step, "
         f"{figures.count(predicted['tokens_per_s'])} tokens/s, efficiency "
         f"{predicted['efficiency']:.3f}"
@@ -34,8 +35,34 @@ def shown(plan: Mapping[str, Any]) -> str:
         parts.append(_table(_links(plan)))
     if plan["alternatives"]:
         parts.append(_table(_alternatives(plan)))
+    parts.append(_inputs(plan))
     parts += [textwrap.fill(f"warning: {each}", WIDTH) for each in plan["warnings"]]
     return "\n\n".join(parts)
+
+
+def _exchange(decisions: Mapping[str, Any]) -> str:
+    """Return how gradients cross, in a few lines."""
+    exchange = decisions["exchange"]
+    own = [
+        f", {each['codec']} between {' and '.join(each['between'])}"
+        for each in exchange.get("codecs", ())
+    ]
+    listed = [
+        f"exchange: {exchange['codec']}{''.join(own)}, chunks of {exchange['chunk']}, buckets of "
+        f"{exchange['bucket']}, connections a link: {exchange['channels_per_link']}"
+    ]
+    if decisions.get("micro_batch") is not None:
+        listed.append(f"micro-batch: {decisions['micro_batch']} sequences a rank at once, at most")
+    trees = decisions["reduction"].get("trees", ())
+    total = sum(tree["weight"] for tree in trees)
+    listed += [
+        f"tree at {tree['root']}, of {figures.share(tree['weight'] / total)} of the chunks: "
+        + ", ".join(f"{child} → {parent}" for child, parent in tree["parents"].items())
+        for tree in trees[:_TREES]
+    ]
+    if len(trees) > _TREES:
+        listed.append(f"and {len(trees) - _TREES} more trees: --json or --out lists them")
+    return "\n".join(textwrap.fill(each, WIDTH, subsequent_indent="    ") for each in listed)
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -142,6 +169,32 @@ def _alternatives(plan: Mapping[str, Any]) -> list[Column]:
             [f"{each['usd_per_step']:.4g}" if each["usd_per_step"] else "-" for each in listed],
         ),
     ]
+
+
+def _inputs(plan: Mapping[str, Any]) -> str:
+    """Return what the plan rests on; figures of links that come from the same place in one line."""
+    of_links: dict[tuple[str, str], list[str]] = {}
+    others: dict[tuple[str, str], list[str]] = {}
+    for each in plan["inputs"]:
+        name, is_link, figure = each["what"].partition(" → ")
+        if is_link:
+            key = (f"links, {figure.rpartition(', ')[2]}", each["origin"])
+            of_links.setdefault(key, []).append(each["value"])
+        else:
+            others.setdefault((each["value"], each["origin"]), []).append(name)
+    lines = [
+        *(f"{_first(names)}: {value} ({origin})" for (value, origin), names in others.items()),
+        *(f"{what}: {_first(values)} ({origin})" for (what, origin), values in of_links.items()),
+    ]
+    wrapped = (textwrap.fill(each, WIDTH - 2, subsequent_indent="  ") for each in lines)
+    return "\n".join(["rests on", *(textwrap.indent(each, "  ") for each in wrapped)])
+
+
+def _first(words: list[str]) -> str:
+    """Return different words once each, the first few of them."""
+    unique = list(dict.fromkeys(words))
+    more = f" and {len(unique) - _LISTED} more" if len(unique) > _LISTED else ""
+    return ", ".join(unique[:_LISTED]) + more
 
 
 def _table(columns: list[Column]) -> str:

@@ -74,8 +74,10 @@ def test_people_get_sentences_and_tables(isthmus: Isthmus, job: Path) -> None:
     assert done.code == 0, done.err
     assert "2 of 3 sites take part" in done.out
     assert "c is left out: with it, a step takes" in done.out
-    for heading in ("without it", "with it", "step with 1 Gbit/s more", "instead"):
+    for heading in ("without it", "with it", "step with 1 Gbit/s more", "instead", "rests on"):
         assert heading in done.out
+    assert "links, bandwidth: 100Mbit/s, 100kbit/s (the topology's bandwidth)" in done.out
+    assert "micro-batch: 4 sequences a rank at once, at most" in done.out
     assert max(map(len, done.out.splitlines())) <= 110
 
 

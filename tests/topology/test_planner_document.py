@@ -39,7 +39,7 @@ def test_what_is_written_is_read_back() -> None:
 def test_it_explains_itself() -> None:
     assert "2 of 3 sites take part" in said(PLAN)
     assert "s2 is left out: with it, a step takes" in said(PLAN)
-    assert re.search(r"What binds: (compute at|the link|the gateway)", said(PLAN))
+    assert re.search(r"What binds: (compute at|the link|the gateway|round trips)", said(PLAN))
     assert "A rank of s0 takes" in said(PLAN)
     assert "This version exchanges every step all the same" in said(PLAN)
     by_site = {each["site"]: each for each in PLAN["sites"]}
@@ -63,7 +63,7 @@ def test_every_figure_has_an_origin() -> None:
 
 def test_a_period_that_gains_nothing_is_said() -> None:
     world = a_world([4e8, 4e8], [(0, 1, 1e10, 0.0)])
-    assert "that would gain nothing here" in said(make_plan(JOB, world))
+    assert "would gain less than 1 % here" in said(make_plan(JOB, world))
 
 
 @pytest.mark.parametrize(
@@ -233,3 +233,38 @@ def test_links_that_the_job_gives_a_codec_keep_it() -> None:
     plan = make_plan(job, WORLD)
     assert "codecs" not in plan["decisions"]["exchange"]
     assert not [each for each in PlanFile(plan_text(plan), "p").overrides() if "codecs" in each]
+
+
+def test_what_is_busy_binds_and_else_round_trips_do() -> None:
+    narrow = make_plan(a_job(12, sites="all"), a_world([4e8, 4e8], [(0, 1, 1e5, 0.01)]))
+    assert narrow["binding"].startswith("the link s")
+    assert "not compute at s" in narrow["binding"]
+    far = make_plan(a_job(12, sites="all"), a_world([4e10, 4e10], [(0, 1, 1e9, 0.3)]))
+    assert far["binding"].startswith("round trips: an exchange by itself takes")
+    assert "busiest of all, works for" in far["binding"]
+    near = make_plan(a_job(12, sites="all"), a_world([4e6, 4e6], [(0, 1, 1e9, 0.001)]))
+    assert near["binding"].startswith("compute at s")
+
+
+def test_what_a_wider_link_would_buy_is_never_a_loss() -> None:
+    for seed in range(4):
+        plan = make_plan(a_job(8, sites="all"), a_random_world(random.Random(seed), 3))
+        step_s = plan["predicted"]["step_s"]
+        assert all(each["step_s_with_one_more_gbit_s"] <= step_s for each in plan["links"]), seed
+
+
+def test_other_codecs_are_told_in_a_sentence() -> None:
+    assert re.search(r"Other codecs: all fp32 takes [0-9.]+ times as long\.", said(PLAN))
+    fast = a_world([4e6, 1e8], [(0, 1, 1e9, 0.0001)])
+    plan = make_plan(a_job(12, codecs=("int8", "fp32"), sites="all"), fast)
+    assert plan["decisions"]["exchange"]["codec"] == "fp32"
+    assert "all int8 is as fast, and loses more" in said(plan)
+
+
+def test_one_decision_less_is_weighed() -> None:
+    world = a_world([4e7, 1e7], [(0, 1, 1e6, 0.02)])
+    told = {each["what"]: each["step_s"] for each in make_plan(a_job(15), world)["alternatives"]}
+    assert (
+        told["equal sequences on all ranks"]
+        > 1.5 * make_plan(a_job(15), world)["predicted"]["step_s"]
+    )

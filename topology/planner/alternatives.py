@@ -23,7 +23,12 @@ _FORMS = 4
 
 def alternatives(search: Search, choice: Choice) -> list[dict[str, Any]]:
     """Return other plans with their step time and cost, the fastest first; the choice is not among them."""
-    found = [*_other_sites(search, choice), *_other_codecs(search, choice), *_naive(search)]
+    found = [
+        *_other_sites(search, choice),
+        *_other_codecs(search, choice),
+        *_undecided(search, choice),
+        *_naive(search),
+    ]
     found += sorted(_other_forms(search, choice), key=lambda each: each[1])[:_FORMS]
     unique = {what: (step_s, usd) for what, step_s, usd in reversed(found)}
     ordered = sorted(unique.items(), key=lambda each: each[1])
@@ -58,6 +63,22 @@ def _other_codecs(search: Search, choice: Choice) -> Iterator[Weighed]:
             found = Search(job, search.topology).estimate(choice.sites)
             if found is not None:
                 yield f"codec {codec}", found.step_s, found.usd_per_step
+
+
+def _undecided(search: Search, choice: Choice) -> Iterator[Weighed]:
+    """The same, with one decision left as it would be without a plan."""
+    topology, job = choice.topology(search.topology), choice.job(search.job)
+    even = even_split(search.job, topology)
+    if even != choice.sequences:
+        yield _weighed("equal sequences on all ranks", job, topology, choice.way, even)
+    own = search.job.exchange
+    sized = dataclasses.replace(
+        job.exchange, chunk_bytes=own.chunk_bytes, bucket_bytes=own.bucket_bytes
+    )
+    if sized != job.exchange and len(choice.sites) > 1:
+        same = dataclasses.replace(job, exchange=sized)
+        what = "the job's own chunk and bucket"
+        yield _weighed(what, same, topology, choice.way, choice.sequences)
 
 
 def _other_forms(search: Search, choice: Choice) -> Iterator[Weighed]:

@@ -203,7 +203,7 @@ def cut_link_worths(
         found[pair] = {
             "between": [link.source, link.target],
             "busy": busy_s / choice.step_s,
-            "step_s_with_one_more_gbit_s": wider_s,
+            "step_s_with_one_more_gbit_s": min(choice.step_s, wider_s),
             **crossing(choice.job(search.job), topology, choice.way.plan, link),
         }
     return list(found.values())

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from topology.cost.local_sgd import Round, local_round
-from topology.cost.memory import outer_optimizer_bytes
 from topology.planner.cut_set import CutChoice, fastest_cuts
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_plan import all_widened
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
+from topology.planner.regime import regime
 from topology.units import format_duration, format_fraction, format_rate, format_size
 
 _BINDS = 0.97
@@ -21,12 +20,6 @@ WANTED = 0.96
 """Of what the sites commit by themselves: the efficiency whose bandwidth is told."""
 _WIDEST = 1e6
 """Times its bandwidth: a link that is no cost any more."""
-_UTILISED = 0.95
-"""Of a round's time, that longer rounds are to leave to compute."""
-_GAIN = 0.01
-"""Of a step: what training otherwise has to gain at least to be worth a word."""
-_FRAGMENTS = 8
-"""Of streaming, at most."""
 
 
 def cut_binding(choice: CutChoice, search: ParallelSearch, model: JointModel) -> str:
@@ -66,7 +59,7 @@ def cut_sentences(
     told += _cuts(search, choice, inside)
     if len(choice.sites) > 1:
         told += [_hidden(choice, model), _needed(search, choice)]
-        told += regime(search, choice, model)
+        told += _regime(search, choice, model)
     return told
 
 
@@ -133,7 +126,8 @@ def _hidden(choice: CutChoice, model: JointModel) -> str:
     window_s = max(each.cut.window_s for each in choice.timings)
     return (
         f"An exchange that nothing hides takes {format_duration(model.exchange_s(choice.timings))}; "
-        f"the last micro-batch's backward pass, {format_duration(window_s)}, is all that can hide it."
+        f"the last micro-batch's backward pass, {format_duration(window_s)}, is all that can hide it: gradients "
+        "of earlier micro-batches are summed first."
     )
 
 
@@ -175,61 +169,16 @@ def wider_for(search: ParallelSearch, choice: CutChoice, efficiency: float) -> f
     return high
 
 
-def regime(search: ParallelSearch, choice: CutChoice, model: JointModel) -> list[str]:
-    """Say what exchanging less often would bring, as far as it is permitted: nothing executes it yet."""
-    most = search.wishes.max_sync_period
-    if most == 1:
-        return []
-    step_s = search.balanced(choice.sites)[1]
-    exchange_s = model.exchange_s(choice.timings)
-    plain, streamed = rounds(step_s, exchange_s, most)
-    best = min((plain, streamed), key=lambda each: (each[0].step_s, each[1]))
-    if best[0].step_s > (1 - _GAIN) * choice.step_s:
-        return [
-            f"max_sync_period permits {most} steps between exchanges; that would gain nothing here."
-        ]
-    shard = search.workload.parameters / min(
-        search.topology.site(name).num_ranks for name in choice.sites
+def _regime(search: ParallelSearch, choice: CutChoice, model: JointModel) -> list[str]:
+    """Say what exchanging less often would bring."""
+    ranks = min(search.topology.site(name).num_ranks for name in choice.sites)
+    return regime(
+        search.wishes.max_sync_period,
+        search.balanced(choice.sites)[1],
+        model.exchange_s(choice.timings),
+        choice.step_s,
+        search.workload.parameters / ranks,
     )
-    told = [
-        f"{name}: {format_duration(each.step_s)} a step in the mean, {_share(each.utilisation)} of it "
-        "compute"
-        for name, (each, _) in (
-            (f"DiLoCo, {plain[0].steps} steps a round", plain),
-            (f"Streaming in {streamed[1]} fragments, {streamed[0].steps} steps a round", streamed),
-        )
-    ]
-    name = "streaming" if best is streamed else "DiLoCo"
-    return [
-        f"{most} steps between exchanges are permitted. {told[0]}. {told[1]}. Every step: "
-        f"{format_duration(choice.step_s)}. Recommended is {name}, if your training tolerates it; its "
-        f"outer optimizer takes {format_size(outer_optimizer_bytes(shard, best[1]))} more an "
-        "accelerator.",
-        "This version exchanges every step all the same: nothing in it executes another period, and "
-        "the plan's figures are those of every step.",
-    ]
-
-
-def rounds(
-    step_s: float, exchange_s: float, most: int
-) -> tuple[tuple[Round, int], tuple[Round, int]]:
-    """Return a DiLoCo round and a streaming one, each with its fragments, of at most `most` steps.
-
-    Rounds are no longer than it takes to compute _UTILISED of the time. A fragment's result is applied
-    a step after it was sent, where there are steps enough between two.
-    """
-
-    def shortest(fragments: int, overlap_steps: int) -> Round:
-        each_s = exchange_s / fragments
-        between = max(1, overlap_steps)
-        found = [
-            local_round(fragments * count, step_s, each_s, fragments, overlap_steps)
-            for count in range(between, most // fragments + 1)
-        ]
-        return next((each for each in found if each.utilisation >= _UTILISED), found[-1])
-
-    fragments = min(_FRAGMENTS, most)
-    return (shortest(1, 0), 1), (shortest(fragments, 1), fragments)
 
 
 def _share(value: float) -> str:

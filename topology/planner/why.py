@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from topology.compute import num_parameters
 from topology.planner.choice import Choice
 from topology.planner.micro_batch import largest_micro_batch
+from topology.planner.regime import regime
 from topology.planner.search import Search
 from topology.planner.shares import busiest
 from topology.step_time import StepModel
@@ -15,8 +16,10 @@ from topology.world import Topology
 
 _BINDS = 0.97
 """Share of a step from which on what takes it is all that counts."""
-_EXPOSED = 0.05
-"""Of a step: what a longer period between exchanges is to bring the rest below."""
+_LONGER = 1.0005
+"""Times a step: what is less is no longer, to people."""
+_PACED = 0.5
+"""Share of an exchange from which on the bytes of a link or a gateway are what takes it, not round trips."""
 
 
 def binding(choice: Choice, topology: Topology, model: StepModel) -> str:
@@ -27,15 +30,20 @@ def binding(choice: Choice, topology: Topology, model: StepModel) -> str:
     if compute_s[slowest.index] >= _BINDS * choice.step_s:
         return f"compute at {slowest.name}"
     hop, link_s = max(model.link_s.items(), key=lambda each: each[1])
-    name = f"{sites[hop[0]].name} → {sites[hop[1]].name}"
     gateway = max(sites, key=lambda site: model.gateway_s[site.index])
-    gateway_s = model.gateway_s[gateway.index]
-    if gateway_s > link_s:
-        part = format_fraction(round(gateway_s / choice.step_s, 2))
-        return f"the gateway of {gateway.name}, busy for {part} of a step"
+    busy_s, what = max(
+        (link_s, f"the link {sites[hop[0]].name} → {sites[hop[1]].name}"),
+        (model.gateway_s[gateway.index], f"the gateway of {gateway.name}"),
+    )
     exposed = format_fraction(round(1 - compute_s[slowest.index] / choice.step_s, 2))
-    part = format_fraction(round(link_s / choice.step_s, 2))
-    return f"the link {name}, busy for {part} of a step; {exposed} of a step is not compute"
+    rest = f"{exposed} of a step is not compute at {slowest.name}, which computes longest"
+    if busy_s < _PACED * model.exchange_s:
+        return (
+            f"round trips: an exchange by itself takes {format_duration(_digits(model.exchange_s))}, of "
+            f"which {what}, busiest of all, works for {format_duration(_digits(busy_s))}; {rest}"
+        )
+    part = format_fraction(round(busy_s / choice.step_s, 2))
+    return f"{what}, busy for {part} of a step; {rest}"
 
 
 def sentences(
@@ -50,6 +58,7 @@ def sentences(
     told = [_summary(search, choice), f"What binds: {bound}."]
     told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
     told += _uneven(search, choice)
+    told += _codecs(search, choice, weighed)
     told += _micro_batch(search, choice)
     ring = next((each for each in weighed if each["what"] == "equal replicas, ring"), None)
     if ring is not None:
@@ -74,7 +83,7 @@ def _summary(search: Search, choice: Choice) -> str:
     )
     return (
         f"{len(choice.sites)} of {num_sites} sites take part, with sequences of a step each: {who}; "
-        f"{crossing}. A step takes {format_duration(choice.step_s)}."
+        f"{crossing}. A step takes {format_duration(_digits(choice.step_s))}."
     )
 
 
@@ -111,6 +120,26 @@ def _uneven(search: Search, choice: Choice) -> list[str]:
     ]
 
 
+def _codecs(search: Search, choice: Choice, weighed: list[dict[str, Any]]) -> list[str]:
+    """Say what other codecs would come to, where there is a choice."""
+    others = [
+        f"all {each['what'].removeprefix('codec ')} {_times(each['step_s'] / choice.step_s)}"
+        for each in weighed
+        if each["what"].startswith("codec ")
+    ]
+    told = [f"Other codecs: {'; '.join(others)}."] if others else []
+    if len(choice.coding.codecs) > 1 and not search.job.exchange.codecs:
+        told.append(
+            "A link's own codec is that of every tree that crosses it; trees that do not cross one stay "
+            f"{choice.coding.codec}, for that is as fast."
+        )
+    return told
+
+
+def _times(factor: float) -> str:
+    return "is as fast, and loses more" if factor < _LONGER else f"takes {factor:.3g} times as long"
+
+
 def _micro_batch(search: Search, choice: Choice) -> list[str]:
     """Say why micro-batches are as large as they are, where that was decided here."""
     if search.wishes.micro_batch == "given":
@@ -136,28 +165,25 @@ def _hidden(choice: Choice, model: StepModel) -> list[str]:
     if model.exchange_s <= 0 or exposed_s <= 0:
         return []
     return [
-        f"An exchange that nothing hides takes {format_duration(model.exchange_s)}; only the last "
-        "micro-batch's backward pass can hide it, for gradients of those before are summed first."
+        f"An exchange that nothing hides takes {format_duration(_digits(model.exchange_s))}; the last "
+        "micro-batch's backward pass is all that can hide it: gradients of earlier micro-batches are "
+        "summed first."
     ]
 
 
 def _regime(search: Search, choice: Choice, model: StepModel) -> list[str]:
-    """Say what fewer exchanges would bring, as far as they are permitted: nothing executes them yet."""
-    most = search.wishes.max_sync_period
-    if most == 1 or len(choice.sites) == 1:
+    """Say what exchanging less often would bring."""
+    if len(choice.sites) == 1:
         return []
     ranks = [site.num_ranks for site in choice.topology(search.topology).sites]
-    compute_s = max(model.compute_s(busiest(choice.sequences, ranks)))
-    # H steps of compute, then one exchange that is not hidden: T = H c + x.
-    enough = math.ceil(model.exchange_s / (_EXPOSED / (1 - _EXPOSED) * compute_s))
-    period = max(1, min(most, enough))
-    step_s = compute_s + model.exchange_s / period
-    if step_s >= choice.step_s:
-        return [
-            f"max_sync_period permits {most} steps between exchanges; that would gain nothing here."
-        ]
-    return [
-        f"With an exchange every {period} steps (local SGD; {most} are permitted) a step would take "
-        f"{format_duration(step_s)} on average. This version exchanges every step all the same: "
-        "nothing in it executes another period, and the plan's figures are those of every step."
-    ]
+    return regime(
+        search.wishes.max_sync_period,
+        max(model.compute_s(busiest(choice.sequences, ranks))),
+        model.exchange_s,
+        choice.step_s,
+        num_parameters(search.job.trainer.model) / min(ranks),
+    )
+
+
+def _digits(seconds: float) -> float:
+    return float(f"{seconds:.4g}")

@@ -61,7 +61,8 @@ def link_worths(search: Search, choice: Choice, model: StepModel) -> list[dict[s
             {
                 "between": [link.source, link.target],
                 "busy": busy_s / choice.step_s,
-                "step_s_with_one_more_gbit_s": _step_s(search, choice, wider),
+                # What is wider can be used as if it were not.
+                "step_s_with_one_more_gbit_s": min(choice.step_s, _step_s(search, choice, wider)),
                 **crossing(choice.job(search.job), topology, choice.way.plan, link),
             }
         )

@@ -1,0 +1,84 @@
+"""What exchanging less often than every step would bring, as far as a job permits it. Pure.
+
+Every step, DiLoCo rounds of H inner steps, and streaming in fragments, each applied a step after it was
+sent (topology/cost/local_sgd.py). A plan only says what they would come to: it plans every step.
+"""
+
+from __future__ import annotations
+
+from topology.cost.local_sgd import Round, local_round
+from topology.cost.memory import outer_optimizer_bytes
+from topology.units import format_duration, format_fraction, format_size
+
+_UTILISED = 0.95
+"""Of a round's time, that longer rounds are to leave to compute."""
+_GAIN = 0.01
+"""Of a step: what training otherwise has to gain at least to be worth a word."""
+_FRAGMENTS = 8
+"""Of streaming, at most."""
+
+
+def regime(
+    most: int, compute_s: float, exchange_s: float, step_s: float, shard_parameters: float
+) -> list[str]:
+    """Return sentences on longer rounds; none where the job permits none.
+
+    Args:
+        most: Steps between two exchanges that the job permits.
+        compute_s: Of a step over links that cost nothing.
+        exchange_s: Of an exchange that nothing hides.
+        step_s: Of the plan, which exchanges every step.
+        shard_parameters: That an accelerator keeps outer parameters and momentum of.
+    """
+    if most == 1:
+        return []
+    plain, streamed = rounds(compute_s, exchange_s, most)
+    best = min((plain, streamed), key=lambda each: (each[0].step_s, each[1]))
+    if best[0].step_s > (1 - _GAIN) * step_s:
+        return [
+            f"plan.max_sync_period permits {most} steps between exchanges; longer rounds than one step "
+            "would gain less than 1 % here."
+        ]
+    told = [
+        f"{name}: {format_duration(_digits(each.step_s))} a step in the mean, "
+        f"{format_fraction(round(each.utilisation, 3))} of it compute"
+        for name, (each, _) in (
+            (f"DiLoCo, {plain[0].steps} steps a round", plain),
+            (f"Streaming in {streamed[1]} fragments, {streamed[0].steps} steps a round", streamed),
+        )
+    ]
+    name = "streaming" if best is streamed else "DiLoCo"
+    return [
+        f"plan.max_sync_period permits {most} steps between exchanges. {told[0]}. {told[1]}. Every step: "
+        f"{format_duration(_digits(step_s))}. Recommended is {name}, if your training tolerates it; its "
+        f"outer optimizer takes {format_size(outer_optimizer_bytes(shard_parameters, best[1]))} more an "
+        "accelerator.",
+        "This version exchanges every step all the same: nothing in it executes another period, and "
+        "the plan's figures are those of every step.",
+    ]
+
+
+def rounds(
+    step_s: float, exchange_s: float, most: int
+) -> tuple[tuple[Round, int], tuple[Round, int]]:
+    """Return a DiLoCo round and a streaming one, each with its fragments, of at most `most` steps.
+
+    Rounds are no longer than it takes to compute _UTILISED of the time. A fragment's result is applied
+    a step after it was sent, where there are steps enough between two.
+    """
+
+    def shortest(fragments: int, overlap_steps: int) -> Round:
+        each_s = exchange_s / fragments
+        between = max(1, overlap_steps)
+        found = [
+            local_round(fragments * count, step_s, each_s, fragments, overlap_steps)
+            for count in range(between, most // fragments + 1)
+        ]
+        return next((each for each in found if each.utilisation >= _UTILISED), found[-1])
+
+    fragments = min(_FRAGMENTS, most)
+    return (shortest(1, 0), 1), (shortest(fragments, 1), fragments)
+
+
+def _digits(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
