@@ -19,6 +19,7 @@ from orchestrator.core.replan_events import (
     RelaunchPlanned,
     SwitchPlanned,
 )
+from orchestrator.journal import JournalError
 from orchestrator.reduction_json import reduction_from, reduction_to
 from protos.control.v1 import control_pb2
 
@@ -72,6 +73,11 @@ class Replanner:
             why = f"it took longer than {PLAN_S:g} s"
         except OSError as error:
             why = f"no process for it: {error.strerror or error}"
+        except JournalError:
+            return  # whoever lets time pass raises it
+        except Exception as error:
+            log.exception("a plan was not made again, by a mistake of ours")
+            why = f"{type(error).__name__}: {error}"
         if why:
             self._on_answer(PlanningFailed(why))
 

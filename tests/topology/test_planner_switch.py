@@ -27,7 +27,7 @@ def test_trees_leave_a_link_that_became_narrow() -> None:
     narrow = with_measured(world, cut, "2030-01-01T00:00:00+00:00")
     switch = best_switch(job, narrow)
     assert switch.before_s > 2 * same.before_s
-    assert switch.gain > 0.5
+    assert switch.after_s < switch.before_s / 2
     assert switch.after_s == pytest.approx(
         step_time(dataclasses.replace(job, reduction=switch.reduction), narrow).step_s
     )
@@ -45,7 +45,8 @@ def test_none_of_the_ways_is_better(seed: int) -> None:
         other = step_time(dataclasses.replace(job, reduction=way.reduction), world).step_s
         assert switch.after_s <= other * (1 + 1e-9), f"{seed=} {way.form}"
     better = dataclasses.replace(job, reduction=switch.reduction)
-    assert best_switch(better, world).gain == 0, f"{seed=}"
+    again = best_switch(better, world)
+    assert again.after_s == again.before_s, f"{seed=}"
     named = plan_reduction(better, world)
     assert named.num_sites == len(world.sites)
 

@@ -39,12 +39,7 @@ class Switch:
     before_s: float
     """Predicted seconds of a step with the reduction that the run has."""
     after_s: float
-    """And with this one."""
-
-    @property
-    def gain(self) -> float:
-        """The share of a step that it saves; 0 where nothing is better."""
-        return 1 - self.after_s / self.before_s
+    """And with this one; the same, if nothing is better."""
 
 
 def best_switch(job: Job, topology: Topology) -> Switch:
