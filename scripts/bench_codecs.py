@@ -4,7 +4,7 @@ Usage: python scripts/bench_codecs.py [--steps 80] [--chunk-mib 1] [--seconds 0.
 
 The gradients are those of the last of `--steps` steps of the default model. Ratio and error are of
 all of them, in chunks; the speeds are the best of one chunk's. "with feedback" is what a gateway does
-for a lossy codec: add the residual, encode, decode its own bytes, subtract. "by torch" is what a rank
+for a lossy codec: add the residual, encode, keep what that lost. "by torch" is what a rank
 does instead, here on the processor: the same, but for zstd.
 """
 
@@ -76,7 +76,7 @@ def row(codec: Codec, chunks: list[Floats], seconds: float) -> list[str]:
     ]
     meant = np.concatenate(chunks)
     error = float(np.linalg.norm(np.concatenate(decoded) - meant) / np.linalg.norm(meant))
-    values, payload = chunks[0].copy(), payloads[0]  # feedback writes to them
+    values, payload = chunks[0].copy(), payloads[0]
     works: list[Callable[[], object]] = [
         functools.partial(codec.encode, values),
         functools.partial(codec.decode, payload, len(values), np.empty_like(values)),
