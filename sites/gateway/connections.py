@@ -1,7 +1,7 @@
 """What the kernel knows of this process's TCP connections to a peer: gRPC does not tell.
 
-Their sockets are found among the process's open files, by where they lead, and only asked. Each is
-asked through a duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
+Their sockets are found among the process's open files, by where they lead, and asked; of those that
+stay on the host one setting is changed. Each is asked through a duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _TOTAL_RETRANS_AT: Final = 100  # linux/tcp.h, struct tcp_info
 _DATA_SEGS_OUT_AT: Final = 156
 _INFO_BYTES: Final = 160
 _NAME_BYTES: Final = 16
+_EVERYWHERE: Final = b"reno"
+"""Every Linux has it, and lets everybody use it."""
 _OPEN_FILES = Path("/proc/self/fd")
 _SEND_BUFFER_MAX = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SLOW_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
@@ -59,12 +61,31 @@ def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
             if (_plain(remote[0]), remote[1]) not in addresses:
                 continue
             info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            control = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
             if len(info) == _INFO_BYTES:
                 sent += struct.unpack_from("=I", info, _DATA_SEGS_OUT_AT)[0]
                 sent_again += struct.unpack_from("=I", info, _TOTAL_RETRANS_AT)[0]
-                name = control.split(b"\0", 1)[0].decode("ascii", "replace")
+                name = _congestion_control(duplicate)
     return Segments(sent, sent_again, name)
+
+
+def free_local(addresses: frozenset[tuple[str, int]]) -> bool:
+    """Take BBR from connections to `addresses` that stay on this host; return whether there are such.
+
+    BBR spreads what is sent over time, by a timer. Between two processes of a host no queue is spared by
+    that, and a transfer takes up to twice as long.
+    """
+    is_local = False
+    for duplicate in _sockets():
+        with contextlib.suppress(OSError), duplicate:  # not connected, no longer, or not allowed
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            own, remote = duplicate.getsockname(), duplicate.getpeername()
+            if (_plain(remote[0]), remote[1]) not in addresses or own[0] != remote[0]:
+                continue
+            is_local = True
+            if _congestion_control(duplicate).startswith("bbr"):
+                duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _EVERYWHERE)
+    return is_local
 
 
 def send_buffer_bytes() -> int | None:
@@ -82,6 +103,11 @@ def starts_slowly_after_idle() -> bool:
         return _SLOW_AFTER_IDLE.read_text().strip() != "0"
     except OSError:
         return False
+
+
+def _congestion_control(connection: socket.socket) -> str:
+    name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
+    return name.split(b"\0", 1)[0].decode("ascii", "replace")
 
 
 def _sockets() -> Iterator[socket.socket]:

@@ -1,7 +1,8 @@
 """The frames of one link, shared by those who queue them and the streams that carry them.
 
-A send queue with a lock and a clock around it. Streams wait here for their next frame; whoever ends
-the link wakes them all.
+A send queue with a lock and a clock around it. Streams wait here for their next frame. A frame, or room
+for one, wakes one stream, which wakes the next if it leaves something: to wake all for each would cost
+more than to send a small one. Whoever ends the link wakes them all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ class Outbox:
         """This side has ended the link."""
         self.has_left = False
         """The peer needs nothing more, or is lost."""
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        """Streams wait for a frame that may leave."""
+        self._num_waiting = 0
+        self._emptied = threading.Condition(self._lock)
         self._queue = SendQueue(window)
 
     @property
@@ -52,74 +57,86 @@ class Outbox:
         """Queue a frame and return its size in bytes; 0 if the peer has left, and it is dropped."""
         data = pack(frame)
         assert type(data) is bytes, "gRPC's sender hangs on anything else"
-        with self._condition:
+        with self._lock:
             if self.has_left:
                 return 0
+            if self._num_waiting:
+                self._queue.note_idle(time.monotonic())
             self._queue.push(outgoing(frame.key, data, raw_bytes))
-            self._condition.notify_all()
+            self._ready.notify()
         return len(data)
 
     def take(self, stream: int, broken: threading.Event) -> Outgoing | None:
         """Wait until a stream may send, and return what; None once the link or the stream has ended."""
-        with self._condition:
+        with self._lock:
             while not (self.is_over or broken.is_set()):
                 now_s = time.monotonic()
                 item = self._queue.take(stream, now_s)
                 if item is not None:
+                    if self._queue.unsent_bytes:
+                        self._ready.notify()
                     return item
                 delay_s = self._queue.window.delay_s(now_s)
-                self._condition.wait(delay_s if 0 < delay_s < _CHECK_S else _CHECK_S)
+                self._num_waiting += 1
+                self._ready.wait(delay_s if 0 < delay_s < _CHECK_S else _CHECK_S)
+                self._num_waiting -= 1
             return None
 
     def acknowledge(self, key: ChunkKey) -> None:
         """A frame was taken over by the peer."""
-        with self._condition:
+        with self._lock:
             self._queue.acknowledge(key, time.monotonic())
-            if self._queue.unsent_bytes or self._queue.is_empty:
-                self._condition.notify_all()
+            if self._queue.unsent_bytes:
+                self._ready.notify()
+            elif self._queue.is_empty:
+                self._emptied.notify_all()
 
     def requeue(self, stream: int) -> int:
         """A stream broke: what it has not had acknowledged is sent again. Return how many frames."""
-        with self._condition:
+        with self._lock:
             again = self._queue.requeue(stream, time.monotonic())
-            self._condition.notify_all()
+            self._ready.notify_all()  # the broken one too, which may have been the one that was woken
             return again
 
     def wait_empty(self, deadline_s: float) -> bool:
         """Wait until everything is acknowledged; return whether it was by then (monotonic)."""
-        with self._condition:
+        with self._lock:
             while not self._queue.is_empty and not self.closed.is_set():
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0:
                     return False
-                self._condition.wait(min(remaining_s, _CHECK_S))
+                self._emptied.wait(min(remaining_s, _CHECK_S))
             return True
 
     def note_round_trip(self, rtt_s: float, *, is_idle: bool) -> None:
         """A greeting was answered; `is_idle`: nothing was on the way when it left."""
-        with self._condition:
+        with self._lock:
             self._queue.window.note_round_trip(rtt_s, is_idle=is_idle and self._queue.is_empty)
 
     def widen(self, num_streams: int) -> None:
         """So many streams carry frames side by side."""
-        with self._condition:
+        with self._lock:
             self._queue.window.num_streams = num_streams
 
     def leave(self) -> None:
         """The peer needs nothing more, or is lost: what is left is dropped."""
-        with self._condition:
+        with self._lock:
             self.has_left = True
             self._queue.clear(time.monotonic())
-            self._condition.notify_all()
+            self._wake_all()
 
     def close(self) -> None:
         """Let all go who wait. Frames that were not acknowledged are dropped."""
-        with self._condition:
+        with self._lock:
             self.closed.set()
             self._queue.clear(time.monotonic())
-            self._condition.notify_all()
+            self._wake_all()
 
     def totals(self) -> LinkTotals:
         """Return what the link has carried so far."""
-        with self._condition:
+        with self._lock:
             return self._queue.totals(time.monotonic())
+
+    def _wake_all(self) -> None:
+        self._ready.notify_all()
+        self._emptied.notify_all()

@@ -88,8 +88,7 @@ class SendQueue:
         """
         size = len(self._unsent[0].data) if self._unsent else 0
         is_alone = not self._unacknowledged
-        is_full = not is_alone and self.unacknowledged_bytes + size > self.window.num_bytes
-        if is_full or self.window.delay_s(now_s) > 0:
+        if self._must_wait(size, now_s):
             self._is_held = bool(self._unsent)
             return None
         if not self._unsent:
@@ -106,6 +105,17 @@ class SendQueue:
         self.unsent_bytes -= size
         self.unacknowledged_bytes += size
         return item
+
+    def note_idle(self, now_s: float) -> None:
+        """A stream has waited for a frame; the link has run dry, if it was not the window that it waited for."""
+        if not self._unsent and not self._must_wait(0, now_s):
+            self.window.run_dry(self.unacknowledged_bytes)
+
+    def _must_wait(self, size_bytes: int, now_s: float) -> bool:
+        """Return whether a frame may not leave yet."""
+        on_the_way = self.unacknowledged_bytes
+        is_full = on_the_way > 0 and on_the_way + size_bytes > self.window.num_bytes
+        return is_full or self.window.delay_s(now_s) > 0
 
     def acknowledge(self, key: ChunkKey, now_s: float) -> None:
         """Count a frame as delivered. An unknown or repeated key changes nothing."""

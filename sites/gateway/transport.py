@@ -25,6 +25,8 @@ _HTTP2_WINDOW_MIN_BYTES = 4 << 20
 _HTTP2_WINDOW_MAX_BYTES = 256 << 20
 _WINDOW_MIN_BYTES = 32 << 20
 """Up to here a window may always grow, however slow the link is said to be."""
+_HTTP2_FRAME_BYTES = (16 << 20) - 1
+"""HTTP/2's most. With its least, 16 KiB, a message falls into so many pieces, each with memory of its own."""
 _STREAMS_MAX = 64
 _ATTEMPT_MS = 100
 _ATTEMPT_RTTS = 4
@@ -90,6 +92,7 @@ def _common(config: GatewayConfig) -> Options:
         ("grpc.max_send_message_length", EXCHANGE_CHANNEL_BYTES),
         ("grpc.max_receive_message_length", EXCHANGE_CHANNEL_BYTES),
         ("grpc.compression_enabled_algorithms_bitset", 1),  # identity only: codecs are ours
+        ("grpc.http2.max_frame_size", _HTTP2_FRAME_BYTES),
         ("grpc.max_metadata_size", 8192),
         ("grpc.keepalive_time_ms", max(1, int(config.keepalive_time_s * 1000))),
         ("grpc.keepalive_timeout_ms", max(1, int(config.keepalive_timeout_s * 1000))),

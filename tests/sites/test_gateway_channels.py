@@ -12,6 +12,7 @@ from sites.gateway.channels import channels_for, idle_cost_s, is_held_back, loss
 from sites.gateway.connections import (
     Segments,
     addresses_of,
+    free_local,
     segments_to,
     send_buffer_bytes,
 )
@@ -64,6 +65,28 @@ def test_a_rate_and_a_pause_of_a_busy_queue() -> None:
     assert totals.paused_s == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_frame_that_a_stream_has_waited_for_says_that_the_link_had_run_dry(
+    *, is_idle: bool
+) -> None:
+    queue = SendQueue(Window(bytes_per_s=1e6, rtt_s=0.01, most_bytes=1 << 20))
+    frames = [
+        outgoing(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION), bytes(4000), 8) for chunk in range(3)
+    ]
+    queue.push(frames[0])
+    assert queue.take(0, 0.0) is not None
+    if is_idle:
+        queue.note_idle(1.0)
+    for each in frames[1:]:
+        queue.push(each)
+    assert queue.take(0, 1.0) is not None
+    assert queue.take(1, 1.0) is None, "each has its turn"
+    last = queue.take(1, 2.0)
+    assert last is not None
+    assert last.departure is not None
+    assert last.departure.was_held != is_idle, "what was sent before it left a gap"
+
+
 def test_loss_is_told_once_there_is_enough_to_tell() -> None:
     assert loss_of(Segments(), Segments(50_000, 4)) is None
     assert loss_of(Segments(), Segments(50_000, 5)) == 1e-4
@@ -101,6 +124,24 @@ def test_connections_are_found_by_where_they_lead(family: socket.AddressFamily) 
         client.sendall(b"y")
         assert served.recv(1) == b"y", "it was asked, not closed"
     assert segments_to(addresses) == Segments()
+
+
+def test_connections_that_stay_on_the_host_are_not_paced() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        addresses = addresses_of(*listener.getsockname())
+        assert not free_local(addresses), "nobody has connected"
+        for own, is_local in (("127.0.0.1", True), ("127.0.0.2", False)):
+            client = stack.enter_context(socket.socket())
+            client.settimeout(10)
+            client.bind((own, 0))
+            client.connect(listener.getsockname())
+            before = segments_to(addresses).congestion_control
+            assert free_local(addresses) == is_local
+            after = segments_to(addresses).congestion_control
+            paced = is_local and before.startswith("bbr")
+            assert after == ("reno" if paced else before)
+            client.close()
 
 
 def test_sockets_of_other_families_are_passed_over() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import queue
 import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway import channel_growth
 from sites.gateway.channel_growth import ChannelGrowth
 from sites.gateway.config import PeerLink
+from sites.gateway.connections import Segments
 from sites.gateway.greeting import Peer
 from sites.gateway.outbox import Outbox
 from sites.gateway.peer_watch import PeerWatch
@@ -115,6 +120,63 @@ def test_a_name_that_is_not_known_for_a_while_ends_nothing(
     monkeypatch.setattr(channel_growth, "_EVERY_S", 0.0)
     growth.run()
     assert asked == 2 * [(PEER.host, PEER.port)]
+
+
+@pytest.mark.parametrize("rtt_s", [1e-4, 0.08])
+def test_where_nothing_leaves_the_host_nothing_is_lost(
+    rtt_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the round trip of a long link, the same connections lead to what emulates it."""
+    growth, _, outbox = growing(tmp_path, None)
+    growth._link = dataclasses.replace(LINK, rtt_s=rtt_s)
+    freed, counted = [], []
+
+    def free_local(addresses: frozenset[tuple[str, int]]) -> bool:
+        freed.append(addresses)
+        outbox.close()
+        return True
+
+    def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
+        counted.append(addresses)
+        outbox.close()
+        return Segments(1000, 10, "cubic")
+
+    monkeypatch.setattr(channel_growth, "free_local", free_local)
+    monkeypatch.setattr(channel_growth, "segments_to", segments_to)
+    monkeypatch.setattr(channel_growth, "_EVERY_S", 0.0)
+    growth.run()
+    assert (len(freed), len(counted)) == ((1, 0) if rtt_s < 1e-3 else (0, 1))
+
+
+def test_each_frame_wakes_a_stream_that_waits_for_one(tmp_path: Path) -> None:
+    """And what one of them leaves behind, the next takes: nobody waits beside a frame that may leave."""
+    outbox = Outbox(Window(bytes_per_s=1e12, rtt_s=0.08, most_bytes=1 << 25))
+    taken: queue.Queue[int] = queue.Queue()
+
+    def carry(stream: int, broken: threading.Event) -> None:
+        while (item := outbox.take(stream, broken)) is not None:
+            taken.put(item.key.chunk)
+
+    broken = [threading.Event() for _ in range(4)]
+    streams = [threading.Thread(target=carry, args=each) for each in enumerate(broken)]
+    for each in streams:
+        each.start()
+    try:
+        for chunk in range(200):
+            key = ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION)
+            assert outbox.push(Frame(key, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
+        assert sorted(taken.get(timeout=10) for _ in range(200)) == list(range(200))
+        broken[0].set()
+        again = outbox.requeue(0)
+        assert len({taken.get(timeout=10) for _ in range(again)}) == again
+        for chunk in range(200):
+            outbox.acknowledge(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION))
+        assert outbox.wait_empty(time.monotonic() + 10)
+    finally:
+        outbox.close()
+        for each in streams:
+            each.join(10)
+    assert not any(each.is_alive() for each in streams)
 
 
 def test_what_is_pushed_after_the_peer_left_is_dropped(tmp_path: Path) -> None:
