@@ -180,3 +180,22 @@ def test_what_trains_nothing_has_no_plan(isthmus: Isthmus, job: Path) -> None:
     error = isthmus("plan", job, "--set", "probe={}", "--json").envelope["error"]
     assert error["code"] == "INVALID_CONFIG"
     assert error["where"][0]["path"] == "probe"
+
+
+def test_a_batch_too_small_for_all_sites_is_planned_for_some_and_launched(
+    isthmus: Isthmus, job: Path, coordinator: tuple[ScriptedCoordinator, str]
+) -> None:
+    scripted, address = coordinator
+    job.write_text(JOB.replace("global_batch: 12", "global_batch: 2"))
+    refused = isthmus("validate", job)
+    assert refused.code == 2
+    assert "with a `plan` section, `launch` leaves sites out" in refused.err
+    path = job.parent / "small.yaml"
+    planned = isthmus("plan", job, "--out", path)
+    assert planned.code == 0, planned.err
+    assert "is left out: each rank takes a sequence at least" in planned.out.replace("\n", " ")
+    done = isthmus("launch", job, "--plan", path, "--detach", "--coordinator", address)
+    assert done.code == 0, done.err
+    assert submitted(scripted).topology.num_ranks <= 2
+    job.write_text(job.read_text() + "plan: {}\n")
+    assert isthmus("validate", job).code == 0
