@@ -1,0 +1,106 @@
+"""What is said of input that no command can use: the file is named, and nothing of it is our bug."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.failure import describe
+from tests.cli.conftest import Isthmus
+
+READERS = (
+    ("validate",),
+    ("plan",),
+    ("simulate",),
+    ("launch",),
+    ("bench",),
+    ("topology", "import"),
+    ("topology", "show"),
+    ("probe",),
+    ("emulate",),
+)
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (None, "Is a directory"),
+        (b"", "empty|neither"),
+        (b"name: \xff", "not UTF-8"),
+        (b"\x00", r"U\+0000|neither"),
+        (b"5", "mapping|neither"),
+        (b"[1, 2", "but got|neither"),
+        (b" " * (2 << 20), "larger than 1 MiB"),
+    ],
+    ids=["folder", "empty", "latin", "binary", "number", "open", "large"],
+)
+def test_a_file_that_is_no_document_is_told_by_name(
+    isthmus: Isthmus, tmp_path: Path, command: tuple[str, ...], content: bytes | None, word: str
+) -> None:
+    path = tmp_path / "it.yaml"
+    if content is None:
+        path.mkdir()
+    elif len(content) > 1 << 20 and command == ("topology", "import"):
+        pytest.skip("maps may be larger than documents")
+    else:
+        path.write_bytes(content)
+    done = isthmus(*command, path, "--json")
+    assert done.code == 2, done.err
+    assert str(path) in done.err
+    assert any(part in done.err for part in word.replace("\\", "").split("|")), done.err
+    assert "Traceback" not in done.err
+    error = done.envelope["error"]
+    assert error["code"] == "INVALID_CONFIG"
+    assert error["where"][0]["file"] == str(path)
+
+
+def test_a_mistake_of_a_whole_file_names_it_in_the_message(
+    isthmus: Isthmus, tmp_path: Path
+) -> None:
+    message = isthmus("validate", tmp_path, "--json").envelope["error"]["message"]
+    assert message == f"1 mistake: {tmp_path}: Is a directory"
+
+
+def test_a_device_where_a_folder_should_be_is_no_bug_of_ours(isthmus: Isthmus, files: Path) -> None:
+    done = isthmus("simulate", files / "job.yaml", "--out", "/dev/full", "--json")
+    assert done.envelope["error"]["code"] == "FILE_ERROR"
+    assert done.envelope["error"]["message"].startswith("/dev/full: ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("logs", "--tail", "9" * 20),
+        ("simulate", "job.yaml", "--local-steps", "9" * 20),
+        ("simulate", "job.yaml", "--local-steps", "300", "--fragments", "257"),
+        ("simulate", "job.yaml", "--steps", "1e3"),
+        ("wait", "--timeout", "9"),
+    ],
+)
+def test_numbers_beyond_their_range_are_usage(isthmus: Isthmus, arguments: tuple[str, ...]) -> None:
+    assert isthmus(*arguments, "--json").envelope["error"]["code"] == "USAGE"
+
+
+def test_arguments_that_are_no_text_are_refused_and_shown(isthmus: Isthmus, files: Path) -> None:
+    """As a shell gives them that was typed another encoding than UTF-8."""
+    strange = os.fsdecode(b"\xff\xfe")
+    done = isthmus("validate", files / "job.yaml", "--set", f"{strange}=1", "--json")
+    assert done.envelope["error"]["code"] == "INVALID_CONFIG"
+    assert "want path=value" in done.envelope["error"]["message"]
+    missing = isthmus("validate", files / strange)
+    assert missing.code == 2
+    assert "No such file" in missing.err
+
+
+def test_a_bug_is_told_even_where_its_traceback_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    failure = describe(ZeroDivisionError("one by none"))
+    assert failure.code == "INTERNAL"
+    assert "ZeroDivisionError: one by none; the traceback could not be kept" in failure.message
+    assert "ZeroDivisionError" in failure.details
