@@ -220,6 +220,12 @@ class LinkModel(Strict):
     window: Annotated[Size | None, Field(description="TCP window of one connection at most.")] = (
         None
     )
+    congestion: Annotated[
+        Literal["cubic", "reno", "bbr"],
+        Field(
+            description="What TCP follows at the sender: sysctl net.ipv4.tcp_congestion_control."
+        ),
+    ] = "cubic"
     share: Annotated[Share, Field(description="Of the bandwidth that a run may use.")] = 1.0
     schedule: list[PeriodModel] = Field(default_factory=list)
     measured: MeasuredModel | None = None

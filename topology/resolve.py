@@ -123,6 +123,7 @@ def _link(written: LinkModel, sites: tuple[Site, ...]) -> Link:
         loss=written.loss if measured.loss is None else measured.loss,
         egress_usd_per_byte=written.egress or 0.0,
         max_flows=written.max_flows,
+        congestion=written.congestion,
         window_bytes=written.window,
         distance_km=distance_km,
         share=written.share,

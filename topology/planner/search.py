@@ -31,6 +31,8 @@ EVERY_SET_SITES = 10
 _SPREAD_SETS = 12
 """Sets of sites whose batch is spread anew, of those that are best with the slowest site fastest."""
 _THOROUGH_SETS = 3
+_NEAR_ENOUGH = 1.2
+"""How many times the best's step or cost a guess may be for its sites to be looked at thoroughly."""
 
 Names = tuple[str, ...]
 
@@ -100,9 +102,12 @@ class Search:
 
     def _neighbour(self, best: Choice, names: Names) -> Choice:
         """Return the better of `best` and what these sites can do; of many sites, only a good guess."""
+        guess = self._quick(names, is_split=True)
+        if guess is None or guess.rank[0] > _NEAR_ENOUGH * best.rank[0]:
+            return best
         if len(names) <= EVERY_SET_SITES:
             return self._improved(best, names) or best
-        return better(best, self._quick(names, is_split=True)) or best
+        return better(best, guess) or best
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
         """Return the best choice in which exactly these sites take part; None where there is none."""
@@ -192,19 +197,19 @@ class Search:
         return max(num_bytes / rate if rate else math.inf for rate in rates.values())
 
     def _by_leaving_out(self, names: Names) -> Choice | None:
-        """Leave out whichever site it helps most to leave out, until none does; or until one is left."""
-        found: list[Choice] = []
+        """Leave out whichever site it helps most to leave out, until half of them in a row have not helped."""
         kept = self._with_sequences(names)
-        current = self._quick(kept)
-        while len(kept) > 1:
+        best = self._quick(kept)
+        num_worse = 0
+        while len(kept) > 1 and num_worse < len(names) // 2:
             fewer = [self._quick(tuple(each for each in kept if each != left)) for left in kept]
-            best = min((each for each in fewer if each is not None), key=by_rank, default=None)
-            if best is None or (current is not None and best.rank > current.rank):
+            found = min((each for each in fewer if each is not None), key=by_rank, default=None)
+            if found is None:
                 break
-            current, kept = best, best.sites
-            found.append(best)
-        found += [each for each in (current, *map(self.best_of, _single(names))) if each]
-        best = min(found, key=by_rank, default=None)
+            num_worse = num_worse + 1 if best is not None and best.rank <= found.rank else 0
+            best, kept = better(best, found), found.sites
+        for alone in map(self.best_of, _single(names)):
+            best = better(best, alone)
         if best is None:
             return None
         climbed = self._climbed(best)

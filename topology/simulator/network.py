@@ -16,6 +16,7 @@ from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.links import FifoLink, Flow
 from topology.simulator.sharing import FairNetwork
 from topology.simulator.step_work import StepWork
+from topology.slow_start import is_rested_slow
 from topology.world import Link, Site
 
 Hop = tuple[int, int]
@@ -55,7 +56,13 @@ class Network:
             self._fair = FairNetwork(engine, rates, work.num_abreast)
         else:
             self._fifo = {
-                hop: FifoLink(engine, hop[1], link.bytes_per_s, link.rtt_s, work.first_window_bytes)
+                hop: FifoLink(
+                    engine,
+                    hop[1],
+                    link.bytes_per_s,
+                    link.rtt_s,
+                    work.first_window_bytes if is_rested_slow(link.congestion) else None,
+                )
                 for hop, link in self._links.items()
             }
 

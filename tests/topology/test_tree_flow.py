@@ -1,0 +1,135 @@
+"""Crossings of trees in closed form, against the simulator that moves every chunk; slow start by arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+
+import numpy as np
+import pytest
+
+from tests.fakes.plannable import a_random_world
+from topology.job import Exchange, Job, Model, Reduction, Trainer
+from topology.pairs import pairs_of
+from topology.planner.ways import named
+from topology.reduction_plans import packings, weighted
+from topology.simulator.run import simulate
+from topology.simulator.settings import Settings
+from topology.slow_start import unused_s
+from topology.step_time import step_time
+from topology.tree_begins import unused_of_s
+from topology.tree_shapes import widest_tree, width
+from topology.trees import ReductionPlan, Tree
+from topology.world import Topology
+
+MODEL = Model(layers=4, heads=4, width=128, context=64)
+SEEDS = range(30)
+
+
+def a_world_of(chance: random.Random, emulator: str) -> Topology:
+    """Return 3 to 6 sites of next to no compute, all joined: 8 to 160 Mbit/s, 5 to 150 ms."""
+    topology = a_random_world(chance, chance.choice((3, 4, 5, 6)))
+    figures = {
+        frozenset((link.source, link.target)): (
+            10 ** chance.uniform(6, 7.3),
+            chance.uniform(0.005, 0.15),
+        )
+        for link in topology.links
+        if link.source < link.target
+    }
+    links = []
+    for link in topology.links:
+        rate, rtt_s = figures[frozenset((link.source, link.target))]
+        links.append(dataclasses.replace(link, bytes_per_s=rate, rtt_s=rtt_s))
+    sites = tuple(
+        dataclasses.replace(
+            site,
+            accelerator=dataclasses.replace(site.accelerator, peak_flops_per_s={"bf16": 1e15}),
+        )
+        for site in topology.sites
+    )
+    return dataclasses.replace(topology, sites=sites, links=tuple(links), emulator=emulator)
+
+
+def reduction_of(shape: str, topology: Topology) -> Reduction:
+    """Return a reduction: `relay` is a line whose sites pass everything on."""
+    count, names = len(topology.sites), [site.name for site in topology.sites]
+    if shape == "relay":
+        root = count // 2
+        line = {
+            site: site + 1 if site < root else site - 1 for site in range(count) if site != root
+        }
+        return named(ReductionPlan(count, (Tree(root, line),), ""), names)
+    if shape == "weighted":
+        pairs = pairs_of(topology)
+        widest = widest_tree(pairs)
+        assert widest is not None
+        trees = weighted(pairs, packings(pairs, width(pairs, widest))[-1])
+        return named(ReductionPlan(count, trees, ""), names)
+    return Reduction(tree=shape)
+
+
+def off(seed: int, shape: str, emulator: str) -> float:
+    """Return by what share the closed form of one exchange is longer than the simulated one."""
+    topology = a_world_of(random.Random(seed), emulator)
+    job = Job(
+        name="j",
+        topology="t",
+        reduction=reduction_of(shape, topology),
+        exchange=Exchange(
+            codec="fp32", chunk_bytes=256 << 10, bucket_bytes=1 << 20, schedule="serial"
+        ),
+        trainer=Trainer(compute="modelled", global_batch=16, micro_batch=8, model=MODEL),
+    )
+    run = simulate(job, topology, Settings(steps=1))
+    return step_time(job, topology).step_s / run.wall_s - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "emulator", "median", "each"),
+    [
+        ("star", "relay", 0.002, 0.005),
+        ("relay", "relay", 0.002, 0.005),
+        ("ring", "relay", 0.01, 0.06),
+        ("weighted", "relay", 0.01, 0.16),
+        ("star", "netns", 0.02, 0.11),
+        ("relay", "netns", 0.005, 0.08),
+        ("ring", "netns", 0.03, 0.12),
+        ("weighted", "netns", 0.03, 0.28),
+    ],
+)
+def test_the_closed_form_is_what_simulated_chunks_take(
+    shape: str, emulator: str, median: float, each: float
+) -> None:
+    found = {seed: off(seed, shape, emulator) for seed in SEEDS}
+    worst = max(found, key=lambda seed: abs(found[seed]))
+    assert abs(found[worst]) <= each, f"seed={worst}"
+    assert abs(statistics.median(found.values())) <= median, found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slow_start_by_arrays_is_the_sum_over_windows(seed: int) -> None:
+    chance = random.Random(seed)
+    num_bytes, rate = 10 ** chance.uniform(3, 9), 10 ** chance.uniform(5, 9)
+    rtt_s, window = chance.uniform(0.001, 0.3), chance.choice((1, 4, 8)) * 15_000.0
+    [found] = unused_of_s(
+        *(np.array([figure]) for figure in (num_bytes, rate, rtt_s, window))
+    ).tolist()
+    assert found == pytest.approx(unused_s(num_bytes, rate, rtt_s, window), abs=1e-9), f"{seed=}"
+
+
+def test_bbr_does_not_start_slowly_again() -> None:
+    topology = a_world_of(random.Random(1), "netns")
+    job = Job(
+        name="j",
+        topology="t",
+        exchange=Exchange(codec="fp32"),
+        trainer=Trainer(compute="modelled", global_batch=16, model=MODEL),
+    )
+    with_bbr = tuple(dataclasses.replace(link, congestion="bbr") for link in topology.links)
+    steady = dataclasses.replace(topology, links=with_bbr)
+    assert step_time(job, steady).exchange_s < step_time(job, topology).exchange_s
+    told = simulate(job, topology, Settings(steps=3, slow_start=False)).mean_step_s
+    assert simulate(job, steady, Settings(steps=3)).mean_step_s == pytest.approx(told)
