@@ -20,6 +20,8 @@ from topology.units import format_duration, format_rate
 from topology.world import Topology
 
 SAMPLES = 5
+LIMITED_MIN_S = 0.1
+"""Of a measurement: a processor's turns take some milliseconds of it. Shorter times are added up."""
 RTT_MIN_S = 0.01
 """A round trip that differs by less is a processor's turn, not a way through the WAN."""
 BANDWIDTH, RTT = "bandwidth", "rtt"
@@ -114,11 +116,11 @@ class LinkWatch:
         if rtt_s is not None:
             self._sample(pair, RTT, rtt_s, now_s)
         now = _Totals(values.get(metrics.LIMITED_BYTES, 0.0), values.get(metrics.LIMITED_S, 0.0))
-        before = self._totals.get((pair, node), _Totals())
-        self._totals[pair, node] = now
+        before = self._totals.setdefault((pair, node), _Totals())
         limited_s = now.limited_s - before.limited_s
-        if limited_s <= 0:
+        if limited_s < LIMITED_MIN_S:
             return
+        self._totals[pair, node] = now
         # Several nodes share a link: what they carry at once belongs together.
         begun = self._open.setdefault(pair, {})
         if node in begun:

@@ -125,14 +125,7 @@ class SendQueue:
         self.unacknowledged_bytes -= len(item.data)
         assert item.departure is not None
         self.window.arrive(len(item.data), item.departure, now_s)
-        self._limited.arrive(
-            len(item.data),
-            item.sent_s,
-            now_s,
-            rtt_s=self.window.rtt_s,
-            was_held=item.departure.was_held,
-            is_last=not self._unacknowledged,
-        )
+        self._limited.arrive(len(item.data), item.sent_s, now_s, self.window.rtt_s)
         totals = self._totals
         totals.sent_bytes += len(item.data)
         totals.raw_bytes += item.raw_bytes
