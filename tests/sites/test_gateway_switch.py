@@ -27,24 +27,21 @@ STARS = [ReductionPlan(3, (star(3, hub),), "") for hub in range(3)]
 WEIGHTS = [1.0, 2.0, 3.0]
 
 
-def configs_of(folder: Path, plan: ReductionPlan, **changes: object) -> list[GatewayConfig]:
+def configs_of(
+    folder: Path,
+    plan: ReductionPlan,
+    **changes: Any,  # noqa: ANN401 - fields of the configuration
+) -> list[GatewayConfig]:
     """Return gateways that each have links to all others, whatever their plan."""
-    return [
-        gateway_config(
-            folder,
-            plan,
-            site,
-            **{
-                "links": tuple(
-                    PeerLink(site=name, bytes_per_s=1e9, rtt_s=0.001)
-                    for other, name in enumerate(SITES[:3])
-                    if other != site
-                ),
-                **changes,
-            },
+    found = []
+    for site in range(3):
+        links = tuple(
+            PeerLink(site=name, bytes_per_s=1e9, rtt_s=0.001)
+            for other, name in enumerate(SITES[:3])
+            if other != site
         )
-        for site in range(3)
-    ]
+        found.append(gateway_config(folder, plan, site, links=links, **changes))
+    return found
 
 
 def propose(
