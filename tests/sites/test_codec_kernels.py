@@ -255,3 +255,11 @@ def test_only_gateways_load_kernels(tmp_path: Path) -> None:
         "print(sorted({'llvmlite', 'numba', 'sites.codecs'} & set(sys.modules)))"
     )
     assert run_python(code, tmp_path).strip() == "[]"
+
+
+def test_an_array_that_is_not_what_a_kernel_takes_is_refused() -> None:
+    doubles = np.zeros(4)
+    with pytest.raises(AssertionError, match="float64 where float32 belongs"):
+        floats.divide(doubles, np.float32(2))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        floats.divide(np.zeros(8, dtype=np.float32)[::2], np.float32(2))

@@ -40,8 +40,8 @@ def inlined(function: Function) -> Function:
 def kernel(returns: Type, *arguments: Type) -> Callable[[Function], Function]:
     """Compile a function for arguments of these types; it runs without the interpreter's lock.
 
-    What is passed is not checked: an array of another type or layout, or one that is too short, is read
-    and written all the same. sites/codecs/parts.py and the codecs see to that.
+    Sizes are not checked: an array that is too short is read and written behind its end. The codecs and
+    sites/codecs/parts.py see to that.
 
     Args:
         returns: type of the result.

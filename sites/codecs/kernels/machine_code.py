@@ -41,7 +41,7 @@ def load(
 ) -> Callable[..., Any]:
     """Return the function of that name, which runs without the interpreter's lock.
 
-    It does not look at what arrays hold or at how long they are: that is its callers' business.
+    How long arrays are is its callers' business.
 
     Args:
         object_file: from translating.py.
@@ -55,14 +55,14 @@ def load(
     for each in arguments:
         machine += ARRAY_MACHINE if each.machine is None else [each.machine]
     native = ctypes.CFUNCTYPE(ctypes.c_int32, *machine)(_engine.get_function_address(symbol))
-    is_array = [each.machine is None for each in arguments]
+    dtypes = [np.dtype(each.item) if each.machine is None else None for each in arguments]
 
     def call(*given: Any) -> Any:  # noqa: ANN401 - as `arguments` say
         result = returns.machine()
         error = ctypes.c_void_p()
         flat: list[Any] = [ctypes.byref(result), ctypes.byref(error)]
-        for value, has_memory in zip(given, is_array, strict=True):
-            flat += _flat(value) if has_memory else (value,)
+        for value, dtype in zip(given, dtypes, strict=True):
+            flat += (value,) if dtype is None else _flat(value, dtype)
         status = native(*flat)
         assert status == 0, f"{symbol} cannot fail; it returned {status}"
         return result.value
@@ -70,7 +70,9 @@ def load(
     return call
 
 
-def _flat(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+def _flat(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[Any, ...]:
     """Return an array as ARRAY_MACHINE says."""
+    assert array.dtype == dtype, f"{array.dtype} where {dtype} belongs"
+    assert array.flags.c_contiguous
     size, item_bytes = array.size, array.itemsize
     return None, None, size, item_bytes, array.ctypes.data, size, item_bytes

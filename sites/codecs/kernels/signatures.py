@@ -15,18 +15,20 @@ class Type:
     """In numba's signatures."""
     machine: Any = None
     """Of ctypes; None: an array of one dimension, contiguous."""
+    item: str = ""
+    """Of an array: numpy's name of its elements."""
 
 
 _READ: Final = "Array({}, 1, 'C', readonly=True, aligned=False)"
 """What is only read may begin anywhere, as it does in a frame."""
 
-OCTETS: Final = Type("uint8[::1]")
-READ_OCTETS: Final = Type(_READ.format("uint8"))
-HALVES: Final = Type("uint16[::1]")
-READ_HALVES: Final = Type(_READ.format("uint16"))
-WORDS: Final = Type("uint32[::1]")
-FLOATS: Final = Type("float32[::1]")
-READ_FLOATS: Final = Type(_READ.format("float32"))
+OCTETS: Final = Type("uint8[::1]", item="uint8")
+READ_OCTETS: Final = Type(_READ.format("uint8"), item="uint8")
+HALVES: Final = Type("uint16[::1]", item="uint16")
+READ_HALVES: Final = Type(_READ.format("uint16"), item="uint16")
+WORDS: Final = Type("uint32[::1]", item="uint32")
+FLOATS: Final = Type("float32[::1]", item="float32")
+READ_FLOATS: Final = Type(_READ.format("float32"), item="float32")
 FLOAT: Final = Type("float32", ctypes.c_float)
 WORD: Final = Type("uint32", ctypes.c_uint32)
 INTEGER: Final = Type("int64", ctypes.c_int64)
