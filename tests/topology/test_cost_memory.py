@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.topology.cost_cases import gpt
 from topology.cost.degrees import Degrees
-from topology.cost.memory import gateway_bytes, memory, outer_optimizer_bytes
+from topology.cost.memory import exchange_bytes, gateway_bytes, memory, outer_optimizer_bytes
 from topology.cost.workload import Workload
 from topology.job import RECOMPUTES
 
@@ -159,5 +159,10 @@ def test_what_crossing_sites_adds() -> None:
     assert outer_optimizer_bytes(1000, num_fragments=4) == 2000
     assert gateway_bytes(1000, 2, 50, 100, lossy=False) == 4000 + 400 + 100
     assert gateway_bytes(1000, 2, 50, 100, lossy=True) == 8000 + 400 + 100
+    # A whole bucket and a shard of each element; with feedback a shard more; by itself, no shard beside.
+    assert exchange_bytes(1000, 4, is_sharded=False, owes=False) == 4 * (1000 + 250)
+    assert exchange_bytes(1000, 4, is_sharded=False, owes=True) == 4 * (1000 + 250 + 250)
+    assert exchange_bytes(1000, 4, is_sharded=True, owes=True) == 4 * (250 + 250 + 250)
+    assert exchange_bytes(1000, 1, is_sharded=False, owes=True) == 4 * (1000 + 1000)
     with pytest.raises(ValueError, match=r"num_fragments: want >= 1"):
         outer_optimizer_bytes(1000, num_fragments=0)

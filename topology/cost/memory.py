@@ -14,6 +14,9 @@ and g bytes of a parameter and a gradient:
 - A pipeline's first stage keeps min(m, p) micro-batches at once, interleaved 1 + (p-1)/(p v) times as
   many layers.
 - Logits: 4 s b V/t, float32, on the last stage.
+- What crosses sites (sites/worker: slots.py, transfer.py, encoding.py): a float32 buffer of each bucket, kept from step to
+  step, 4 N or, of gradients in shards, 4 N/d; beside it this rank's shard, 4 N/d, where d > 1; and
+  another 4 N/d that a lossy codec owes, where ranks encode.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ class Memory:
     recomputed: float
     """One layer's, while it is computed again."""
     logits: float
+    exchange: float = 0.0
+    """Buffers for other sites, and what a lossy codec owes."""
     runtime: float = RUNTIME_BYTES
 
     @property
@@ -52,11 +57,19 @@ class Memory:
     def total(self) -> float:
         """All of it; the site fits if the accelerator has as much."""
         temporary = self.gathered + self.recomputed + self.logits + self.runtime
-        return self.states + self.activations + temporary
+        return self.states + self.activations + self.exchange + temporary
 
 
-def memory(workload: Workload, degrees: Degrees, num_sequences: int) -> Memory:
+def memory(
+    workload: Workload, degrees: Degrees, num_sequences: int, *, exchange: float = 0.0
+) -> Memory:
     """Return the bytes that a rank needs for a site's share of a step, `num_sequences`.
+
+    Args:
+        workload: The model.
+        degrees: How it is cut.
+        num_sequences: Of the site.
+        exchange: What crossing sites needs beside: `exchange_bytes`.
 
     Raises:
         ValueError: the model cannot be cut so.
@@ -74,6 +87,7 @@ def memory(workload: Workload, degrees: Degrees, num_sequences: int) -> Memory:
         activations=in_flight * kept,
         recomputed=all_of_layer - kept,
         logits=_logits(workload, degrees),
+        exchange=exchange,
     )
 
 
@@ -157,6 +171,21 @@ def outer_optimizer_bytes(parameters: float, num_fragments: int = 1) -> float:
     if num_fragments < 1:
         raise ValueError(f"num_fragments: want >= 1, got {num_fragments}")
     return 8 * parameters / num_fragments
+
+
+def exchange_bytes(elements: float, ranks: int, *, is_sharded: bool, owes: bool) -> float:
+    """Return what a rank keeps on its accelerator because its gradients cross sites.
+
+    Args:
+        elements: Of the gradients that `ranks` hold alike, or in shards.
+        ranks: Of the site, that reduce them among themselves.
+        is_sharded: Each has only its shard of them (fully_shard).
+        owes: A lossy codec with error feedback, and ranks encode, as they do on accelerators.
+    """
+    shard = elements / ranks
+    buffers = shard if is_sharded else elements
+    beside = shard if ranks > 1 else 0.0
+    return 4 * (buffers + beside + (shard if owes else 0.0))
 
 
 def gateway_bytes(

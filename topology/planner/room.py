@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from topology.codec_costs import RELATIVE_ERRORS
 from topology.cost.degrees import Degrees
-from topology.cost.memory import memory
+from topology.cost.memory import exchange_bytes, memory
 from topology.cost.workload import workload_of
 from topology.job import Job
 from topology.planner.choice import Choice
@@ -31,10 +32,15 @@ def too_large(job: Job, topology: Topology, choice: Choice) -> list[str]:
 def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:
     """Return the memory that a rank of the shipped trainer needs, with so many sequences at once.
 
-    Every rank holds all of the model: parameters, gradients and Adam's moments in float32, and the
-    activations of a micro-batch. What the runtime takes is left out, for it is not the same on all.
+    Every rank holds all of the model: parameters, gradients and Adam's moments in float32, the
+    activations of a micro-batch, and buffers for other sites. What the runtime takes is left out, for it
+    is not the same on all. A lossy codec that may be chosen counts as if it were.
     """
     workload = workload_of(job.trainer.model)
     cut = Degrees(data=site.num_ranks, micro_batch=micro_batch, fused_attention=True)
-    needed = memory(workload, cut, micro_batch * site.num_ranks)
+    known = {job.exchange.codec, *(each.codec for each in job.exchange.codecs)}
+    known.update(() if job.plan is None else job.plan.codecs)
+    owes = job.exchange.error_feedback and any(RELATIVE_ERRORS[each] > 0 for each in known)
+    crossing = exchange_bytes(workload.parameters, site.num_ranks, is_sharded=False, owes=owes)
+    needed = memory(workload, cut, micro_batch * site.num_ranks, exchange=crossing)
     return needed.total - needed.runtime
