@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import median
 
 from protos import metrics
@@ -109,8 +110,11 @@ class LinkWatch:
         self._open: dict[Pair, dict[str, _Totals]] = {}
 
     def add(self, pair: Pair, node: str, values: Mapping[str, float], now_s: float) -> None:
-        """Take what one gateway reports of a link: totals since the run began."""
-        if (pair, BANDWIDTH) not in self._watched:
+        """Take what one gateway reports of a link: totals since the run began.
+
+        Of a link that is none, or with figures that are no numbers, nothing is taken.
+        """
+        if (pair, BANDWIDTH) not in self._watched or not all(map(isfinite, values.values())):
             return
         rtt_s = values.get(metrics.IDLE_RTT_S)
         if rtt_s is not None:

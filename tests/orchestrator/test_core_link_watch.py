@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -140,6 +141,16 @@ def test_a_shared_link_never_counts_for_more_than_its_share() -> None:
 def test_reports_of_links_that_are_none_and_of_nothing_carried_change_nothing() -> None:
     reports = Reports()
     reports.watch.add(("a", "z"), "0", {metrics.LIMITED_BYTES: 1e9, metrics.LIMITED_S: 1.0}, 1.0)
+    for figure in (math.nan, math.inf, -math.inf):
+        for values in (
+            {metrics.LIMITED_BYTES: figure, metrics.LIMITED_S: 1e9},
+            {metrics.LIMITED_BYTES: 1e9, metrics.LIMITED_S: figure},
+            {metrics.IDLE_RTT_S: figure},
+        ):
+            for _ in range(4 * SAMPLES):
+                reports.now_s += 10
+                reports.watch.add(AB, "0", values, reports.now_s)
+    assert reports.watch.figures() == {}
     reports.carry(*[0.0] * (4 * SAMPLES))
     reports.carry(*[PLANNED / 10] * 20, for_s=0.0)
     assert reports.watch.drifts() == ()
