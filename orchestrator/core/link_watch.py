@@ -117,7 +117,7 @@ class LinkWatch:
         if (pair, BANDWIDTH) not in self._watched or not all(map(isfinite, values.values())):
             return
         rtt_s = values.get(metrics.IDLE_RTT_S)
-        if rtt_s is not None:
+        if rtt_s is not None and rtt_s > 0:
             self._sample(pair, RTT, rtt_s, now_s)
         now = _Totals(values.get(metrics.LIMITED_BYTES, 0.0), values.get(metrics.LIMITED_S, 0.0))
         before = self._totals.setdefault((pair, node), _Totals())
