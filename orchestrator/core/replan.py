@@ -109,6 +109,7 @@ class ReplanMachine:
             case RelaunchPlanned():
                 actions += self._relaunch(event)
             case ReductionPrepared():
+                self._clock.note(event.round, now_s)
                 if self._switch is not None:
                     self._switch.answer(event)
             case ReductionBegun():
