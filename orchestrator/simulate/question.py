@@ -98,13 +98,6 @@ def _require_cut(pair: Pair) -> None:
         if placed.sequences < degrees.data:
             message = f"want at least {degrees.data}, one for each replica; got {placed.sequences}"
             raise _refused(pair, (*path, "sequences"), message)
-        count, stages = degrees.micro_batches(placed.sequences), degrees.pipeline
-        if degrees.virtual_stages > 1 and count % stages:
-            message = (
-                f"interleaved, micro-batches go round {stages} stages in turn: want a multiple of "
-                f"{stages} of them; got {count}, of {placed.sequences} sequences"
-            )
-            raise _refused(pair, (*path, "parallel", "virtual_stages"), message)
 
 
 def _refused(pair: Pair, path: Path, message: str) -> ConfigError:

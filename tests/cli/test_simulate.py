@@ -268,7 +268,6 @@ def test_what_cannot_be_simulated_is_refused(
         (cut("{pipeline: 32}"), "", "are 32 ranks"),
         (cut("{pipeline: 8}", 4), "", "add up to 8"),
         (cut("{context: 8, data: 1}"), "", "does not divide the sequence of 511 tokens"),
-        (cut("{pipeline: 4, virtual_stages: 2, data: 2, micro_batch: 3}"), "", "multiple of 4"),
         (cut("{data: 8}", 4), "", "one for each replica"),
     ],
 )

@@ -13,7 +13,6 @@ from topology.job import DescribedModel, Job, Parallel, Placed
 from topology.planner.joint_step import JointModel
 from topology.reduction_plans import plan_reduction
 from topology.simulator.described_site import described_buckets, inside_of, timing_of
-from topology.simulator.engine import SimulationError
 from topology.simulator.run import SimulatedRun, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
 from topology.step_time import gradient_bytes
@@ -138,10 +137,19 @@ def test_further_micro_batches_take_what_the_slowest_stage_does() -> None:
     assert many.gradients_s[0][0] == pytest.approx(many.step_s)
 
 
-def test_micro_batches_that_do_not_go_round_are_refused() -> None:
-    job = cut_job(Parallel(pipeline=8, virtual_stages=2, data=2), 14, 14)
-    with pytest.raises(SimulationError, match="a multiple of 8 stages; got 7"):
-        simulate(job, pair())
+@pytest.mark.parametrize(
+    ("micro_batches", "parts"), [(1, 2), (1, 4), (3, 2), (7, 4), (14, 2), (17, 4), (31, 2), (33, 3)]
+)
+def test_any_number_of_micro_batches_goes_round(micro_batches: int, parts: int) -> None:
+    """A single one passes through every part, one after another."""
+    cut = Parallel(pipeline=8, virtual_stages=parts, data=2)
+    inside = inside_of(cut_job(cut, 2 * micro_batches), sites_of_nodes([4], []).sites[0])
+    busy_s = inside.pipeline.busy_s
+    # No stage is faster than its work, and no micro-batch than its way through all of them.
+    assert inside.pipeline.step_s >= max(busy_s)
+    assert inside.pipeline.step_s >= sum(busy_s) / micro_batches - 1e-9
+    if micro_batches == 1:
+        assert inside.pipeline.step_s == pytest.approx(sum(busy_s))
 
 
 def test_a_pipeline_hides_what_its_last_backward_pass_lasts() -> None:

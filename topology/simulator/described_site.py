@@ -74,9 +74,6 @@ def described_sites(
         topology: of those sites.
         buckets: of the model.
         gateways_take_time: False: they cost nothing.
-
-    Raises:
-        SimulationError: micro-batches do not go round an interleaved pipeline.
     """
     placed = {each.site: each for each in job.placement}
     known: list[tuple[tuple[object, ...], Inside]] = []
@@ -101,7 +98,7 @@ def described_sites(
 
 
 def inside_of(job: Job, site: Site) -> Inside:
-    """Return how a site cuts the job's model, and its step; errors are those of `described_sites`."""
+    """Return how a site cuts the job's model, and its step."""
     workload, (degrees, sequences) = _workload(job), _part(job, site)
     one = _step(workload, degrees, site, degrees.data * degrees.micro_batch)
     whole = _step(workload, degrees, site, sequences)
@@ -160,7 +157,10 @@ def _step(workload: Workload, degrees: Degrees, site: Site, num_sequences: int) 
 def _pipeline(stages: Sequence[Stage], num_micro_batches: int, num_parts: int) -> PipelineTime:
     """Simulate a pipeline until it has settled; what is left is more of the same."""
     count = len(stages)
-    settled = min(num_micro_batches, _SETTLED * count + num_micro_batches % count)
+    rest = num_micro_batches % count
+    settled = min(num_micro_batches, _SETTLED * count + rest)
+    if num_parts > 1 and rest:
+        settled = num_micro_batches  # groups of another size would go round otherwise
     links = [StageLink()] * (count if num_parts > 1 else count - 1)
     made = simulate_pipeline(stages, links, settled, num_parts)
     more = num_micro_batches - settled

@@ -3,8 +3,9 @@
 A stage does its blocks in the order that the schedule gives it (Narayanan et al., "Efficient large-scale
 language model training on GPU clusters", SC'21): first as many forwards as it takes until its first
 gradient can be there, then one forward and one backward in turn, then the backwards that are left.
-Interleaved, each stage holds several parts of the model, and micro-batches go round the stages once for
-each of them.
+Interleaved, each stage holds several parts of the model, and groups of micro-batches go round the stages
+once for each of them. A group has as many as there are stages; where they are no multiple, some have more,
+for one of fewer would wait for itself (Megatron-core refuses it).
 
 A block begins once the stage is free and what it needs has arrived. What it makes leaves at once over the link to
 the stage that needs it, one message after another in each direction, and arrives half a round trip later.
@@ -13,6 +14,8 @@ Sending keeps no stage from computing, as with CUDA streams of their own.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -65,36 +68,38 @@ class PipelineTime:
         return 1 - sum(self.busy_s) / (len(self.busy_s) * self.step_s)
 
 
+def turns(num_stages: int, num_micro_batches: int, num_parts: int) -> list[tuple[int, int]]:
+    """Return the micro-batches and parts of a stage's forward passes, in their order."""
+    num_groups = max(1, num_micro_batches // num_stages)
+    cuts = [-(-num_micro_batches * each // num_groups) for each in range(num_groups + 1)]
+    return [
+        (micro_batch, part)
+        for begin, end in itertools.pairwise(cuts)
+        for part in range(num_parts)
+        for micro_batch in range(begin, end)
+    ]
+
+
 def one_f_one_b(num_stages: int, stage: int, num_micro_batches: int, num_parts: int) -> list[Block]:
     """Return the blocks of a stage in their order.
 
     Args:
         num_stages: of the pipeline.
         stage: which one.
-        num_micro_batches: of a step; interleaved, a multiple of `num_stages`.
+        num_micro_batches: of a step.
         num_parts: of the model that a stage holds; 1: not interleaved.
-
-    Raises:
-        SimulationError: the micro-batches do not go round.
     """
-    if num_parts > 1 and num_micro_batches % num_stages:
-        raise SimulationError(
-            f"micro-batches: interleaved, want a multiple of {num_stages} stages; "
-            f"got {num_micro_batches}"
-        )
-    total = num_micro_batches * num_parts
+    order = turns(num_stages, num_micro_batches, num_parts)
     if num_parts == 1:
         warm_up = num_stages - stage - 1
     else:
-        warm_up = 2 * (num_stages - stage - 1) + (num_parts - 1) * num_stages
+        group = math.ceil(num_micro_batches / max(1, num_micro_batches // num_stages))
+        warm_up = 2 * (num_stages - stage - 1) + (num_parts - 1) * group
+    total = len(order)
     warm_up = min(warm_up, total)
 
     def block(index: int, *, is_forward: bool) -> Block:
-        if num_parts == 1:
-            return Block(is_forward, index, 0)
-        round_, place = divmod(index, num_stages * num_parts)
-        part = place // num_stages
-        micro_batch = round_ * num_stages + place % num_stages
+        micro_batch, part = order[index]
         return Block(is_forward, micro_batch, part if is_forward else num_parts - 1 - part)
 
     blocks = [block(index, is_forward=True) for index in range(warm_up)]
@@ -120,7 +125,7 @@ def simulate_pipeline(
         num_parts: of the model that each stage holds.
 
     Raises:
-        SimulationError: a link is missing, or micro-batches do not go round.
+        SimulationError: a link is missing.
     """
     wanted = len(stages) if num_parts > 1 else len(stages) - 1
     if len(links) != wanted:

@@ -101,7 +101,7 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
     Raises:
         ConfigError: the job's tree does not fit the topology.
         SimulationError: failures are so frequent that it never ends, a link is cut for ever, or there
-            is a change of a link that is not simulated, or micro-batches do not go round a pipeline.
+            is a change of a link that is not simulated.
     """
     assert job.entrypoint is None or job.workload is not None, "nothing is known of a script"
     settings = settings or Settings()

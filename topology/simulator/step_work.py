@@ -63,7 +63,6 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
 
     Raises:
         ConfigError: the job's tree does not fit the topology.
-        SimulationError: micro-batches do not go round an interleaved pipeline.
     """
     plan = plan_reduction(job, topology)
     schedule = "off" if plan.num_sites == 1 else job.exchange.schedule
