@@ -34,6 +34,8 @@ SEQUENCES = 8
 COMPUTE_S = 1.5
 """For those on an accelerator of speed 1."""
 TIMEOUT_S = 300.0
+KNOWN = ("cubic", "reno", "bbr")
+"""Congestion controls that a topology may name."""
 Links = Mapping[str, tuple[float, float]]
 """By the letters of two sites: Mbit/s and ms."""
 
@@ -103,8 +105,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="isthmus-predict-") as folder:
             pair = documents(scenario, Path(folder), options)
             predicted_s = step_time(pair.job, pair.topology).step_s
-            settings = Settings(steps=options.steps, slow_start=starts_slowly(options.emulator))
-            simulated_s = simulate(pair.job, pair.topology, settings).mean_step_s
+            simulated_s = simulate(
+                pair.job, pair.topology, Settings(steps=options.steps)
+            ).mean_step_s
             line = f"{scenario.name:18} {predicted_s:7.3f}s {simulated_s:9.3f}s"
             if options.no_runs:
                 print(line, flush=True)
@@ -123,12 +126,10 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def starts_slowly(emulator: str) -> bool:
-    """Return whether connections of emulated sites start slowly after a pause, as their host's do."""
-    kernel = Path("/proc/sys/net/ipv4")
-    is_bbr = (kernel / "tcp_congestion_control").read_text().startswith("bbr")
-    forgets = (kernel / "tcp_slow_start_after_idle").read_text().strip() == "1"
-    return emulator == "netns" and forgets and not is_bbr
+def congestion() -> str:
+    """Return the congestion control of this host, which that of emulated sites is too."""
+    name = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    return name if name in KNOWN else "cubic"
 
 
 def documents(scenario: Scenario, folder: Path, options: argparse.Namespace) -> Pair:
@@ -151,7 +152,12 @@ def documents(scenario: Scenario, folder: Path, options: argparse.Namespace) -> 
             for name in names
         ],
         "links": [
-            {"between": list(ends), "bandwidth": f"{mbit_per_s}Mbit/s", "rtt": f"{rtt_ms}ms"}
+            {
+                "between": list(ends),
+                "bandwidth": f"{mbit_per_s}Mbit/s",
+                "rtt": f"{rtt_ms}ms",
+                "congestion": congestion(),
+            }
             for ends, (mbit_per_s, rtt_ms) in scenario.links.items()
         ],
         "emulate": True,
