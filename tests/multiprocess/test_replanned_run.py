@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -46,10 +48,12 @@ def test_a_link_that_is_cut_to_a_tenth_is_planned_around(run: Bench) -> None:
     # Every step's parameters were the same at all sites, before and after.
     assert result.envelope["data"]["verified_steps"] == 1 + STEPS
     events = run.isthmus("events", "--json").check().envelope["data"]["events"]
-    replanned = [each["detail"] for each in events if each["kind"] == "run.replanned"]
-    assert replanned, events
-    first = replanned[0]
-    assert {(link["source"], link["target"]) for link in first["links"]} <= {("a", "b"), ("b", "a")}
+    # On a busy machine other links may seem to have drifted too; this one has.
+    (first, *_) = [
+        each["detail"]
+        for each in events
+        if each["kind"] == "run.replanned" and _farthest(each["detail"]) == {"a", "b"}
+    ]
     assert first["links"][0]["measured"] < 0.3 * first["links"][0]["assumed"], first
     assert first["after_s"] < 0.95 * first["before_s"]
     begun = {
@@ -59,3 +63,8 @@ def test_a_link_that_is_cut_to_a_tenth_is_planned_around(run: Bench) -> None:
     }
     assert begun == {(site, first["from_round"]) for site in "abc"}, json.dumps(events, indent=1)
     assert first["note"] in result.envelope["data"]["notes"]
+
+
+def _farthest(detail: Mapping[str, Any]) -> set[str]:
+    """Return the ends of the link that was farthest off."""
+    return {detail["links"][0]["source"], detail["links"][0]["target"]}
