@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from topology.codec_costs import usual_ratio
-from topology.job import Job, PlanWishes
+from topology.job import Job, LinkCodec, PlanWishes
 from topology.pairs import pairs_of
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
@@ -19,7 +19,7 @@ from topology.planner.shares import Split, busiest, improved
 from topology.planner.ways import Way
 from topology.step_time import StepModel, gradient_bytes, sequence_s
 from topology.tree_times import seconds_per_byte
-from topology.wire_load import tree_ratios
+from topology.wire_load import chunk_bytes_of, tree_ratios
 from topology.world import Topology
 
 EXACT_SITES = 4
@@ -61,6 +61,8 @@ class SiteSet:
         self._ranks = [site.num_ranks for site in topology.sites]
         self._codings = [self._codings_of(way) for way in choices]
         self._sizings = sizings(job)
+        self._cut_bytes: dict[tuple[str, tuple[LinkCodec, ...], int], int] = {}
+        """Of chunks, by codecs and the size that is asked for."""
         self._compute_s = max(
             count * sequence_s(job, site)
             for count, site in zip(busiest(begin, self._ranks), topology.sites, strict=True)
@@ -148,9 +150,24 @@ class SiteSet:
     ) -> Choice | None:
         """Return the best choice of these, or `best`."""
         for each in bounded:
-            for sizing in sizes:
+            for sizing in self._different(each, sizes):
                 best = better(best, self._choice(each, sizing, best, is_split=is_split))
         return best
+
+    def _different(self, bounded: Bounded, sizes: tuple[Sizing, ...]) -> Iterable[Sizing]:
+        """Return the first of the sizes that come to the same: links may make chunks smaller than is asked."""
+        _, way_index, coding_index = bounded
+        coding, found = self._codings[way_index][coding_index], {}
+        for sizing in sizes:
+            key = (coding.codec, coding.links, sizing.chunk_bytes)
+            if key not in self._cut_bytes:
+                exchange = dataclasses.replace(
+                    coding.of(self._job.exchange), chunk_bytes=sizing.chunk_bytes
+                )
+                job = dataclasses.replace(self._job, exchange=exchange)
+                self._cut_bytes[key] = chunk_bytes_of(job, self._topology)
+            found.setdefault((self._cut_bytes[key], sizing.bucket_bytes), sizing)
+        return found.values()
 
     def _choice(
         self,
