@@ -18,8 +18,8 @@ from topology.reduction_plans import plan_reduction
 
 _LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
 """More than gateways reach on one machine, so that none of them waits for a link that is not there."""
-_LOOPBACK_CHUNK: Final = "4MiB"
-"""Where no link has to be kept full, fewer chunks cost less: docs/benchmarks.md."""
+_LOOPBACK_PIECES: Final = {"exchange.chunk": "4MiB", "exchange.bucket": "16MiB"}
+"""Where no link has to be kept full, fewer chunks and buckets cost less: docs/benchmarks.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Wanted:
     """`auto`, `relay`, `netns` or `none`; None: as the topology says.
 
     With `none`, sites are told of this machine's own links in place of the topology's, unless `overrides`
-    speak of links or chunks themselves.
+    speak of links, chunks or buckets themselves.
     """
 
 
@@ -120,9 +120,9 @@ def _loopback(wanted: Wanted) -> list[str]:
         )  # it is valid
         links = yaml.safe_load(wanted.topology_path.read_text()).get("links") or []
         found += [f"links.{index}.measured={_LOOPBACK}" for index in range(len(links))]
-    if wanted.chunk_bytes is None and "exchange.chunk" not in own:
-        found.append(f"exchange.chunk={_LOOPBACK_CHUNK}")
-    return found
+    if wanted.chunk_bytes is not None:
+        own.append("exchange.chunk")
+    return found + [f"{key}={size}" for key, size in _LOOPBACK_PIECES.items() if key not in own]
 
 
 def _job_path() -> Path:
