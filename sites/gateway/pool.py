@@ -1,6 +1,6 @@
 """A small pool of threads that does the earliest chunk first.
 
-numpy, zstd and crc32c release the interpreter's lock, so a few threads fill as many cores.
+Kernels, zstd and checksums release the interpreter's lock, so a few threads fill as many cores.
 """
 
 from __future__ import annotations

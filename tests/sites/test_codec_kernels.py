@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 import pytest
 
 from sites.codecs.blocks import BlockCodec
 from sites.codecs.codec import Codec
-from sites.codecs.kernels import floats
+from sites.codecs.kernels import compiling, floats
 from sites.codecs.lossy import AS_IT_IS, QUANTISED
 from sites.codecs.parts import FloatPart, Floats, Part
 from sites.codecs.registry import BY_NAME
@@ -244,6 +245,70 @@ def test_without_a_folder_to_write_to_kernels_are_compiled_all_the_same(tmp_path
     said = run_python(DIVIDE, blocked)
     assert "[0.5, 0.5, 0.5] True" in said
     assert "test_halve is compiled again at the next start" in said
+
+
+def test_machine_code_that_others_could_have_written_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "cache" / "zen-1234"
+    monkeypatch.setattr(compiling, "_FOLDER", folder)
+    compiling._keep("one", b"code")
+    assert compiling._kept("one") == b"code"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    file = folder / "one.o"
+    for path, mode in ((file, 0o620), (file, 0o602), (folder, 0o770), (folder, 0o707)):
+        before = path.stat().st_mode
+        path.chmod(mode)
+        assert compiling._kept("one") is None, (path, mode)
+        if path == folder:
+            compiling._keep("two", b"more")
+            assert "others may write there" in caplog.messages[-1]
+        path.chmod(before)
+        assert compiling._kept("one") == b"code"
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    assert compiling._kept("one") is None, "another user's"
+    monkeypatch.undo()
+    assert list(folder.iterdir()) == [file]
+
+
+def test_machine_code_of_another_place_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel's as another's, or one processor's on another, where somebody moved files."""
+    monkeypatch.setattr(compiling, "_FOLDER", tmp_path / "zen-1234")
+    compiling._keep("one", b"code")
+    (tmp_path / "zen-1234" / "one.o").rename(tmp_path / "zen-1234" / "two.o")
+    assert compiling._kept("two") is None
+    compiling._keep("one", b"code")
+    (tmp_path / "zen-1234").rename(tmp_path / "skylake-5678")
+    monkeypatch.setattr(compiling, "_FOLDER", tmp_path / "skylake-5678")
+    assert compiling._kept("one") is None
+
+
+def test_without_a_home_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(*_: object) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    for found in (unknown, lambda *_: Path("~/.cache/isthmus")):  # by the release of platformdirs
+        monkeypatch.setattr(platformdirs, "user_cache_path", found)
+        assert compiling._folder() is None
+    monkeypatch.setattr(compiling, "_FOLDER", None)
+    assert compiling._kept("one") is None
+    compiling._keep("one", b"code")
+    assert "set XDG_CACHE_HOME" in caplog.messages[-1]
+
+
+def test_what_cannot_be_written_to_the_end_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiling, "_FOLDER", tmp_path)
+    tmp_path.chmod(0o700)
+    (tmp_path / "one.o").mkdir()  # what nothing can take the place of
+    compiling._keep("one", b"code")
+    assert "one is compiled again" in caplog.messages[-1]
+    assert [each.name for each in tmp_path.iterdir()] == ["one.o"]
 
 
 @pytest.mark.slow

@@ -1,17 +1,22 @@
 """Compiles kernels when their module is imported, and keeps what came of it for the next process.
 
 The first import on a machine compiles for seconds, later ones load what was kept. That lies in a folder of
-its own for each processor, LLVM and text of these modules, so nothing in it is ever out of date, and
-processes that start together write the same to it; each file under another name first. Where no folder
-can be written, each process compiles for itself.
+its own for each processor, compiler and text of these modules, so nothing in it is ever out of date, and
+processes that start together write the same to it; each file under another name first. What is loaded is run:
+so it is taken only from files that nobody else can write, and each names the place that it was made for.
+Where no such folder can be written, each process compiles for itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import stat
+import sys
 import tempfile
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -19,7 +24,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import platformdirs
 
-from sites.codecs.kernels.machine_code import load
+from sites.codecs.kernels.machine_code import load, processor
 from sites.codecs.kernels.signatures import Type
 
 _log = logging.getLogger(__name__)
@@ -68,37 +73,74 @@ def _translate(
     return translate(function, helpers, returns, arguments, symbol)
 
 
-def _folder() -> Path:
-    """Return where this processor's kernels are kept: in the user's folder for what can be made again."""
+def _folder() -> Path | None:
+    """Return where this processor's kernels are kept; None where the user has no folder for such things."""
     digest = hashlib.sha256()
     for module in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(module.read_bytes())
-    processor = llvm.get_host_cpu_name()
-    features = llvm.get_host_cpu_features().flatten()
-    digest.update(f"{llvmlite.__version__} {processor} {features}".encode())
-    base = platformdirs.user_cache_path("isthmus") / "kernels"
-    return base / f"{processor}-{digest.hexdigest()[:16]}"
+    name, features = processor()
+    versions = (llvmlite.__version__, metadata.version("numba"), sys.implementation.cache_tag)
+    digest.update(" ".join((*versions, llvm.get_process_triple(), name, features)).encode())
+    try:
+        base = platformdirs.user_cache_path("isthmus")
+    except RuntimeError:  # a user that the system has no home of
+        return None
+    # Older releases of platformdirs say "~/.cache" then, which would be below any folder.
+    return base / "kernels" / f"{name}-{digest.hexdigest()[:16]}" if base.is_absolute() else None
 
 
 _FOLDER: Final = _folder()
 
 
 def _kept(symbol: str) -> bytes | None:
-    """Return a kernel's object file, if it is there and whole."""
+    """Return a kernel's object file, if it is there, whole, and of nobody else's making."""
+    if _FOLDER is None:
+        return None
     try:
-        data = (_FOLDER / f"{symbol}.o").read_bytes()
+        if not _is_ours(_FOLDER.stat()):
+            return None
+        with (_FOLDER / f"{symbol}.o").open("rb") as file:
+            data = file.read() if _is_ours(os.fstat(file.fileno())) else b""
     except OSError:
         return None
     digest, object_file = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    return object_file if hashlib.sha256(object_file).digest() == digest else None
+    return object_file if _digest(_FOLDER, symbol, object_file) == digest else None
 
 
 def _keep(symbol: str, object_file: bytes) -> None:
-    data = hashlib.sha256(object_file).digest() + object_file
     try:
-        _FOLDER.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=_FOLDER, delete=False) as file:
-            file.write(data)
-        Path(file.name).replace(_FOLDER / f"{symbol}.o")
+        _write(symbol, object_file)
     except OSError as error:
         _log.warning("%s is compiled again at the next start: %s", symbol, error)
+
+
+def _write(symbol: str, object_file: bytes) -> None:
+    """Write a kernel's object file, whole or not at all.
+
+    Raises:
+        OSError: it cannot be kept.
+    """
+    if _FOLDER is None:
+        raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME")
+    _FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _is_ours(_FOLDER.stat()):
+        raise PermissionError(f"{_FOLDER} is another user's, or others may write there")
+    with tempfile.NamedTemporaryFile(dir=_FOLDER, delete=False) as file:
+        written = Path(file.name)
+        try:
+            file.write(_digest(_FOLDER, symbol, object_file) + object_file)
+            file.flush()
+            written.replace(_FOLDER / f"{symbol}.o")
+        except OSError:
+            written.unlink(missing_ok=True)
+            raise
+
+
+def _digest(folder: Path, symbol: str, object_file: bytes) -> bytes:
+    """Return the digest of a kernel made for a folder's processor: one that was moved has another."""
+    return hashlib.sha256(f"{folder.name}/{symbol}\n".encode() + object_file).digest()
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """Whether nobody but this user can have written a file, or into a folder."""
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

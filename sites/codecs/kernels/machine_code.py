@@ -18,12 +18,22 @@ llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
 
 
+def processor() -> tuple[str, str]:
+    """Return this processor's name and features, as LLVM knows them."""
+    try:
+        features = llvm.get_host_cpu_features().flatten()
+    except RuntimeError:  # LLVM cannot tell on this system: then those that the name implies
+        features = ""
+    return llvm.get_host_cpu_name(), features
+
+
 def target_machine() -> llvm.TargetMachine:
     """Return this processor, for code that is loaded where it will stay."""
     target = llvm.Target.from_default_triple()
+    name, features = processor()
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
+        cpu=name,
+        features=features,
         opt=3,
         # The loader knows no global offset table on x86, and constants would be read from anywhere.
         reloc="static" if target.name.startswith("x86") else "default",
