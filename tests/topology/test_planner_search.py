@@ -14,6 +14,7 @@ from tests.fakes.plannable import a_job, a_random_world, a_world
 from topology.codec_costs import RELATIVE_ERRORS
 from topology.job import Job, LinkCodec, Reduction
 from topology.link_codecs import plan_codecs
+from topology.load import load_job, load_topology
 from topology.pairs import pairs_of
 from topology.placement import restricted, unreached
 from topology.planner.choice import Sizing
@@ -22,6 +23,7 @@ from topology.planner.shares import Split, busiest
 from topology.planner.site_set import sizings
 from topology.planner.ways import ways
 from topology.step_time import StepModel
+from topology.templates import job_yaml, topology_yaml
 from topology.tree_shapes import ring_paths
 from topology.trees import ReductionPlan, star
 from topology.wire_load import chunk_bytes_of
@@ -117,8 +119,8 @@ def exhaustive(job: Job, topology: Topology) -> tuple[float, int, float]:
     ("seed", "num_sites", "codecs"),
     [
         (1, 2, ROUNDING),
-        *((seed, 3, ROUNDING) for seed in (2, 3, 4)),
-        *((seed, 3, SLOW) for seed in (5, 6, 7)),
+        (2, 3, ROUNDING),
+        (5, 3, SLOW),
         (9, 4, ROUNDING),
         (12, 4, SLOW),
     ],
@@ -130,7 +132,9 @@ def test_of_few_sites_it_is_the_best_of_all(
     # Where links are as fast as gateways, a smaller codec that takes longer to make may be the slower one.
     rates = (6.0, 9.5) if codecs == SLOW else (5.5, 8.0)
     topology = a_random_world(chance, num_sites, density=0.8, rates=rates)
-    job = a_job(batch=num_sites + 2, codecs=codecs)
+    # Of four sites one size: chunks, buckets and all else go together in those of three.
+    made = a_job if num_sites < 4 else a_job_of_one_size
+    job = made(batch=num_sites + 2, codecs=codecs)
     choice = Search(job, topology).best()
     assert choice is not None
     step_s, count, loss = exhaustive(job, topology)
@@ -190,27 +194,25 @@ def a_job_of_one_size(batch: int, **wishes: object) -> Job:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_sites", [6, 8, 11, 16])
 def test_of_many_sites_it_is_no_worse_than_random_plans(num_sites: int) -> None:
-    job = a_job_of_one_size(batch=24, codecs=("fp32", "int8"))
-    for seed in range(2):
-        chance = random.Random(seed)
-        topology = a_random_world(chance, num_sites, density=chance.choice((0.0, 0.3)))
-        choice = Search(job, topology).best()
-        assert choice is not None
-        for step_s in random_steps_s(chance, job, topology, count=24):
-            assert choice.step_s <= step_s * (1 + 1e-9), f"{seed=}"
+    job = a_job_of_one_size(batch=16, codecs=("fp32", "int8"))
+    chance = random.Random(num_sites)
+    topology = a_random_world(chance, num_sites, density=chance.choice((0.0, 0.3)))
+    choice = Search(job, topology).best()
+    assert choice is not None
+    for step_s in random_steps_s(chance, job, topology, count=16):
+        assert choice.step_s <= step_s * (1 + 1e-9), f"{num_sites=}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_of_more_sites_it_is_no_worse_than_random_plans(first: int) -> None:
+@pytest.mark.parametrize("seed", range(12))
+def test_of_more_sites_it_is_no_worse_than_random_plans(seed: int) -> None:
     job = a_job_of_one_size(batch=8)
-    for seed in range(first, first + 50):
-        chance = random.Random(seed)
-        topology = a_random_world(chance, 5, density=chance.choice((0.0, 0.3, 0.6)))
-        choice = Search(job, topology).best()
-        assert choice is not None
-        for step_s in random_steps_s(chance, job, topology, count=8):
-            assert choice.step_s <= step_s * (1 + 1e-9), f"{seed=}"
+    chance = random.Random(seed)
+    topology = a_random_world(chance, 5, density=chance.choice((0.0, 0.3, 0.6)))
+    choice = Search(job, topology).best()
+    assert choice is not None
+    for step_s in random_steps_s(chance, job, topology, count=8):
+        assert choice.step_s <= step_s * (1 + 1e-9), f"{seed=}"
 
 
 def test_a_site_that_slows_the_others_is_left_out() -> None:
@@ -262,11 +264,22 @@ def test_too_few_sequences_leave_sites_out_or_give_no_plan() -> None:
     assert Search(a_job(2), world).best() is None
 
 
-@pytest.mark.parametrize("seed", range(6))
+def with_wider(topology: Topology, names: frozenset[str], factor: float) -> Topology:
+    links = tuple(
+        dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor)
+        if {link.source, link.target} == names
+        else link
+        for link in topology.links
+    )
+    return dataclasses.replace(topology, links=links)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_more_bandwidth_never_gives_a_slower_plan(seed: int) -> None:
     chance = random.Random(seed)
     topology = a_random_world(chance, 3)
-    job = a_job(8, codecs=("fp32", "int8"))
+    job = a_job_of_one_size(8, codecs=("fp32", "int8"))
     before_s = float("inf")
     for _ in range(4):
         choice = Search(job, topology).best()
@@ -275,14 +288,24 @@ def test_more_bandwidth_never_gives_a_slower_plan(seed: int) -> None:
         before_s = choice.step_s
         picked = chance.choice(topology.links)
         wider = frozenset((picked.source, picked.target))
-        factor = chance.uniform(1.0, 4.0)
-        links = tuple(
-            dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor)
-            if {link.source, link.target} == wider
-            else link
-            for link in topology.links
-        )
-        topology = dataclasses.replace(topology, links=links)
+        topology = with_wider(topology, wider, chance.uniform(1.0, 4.0))
+
+
+@pytest.mark.slow
+def test_a_wider_link_does_not_take_away_the_trees_that_were_best() -> None:
+    # 13 chunks: weights of 9 to 5, as rates ask for, share them out worse than 2 to 1.
+    job = load_job(job_yaml("three-coasts"), "job.yaml")
+    topology = load_topology(topology_yaml("three-coasts"), "topology.yaml")
+    before = Search(job, topology).best()
+    assert before is not None
+    for pair in itertools.combinations([site.name for site in topology.sites], 2):
+        for factor in (1.1, 1.5, 3.0, 10.0):
+            wider = with_wider(topology, frozenset(pair), factor)
+            choice = Search(job, wider).best()
+            assert choice is not None
+            assert len(choice.sites) == 3, f"{pair} {factor}"
+            # Wider links let gateways cut larger chunks, and a chunk that is early may be in another's way.
+            assert choice.step_s <= before.step_s * 1.01, f"{pair} {factor}"
 
 
 def test_links_that_cost_nothing_leave_nothing_but_compute() -> None:

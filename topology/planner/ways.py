@@ -15,6 +15,11 @@ from topology.tree_shapes import best_hub, ring_paths, widest_tree, width
 from topology.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
+MIXED_SITES = 4
+"""Up to so many sites, two stars share the chunks in each of MIXES."""
+MIXES = ((1, 1), (2, 1), (1, 2))
+"""Small weights share out few chunks best. And these do not follow from rates, so that a wider link does not
+take away what was best without it."""
 EVERY_RING_SITES = 5
 """Up to so many sites all orders of a ring are tried: 12 of them; of more, the widest that is found."""
 
@@ -103,11 +108,19 @@ def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree,
     levels = hierarchy(pairs, groups) if 1 < len(groups) < pairs.num_sites else None
     if levels is not None:
         yield f"two levels with their root at {pairs.names[levels.root]}", (levels,)
+    if with_packings and 2 < pairs.num_sites <= MIXED_SITES:
+        for two, mix in itertools.product(itertools.combinations(sorted(hubs), 2), MIXES):
+            stars = (star(pairs.num_sites, hub) for hub in two)
+            yield "2 weighted trees", tuple(map(_weighing, stars, mix))
     if with_packings and pairs.num_sites > 2:
         for packing in packings(pairs, width(pairs, widest)):
             trees = weighted(pairs, packing)
             form = f"{len(trees)} weighted trees"
             yield form if len(trees) > 1 else f"tree at {pairs.names[trees[0].root]}", trees
+
+
+def _weighing(tree: Tree, weight: int) -> Tree:
+    return dataclasses.replace(tree, weight=weight)
 
 
 def _rings(pairs: Pairs) -> Iterable[tuple[int, ...]]:
