@@ -157,7 +157,8 @@ class SiteSet:
     def _different(self, bounded: Bounded, sizes: tuple[Sizing, ...]) -> Iterable[Sizing]:
         """Return the first of the sizes that come to the same: links may make chunks smaller than is asked."""
         _, way_index, coding_index = bounded
-        coding, found = self._codings[way_index][coding_index], {}
+        coding = self._codings[way_index][coding_index]
+        found: dict[tuple[int, int], Sizing] = {}
         for sizing in sizes:
             key = (coding.codec, coding.links, sizing.chunk_bytes)
             if key not in self._cut_bytes:
