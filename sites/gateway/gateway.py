@@ -74,7 +74,9 @@ class Gateway:
             on_progress=self._exchange.pump,
             needs=self._exchange.needs,
         )
-        self._switches = PlanSwitches(config, self._exchange, self._links, write)
+        self._switches = PlanSwitches(
+            config, self._exchange, self._links, self._local.encoding, write
+        )
         self._lock = threading.Lock()
         self._failure: Failure | None = None
         self._finished = threading.Event()
@@ -201,7 +203,7 @@ class Gateway:
 
     def _open_links(self, links: list[Link]) -> None:
         """Say Hello to all; once all have answered, report what the links carry until the end."""
-        for failure in self._links.open(links):
+        for failure in self._links.open(links, self._config.peer_lost_s):
             self.fail(failure)
         if self._ended.is_set():
             return

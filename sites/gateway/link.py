@@ -96,15 +96,15 @@ class Link:
         """Connections that carry frames side by side."""
         return self._streams.num_streams
 
-    def open(self) -> None:
+    def open(self, within_s: float) -> None:
         """Say Hello until it is answered, then start the streams.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
             StaleGenerationError: the peer refused: another run or generation.
-            PeerLostError: no answer within `peer_lost_s`.
+            PeerLostError: no answer in time: as of `PeerWatch.greet`.
         """
-        self._watch.greet()
+        self._watch.greet(within_s)
         self._growth.begin()
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")

@@ -113,29 +113,38 @@ class PeerLinks:
             self._on_change(self._links)
         return added
 
-    def open(self, links: Iterable[Link]) -> list[Failure]:
-        """Say Hello over new links, side by side; return what went wrong, in the order of time."""
+    def open(self, links: Iterable[Link], within_s: float) -> list[Failure]:
+        """Say Hello over new links, side by side; return what went wrong, in the order of time.
+
+        Args:
+            links: from `add`.
+            within_s: by when peers have to answer.
+        """
         failures: list[Failure] = []
 
         def open_one(link: Link) -> None:
             try:
-                link.open()
+                link.open(within_s)
             except IsthmusError as error:
                 failures.append(Failure.of(error, link.peer.site))
+            except Exception as error:  # noqa: BLE001 - a thread's root; it would pass for open
+                _log.exception("the link to %s was not opened", link.peer)
+                failures.append(Failure.of(error))
 
         side_by_side([functools.partial(open_one, link) for link in links])
         return failures
 
     def drop(self, senders: Iterable[Sender]) -> None:
         """Close links as if they had never been made."""
-        dropped = set(senders)
         with self._lock:
-            links = [link for sender, link in self._links.items() if sender in dropped]
-            kept = {sender: link for sender, link in self._links.items() if sender not in dropped}
-            self._links = kept
-            self._on_change(self._links)
-        for link in links:
-            link.close()
+            dropped = self._forget(senders)
+        self._end(dropped)
+
+    def missing(self, sites: Iterable[int]) -> list[str]:
+        """Return the names of those sites to which there are no links."""
+        with self._lock:
+            there = {site for site, _ in self._links}
+        return [self._config.sites[site] for site in sites if site not in there]
 
     def close(self) -> None:
         """End all links. Frames that were not acknowledged are dropped."""
@@ -146,11 +155,29 @@ class PeerLinks:
             link.close()
 
     def _failed(self, sender: Sender, failure: Failure) -> None:
-        if self._needs(sender[0]):
+        with self._lock:  # so that who has a plan kept that needs it finds it gone, if it goes
+            is_needed = self._needs(sender[0])
+            dropped = [] if is_needed else self._forget([sender])
+        if is_needed:
             self._on_failure(failure)
             return
         _log.warning("%s, whom no plan needs any more: %s", self._peers[sender], failure.message)
-        self.drop([sender])
+        self._end(dropped)
+
+    def _forget(self, senders: Iterable[Sender]) -> list[Link]:
+        """Take links out and return them; the lock is held."""
+        forgotten = set(senders)
+        links = [link for sender, link in self._links.items() if sender in forgotten]
+        self._links = {
+            sender: link for sender, link in self._links.items() if sender not in forgotten
+        }
+        self._on_change(self._links)
+        return links
+
+    def _end(self, links: Iterable[Link]) -> None:
+        for link in links:
+            link.close()
+        self._on_progress()  # what waited for room on one of them need not any more
 
 
 def side_by_side(calls: list[Callable[[], None]]) -> None:

@@ -43,13 +43,13 @@ class PeerWatch:
             f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
         )
 
-    def greet(self) -> None:
+    def greet(self, within_s: float) -> None:
         """Say Hello until it is answered.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
             StaleGenerationError: the peer refused: another run or generation.
-            PeerLostError: no answer within `peer_lost_s`.
+            PeerLostError: no answer within `within_s`, or a third of `peer_lost_s` more.
         """
         self._heard_s = time.monotonic()
         backoff_s = BACKOFF_FIRST_S
@@ -61,7 +61,7 @@ class PeerWatch:
                     self.hello(channel, self._config.peer_lost_s / 3)
             except grpc.RpcError as error:
                 self.raise_if_refused(error)
-                self._raise_if_lost(error)
+                self._raise_if_lost(error, within_s)
                 if self._outbox.closed.wait(backoff_s):
                     raise PeerLostError("the gateway was stopped", self.peer.site) from error
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
@@ -85,7 +85,7 @@ class PeerWatch:
                     if self._outbox.is_over:
                         return
                     self.raise_if_refused(error)
-                    self._raise_if_lost(error)
+                    self._raise_if_lost(error, self._config.peer_lost_s)
                     channel.close()
                     channel = self.channel()
         finally:
@@ -117,9 +117,9 @@ class PeerWatch:
         if refusal is not None and not self._outbox.is_over:
             raise refusal from error
 
-    def _raise_if_lost(self, error: grpc.RpcError) -> None:
+    def _raise_if_lost(self, error: grpc.RpcError, within_s: float) -> None:
         silent_s = time.monotonic() - self._heard_s
-        if silent_s >= self._config.peer_lost_s:
+        if silent_s >= within_s:
             raise PeerLostError(
                 f"{self.peer} has not answered for {silent_s:.1f} s: {details(error)}",
                 self.peer.site,

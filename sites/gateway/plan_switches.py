@@ -14,9 +14,14 @@ from sites.gateway.exchange import Exchange
 from sites.gateway.failure import one_line
 from sites.gateway.peer_links import PeerLinks
 from sites.gateway.proposal import Proposal
+from sites.gateway.rank_encoding import RankEncoding
 from topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+
+_OPEN_SHARE = 1 / 3
+"""Of `peer_lost_s`, for a new link's first answer; as much again for the attempt that is under way then. The coordinator waits
+for `peer_lost_s` in all, while ranks elsewhere may wait for it: a link that cannot be had is told before, by name."""
 
 
 class PlanSwitches:
@@ -27,6 +32,7 @@ class PlanSwitches:
         config: GatewayConfig,
         exchange: Exchange,
         links: PeerLinks,
+        encoding: RankEncoding,
         write: Callable[[Mapping[str, Any]], None],
     ) -> None:
         """Start nothing.
@@ -35,14 +41,18 @@ class PlanSwitches:
             config: this gateway's.
             exchange: whose rounds are to have other plans.
             links: are made as plans need them.
+            encoding: whether ranks depend on trees' codecs.
             write: sends one message to the agent; may be called from any thread.
         """
         self._config = config
         self._exchange = exchange
         self._links = links
+        self._encoding = encoding
         self._write = write
         self._lock = threading.Lock()
         self._told_epoch = 0
+        self._preparing = threading.Lock()
+        """Proposals are prepared one by one: or one would count on links that another is still opening, and closes again."""
 
     def prepare(self, proposal: Proposal) -> None:
         """Begin to make ready; the answer may take as long as new links do."""
@@ -66,11 +76,18 @@ class PlanSwitches:
         why = ""
         accepted, round_ = False, self._exchange.round
         try:
-            why = self._problem(proposal) or self._connect(proposal)
-            if not why:
-                accepted, round_ = self._exchange.propose(proposal)
+            with self._preparing:
+                why = self._problem(proposal) or self._connect(proposal)
+                if not why:
+                    accepted, round_ = self._exchange.propose(proposal)
+                if accepted:
+                    why = self._recheck(proposal)
+                    accepted = not why
         except IsthmusError as error:
             why = one_line(str(error))
+        except Exception as error:  # noqa: BLE001 - a thread's root; the coordinator waits
+            _log.exception("plan %d was not prepared", proposal.epoch)
+            why = one_line(f"{type(error).__name__}: {error}")
         is_late = not accepted and not why
         self._write(
             {
@@ -90,13 +107,7 @@ class PlanSwitches:
             dataclasses.replace(self._config, plan=proposal.plan, codecs=proposal.codecs)
         except ConfigError as error:
             return error.problems[0].message
-        codecs = {*self._config.codecs, *proposal.codecs}
-        if len(codecs) > 1:
-            # Ranks that encode have been told once which turn has which codec.
-            return (
-                f"trees have several codecs, {', '.join(sorted(codecs))}: turns would change theirs"
-            )
-        return ""
+        return self._encoding.problem_with(proposal.plan, proposal.codecs)
 
     def _connect(self, proposal: Proposal) -> str:
         """Open the links that a plan needs beside those there are; return why not, or nothing."""
@@ -104,8 +115,19 @@ class PlanSwitches:
             added = self._links.add(proposal.plan.neighbours(self._config.site_index))
         except LocalProtocolError as error:
             return str(error)
-        failures = self._links.open(added.values())
+        failures = self._links.open(added.values(), _OPEN_SHARE * self._config.peer_lost_s)
         if failures:
             self._links.drop(added)
             return failures[0].message
         return ""
+
+    def _recheck(self, proposal: Proposal) -> str:
+        """Look for links that were lost just before a plan was kept that needs them; forget it if so, and return why.
+
+        From when it is kept, a link that is lost ends the run.
+        """
+        missing = self._links.missing(proposal.plan.neighbours(self._config.site_index))
+        if not missing:
+            return ""
+        self._exchange.decide(proposal.epoch, commit=False)
+        return f"the link to site {missing[0]} was lost just now"

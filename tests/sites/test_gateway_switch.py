@@ -13,12 +13,15 @@ import pytest
 
 from sites.gateway.agent_port import Decide, Prepare, read_commands
 from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
 from sites.gateway.greeting import Peer
 from sites.gateway.link import Link
 from sites.gateway.peer_links import PeerLinks
+from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.server import Sender
+from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, reduce_once
 from tests.sites.test_gateway_loopback import join
 from topology.trees import ReductionPlan, star
@@ -133,6 +136,65 @@ def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) ->
         for member in members:
             member.gateway.stop()
         assert [member.end() for member in members] == [None] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_proposal_does_not_count_on_a_link_that_another_is_still_opening(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        mute = stack.enter_context(socket.socket())
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()  # takes connections, and never answers
+
+        def dial(member: Member, peer: Peer) -> Peer:
+            if {member.config.site, peer.site} == set(SITES[1:3]):
+                return replace(peer, port=mute.getsockname()[1])
+            return peer
+
+        members = stack.enter_context(
+            gateways(configs_of(tmp_path, STARS[0], peer_lost_s=1.5), dial)
+        )
+        for member in members:
+            member.wait("connected")
+        for epoch in (1, 2):
+            proposal = Proposal(epoch=epoch, from_round=10, plan=STARS[1], codecs=("fp32",))
+            members[1].gateway.prepare(proposal)
+        answers = [members[1].wait("plan_prepared", epoch=epoch) for epoch in (1, 2)]
+        assert [(each["accepted"], each["late"]) for each in answers] == [(False, False)] * 2
+        assert all("has not answered" in each["why"] for each in answers), answers
+        assert members[1].gateway._links.all.keys() == {(0, 0)}
+
+
+def test_a_plan_is_not_kept_whose_link_was_lost_just_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = STARS[1], STARS[2]
+    config = configs_of(tmp_path, before)[0]
+    exchange = Exchange(config, StepPool(), on_reduced=lambda *_: None, on_failure=lambda _: None)
+    links = PeerLinks(
+        config,
+        on_change=exchange.connect,
+        on_failure=lambda failure: pytest.fail(str(failure)),
+        on_progress=exchange.pump,
+        needs=exchange.needs,
+    )
+    links.meet(Peer(site, 0, "127.0.0.1", 9) for site in SITES[1:3])
+    links.add([1, 2])  # the latter for an earlier plan
+    propose_now = exchange.propose
+
+    def lose_then_propose(proposal: Proposal) -> tuple[bool, int]:
+        links.all[2, 0]._on_failure(Failure(code="PEER_LOST", message="it is gone"))
+        return propose_now(proposal)
+
+    monkeypatch.setattr(exchange, "propose", lose_then_propose)
+    answers: list[Mapping[str, Any]] = []
+    switches = PlanSwitches(config, exchange, links, answers.append)
+    switches._prepare(Proposal(epoch=1, from_round=1, plan=after, codecs=("fp32",)))
+    (answer,) = answers
+    assert (answer["accepted"], answer["late"]) == (False, False)
+    assert answer["why"] == f"the link to site {SITES[2]} was lost just now"
+    assert not exchange.needs(2)
+    links.close()
 
 
 def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
