@@ -26,6 +26,7 @@ from protos.errors import (
     IsthmusError,
     LocalProtocolError,
     NoTokensError,
+    RankLostError,
     RemoteProtocolError,
 )
 from sites.worker.collectives import wait
@@ -39,6 +40,8 @@ from sites.worker.transfer import Transfer, write_pieces
 
 MAX_BUCKETS = 1 << 16
 """Of one round. 4 MiB a bucket, the shipped setting, reaches 256 GiB."""
+_CAUSE_S = 1.0
+"""For the gateway to say, or show by its end, why another rank of the site has gone."""
 
 
 class Exchange:
@@ -261,6 +264,11 @@ class Exchange:
     def _run(self, part: Callable[[], None]) -> None:
         try:
             part()
+        except RankLostError as error:
+            # It may have gone for what this rank is about to hear, too: that says more.
+            with self._changed:
+                self._changed.wait_for(lambda: self._error is not None, _CAUSE_S)
+            self.fail(error)
         except IsthmusError as error:
             self.fail(error)
         except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward

@@ -65,11 +65,15 @@ class GatewayProcess:
         ]
         self.say(json.dumps({"op": "connect", "peers": endpoints}).encode())
 
-    def wait(self, op: str) -> Mapping[str, Any]:
-        """Return the first line of that kind, waiting for it."""
+    def wait(self, op: str, deadline_s: float = DEADLINE_S, **wanted: object) -> Mapping[str, Any]:
+        """Return the first line of that kind and with these fields, waiting for it."""
+
+        def is_there() -> bool:
+            return self._find(op, wanted) is not None
+
         with self._changed:
-            assert self._changed.wait_for(lambda: self._find(op) is not None, DEADLINE_S), op
-            found = self._find(op)
+            assert self._changed.wait_for(is_there, deadline_s), (op, wanted)
+            found = self._find(op, wanted)
         assert found is not None
         return found
 
@@ -79,8 +83,9 @@ class GatewayProcess:
         self.process.stdin.close()
         return self.process.wait(DEADLINE_S)
 
-    def _find(self, op: str) -> Mapping[str, Any] | None:
-        return next((line for line in self.lines if line["op"] == op), None)
+    def _find(self, op: str, wanted: Mapping[str, object]) -> Mapping[str, Any] | None:
+        found = {"op": op, **wanted}.items()
+        return next((line for line in self.lines if found <= line.items()), None)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

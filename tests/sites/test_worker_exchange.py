@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolError, NoTokensError
+from protos.errors import (
+    DeadlineExceededError,
+    IsthmusError,
+    LocalProtocolError,
+    NoTokensError,
+    RankLostError,
+)
 from sites.worker.alone_link import AloneLink
 from sites.worker.collectives import Collectives
 from sites.worker.environment import lone_topology
@@ -109,6 +116,19 @@ class SlowDevice(HostTransfer):
     def collect(self, slot: Slot, pending: Pending) -> float:  # type: ignore[override]
         super().collect(slot, pending)
         return 0.5
+
+
+class BrokenSite(HostTransfer):
+    """A collective fails; what the gateway says of it comes a little later, if it does."""
+
+    cause: Callable[[], None] = staticmethod(lambda: None)
+
+    def collect(self, slot: Slot, pending: Pending) -> float | None:
+        del slot, pending
+        telling = threading.Timer(0.01, self.cause)
+        telling.daemon = True
+        telling.start()
+        raise RankLostError("a collective inside the site failed: connection closed by peer")
 
 
 class SecondSite(AloneLink):
@@ -244,6 +264,28 @@ def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
     exchange.fail(IsthmusError("later"))
     with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
         exchange.check()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_lost_rank_is_told_by_what_the_gateway_knows_of_it(
+    is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sites.worker.exchange._CAUSE_S", LONG_S if is_told else 0.01)
+    transfer = BrokenSite(Collectives(LONG_S))
+    exchange = Exchange(AloneLink(), transfer, rank=0, world_size=1, deadline_s=LONG_S)
+    if is_told:
+        transfer.cause = lambda: exchange.fail(IsthmusError("the gateway ended"))
+    exchange.start()
+    try:
+        exchange.begin(1.0)
+        future = exchange.submit([torch.ones(3)], layout=0)
+        expected = "the gateway ended" if is_told else "a collective inside the site failed"
+        with pytest.raises(IsthmusError, match=expected):
+            exchange.wait()
+        with pytest.raises(IsthmusError, match=expected):
+            future.wait()
+    finally:
+        exchange.close()
 
 
 @pytest.mark.parametrize(("round_", "bucket"), [(1, 0), (0, 1), (0, -1)])

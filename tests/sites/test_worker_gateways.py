@@ -17,7 +17,7 @@ from sites.gateway.config import gateway_config
 from sites.worker.environment import Environment
 from sites.worker.timeline import FIRST_STEPS
 from tests.fakes.gateway_process import GatewayProcess
-from tests.fakes.ranks import environment, results, run_ranks
+from tests.fakes.ranks import RANKS_S, environment, results, run_ranks
 from tests.sites import worker_programs as programs
 from tests.sites.test_worker_ranks import NAMES, SITES, bits, expected_grads
 from tests.sites.training_programs import train_plain, train_sharded
@@ -127,7 +127,10 @@ def test_a_lost_gateway_ends_every_rank(tmp_path: Path) -> None:
     with gateways(tmp_path, "bf16") as (processes, paths):
 
         def kill() -> None:
-            processes[1].wait("digest")  # of step 0: the sites are equal, and train
+            # One rank's first digest would not do: others may still be about to begin to train.
+            for process, num_ranks in zip(processes, SITES, strict=True):
+                for rank in range(num_ranks):
+                    process.wait("digest", RANKS_S, rank=rank, step=1)
             processes[1].process.kill()
 
         killer = threading.Thread(target=kill)
