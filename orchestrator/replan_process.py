@@ -22,6 +22,7 @@ from topology.placement import placed
 from topology.planner.switch import Switch, best_switch, relaunched_s
 from topology.reduction_plans import plan_reduction
 from topology.run_documents import DocumentText, RunDocuments, load_run
+from topology.wire_load import chunk_bytes_of
 
 _NICE = 10
 """It may share its machine with ranks."""
@@ -43,7 +44,7 @@ def main() -> int:
     }
     measured = with_measured(run.described, figures, request["at"])
     try:
-        switch = best_switch(job, measured)
+        switch = best_switch(job, measured, chunk_bytes_of(run.job, placed(run.job, run.described)))
         _say({"op": "switch", **_to_json(run, switch)})
         _say({"op": "relaunch", "step_s": relaunched_s(job, measured)})
     except ConfigError as error:
@@ -53,26 +54,17 @@ def main() -> int:
 
 
 def _to_json(run: RunDocuments, switch: Switch) -> dict[str, Any]:
-    """Return a switch, with the hash of what sites will make of it, and what is in its way."""
+    """Return a switch, with the hash of what sites will make of it."""
     here = placed(run.job, run.described)
-    present = plan_codecs(run.job, here, plan_reduction(run.job, here))
     job = dataclasses.replace(run.job, reduction=switch.reduction)
     plan = plan_reduction(job, here)
     codecs = plan_codecs(job, here, plan)
-    found = sorted({*present, *codecs})
-    problem = ""
-    if len(found) > 1:
-        problem = (
-            f"trees have codecs of their own ({', '.join(found)}), and ranks that encode were told at the "
-            "start which chunk has which"
-        )
     return {
         "form": switch.form,
         "reduction": reduction_to(switch.reduction),
         "plan_hash": reduction_hash(plan, codecs),
         "before_s": switch.before_s,
         "after_s": switch.after_s,
-        "problem": problem,
     }
 
 

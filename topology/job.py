@@ -1,7 +1,7 @@
 """A training job as the rest of isthmus sees it. Made from YAML by topology.load; frozen."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CODECS = (
     "fp32",
@@ -70,6 +70,8 @@ class Exchange:
     """One of NON_FINITE."""
     chunk_bytes: int = 1 << 20
     """Of float32 a chunk, before the codec."""
+    is_cut: bool = field(default=False, compare=False)
+    """Chunks are exactly so large, whatever the links are like: of a run that goes on. Not for users."""
     channels_per_link: int | None = None
     """TCP connections between each two gateways, exactly; None: as many as links and their losses take."""
     bucket_bytes: int = 4 << 20

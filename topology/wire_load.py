@@ -37,6 +37,8 @@ def chunk_bytes_of(job: Job, topology: Topology) -> int:
     but what they are depends on this.
     """
     exchange = job.exchange
+    if exchange.is_cut:
+        return exchange.chunk_bytes
     by_codec: dict[str, list[tuple[float, float]]] = {}
     for link in topology.links:
         codec = codec_between(exchange, link.source, link.target)

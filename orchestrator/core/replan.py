@@ -159,8 +159,6 @@ class ReplanMachine:
                 else "no other trees are predicted to be faster"
             )
             return self._give_up({"why": why, **figures}, now_s)
-        if planned.problem:
-            return self._give_up({"why": planned.problem, **figures}, now_s)
         self._attempt = 0
         return self._propose(now_s)
 

@@ -34,8 +34,6 @@ class SwitchPlanned:
     before_s: float
     """Predicted seconds of a step with the reduction that the run has."""
     after_s: float
-    problem: str = ""
-    """Why a run cannot change to it while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ class LocalServer:
     def __init__(self, config: GatewayConfig, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
-        self._encoding = RankEncoding(config)
+        self.encoding = RankEncoding(config)
+        """Complete once all ranks have joined."""
         per_node = config.ranks_per_node[config.site_index]
         self._expected = range(config.node * per_node, (config.node + 1) * per_node)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -206,6 +207,8 @@ class LocalServer:
             self._strangers.discard(connection)
             self._connections[message.rank] = connection
             self._joined.add(message.rank)
+            if message.encodes:
+                self.encoding.take(message.rank)
             complete = len(self._joined) == len(self._expected)  # some may have left already
         connection.send(
             {
@@ -216,7 +219,7 @@ class LocalServer:
                 "ranks_per_site": list(config.ranks_per_site),
                 "verify_every": config.verify_every,
                 "config_hash": config.config_hash,
-                "encoding": self._encoding.to_json(),
+                "encoding": self.encoding.to_json(),
             }
         )
         if complete:
@@ -250,7 +253,7 @@ class LocalServer:
                 f"reduce.offset: elements {message.offset} to {message.offset + count} of a region "
                 f"of {len(region)}"
             )
-        self._encoding.check(rank, message)
+        self.encoding.check(rank, message)
         return Post(
             round=message.round,
             bucket=message.bucket,

@@ -22,6 +22,8 @@ class Join:
     rank: int
     """Inside the site."""
     generation: int
+    encodes: bool = False
+    """It takes the gateway's offer of codecs, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,11 @@ def parse(data: bytes) -> Message:
         raise LocalProtocolError("a message must be a JSON object")
     op = fields.get("op")
     if op == "join":
-        return Join(_integer(fields, "rank"), _integer(fields, "generation"))
+        return Join(
+            _integer(fields, "rank"),
+            _integer(fields, "generation"),
+            _flag({"encodes": False, **fields}, "encodes"),
+        )
     if op == "region":
         return RegionOffer(_integer(fields, "region"), _integer(fields, "numel"))
     if op == "reduce":

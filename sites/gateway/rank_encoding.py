@@ -7,7 +7,7 @@ written chunk by chunk over what has been read, in any order.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,41 @@ from sites.gateway.config import GatewayConfig
 from sites.gateway.forms import Form
 from sites.gateway.grid import grid
 from sites.gateway.local_messages import Reduce
+from topology.trees import ReductionPlan
 
 
 class RankEncoding:
-    """What this gateway offers to its ranks."""
+    """What this gateway offers to its ranks, and which of them take it."""
 
     def __init__(self, config: GatewayConfig) -> None:
         """Offer the codecs of all trees where one has bodies."""
         self._config = config
         self._codecs = tuple(map(codec_named, config.codecs))
         self._offers = len(config.sites) > 1 and any(map(_has_body, self._codecs))
+        self._takers: set[int] = set()
+
+    def take(self, rank: int) -> None:
+        """A rank joins, and will encode what it is offered."""
+        if self._offers:
+            self._takers.add(rank)
+
+    def problem_with(self, plan: ReductionPlan, codecs: Sequence[str]) -> str:
+        """Return why later rounds cannot have another plan; nothing if they can.
+
+        Ranks that encode were told once, when they joined, which turn has which codec.
+
+        Args:
+            plan: Over this run's sites.
+            codecs: Of each of its trees; of a gather, one.
+        """
+        if not self._takers or has_same_turns(
+            (self._config.plan, self._config.codecs), (plan, codecs)
+        ):
+            return ""
+        return (
+            f"ranks of site {self._config.site} encode on their devices, and were told at the start which "
+            "chunk has which codec: that would change"
+        )
 
     def to_json(self) -> dict[str, Any] | None:
         """Return the welcome's field: None offers nothing."""
@@ -53,7 +78,7 @@ class RankEncoding:
         if reduce.form is Form.VALUES:
             return
         name = f"rank {rank}: round {reduce.round} bucket {reduce.bucket}"
-        if not self._offers or reduce.exact:
+        if rank not in self._takers or reduce.exact:
             raise LocalProtocolError(f"{name}: {reduce.form} values where float32 belong")
         if reduce.form is Form.UNFIT:
             return
@@ -70,6 +95,19 @@ class RankEncoding:
                 f"{name}: {reduce.encoded_bytes} encoded bytes; its {len(chunks)} chunks, from "
                 f"{chunks.start} on, have {expected}"
             )
+
+
+def has_same_turns(
+    one: tuple[ReductionPlan, Sequence[str]], other: tuple[ReductionPlan, Sequence[str]]
+) -> bool:
+    """Return whether two plans, each with its trees' codecs, give every turn the same codec.
+
+    Sequences with periods p and q that are equal for p + q turns are equal for ever (Fine and Wilf, 1965).
+    """
+    turns = range(sum(len(plan.turns) for plan, _ in (one, other)))
+    return all(
+        len({codecs[plan.tree_index(turn)] for plan, codecs in (one, other)}) == 1 for turn in turns
+    )
 
 
 def _has_body(codec: Codec) -> bool:

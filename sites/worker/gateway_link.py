@@ -55,14 +55,29 @@ class GatewayLink:
             socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(send_timeout_s) + 1, 0)
         )
 
-    def join(self, *, rank: int, local_rank: int, generation: int, timeout_s: float) -> Welcome:
+    def join(
+        self,
+        *,
+        rank: int,
+        local_rank: int,
+        generation: int,
+        timeout_s: float,
+        encodes: bool = False,
+    ) -> Welcome:
         """Introduce this rank, and wait until the gateway takes it.
+
+        Args:
+            rank: inside the site.
+            local_rank: on its node.
+            generation: of the run.
+            timeout_s: for the gateway's answer.
+            encodes: whether this rank takes the offer in the answer, if there is one.
 
         Raises:
             IsthmusError: the gateway refuses, or does not answer in time.
         """
         fields = {"rank": rank, "local_rank": local_rank, "pid": os.getpid()}
-        self._send({"op": "join", **fields, "generation": generation})
+        self._send({"op": "join", **fields, "generation": generation, "encodes": encodes})
         self._socket.settimeout(timeout_s)
         try:
             message = self._receive()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from protos.errors import ConfigMismatchError
 from sites.worker.alone_link import AloneLink
+from sites.worker.encoding import encodes_here
 from sites.worker.environment import Environment, NotLaunchedError, lone_topology
 from sites.worker.gateway_link import GatewayLink
 from sites.worker.link import Link, Welcome
@@ -43,6 +44,7 @@ def join(*, alone: bool = False) -> Site:
         return _join_alone()
     timeouts = Timeouts.derive(environment.topology.failure)
     device = choose_device()
+    encodes = encodes_here(os.environ, device)
     owns_group = ensure_process_group(device, timeouts.process_group_s)
     gateway = GatewayLink(environment.gateway, send_timeout_s=timeouts.process_group_s)
     link: Link = gateway
@@ -52,6 +54,7 @@ def join(*, alone: bool = False) -> Site:
             local_rank=local_rank(),
             generation=environment.generation,
             timeout_s=timeouts.start_s,
+            encodes=encodes,
         )
         _check_size(welcome)
     except BaseException:
@@ -60,7 +63,9 @@ def join(*, alone: bool = False) -> Site:
     is_off = environment.job.exchange.schedule == "off"
     if is_off or len(welcome.sites) == 1:
         link = SiteOnlyLink(gateway, dist.get_world_size())
-        welcome = dataclasses.replace(welcome, encoding=None)  # Nothing crosses.
+        encodes = False  # Nothing crosses.
+    if not encodes:
+        welcome = dataclasses.replace(welcome, encoding=None)
     if is_off:
         welcome = dataclasses.replace(welcome, verify_every=0)  # Sites are not to be equal.
     return Site(

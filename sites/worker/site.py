@@ -20,7 +20,7 @@ from sites.worker.average import TensorAverage
 from sites.worker.collectives import Collectives
 from sites.worker.cuda_transfer import CudaTransfer
 from sites.worker.digest import digest_of
-from sites.worker.encoding import ShardEncoder, encodes_here
+from sites.worker.encoding import ShardEncoder
 from sites.worker.exactness import Exactness
 from sites.worker.exchange import Exchange
 from sites.worker.gradient_hook import GradientHook
@@ -84,7 +84,7 @@ class Site:
         self._timeouts = Timeouts.derive(topology.failure)
         self._tokens = TokenCount()
         self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
-        self._encoding = welcome.encoding if encodes_here(os.environ, device) else None
+        self._encoding = welcome.encoding
         self._ranks_per_site = welcome.ranks_per_site
         self._exchange: Exchange | None = None
         self._average: TensorAverage | None = None

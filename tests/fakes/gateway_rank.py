@@ -20,13 +20,14 @@ DEADLINE_S = 30.0
 class GatewayRank:
     """One rank's connection. Every wait has a deadline; `close` without `leave` is a death."""
 
-    def __init__(self, path: str, rank: int, generation: int = 1) -> None:
+    def __init__(self, path: str, rank: int, generation: int = 1, *, encodes: bool = False) -> None:
         self.rank = rank
         self.regions: dict[int, Floats] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(DEADLINE_S)
         self._socket.connect(path)
-        self.send(op="join", rank=rank, local_rank=rank, pid=os.getpid(), generation=generation)
+        fields = {"local_rank": rank, "pid": os.getpid(), "encodes": encodes}
+        self.send(op="join", rank=rank, generation=generation, **fields)
 
     def __enter__(self) -> Self:
         return self

@@ -156,21 +156,15 @@ def test_a_link_that_goes_up_and_down_is_not_followed() -> None:
     assert world.kinds().count("run.replanned") == plans
 
 
-def test_plans_that_a_running_job_cannot_take_are_refused_and_said_so() -> None:
+def test_plans_that_a_site_cannot_take_are_given_up_and_said_so() -> None:
     world = World()
-    world.drift()
-    (kept,) = world.tell(
-        SwitchPlanned(
-            form="x",
-            reduction=STAR,
-            plan_hash="",
-            before_s=1.0,
-            after_s=0.5,
-            problem="trees have codecs of their own",
-        )
-    )
-    assert isinstance(kept, RecordEvent)
-    assert "codecs" in str(kept.detail["why"])
+    asked = world.propose()
+    why = "ranks of site b encode on their devices"
+    told = world.tell(accepted("b", asked, is_accepted=False, why=why))
+    assert [each.commit for each in of(told, SendDecideReduction)] == [False] * 3
+    aborted, kept = of(told, RecordEvent)
+    assert (aborted.kind, aborted.site, kept.kind) == ("plan.aborted", "b", "plan.kept")
+    assert kept.detail["why"] == f"not all sites could switch: site b: {why}"
 
 
 def test_a_late_site_means_nobody_and_a_later_round() -> None:

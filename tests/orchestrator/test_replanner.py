@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
@@ -56,7 +57,6 @@ def test_other_trees_and_what_a_relaunch_would_give() -> None:
     switch, relaunch = answers(PlanAgain(None, CUT), 2)
     assert isinstance(switch, SwitchPlanned)
     assert switch.after_s < switch.before_s
-    assert not switch.problem
     world = load_topology(topology_text(3), "topology.yaml")
     overrides = [f"reduction={json.dumps(_written(switch.reduction))}"]
     job = load_job(PLANNED_JOB, "job.yaml", overrides)
@@ -68,14 +68,20 @@ def test_other_trees_and_what_a_relaunch_would_give() -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-def test_codecs_of_trees_are_a_problem_and_mistakes_are_told() -> None:
+def test_trees_have_codecs_as_sites_derive_them_and_mistakes_are_told() -> None:
     codecs = "exchange: {codec: fp32, codecs: [{between: [b, c], codec: int8}]}"
     trees = "trees: [{root: a, parents: {b: a, c: a}}, {root: b, parents: {a: b, c: b}}]"
     job = PLANNED_JOB.replace("exchange: {codec: fp32}", codecs)
     job = job.replace("tree: star, hub: a", trees)
     (switch, _) = answers(PlanAgain(None, CUT), 2, job)
     assert isinstance(switch, SwitchPlanned)
-    assert "fp32, int8" in switch.problem
+    world = load_topology(topology_text(3), "topology.yaml")
+    planned = dataclasses.replace(load_job(job, "job.yaml"), reduction=switch.reduction)
+    plan = plan_reduction(planned, world)
+    sites_codecs = plan_codecs(planned, world, plan)
+    assert "int8" in sites_codecs
+    assert switch.after_s < switch.before_s
+    assert switch.plan_hash == reduction_hash(plan, sites_codecs)
     (failed,) = answers(PlanAgain(Reduction(tree="star", hub="z"), CUT), 1)
     assert isinstance(failed, PlanningFailed)
     assert "unknown site 'z'" in failed.why

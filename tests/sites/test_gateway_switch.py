@@ -20,6 +20,7 @@ from sites.gateway.link import Link
 from sites.gateway.peer_links import PeerLinks
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
+from sites.gateway.rank_encoding import RankEncoding
 from sites.gateway.server import Sender
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, reduce_once
@@ -48,10 +49,15 @@ def configs_of(
 
 
 def propose(
-    members: list[Member], plan: ReductionPlan, *, epoch: int, from_round: int
+    members: list[Member],
+    plan: ReductionPlan,
+    *,
+    epoch: int,
+    from_round: int,
+    codec: str = "fp32",
 ) -> list[Mapping[str, Any]]:
     """Ask all gateways and return their answers."""
-    codecs = ("fp32",) * max(1, len(plan.trees))
+    codecs = (codec,) * max(1, len(plan.trees))
     proposal = Proposal(epoch=epoch, from_round=from_round, plan=plan, codecs=codecs)
     for member in members:
         member.gateway.prepare(proposal)
@@ -109,14 +115,14 @@ def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) ->
                 return replace(peer, port=nowhere.getsockname()[1])
             return peer
 
-        configs = configs_of(tmp_path, STARS[0], peer_lost_s=1.0)
+        configs = configs_of(tmp_path, STARS[0], peer_lost_s=1.0, codec="bf16")
         members = stack.enter_context(gateways(configs, dial))
         ranks = [join(stack, member) for member in members]
         for member in members:
             member.wait("connected")
         reduce_once(ranks, 0, 500, WEIGHTS, seed=0)
 
-        unreached = propose(members, STARS[1], epoch=1, from_round=10)
+        unreached = propose(members, STARS[1], epoch=1, from_round=10, codec="bf16")
         assert [each["accepted"] for each in unreached] == [True, False, False]
         assert "has not answered" in unreached[1]["why"]
         assert not unreached[1]["late"]
@@ -124,9 +130,11 @@ def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) ->
         circle = replace(STARS[0].trees[0], parent={1: 2, 2: 1})
         wrong = propose(members, ReductionPlan(3, (circle,), ""), epoch=2, from_round=10)
         assert {each["why"] for each in wrong} == {"plan.trees.0: site 1 never gets to the root"}
-        proposal = Proposal(epoch=3, from_round=10, plan=STARS[1], codecs=("bf16",))
-        members[0].gateway.prepare(proposal)
-        assert "several codecs" in members[0].wait("plan_prepared", epoch=3)["why"]
+        members[1].gateway._local.encoding.take(0)
+        coded = propose(members, STARS[0], epoch=3, from_round=10, codec="int8")
+        assert [each["accepted"] for each in coded] == [True, False, True]
+        assert "ranks of site" in coded[1]["why"]
+        decide(members, 3, commit=False)
 
         for round_ in (1, 2):
             reduce_once(ranks, round_, 500, WEIGHTS, seed=round_)
@@ -188,7 +196,7 @@ def test_a_plan_is_not_kept_whose_link_was_lost_just_before(
 
     monkeypatch.setattr(exchange, "propose", lose_then_propose)
     answers: list[Mapping[str, Any]] = []
-    switches = PlanSwitches(config, exchange, links, answers.append)
+    switches = PlanSwitches(config, exchange, links, RankEncoding(config), answers.append)
     switches._prepare(Proposal(epoch=1, from_round=1, plan=after, codecs=("fp32",)))
     (answer,) = answers
     assert (answer["accepted"], answer["late"]) == (False, False)

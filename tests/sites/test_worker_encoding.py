@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from tests.sites.test_bit_identity import make_plan
 from tests.sites.test_worker_gateways import gateways as gateway_processes
 from tests.sites.test_worker_ranks import bits
 from topology.errors import ConfigError
-from topology.trees import ReductionPlan
+from topology.trees import ReductionPlan, star
 
 CPU = torch.device("cpu")
 EACH = pytest.mark.parametrize("name", DEVICE_CODECS)
@@ -321,6 +322,29 @@ def test_what_a_gateway_offers(tmp_path: Path) -> None:
     assert offered(trees, codecs=mixed) == "+".join(mixed)
 
 
+def test_ranks_that_encode_keep_the_codec_of_each_turn(tmp_path: Path) -> None:
+    stars = [star(2, hub) for hub in (0, 1)]
+    heavy = ReductionPlan(2, (replace(stars[0], weight=2), replace(stars[1], weight=2)), "")
+    uneven = ReductionPlan(2, (stars[0], replace(stars[1], weight=2)), "")
+    present = ReductionPlan(2, tuple(stars), "")
+    encoding = RankEncoding(gateway_config(tmp_path, present, 0, codecs=("int8", "int4")))
+    assert not encoding.problem_with(present, ("int4", "int8")), "nobody encodes"
+    encoding.take(0)
+    assert not encoding.problem_with(heavy, ("int8", "int4"))
+    for plan, codecs in (
+        (present, ("int4", "int8")),
+        (uneven, ("int8", "int4")),
+        (ReductionPlan(2, (), ""), ("int8",)),
+    ):
+        assert "encode on their devices" in encoding.problem_with(plan, codecs)
+    one = RankEncoding(gateway_config(tmp_path, present, 0, codec="int8"))
+    one.take(0)
+    assert not one.problem_with(uneven, ("int8", "int8"))
+    without_offer = RankEncoding(gateway_config(tmp_path, present, 0, codecs=("fp32", "topk")))
+    without_offer.take(0)
+    assert not without_offer.problem_with(uneven, ("int8", "int4")), "what they send is float32"
+
+
 def test_where_a_rank_encodes() -> None:
     cuda = torch.device("cuda", 0)
     for value, wanted in {"rank": [1, 1], "gateway": [0, 0], "auto": [0, 1], "": None}.items():
@@ -343,7 +367,8 @@ def one_rank(folder: Path, codec: str) -> Iterator[tuple[Member, GatewayRank]]:
     with gateways(configs) as members, ExitStack() as stack:
         for member in members:
             member.wait("connected")
-        rank = stack.enter_context(GatewayRank(members[0].config.socket_path, 0))
+        path = members[0].config.socket_path
+        rank = stack.enter_context(GatewayRank(path, 0, encodes=True))
         assert rank.receive()["op"] == "welcome"
         rank.share(0, 3000)
         yield members[0], rank

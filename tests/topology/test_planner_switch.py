@@ -8,29 +8,70 @@ import random
 import pytest
 
 from tests.fakes.plannable import a_job, a_random_world, a_world
-from topology.job import Placed, Reduction
+from topology.job import Exchange, Job, LinkCodec, Placed, Reduction
+from topology.link_codecs import plan_codecs
 from topology.measured_links import LinkFigures, with_measured
+from topology.placement import placed
 from topology.planner.switch import best_switch, relaunched_s
 from topology.planner.ways import ways
 from topology.reduction_plans import plan_reduction
 from topology.step_time import step_time
+from topology.wire_load import chunk_bytes_of
+from topology.world import Topology
 
 FAST, SLOW = 1e7, 1e6
 TRIANGLE = [(0, 1, FAST, 0.01), (0, 2, FAST, 0.01), (1, 2, FAST, 0.01)]
 
 
+def cut_of(job: Job, world: Topology) -> int:
+    return chunk_bytes_of(job, placed(job, world))
+
+
 def test_trees_leave_a_link_that_became_narrow() -> None:
     world = a_world([4e8] * 3, TRIANGLE)
     job = dataclasses.replace(a_job(), reduction=Reduction(tree="star", hub="s0"))
-    same = best_switch(job, world)
+    same = best_switch(job, world, cut_of(job, world))
     cut = {("s0", "s1"): LinkFigures(bytes_per_s=SLOW / 10)}
     narrow = with_measured(world, cut, "2030-01-01T00:00:00+00:00")
-    switch = best_switch(job, narrow)
+    switch = best_switch(job, narrow, cut_of(job, world))
     assert switch.before_s > 2 * same.before_s
     assert switch.after_s < switch.before_s / 2
-    assert switch.after_s == pytest.approx(
-        step_time(dataclasses.replace(job, reduction=switch.reduction), narrow).step_s
+    exchange = dataclasses.replace(job.exchange, chunk_bytes=cut_of(job, world), is_cut=True)
+    better = dataclasses.replace(job, exchange=exchange, reduction=switch.reduction)
+    assert switch.after_s == pytest.approx(step_time(better, narrow).step_s)
+
+
+def test_chunks_stay_as_the_run_has_cut_them() -> None:
+    world = a_world([4e8] * 3, TRIANGLE)
+    cut = {
+        (f"s{one}", f"s{other}"): LinkFigures(bytes_per_s=SLOW) for one, other in ((0, 1), (1, 0))
+    }
+    narrow = with_measured(world, cut, "2030-01-01T00:00:00+00:00")
+    job = dataclasses.replace(a_job(), exchange=Exchange(codec="fp32", chunk_bytes=1 << 20))
+    assert chunk_bytes_of(job, narrow) < chunk_bytes_of(job, world), "else nothing is seen here"
+    exchange = dataclasses.replace(job.exchange, chunk_bytes=cut_of(job, world), is_cut=True)
+    assert chunk_bytes_of(dataclasses.replace(job, exchange=exchange), narrow) == cut_of(job, world)
+    job = dataclasses.replace(job, reduction=Reduction(tree="star", hub="s0"))
+    as_cut, as_if_new = (
+        best_switch(job, narrow, chunk_bytes_of(job, each)).before_s for each in (world, narrow)
     )
+    assert as_cut != as_if_new
+
+
+def test_trees_may_change_their_codecs() -> None:
+    world = a_world([4e8] * 3, TRIANGLE)
+    narrow = LinkCodec(between=("s1", "s2"), codec="int8")
+    exchange = dataclasses.replace(a_job().exchange, codecs=(narrow,))
+    job = dataclasses.replace(
+        a_job(),
+        exchange=exchange,
+        reduction=Reduction(tree="star", hub="s0"),
+    )
+    assert set(plan_codecs(job, world, plan_reduction(job, world))) == {"fp32"}
+    switch = best_switch(job, world, cut_of(job, world))
+    better = dataclasses.replace(job, reduction=switch.reduction)
+    assert set(plan_codecs(better, world, plan_reduction(better, world))) == {"int8"}
+    assert switch.after_s < switch.before_s
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -39,13 +80,13 @@ def test_none_of_the_ways_is_better(seed: int) -> None:
     world = a_random_world(chance, chance.randint(2, 4))
     first = chance.choice(ways(a_job(), world))
     job = dataclasses.replace(a_job(), reduction=first.reduction)
-    switch = best_switch(job, world)
+    switch = best_switch(job, world, cut_of(job, world))
     assert switch.before_s == pytest.approx(step_time(job, world).step_s), f"{seed=}"
     for way in ways(a_job(), world):
         other = step_time(dataclasses.replace(job, reduction=way.reduction), world).step_s
         assert switch.after_s <= other * (1 + 1e-9), f"{seed=} {way.form}"
     better = dataclasses.replace(job, reduction=switch.reduction)
-    again = best_switch(better, world)
+    again = best_switch(better, world, cut_of(better, world))
     assert again.after_s == again.before_s, f"{seed=}"
     named = plan_reduction(better, world)
     assert named.num_sites == len(world.sites)
@@ -57,7 +98,7 @@ def test_sites_and_sequences_stay() -> None:
         Placed(site=f"s{site}", sequences=count) for site, count in ((0, 10), (1, 4), (2, 2))
     )
     job = dataclasses.replace(a_job(), placement=placement)
-    switch = best_switch(job, world)
+    switch = best_switch(job, world, cut_of(job, world))
     sites = {tree.root for tree in switch.reduction.trees}
     sites.update(site for tree in switch.reduction.trees for site in tree.parents)
     assert sites <= {"s0", "s1", "s2"}

@@ -1,7 +1,6 @@
-"""What a run that goes on could change: the reduction alone, for its own sites, batch, codecs and chunks.
+"""What a run that goes on could change: the reduction alone, for its own sites, batch, links' codecs and chunks.
 
-A tree's codec follows from its links (topology/link_codecs.py), so only reductions come into question
-whose chunks travel as some chunk does already; where all have one codec, every chunk keeps it.
+A tree's codec follows from the links that it crosses (topology/link_codecs.py), at each site by the same rule.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from topology.compute import site_shares
 from topology.cost.workload import workload_described
 from topology.errors import ConfigError
 from topology.job import Job, Reduction
-from topology.link_codecs import plan_codecs
 from topology.placement import placed
 from topology.planner.joint_step import JointModel
 from topology.planner.parallelism import parallel_of
@@ -42,26 +40,27 @@ class Switch:
     """And with this one; the same, if nothing is better."""
 
 
-def best_switch(job: Job, topology: Topology) -> Switch:
+def best_switch(job: Job, topology: Topology, cut_bytes: int) -> Switch:
     """Return the reduction with which a run's step would be shortest.
 
     Args:
         job: As the run executes it, its reduction included.
         topology: Described in full, as its links are now.
+        cut_bytes: Of the run's chunks, in float32: they are cut as they were when it began, whatever its links
+            have become.
 
     Raises:
         ConfigError: nothing can be said of its steps.
     """
+    exchange = dataclasses.replace(job.exchange, chunk_bytes=cut_bytes, is_cut=True)
+    job = dataclasses.replace(job, exchange=exchange)
     here = placed(job, topology)
     predict = _steps(job, here)
     present = plan_reduction(job, here)
     before_s = predict(present)
     best = Way(present.why, present, named(present, [site.name for site in here.sites]))
     best_s = before_s
-    codecs = set(plan_codecs(job, here, present))
     for way in ways(dataclasses.replace(job, reduction=Reduction()), here):
-        if not codecs.issuperset(plan_codecs(job, here, way.plan)):
-            continue
         step_s = predict(way.plan)
         if step_s < best_s:
             best, best_s = way, step_s
