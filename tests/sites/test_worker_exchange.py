@@ -123,7 +123,7 @@ class BrokenSite(HostTransfer):
 
     cause: Callable[[], None] = staticmethod(lambda: None)
 
-    def collect(self, slot: Slot, pending: Pending) -> float | None:
+    def collect(self, slot: Slot, pending: Pending) -> None:
         del slot, pending
         telling = threading.Timer(0.01, self.cause)
         telling.daemon = True
