@@ -6,6 +6,8 @@ import math
 from collections import deque
 
 _LOOK_BACK_S = 30.0
+ROUND_MAX = 1 << 40
+"""No run gets so far: whoever says that it has is not believed, for a message could not even name what comes after."""
 
 
 class RoundClock:
@@ -19,7 +21,7 @@ class RoundClock:
 
     def note(self, round_: int, now_s: float) -> None:
         """A gateway says which round it is in."""
-        if round_ > self.newest:
+        if self.newest < round_ <= ROUND_MAX:
             self.newest = round_
             self._seen.append((now_s, round_))
         while len(self._seen) > 2 and self._seen[0][0] < now_s - _LOOK_BACK_S:
@@ -38,4 +40,4 @@ class RoundClock:
 
         One that is about to begin is not it: reports are half a second old.
         """
-        return self.newest + 2 + math.ceil(self.per_s * ahead_s)
+        return self.newest + 2 + math.ceil(min(self.per_s * ahead_s, ROUND_MAX))

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from orchestrator.core.link_watch import BANDWIDTH, RTT, SAMPLES, LinkWatch
-from orchestrator.core.rounds import RoundClock
+from orchestrator.core.link_watch import BANDWIDTH, BELIEVED, RTT, SAMPLES, LinkWatch
+from orchestrator.core.rounds import ROUND_MAX, RoundClock
 from protos import metrics
 from tests.fakes.worlds import topology
 from topology.job import Replan
@@ -98,11 +98,70 @@ def test_what_a_plan_was_made_with_is_what_counts_from_then_on() -> None:
     reports.watch.assume(reports.watch.figures())
     reports.carry(*[PLANNED / 10] * 50)
     assert reports.watch.drifts() == ()
-    assert reports.watch.figures() == {}
+    narrow = LinkFigures(bytes_per_s=pytest.approx(PLANNED / 10))
+    assert reports.watch.figures() == {AB: narrow}, "later plans count on it, too"
     reports.carry(*[PLANNED] * 20)
     (drift,) = reports.watch.drifts()
     assert drift.assumed == pytest.approx(PLANNED / 10)
     assert drift.measured == pytest.approx(PLANNED)
+
+
+def believe(reports: Reports, rate: float) -> None:
+    """Measure a link for long, and let a plan be made with that."""
+    reports.carry(*[rate] * 20)
+    assert reports.watch.forget(reports.now_s) == ()
+    reports.watch.assume(reports.watch.figures())
+
+
+def test_what_is_not_measured_any_more_is_believed_for_so_long() -> None:
+    reports = Reports()
+    believe(reports, PLANNED / 10)
+    believed_s = BELIEVED * SETTINGS.lasting_s
+    assert reports.watch.forget(reports.now_s + believed_s - 1) == ()
+    (forgotten,) = reports.watch.forget(reports.now_s + believed_s)
+    assert (forgotten.source, forgotten.target, forgotten.what) == ("a", "b", BANDWIDTH)
+    assert str(forgotten) == (
+        "a to b: bandwidth 10Mbit/s has not been measured again for 100 s, so 100Mbit/s is planned "
+        "with, as described"
+    )
+    assert reports.watch.figures() == {}
+    assert reports.watch.forget(reports.now_s + 10 * believed_s) == (), "once"
+    reports.carry(*[PLANNED] * 20)
+    assert reports.watch.drifts() == ()
+
+
+def test_a_link_that_proves_slow_again_is_believed_to_be_twice_as_long() -> None:
+    reports = Reports()
+    believed_s = BELIEVED * SETTINGS.lasting_s
+    for _ in range(4):
+        believe(reports, PLANNED / 10)
+        assert reports.watch.forget(reports.now_s + believed_s - 1) == ()
+        reports.now_s += believed_s
+        assert len(reports.watch.forget(reports.now_s)) == 1
+        believed_s *= 2
+    reports.carry(*[PLANNED] * SAMPLES)  # it is well again: the next time is the first
+    believe(reports, PLANNED / 10)
+    reports.now_s += BELIEVED * SETTINGS.lasting_s
+    assert len(reports.watch.forget(reports.now_s)) == 1
+
+
+def test_measurements_of_long_ago_are_no_drift() -> None:
+    reports = Reports()
+    reports.carry(*[PLANNED / 10] * 4)
+    assert reports.watch.figures() != {}
+    reports.now_s += BELIEVED * SETTINGS.lasting_s
+    assert reports.watch.forget(reports.now_s) == (), "no plan has counted on it"
+    assert reports.watch.figures() == {}
+    reports.carry(PLANNED)
+    assert reports.watch.drifts() == ()
+
+
+def test_a_link_in_use_keeps_what_is_measured() -> None:
+    reports = Reports()
+    for _ in range(5):
+        believe(reports, PLANNED / 10)
+        reports.carry(*[PLANNED / 10] * int(BELIEVED * SETTINGS.lasting_s))
+        assert reports.watch.drifts() == ()
 
 
 def test_round_trips_drift_too_but_not_by_milliseconds() -> None:
@@ -165,3 +224,14 @@ def test_a_round_that_nobody_has_begun() -> None:
     assert clock.newest == 49
     assert clock.per_s == pytest.approx(5.0, rel=0.05)
     assert clock.after(2.0) == pytest.approx(49 + 2 + 10, abs=1)
+
+
+@pytest.mark.parametrize("round_", [ROUND_MAX, (1 << 63) - 1])
+def test_a_round_that_no_run_gets_to_can_still_be_followed_by_one_that_has_a_name(
+    round_: int,
+) -> None:
+    clock = RoundClock()
+    clock.note(1, 0.0)
+    clock.note(round_, 1e-6)
+    assert clock.newest == (round_ if round_ <= ROUND_MAX else 1)
+    assert clock.after(1e3) < 1 << 63
