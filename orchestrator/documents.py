@@ -11,10 +11,12 @@ from topology.checks import check_pair
 from topology.errors import ConfigError, Problem
 from topology.faults import FaultScript, load_faults
 from topology.job import Job
-from topology.load import load_job, load_topology, split_overrides
+from topology.load import document_kind, load_job, load_topology, split_overrides
 from topology.overrides import read_with_overrides
 from topology.run_documents import DocumentText, joined
 from topology.world import Topology
+
+_KINDS = {"topology": "a topology", "job": "a job", "faults": "a fault script", "plan": "a plan"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +60,35 @@ def read_text(path: Path, limit_bytes: int = DOCUMENT_BYTES) -> str:
 
 def load_topology_file(path: Path, overrides: Sequence[str] = ()) -> Topology:
     """Read and load a topology; ConfigError with every mistake."""
-    return load_topology(read_text(path), str(path), overrides)
+    return loaded_topology(read_text(path), path, overrides)
 
 
 def load_faults_file(path: Path, topology: Topology) -> FaultScript:
     """Read and load a fault script for a topology; ConfigError with every mistake."""
-    return load_faults(read_text(path), str(path), topology)
+    text = read_text(path)
+    try:
+        return load_faults(text, str(path), topology)
+    except ConfigError as error:
+        raise mistaken(error, text, path, "faults") from error
+
+
+def mistaken(error: ConfigError, text: str, path: Path, wanted: str) -> ConfigError:
+    """Return the mistakes of a document; only that it is one of another kind, if it is.
+
+    Args:
+        error: Of the document.
+        text: Of the file.
+        path: Of the file.
+        wanted: As `document_kind` names it.
+    """
+    try:
+        kind = document_kind(text, str(path))
+    except ConfigError:
+        return error
+    if kind == wanted:
+        return error
+    message = f"this is {_KINDS[kind]}: want {_KINDS[wanted]} here"
+    return ConfigError([Problem(str(path), 1, 1, message, "")])
 
 
 def load_pair(
@@ -91,7 +116,7 @@ def load_pair(
     try:
         job = load_job(job_text, str(job_path), job_overrides)
     except ConfigError as error:
-        problems += error.problems
+        problems += mistaken(error, job_text, job_path, "job").problems
     if topology_path is None:
         named = _named_topology(job_text, str(job_path), job_overrides)
         if named is None:
@@ -99,7 +124,7 @@ def load_pair(
         topology_path = job_path.parent / named
     try:
         topology_text = read_text(topology_path)
-        topology = load_topology(topology_text, str(topology_path), topology_overrides)
+        topology = loaded_topology(topology_text, topology_path, topology_overrides)
     except ConfigError as error:
         raise ConfigError(problems + error.problems) from error
     if job is None:
@@ -118,6 +143,14 @@ def load_pair(
         topology=run.topology,
         described=topology,
     )
+
+
+def loaded_topology(text: str, path: Path, overrides: Sequence[str]) -> Topology:
+    """Load a topology that has been read; ConfigError with every mistake."""
+    try:
+        return load_topology(text, str(path), overrides)
+    except ConfigError as error:
+        raise mistaken(error, text, path, "topology") from error
 
 
 def _named_topology(job_text: str, source: str, overrides: Sequence[str]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.documents import Pair, load_pair, read_text
+from orchestrator.documents import Pair, load_pair, mistaken, read_text
 from topology.errors import ConfigError, Problem
 from topology.hashing import plan_hashes
 from topology.job import Job
@@ -51,13 +51,22 @@ def as_launched(pair: Pair) -> tuple[Pair, str | None]:
     return _with(pair, overrides_of(plan["decisions"])), plan["why"][0]
 
 
+def read_plan(path: Path) -> PlanFile:
+    """Return the plan in a file; ConfigError with every mistake."""
+    text = read_text(path)
+    try:
+        return PlanFile(text, str(path))
+    except ConfigError as error:
+        raise mistaken(error, text, path, "plan") from error
+
+
 def with_plan(pair: Pair, path: Path) -> Pair:
     """Return the documents with what a plan file decides.
 
     Raises:
         ConfigError: the file has mistakes, its decisions do not fit, or it was made for others.
     """
-    plan = PlanFile(read_text(path), str(path))
+    plan = read_plan(path)
     hashes = plan_hashes(pair.job, pair.described)
     plan.check_made_for(hashes, str(pair.job_path), str(pair.topology_path))
     try:

@@ -89,14 +89,19 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
 
 
 def document_kind(text: str, source: str) -> str:
-    """Return `topology`, `job` or `faults`: which of them a YAML text is, or comes closest to.
+    """Return `topology`, `job`, `faults` or `plan`: which of them a YAML text is, or comes closest to.
 
     Raises:
         ConfigError: it is not YAML, or not a mapping, or no closer to one of them than to another.
     """
     document = read_with_overrides(text, source, ())
     keys = set(document.mapping())
-    own_keys = {"topology": _TOPOLOGY_KEYS, "job": _JOB_KEYS, "faults": _FAULTS_KEYS}
+    own_keys = {
+        "topology": _TOPOLOGY_KEYS,
+        "job": _JOB_KEYS,
+        "faults": _FAULTS_KEYS,
+        "plan": _PLAN_KEYS,
+    }
     matches = {kind: len(keys & own) for kind, own in own_keys.items()}
     kind, second = sorted(matches, key=matches.__getitem__, reverse=True)[:2]
     if matches[kind] == matches[second]:
@@ -123,6 +128,8 @@ def split_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 _TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - JobModel.model_fields.keys()
 _JOB_KEYS = JobModel.model_fields.keys() - TopologyModel.model_fields.keys()
 _FAULTS_KEYS = FaultsModel.model_fields.keys() - {"version"}
+_PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternatives"}
+"""Of a plan file: more than it has in common with a topology."""
 
 
 def _exchange(written: ExchangeModel) -> Exchange:

@@ -8,8 +8,8 @@ import click
 
 from orchestrator.cli.options import json_option, set_option, topology_option
 from orchestrator.cli.output import Output
-from orchestrator.documents import load_pair, read_text
-from orchestrator.plans import plan_of
+from orchestrator.documents import load_pair
+from orchestrator.plans import plan_of, read_plan
 from orchestrator.run_files import write_atomically
 
 
@@ -43,10 +43,10 @@ def command(
     Nothing is started. The job's `plan` section says what may be decided.
     """
     from orchestrator.view.plan import difference, shown
-    from topology.planner.document import PlanFile, plan_text
+    from topology.planner.document import plan_text
 
     pair = load_pair(job, overrides, topology_path, to_plan=True)
-    before = None if other is None else PlanFile(read_text(other), str(other))
+    before = None if other is None else read_plan(other)
     plan = plan_of(pair)
     if out is not None:
         write_atomically(out, plan_text(plan))

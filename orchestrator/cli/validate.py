@@ -13,6 +13,7 @@ import click
 from orchestrator.cli.options import json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, load_topology_file, read_text
+from orchestrator.plans import read_plan
 from topology.drift import drifts
 from topology.errors import ConfigError
 from topology.fault_loading import check_faults
@@ -34,7 +35,7 @@ from topology.world import Topology
 def command(
     output: Output, files: tuple[Path, ...], schema: str | None, overrides: tuple[str, ...]
 ) -> int:
-    """Check topologies, jobs and fault scripts, which are told apart by what is in them.
+    """Check topologies, jobs, fault scripts and plans, which are told apart by what is in them.
 
     A job is checked together with the topology that it names, a fault script with the topology (or
     a job's) among the files; without one, whether its sites and links exist is not checked.
@@ -88,6 +89,9 @@ def _check(path: Path, overrides: Sequence[str], topology: Topology | None) -> d
             "topology": str(pair.topology_path),
             "warnings": _warnings(pair.topology),
         }
+    if kind == "plan":
+        read_plan(path)
+        return {"file": str(path), "kind": kind}
     if kind == "faults":
         num_faults = check_faults(read_text(path), str(path), topology)
         named = None if topology is None else topology.name
@@ -118,6 +122,8 @@ def _line(entry: dict[str, Any]) -> str:
         if entry["topology"] is None:
             told = "but its sites and links were not checked: name the topology too"
         return f"{entry['file']}: fault script with {faults} is valid, {told}"
+    if entry["kind"] == "plan":
+        return f"{entry['file']}: plan is valid; that it fits its job is checked by launch --plan"
     return (
         f"{entry['file']}: topology {entry['name']!r} is valid: "
         f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"

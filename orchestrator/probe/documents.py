@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.documents import Pair, read_text
+from orchestrator.documents import Pair, loaded_topology, read_text
 from topology.job import Probe
-from topology.load import load_job, load_topology
+from topology.load import load_job
 from topology.units import format_duration
 from topology.world import Topology
 
@@ -28,7 +28,7 @@ def probing_pair(path: Path, overrides: Sequence[str], probe: Probe) -> Pair:
         ConfigError: the topology has mistakes.
     """
     text = read_text(path)
-    topology = load_topology(text, str(path), overrides)
+    topology = loaded_topology(text, path, overrides)
     job_path = path.with_name(f"{JOB_NAME}.yaml")
     job_text = (
         f"# Measures the links of {path.name} and trains nothing.\n"

@@ -16,6 +16,8 @@ WIDTH = 110
 _ALTERNATIVES = 10
 _TREES = 6
 _LISTED = 3
+_LONGEST = 72
+"""Terminal cells of an alternative's name."""
 
 
 def shown(plan: Mapping[str, Any]) -> str:
@@ -102,10 +104,14 @@ def _sites(plan: Mapping[str, Any]) -> list[Column]:
     return [
         Column("site", [each["site"] for each in sites], is_text=True),
         Column("sequences", [str(each["sequences"] or figures.UNKNOWN) for each in sites]),
-        Column("compute", [figures.duration(each["compute_s"]) for each in sites]),
+        Column("compute", [_computed(each) for each in sites]),
         Column("without it", [_otherwise(each, step_s, is_taken=True) for each in sites]),
         Column("with it", [_otherwise(each, step_s, is_taken=False) for each in sites]),
     ]
+
+
+def _computed(site: Mapping[str, Any]) -> str:
+    return figures.duration(site["compute_s"]) if site["sequences"] else figures.UNKNOWN
 
 
 def _inside(plan: Mapping[str, Any]) -> list[Column]:
@@ -162,7 +168,7 @@ def _alternatives(plan: Mapping[str, Any]) -> list[Column]:
     step_s = plan["predicted"]["step_s"]
     listed = plan["alternatives"][:_ALTERNATIVES]
     return [
-        Column("instead", [each["what"] for each in listed], is_text=True),
+        Column("instead", [each["what"] for each in listed], is_text=True, longest=_LONGEST),
         Column("step", [_gained(each["step_s"], step_s) for each in listed]),
         Column(
             "USD a step",

@@ -24,12 +24,14 @@ class Column:
     cells: Sequence[str]
     is_text: bool = False
     """Left-aligned, and cut where it is very long; a number is never cut."""
+    longest: int = _MAX_TEXT_WIDTH
+    """Terminal cells of a text that is not cut."""
 
     @property
     def width(self) -> int:
         """Terminal cells that it takes."""
         width = max(cell_len(text) for text in (self.heading, *self.cells))
-        return min(width, _MAX_TEXT_WIDTH) if self.is_text else width
+        return min(width, self.longest) if self.is_text else width
 
 
 class FittingTable:

@@ -58,6 +58,30 @@ def test_a_file_that_is_no_document_is_told_by_name(
     assert error["where"][0]["file"] == str(path)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("plan", "topology.yaml"), "this is a topology: want a job here"),
+        (("simulate", "topology.yaml"), "this is a topology: want a job here"),
+        (("plan", "job.yaml", "--topology", "job.yaml"), "this is a job: want a topology here"),
+        (("topology", "show", "job.yaml"), "this is a job: want a topology here"),
+        (("probe", "job.yaml"), "this is a job: want a topology here"),
+        (("launch", "job.yaml", "--plan", "job.yaml"), "this is a job: want a plan here"),
+        (("plan", "job.yaml", "--diff", "topology.yaml"), "this is a topology: want a plan here"),
+        (("simulate", "job.yaml", "--faults", "job.yaml"), "want a fault script here"),
+    ],
+    ids=" ".join,
+)
+def test_a_document_of_another_kind_is_one_mistake(
+    isthmus: Isthmus, files: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    named = [files / each if each.endswith(".yaml") else each for each in arguments]
+    done = isthmus(*named, "--json")
+    assert done.code == 2, done.err
+    assert len(done.envelope["error"]["where"]) == 1
+    assert told in done.envelope["error"]["message"]
+
+
 def test_a_mistake_of_a_whole_file_names_it_in_the_message(
     isthmus: Isthmus, tmp_path: Path
 ) -> None:

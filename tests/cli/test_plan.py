@@ -69,6 +69,16 @@ def submitted(scripted: ScriptedCoordinator) -> RunDocuments:
     )
 
 
+def test_a_plan_is_checked_by_itself(isthmus: Isthmus, plan: Path) -> None:
+    done = isthmus("validate", plan)
+    assert "plan is valid; that it fits its job is checked by launch --plan" in done.out
+    plan.write_text(plan.read_text().replace("codec: fp32", "codec: fp33"))
+    done = isthmus("validate", plan)
+    assert done.code == 2
+    assert f"{plan}:" in done.err
+    assert "did you mean 'fp32'?" in done.err
+
+
 def test_people_get_sentences_and_tables(isthmus: Isthmus, job: Path) -> None:
     done = isthmus("plan", job)
     assert done.code == 0, done.err

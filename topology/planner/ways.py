@@ -52,7 +52,9 @@ def ways(job: Job, topology: Topology, *, with_packings: bool = True) -> list[Wa
             plan = plan_reduction(job, topology)
         except ConfigError:
             return []
-        return [_way(f"as the job says: {plan.why}", pairs, plan.trees)]
+        named_trees = f"{len(plan.trees)} trees" if job.reduction.trees else ""
+        form = named_trees or plan.why.partition(":")[0]
+        return [_way(f"{form}, as the job says", pairs, plan.trees)]
     found: dict[object, Way] = {}
     for form, trees in _forms(pairs, with_packings):
         key = _canonical(trees)

@@ -116,7 +116,7 @@ def _uneven(search: Search, choice: Choice) -> list[str]:
     most, least = max(per_rank, key=per_rank.__getitem__), min(per_rank, key=per_rank.__getitem__)
     return [
         f"A rank of {most} takes {per_rank[most]:.3g} sequences and one of {least} "
-        f"{per_rank[least]:.3g}, so that they are done together; gradients are weighted by tokens."
+        f"{per_rank[least]:.3g}: so a step is shortest. Gradients are weighted by tokens."
     ]
 
 
