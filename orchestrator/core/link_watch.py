@@ -3,7 +3,12 @@
 Pure. A figure is the median of a link's latest SAMPLES measurements: one that came about by chance moves
 nothing. Drift begins when it is farther off than `drift`, and is over when it is not half as far off: between the two
 nothing changes, so a link at the limit does not begin anew all the time. Time counts from measurement to
-measurement; of a link that is not used any more, nothing is known.
+measurement.
+
+A link that trees have left is not measured any more, and might be well again. So what was measured is believed
+for so long, and then forgotten: the link is taken to be as described, and other trees may try it. If it is
+found to be as slow as before, that is believed twice as long as the last time. So of n attempts in vain the last comes
+after 2^n times the first one's wait, and they cost ever less of the run.
 """
 
 from __future__ import annotations
@@ -14,57 +19,28 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
+from orchestrator.core.link_changes import BANDWIDTH, RTT, SAMPLES, LinkDrift, LinkForgotten
 from protos import metrics
 from topology.job import Replan
 from topology.measured_links import LinkFigures, Pair
-from topology.units import format_duration, format_rate
 from topology.world import Topology
 
-SAMPLES = 5
 LIMITED_MIN_S = 0.1
 """Of a measurement: a processor's turns take some milliseconds of it. Shorter times are added up."""
 RTT_MIN_S = 0.01
 """A round trip that differs by less is a processor's turn, not a way through the WAN."""
-BANDWIDTH, RTT = "bandwidth", "rtt"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkDrift:
-    """One figure of a directed link that has been off for long."""
-
-    source: str
-    target: str
-    what: str
-    """`bandwidth` or `rtt`."""
-    assumed: float
-    """Bytes per second or seconds: what the plan counts on."""
-    measured: float
-    for_s: float
-
-    def __str__(self) -> str:
-        form = format_rate if self.what == BANDWIDTH else format_duration
-        how = (
-            f"median of {SAMPLES} measurements while the link was the limit"
-            if self.what == BANDWIDTH
-            else "median of greetings on the idle link"
-        )
-        return (
-            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} for "
-            f"{self.for_s:.3g} s, {form(_short(self.assumed))} planned "
-            f"({self.measured / max(self.assumed, 1e-9) - 1:+.0%}; {how})"
-        )
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        names = ("source", "target", "what", "assumed", "measured", "for_s")
-        return {name: getattr(self, name) for name in names}
+BELIEVED = 10
+"""Times `lasting`, for which what was measured of a link is believed without another measurement, the first time."""
 
 
 @dataclass(slots=True)
 class _Watched:
     """One figure of one link."""
 
+    described: float
     assumed: float
+    believed_s: float
+    """For how long it is counted on without a measurement, where it is not as described."""
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     since_s: float | None = None
     """When it began to be off."""
@@ -95,12 +71,13 @@ class LinkWatch:
             settings: What drift is.
         """
         self._settings = settings
+        self._believed_s = BELIEVED * settings.lasting_s
         self._nodes = {site.name: site.nodes for site in topology.sites}
         self._watched: dict[tuple[Pair, str], _Watched] = {}
         for link in topology.links:
             pair = (link.source, link.target)
-            self._watched[pair, BANDWIDTH] = _Watched(link.bytes_per_s)
-            self._watched[pair, RTT] = _Watched(link.rtt_s)
+            for what, value in ((BANDWIDTH, link.bytes_per_s), (RTT, link.rtt_s)):
+                self._watched[pair, what] = _Watched(value, value, self._believed_s)
         self._most = {
             (link.source, link.target): link.bytes_per_s
             for link in topology.links
@@ -141,8 +118,8 @@ class LinkWatch:
             if watched.since_s is None:
                 continue
             for_s = watched.latest_s - watched.since_s
-            is_off = self._off(what, watched) > self._settings.drift
-            if is_off and for_s >= self._settings.lasting_s:
+            off = _off(what, watched.value, watched.assumed)
+            if off > self._settings.drift and for_s >= self._settings.lasting_s:
                 found.append(
                     LinkDrift(
                         source=source,
@@ -156,14 +133,21 @@ class LinkWatch:
         return tuple(sorted(found, key=lambda each: -_times_off(each.measured, each.assumed)))
 
     def figures(self) -> dict[Pair, LinkFigures]:
-        """Return what to plan with: of figures that are off, lasting or not, the measured ones.
+        """Return what to plan with, of the figures that are not as described.
 
-        The others vary by chance, and stay what they were.
+        Of those that are off, lasting or not, the measured ones; else what was counted on last, for
+        figures vary by chance.
         """
-        off = {key: each.value for key, each in self._watched.items() if each.since_s is not None}
+        known = {
+            key: each.assumed if each.since_s is None else each.value
+            for key, each in self._watched.items()
+            if each.since_s is not None or each.assumed != each.described
+        }
         return {
-            pair: LinkFigures(bytes_per_s=off.get((pair, BANDWIDTH)), rtt_s=off.get((pair, RTT)))
-            for pair in dict.fromkeys(pair for pair, _ in off)
+            pair: LinkFigures(
+                bytes_per_s=known.get((pair, BANDWIDTH)), rtt_s=known.get((pair, RTT))
+            )
+            for pair in dict.fromkeys(pair for pair, _ in known)
         }
 
     def assume(self, figures: Mapping[Pair, LinkFigures]) -> None:
@@ -173,6 +157,30 @@ class LinkWatch:
                 if value is not None:
                     watched = self._watched[pair, what]
                     watched.assumed, watched.since_s = value, None
+
+    def forget(self, now_s: float) -> tuple[LinkForgotten, ...]:
+        """Take links to be as described again that have not been measured for long; return which."""
+        found = []
+        for ((source, target), what), watched in self._watched.items():
+            for_s = now_s - watched.latest_s
+            if not watched.samples or for_s < watched.believed_s:
+                continue
+            watched.samples.clear()
+            watched.since_s = None
+            if not self._is_near(what, watched.assumed, watched.described):
+                found.append(
+                    LinkForgotten(
+                        source=source,
+                        target=target,
+                        what=what,
+                        measured=watched.assumed,
+                        described=watched.described,
+                        for_s=for_s,
+                    )
+                )
+                watched.believed_s *= 2
+            watched.assumed = watched.described
+        return tuple(found)
 
     def _close(self, pair: Pair, now_s: float) -> None:
         parts: Iterable[_Totals] = self._open.pop(pair).values()
@@ -186,25 +194,27 @@ class LinkWatch:
         watched = self._watched[pair, what]
         watched.samples.append(value)
         watched.latest_s = now_s
-        off = self._off(what, watched)
+        off = _off(what, watched.value, watched.assumed)
         if off > self._settings.drift and len(watched.samples) > SAMPLES // 2:
             watched.since_s = now_s if watched.since_s is None else watched.since_s
         elif off < self._settings.drift / 2:
             watched.since_s = None
+        is_full = len(watched.samples) == SAMPLES
+        if is_full and self._is_near(what, watched.value, watched.described):
+            watched.believed_s = self._believed_s
 
-    def _off(self, what: str, watched: _Watched) -> float:
-        """Return how far a figure is off, of what is counted on."""
-        difference = abs(watched.value - watched.assumed)
-        if what == RTT and difference < RTT_MIN_S:
-            return 0.0
-        return difference / max(watched.assumed, 1e-9)
+    def _is_near(self, what: str, value: float, expected: float) -> bool:
+        return _off(what, value, expected) < self._settings.drift / 2
+
+
+def _off(what: str, value: float, expected: float) -> float:
+    """Return how far a figure is off what is expected, of that."""
+    difference = abs(value - expected)
+    if what == RTT and difference < RTT_MIN_S:
+        return 0.0
+    return difference / max(expected, 1e-9)
 
 
 def _times_off(measured: float, assumed: float) -> float:
     """Return how many times a figure is the other, whichever is larger."""
     return max(measured, assumed) / max(min(measured, assumed), 1e-12)
-
-
-def _short(value: float) -> float:
-    """Return a figure in three significant digits, in bits as in bytes."""
-    return float(f"{8 * value:.3g}") / 8

@@ -3,6 +3,7 @@
 Pure: events in, actions out. Planned again is what a run can change while it goes on, which is who sums what and
 where; a switch has to save `gain` of the predicted step. After it comes nothing for `gap_s`: a link that
 goes up and down must not make plans follow it. What a plan was made with is what the next drift counts from.
+Links that trees have left are tried again, ever more seldom (`link_watch.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Mapping
 
 from orchestrator.core import events
 from orchestrator.core.events import RecordEvent
-from orchestrator.core.link_watch import LinkDrift, LinkWatch
+from orchestrator.core.link_changes import LinkDrift, LinkForgotten
+from orchestrator.core.link_watch import LinkWatch
 from orchestrator.core.plan_switch import Outcome, PlanSwitch, ReductionPrepared
 from orchestrator.core.replan_events import (
     Action,
@@ -74,11 +76,12 @@ class ReplanMachine:
         self._stage = _Stage.WATCHING
         self._earliest_s = -math.inf
         """When a plan may be made again, or a switch be tried again."""
-        self._known: dict[Pair, LinkFigures] = {}
-        """What the present plan counts on, beside the topology."""
         self._figures: Mapping[Pair, LinkFigures] = {}
         """What the plan was made with that is being made or switched to."""
-        self._drifts: tuple[LinkDrift, ...] = ()
+        self._causes: tuple[LinkDrift | LinkForgotten, ...] = ()
+        """Why that plan was made, the farthest drift first."""
+        self._is_trial = False
+        """It was made only to try links that are believed to be well again."""
         self._reduction: Reduction | None = None
         self._step_s: float | None = None
         """Predicted, of the present plan; None before anything was planned again."""
@@ -133,14 +136,18 @@ class ReplanMachine:
             return self._propose(now_s)
         if self._stage is not _Stage.WATCHING:
             return []
-        drifts = self._watch.drifts()
-        if not drifts:
+        forgotten, drifts = self._watch.forget(now_s), self._watch.drifts()
+        if not drifts and not forgotten:
             return []
-        self._stage, self._drifts = _Stage.PLANNING, drifts
-        self._figures = {**self._known, **_merged(self._known, self._watch.figures())}
+        self._stage, self._causes = _Stage.PLANNING, (*drifts, *forgotten)
+        self._is_trial = not drifts
+        self._figures = self._watch.figures()
         recorded = [
-            RecordEvent("link.drifted", detail={"note": str(each), **each.to_json()})
-            for each in drifts
+            RecordEvent(
+                "link.drifted" if isinstance(each, LinkDrift) else "link.forgotten",
+                detail={"note": str(each), **each.to_json()},
+            )
+            for each in self._causes
         ]
         return [*recorded, PlanAgain(self._reduction, self._figures)]
 
@@ -171,7 +178,6 @@ class ReplanMachine:
     def _rest(self, now_s: float, for_s: float) -> None:
         self._stage, self._planned = _Stage.WATCHING, None
         self._earliest_s = now_s + for_s
-        self._known = dict(self._figures)
         self._watch.assume(self._figures)
 
     def _relaunch(self, planned: RelaunchPlanned) -> list[Action]:
@@ -238,15 +244,17 @@ class ReplanMachine:
         return [recorded, *self._give_up({"why": why}, now_s)]
 
     def _replanned(self, now_s: float) -> RecordEvent:
-        planned, drifts = self._planned, self._drifts
+        planned, causes = self._planned, self._causes
         assert planned is not None
         self._reduction, self._step_s = planned.reduction, planned.after_s
         self._switched_round = self._from_round
-        self._rest(now_s, self._settings.gap_s)
+        # What was tried in vain is soon taken back.
+        rest_s = self._settings.lasting_s if self._is_trial else self._settings.gap_s
+        self._rest(now_s, rest_s)
         note = (
             f"from round {self._from_round} on gradients cross by another plan, {planned.form}: "
             f"predicted {_time(planned.after_s)} a step instead of {_time(planned.before_s)}, "
-            f"for {drifts[0]}"
+            f"for {causes[0]}"
         )
         detail = {
             "note": note,
@@ -255,23 +263,9 @@ class ReplanMachine:
             "plan": planned.form,
             "before_s": planned.before_s,
             "after_s": planned.after_s,
-            "links": [each.to_json() for each in drifts],
+            "links": [each.to_json() for each in causes],
         }
         return RecordEvent("run.replanned", detail=detail)
-
-
-def _merged(
-    known: Mapping[Pair, LinkFigures], new: Mapping[Pair, LinkFigures]
-) -> dict[Pair, LinkFigures]:
-    """Return new figures, beside what is known of the same links' other figures."""
-    merged = {}
-    for pair, figure in new.items():
-        old = known.get(pair, LinkFigures())
-        merged[pair] = LinkFigures(
-            bytes_per_s=old.bytes_per_s if figure.bytes_per_s is None else figure.bytes_per_s,
-            rtt_s=old.rtt_s if figure.rtt_s is None else figure.rtt_s,
-        )
-    return merged
 
 
 def _time(duration_s: float) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.core import events, replan_events
 from orchestrator.core.events import RecordEvent
+from orchestrator.core.link_watch import BELIEVED
 from orchestrator.core.plan_switch import ReductionPrepared
 from orchestrator.core.replan import ATTEMPTS, ReplanMachine
 from orchestrator.core.replan_events import (
@@ -61,6 +62,20 @@ class World:
             values = {metrics.LIMITED_BYTES: self._totals[0], metrics.LIMITED_S: self._totals[1]}
             new += self.tell(LinkReported("a", "b", "0", self.round, values), events.Ticked())
         return new
+
+    def leave(self, seconds: float) -> list[replan_events.Action]:
+        """No tree uses the link: rounds go on, and it is not measured."""
+        new: list[replan_events.Action] = []
+        for _ in range(int(seconds)):
+            self.now_s += 1.0
+            self.round += 2
+            new += self.tell(LinkReported("c", "b", "0", self.round, {}), events.Ticked())
+        return new
+
+    def switch(self) -> None:
+        """All sites go over to the plan that is answered."""
+        for each in of(self.tell(BETTER), SendPrepareReduction):
+            self.tell(accepted(each.site, each))
 
     def drift(self) -> PlanAgain:
         self.go(20)
@@ -130,6 +145,40 @@ def test_all_sites_switch_at_a_round_that_none_has_begun() -> None:
     again = of(world.go(50), PlanAgain)
     assert [each.reduction for each in again] == [STAR]
     assert rates_of(again[0]) == {("a", "b"): pytest.approx(PLANNED)}
+
+
+def test_a_link_that_was_left_is_tried_again_ever_more_seldom() -> None:
+    world = World()
+    world.drift()
+    world.switch()
+    waits_s = []
+    for _ in range(4):
+        left_s = world.now_s
+        while not (asked := of(world.leave(1), PlanAgain)):
+            assert world.now_s < left_s + 100 * SETTINGS.lasting_s
+        waits_s.append(world.now_s - left_s)
+        assert rates_of(asked[0]) == {}, "as described"
+        world.switch()  # to trees that use it
+        (again,) = of(world.go(3 * SETTINGS.lasting_s, PLANNED / 10), PlanAgain)
+        assert rates_of(again) == {("a", "b"): pytest.approx(PLANNED / 10)}
+        world.switch()  # and off it again
+    first_s = BELIEVED * SETTINGS.lasting_s
+    assert waits_s == [
+        pytest.approx(first_s * 2**tried, abs=2 * SETTINGS.lasting_s) for tried in range(4)
+    ]
+    forgotten = [
+        each
+        for each in world.actions
+        if isinstance(each, RecordEvent) and each.kind == "link.forgotten"
+    ]
+    assert len(forgotten) == 4
+    replanned = [
+        str(each.detail["note"])
+        for each in world.actions
+        if isinstance(each, RecordEvent) and each.kind == "run.replanned"
+    ]
+    assert "has not been measured again for" in replanned[1]
+    assert "10Mbit/s" in replanned[2]
 
 
 def test_a_plan_that_saves_little_is_no_reason_to_switch() -> None:
