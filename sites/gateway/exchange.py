@@ -109,7 +109,7 @@ class Exchange:
         """The latest switch of plans that a local rank has got to."""
 
     def connect(self, links: Mapping[Sender, Link]) -> None:
-        """Take the links to all peers; never changed afterwards. Before this nothing may be posted."""
+        """Take all links that there are now, in a mapping that stays as it is. Before the first call nothing may be posted."""
         self._links = links
 
     def propose(self, proposal: Proposal) -> tuple[bool, int]:
