@@ -95,14 +95,17 @@ class Replanner:
             assert process.stdout is not None
             process.stdin.write(json.dumps(self._request(asked)).encode() + b"\n")
             process.stdin.close()
-            why = ""
+            why, is_answered = "", False
             while line := await process.stdout.readline():
                 answer = answer_from(json.loads(line))
                 why = answer.why if isinstance(answer, PlanningFailed) else ""
                 if not why:
+                    is_answered = True
                     self._on_answer(answer)
             status = await process.wait()
-            return why or (f"its process ended with status {status}" if status else "")
+            if status or not is_answered:  # or whoever asked would wait for ever
+                why = why or f"its process ended with status {status}"
+            return why
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

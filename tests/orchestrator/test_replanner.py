@@ -87,6 +87,12 @@ def test_trees_have_codecs_as_sites_derive_them_and_mistakes_are_told() -> None:
     assert "unknown site 'z'" in failed.why
 
 
+@pytest.mark.multiprocess
+def test_a_process_that_says_nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.replanner.MODULE", "keyword")  # of Python: does nothing
+    assert answers(PlanAgain(None, CUT), 1) == [PlanningFailed("its process ended with status 0")]
+
+
 def test_reductions_are_read_as_they_were_written() -> None:
     tree = NamedTree(root="b", parents={"a": "b"}, weight=3)
     for reduction in (
