@@ -34,7 +34,9 @@ def predict(
     """
     if job.trainer.compute != "modelled" or job.entrypoint is not None:
         return None
-    topology = dataclasses.replace(topology, emulator=emulator, emulate=emulator == "relay")
+    # What is emulated stays so: such sites may buffer more than a host's TCP.
+    is_emulated = topology.emulate or emulator == "relay"
+    topology = dataclasses.replace(topology, emulator=emulator, emulate=is_emulated)
     by_site_s = [step_compute_s(job, topology, site) for site in topology.sites]
     if job.exchange.schedule == "off":
         compute_s = expected_s = math.fsum(by_site_s) / len(by_site_s)

@@ -47,7 +47,8 @@ def predicted(
         pair.job, trainer=dataclasses.replace(pair.job.trainer, compute="modelled")
     )
     emulator = "netns" if has_packets(pair.topology) else "relay"
-    return predict(job, pair.topology, emulator, run.ratio, step_s)
+    # As plans and the simulator itself have it: nothing was measured.
+    return predict(job, pair.topology, emulator, usual_ratio(job.exchange.codec), step_s)
 
 
 def _of_rounds(

@@ -79,6 +79,17 @@ def test_a_plan_is_checked_by_itself(isthmus: Isthmus, plan: Path) -> None:
     assert "did you mean 'fp32'?" in done.err
 
 
+def test_simulations_predict_what_the_plan_does(isthmus: Isthmus, job: Path) -> None:
+    # A codec whose ratio was measured once, a link whose emulated sites may open few connections.
+    asked = ("--set", "plan={codecs: [bf16-split]}", "--set", "links.0.rtt=100ms", "--json")
+    plan = isthmus("plan", job, *asked).envelope["data"]["plan"]
+    home = ("--home", job.parent / "home")
+    [setting] = isthmus("simulate", job, *asked, *home).envelope["data"]["settings"]
+    predicted = setting["result"]["predicted"]
+    for key in ("step_s", "compute_s", "exchange_s", "efficiency"):
+        assert predicted[key] == pytest.approx(plan["predicted"][key], rel=1e-5), key
+
+
 def test_people_get_sentences_and_tables(isthmus: Isthmus, job: Path) -> None:
     done = isthmus("plan", job)
     assert done.code == 0, done.err

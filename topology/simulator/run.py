@@ -61,13 +61,6 @@ class SimulatedRun:
         return max(site.end_s for site in self.steps[-1])
 
     @property
-    def ratio(self) -> float | None:
-        """Encoded bytes for each byte of float32, with headers; None: nothing crosses."""
-        raw_bytes = math.fsum(each.raw_bytes for each in self.links)
-        sent_bytes = math.fsum(each.sent_bytes for each in self.links)
-        return sent_bytes / raw_bytes if raw_bytes else None
-
-    @property
     def goodput(self) -> float:
         """Share of the wall time in which steps were made that count."""
         lost_s = sum(each.until_s - each.at_s for each in self.outages)
