@@ -72,7 +72,7 @@ class LinkWatch:
         """
         self._settings = settings
         self._believed_s = BELIEVED * settings.lasting_s
-        self._nodes = {site.name: site.nodes for site in topology.sites}
+        self._nodes = {site.name: frozenset(map(str, range(site.nodes))) for site in topology.sites}
         self._watched: dict[tuple[Pair, str], _Watched] = {}
         for link in topology.links:
             pair = (link.source, link.target)
@@ -89,9 +89,11 @@ class LinkWatch:
     def add(self, pair: Pair, node: str, values: Mapping[str, float], now_s: float) -> None:
         """Take what one gateway reports of a link: totals since the run began.
 
-        Of a link that is none, or with figures that are no numbers, nothing is taken.
+        Of a link or a node that is none, or with figures that are no numbers, nothing is taken.
         """
-        if (pair, BANDWIDTH) not in self._watched or not all(map(isfinite, values.values())):
+        if (pair, BANDWIDTH) not in self._watched or node not in self._nodes[pair[0]]:
+            return
+        if not all(map(isfinite, values.values())):
             return
         rtt_s = values.get(metrics.IDLE_RTT_S)
         if rtt_s is not None and rtt_s > 0:
@@ -108,7 +110,7 @@ class LinkWatch:
             self._close(pair, now_s)
             begun = self._open.setdefault(pair, {})
         begun[node] = _Totals(now.limited_bytes - before.limited_bytes, limited_s)
-        if len(begun) == self._nodes[pair[0]]:
+        if len(begun) == len(self._nodes[pair[0]]):
             self._close(pair, now_s)
 
     def drifts(self) -> tuple[LinkDrift, ...]:

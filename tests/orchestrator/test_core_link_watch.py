@@ -146,6 +146,14 @@ def test_a_link_that_proves_slow_again_is_believed_to_be_twice_as_long() -> None
     assert len(reports.watch.forget(reports.now_s)) == 1
 
 
+def test_a_node_that_is_none_is_not_heard() -> None:
+    reports = Reports()
+    for number in range(100):
+        reports.carry(*[PLANNED / 10] * SAMPLES, node=str(number + 1))
+    assert reports.watch.figures() == {}
+    assert reports.watch._totals == {}, "it keeps nothing of them"
+
+
 def test_measurements_of_long_ago_are_no_drift() -> None:
     reports = Reports()
     reports.carry(*[PLANNED / 10] * 4)
