@@ -20,6 +20,7 @@ from topology.link_codecs import plan_codecs
 from topology.measured_links import LinkFigures, with_measured
 from topology.placement import placed
 from topology.planner.switch import Switch, best_switch, relaunched_s
+from topology.planner.ways import named
 from topology.reduction_plans import plan_reduction
 from topology.run_documents import DocumentText, RunDocuments, load_run
 from topology.wire_load import chunk_bytes_of
@@ -33,9 +34,13 @@ def main() -> int:
     os.nice(_NICE)
     request = json.loads(sys.stdin.readline())
     run = load_run(DocumentText(**request["job"]), DocumentText(**request["topology"]))
-    job = run.job
-    if request["reduction"] is not None:
-        job = dataclasses.replace(job, reduction=reduction_from(request["reduction"]))
+    here = placed(run.job, run.described)
+    if request["reduction"] is None:
+        # The trees that it began with: over links as they are now, its job might mean others.
+        reduction = named(plan_reduction(run.job, here), [site.name for site in here.sites])
+    else:
+        reduction = reduction_from(request["reduction"])
+    job = dataclasses.replace(run.job, reduction=reduction)
     figures = {
         (each["source"], each["target"]): LinkFigures(
             bytes_per_s=each["bytes_per_s"], rtt_s=each["rtt_s"]
@@ -44,7 +49,7 @@ def main() -> int:
     }
     measured = with_measured(run.described, figures, request["at"])
     try:
-        switch = best_switch(job, measured, chunk_bytes_of(run.job, placed(run.job, run.described)))
+        switch = best_switch(job, measured, chunk_bytes_of(run.job, here))
         _say({"op": "switch", **_to_json(run, switch)})
         _say({"op": "relaunch", "step_s": relaunched_s(job, measured)})
     except ConfigError as error:
