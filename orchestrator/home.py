@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from orchestrator.journal import is_abandoned
+from orchestrator.state_lock import is_abandoned
 from protos.errors import NotFoundError
 
 ANNOUNCED = "coordinator.json"

@@ -6,31 +6,26 @@ each run, overwritten about once a second: what people see, nothing that decisio
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
-import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.core.view import RecordedEvent, RunView, coordinator_lost, fold
+from orchestrator.journal_rows import COLUMNS, ended_after, event_of, object_of
+from orchestrator.state_lock import LOCK, is_abandoned, lock
 from protos.errors import IsthmusError
 
 FILE = "journal.sqlite3"
-LOCK = "lock"
 VERSION = 1
 """Of the schema, in `PRAGMA user_version`."""
 BUSY_S = 5.0
 """For a lock inside SQLite, which only a checkpoint holds for longer than an instant."""
-
-LOCK_ATTEMPTS = 5
-LOCK_PAUSE_S = 0.02
-"""A reader that asks whether anybody writes holds the lock for microseconds."""
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -55,13 +50,6 @@ CREATE TABLE runs (
     progress TEXT NOT NULL DEFAULT '{}'
 );
 """
-_COLUMNS = "sequence, wall_s, run_id, generation, kind, site, detail"
-
-
-class StateLockedError(IsthmusError):
-    """Another coordinator uses the state folder."""
-
-    code = "STATE_LOCKED"
 
 
 class JournalError(IsthmusError):
@@ -117,9 +105,9 @@ class JournalReader:
 
     def events(self, run_id: str, after: int = 0) -> list[RecordedEvent]:
         """Return a run's events with a sequence above `after`, in order."""
-        query = f"SELECT {_COLUMNS} FROM events WHERE run_id = ? AND sequence > ? ORDER BY sequence"  # noqa: S608
+        query = f"SELECT {COLUMNS} FROM events WHERE run_id = ? AND sequence > ? ORDER BY sequence"  # noqa: S608
         with self._told(), self.damage_told():
-            return [_event(row) for row in self._connection.execute(query, (run_id, after))]
+            return [event_of(row) for row in self._connection.execute(query, (run_id, after))]
 
     def view(self, run_id: str) -> RunView:
         """Return a run as its events tell it, unfinished if they do.
@@ -142,7 +130,7 @@ class JournalReader:
         view = self.view(run_id)
         if not view.state.is_terminal and self.is_abandoned():
             last = self.events(run_id)[-1]
-            view.apply(_ended(last, coordinator_lost(view)))
+            view.apply(ended_after(last, coordinator_lost(view)))
         return view
 
     def progress(self, run_id: str) -> dict[str, Any]:
@@ -151,7 +139,7 @@ class JournalReader:
         with self._told():
             row = self._connection.execute(query, (run_id,)).fetchone()
         with self.damage_told():
-            return _object(row[0]) if row else {}
+            return object_of(row[0]) if row else {}
 
     def is_abandoned(self) -> bool:
         """Whether no coordinator holds the state folder."""
@@ -203,7 +191,7 @@ class Journal(JournalReader):
             OSError: the folder cannot be made or written.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(folder / LOCK)
+        self._lock = lock(folder / LOCK)
         try:
             super().__init__(folder)
         except BaseException:
@@ -265,7 +253,7 @@ class Journal(JournalReader):
             if kind == "run.submitted":
                 run = (run_id, sequence)
                 connection.execute("INSERT INTO runs (run_id, submitted) VALUES (?, ?)", run)
-        return _event((sequence, wall_s, run_id, generation, kind, site, text))
+        return event_of((sequence, wall_s, run_id, generation, kind, site, text))
 
     def save_progress(self, run_id: str, progress: Mapping[str, Any]) -> None:
         """Overwrite a run's last metrics."""
@@ -299,69 +287,9 @@ class Journal(JournalReader):
                 yield self._connection
 
 
-def is_abandoned(folder: Path) -> bool:
-    """Whether no coordinator holds a state folder; one that was never locked is nobody's."""
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
 def _open(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode={mode}"
     try:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}") from error
-
-
-def _lock(path: Path) -> int:
-    """Return a descriptor that holds the lock; the kernel lets go of it however the process ends."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    for _ in range(LOCK_ATTEMPTS):
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
-        time.sleep(LOCK_PAUSE_S)
-    os.close(descriptor)
-    raise StateLockedError(f"another coordinator uses {path.parent}")
-
-
-def _event(row: tuple[Any, ...]) -> RecordedEvent:
-    sequence, wall_s, run_id, generation, kind, site, detail = row
-    return RecordedEvent(
-        sequence=sequence,
-        wall_s=wall_s,
-        run_id=run_id,
-        generation=generation,
-        kind=kind,
-        site=site,
-        detail=_object(detail),
-    )
-
-
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise TypeError(f"want an object, got {text:.100}")
-    return value
-
-
-def _ended(last: RecordedEvent, detail: dict[str, Any]) -> RecordedEvent:
-    """Return the event that would follow `last` if a coordinator were there to write it."""
-    return RecordedEvent(
-        sequence=last.sequence + 1,
-        wall_s=last.wall_s,
-        run_id=last.run_id,
-        generation=last.generation,
-        kind="run.ended",
-        site="",
-        detail=detail,
-    )

@@ -20,8 +20,9 @@ from orchestrator.cli.embedded import started_coordinator
 from orchestrator.cli.failure import CommandError
 from orchestrator.client import Client
 from orchestrator.home import ANNOUNCED, LOG, run_folders
-from orchestrator.journal import LOCK, Journal
+from orchestrator.journal import Journal
 from orchestrator.log_files import last_line
+from orchestrator.state_lock import LOCK
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder
 

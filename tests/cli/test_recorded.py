@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from orchestrator.home import LOG, SUMMARY, RunFolder
-from orchestrator.journal import LOCK, Journal
+from orchestrator.journal import Journal
 from orchestrator.log_files import LogWriter
+from orchestrator.state_lock import LOCK
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce

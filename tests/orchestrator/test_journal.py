@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.states import RunState, SiteState
-from orchestrator.journal import FILE, Journal, JournalError, JournalReader, StateLockedError
+from orchestrator.journal import FILE, Journal, JournalError, JournalReader
+from orchestrator.state_lock import StateLockedError
 
 SUBMITTED = {
     "name": "small",

@@ -1,0 +1,49 @@
+"""One coordinator a state folder: a lock that the kernel lets go of, however its holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from protos.errors import IsthmusError
+
+LOCK = "lock"
+LOCK_ATTEMPTS = 5
+LOCK_PAUSE_S = 0.02
+"""A reader that asks whether anybody writes holds the lock for microseconds."""
+
+
+class StateLockedError(IsthmusError):
+    """Another coordinator uses the state folder."""
+
+    code = "STATE_LOCKED"
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Whether no coordinator holds a state folder; one that was never locked is nobody's."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def lock(path: Path) -> int:
+    """Return a descriptor that holds the lock; the kernel lets go of it however the process ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    for _ in range(LOCK_ATTEMPTS):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        time.sleep(LOCK_PAUSE_S)
+    os.close(descriptor)
+    raise StateLockedError(f"another coordinator uses {path.parent}")
