@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,17 @@ from orchestrator.core.run import RunMachine
 from orchestrator.core.states import RunState
 from orchestrator.core.summary import summarise
 from orchestrator.core.view import RunView
-from orchestrator.emulator.backend import EmulatorError
-from orchestrator.home import LOG
 from orchestrator.journal import Journal, JournalError
 from orchestrator.log_files import LogWriter
 from orchestrator.messages import endpoint_messages, namespace_message, run_message
 from orchestrator.replanner import Replanner
 from orchestrator.replanning import Replanning, link_reported, settings_of
 from orchestrator.run_files import RunFiles
+from orchestrator.run_wan import RunWan
 from orchestrator.submission import Submission
-from orchestrator.wan import FaultPlan, Listeners, NamespacesRefusedError, Wan
+from orchestrator.wan import FaultPlan
 from protos.control.v1 import control_pb2
-from topology.changes import Pause
-from topology.faults import TimedChange
 from topology.hashing import config_hash
-from topology.timeouts import Timeouts
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
@@ -70,16 +66,18 @@ class ActiveRun:
         self._send = send
         self._files = RunFiles(folder)
         self.logs = LogWriter(folder)
-        self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._saved_s = 0.0
         self._unwritten: JournalError | None = None
         topology = submission.topology
-        start_s = Timeouts.derive(topology.failure).start_s
-        listeners = Listeners(
-            on_end=self._emulator_ended, on_fault=self._faulted, on_metrics=self._add_wan_metrics
+        self._wan = RunWan(
+            topology,
+            faults,
+            folder,
+            handle=self.handle,
+            record=self._record,
+            add_metrics=self._add_wan_metrics,
         )
-        self._wan = Wan(topology, start_s, faults, listeners)
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
         self.view = RunView(self.run_id)
         self._replanning: Replanning | None = None
@@ -174,9 +172,6 @@ class ActiveRun:
         await asyncio.wait([self._closing])
 
     async def _close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
         if self._replanning is not None:
             await self._replanning.close()
         await self._wan.close()
@@ -192,11 +187,8 @@ class ActiveRun:
                     self._watch_links()
             case events.SendPrepare():
                 self._send(action.site, self._prepare(action.namespace))
-            case events.OpenNamespaces():
-                self._opening = asyncio.create_task(self._open(self._namespaces()), name="open-wan")
-            case events.OpenRelay():
-                opening = self._open(self._relay(action))
-                self._opening = asyncio.create_task(opening, name="open-wan")
+            case events.OpenNamespaces() | events.OpenRelay():
+                self._wan.open(action)
             case events.SendStart():
                 start = control_pb2.Start(
                     run_id=self.run_id,
@@ -255,37 +247,6 @@ class ActiveRun:
             namespace=namespace_message(namespace) if namespace else None,
         )
         return control_pb2.CoordinatorMessage(prepare=prepare)
-
-    async def _open(self, opening: Awaitable[events.Event]) -> None:
-        """Wait for the emulator and tell the core that it is up, or that it is not."""
-        try:
-            event = await opening
-        except (EmulatorError, OSError) as error:
-            self._emulator_ended(str(error))
-        except Exception as error:
-            log.exception("the emulated WAN was not opened, by a mistake of ours")
-            self._emulator_ended(f"{type(error).__name__}: {error}")
-        else:
-            self.handle(event)
-
-    async def _namespaces(self) -> events.Event:
-        try:
-            return events.NamespacesOpened(await self._wan.open_namespaces())
-        except NamespacesRefusedError as error:
-            return events.NamespacesRefused(str(error))
-
-    async def _relay(self, action: events.OpenRelay) -> events.Event:
-        return events.RelayOpened(await self._wan.open_relay(action.endpoints))
-
-    def _emulator_ended(self, message: str) -> None:
-        # What the emulator wrote to stderr is there too, if the run is an embedded one.
-        log = self._files.folder / LOG
-        self.handle(events.EmulatorEnded(message, str(log) if log.is_file() else ""))
-
-    def _faulted(self, timed: TimedChange) -> None:
-        site = timed.change.site if isinstance(timed.change, Pause) else ""
-        detail = {"what": str(timed.change), "at_s": timed.at_s, "change": timed.change.to_json()}
-        self._record("wan.fault", site, detail)
 
     def _add_wan_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
         self._files.append_metrics(

@@ -11,17 +11,15 @@ from typing import Any
 from orchestrator.active_run import ActiveRun
 from orchestrator.core import events
 from orchestrator.core.leases import Leases
-from orchestrator.core.view import RecordedEvent
 from orchestrator.home import is_run_id
 from orchestrator.journal import Journal
-from orchestrator.messages import run_message
+from orchestrator.known_runs import KnownRuns
 from orchestrator.run_messages import OF_RUN, take
 from orchestrator.sessions import Session, Sessions
 from orchestrator.submission import checked
 from orchestrator.wan import FaultPlan
 from protos.control.v1 import control_pb2
 from protos.errors import (
-    NotFoundError,
     RemoteProtocolError,
     StaleGenerationError,
     StateConflictError,
@@ -32,9 +30,6 @@ from topology.timeouts import Timeouts
 from topology.world import Topology
 
 TICK_S = 0.05
-LISTED_RUNS = 200
-"""The newest: their views fit into one message."""
-
 log = logging.getLogger(__name__)
 
 
@@ -70,6 +65,7 @@ class Control:
         self._leases = Leases(self.timeouts.lease_s)
         self._ended_agents: dict[str, events.AgentEnded] = {}
         self._journal = journal
+        self.known = KnownRuns(journal, lambda: self.latest)
         self._runs = runs
         self._faults = faults
         for run_id in journal.end_abandoned(time.time()):
@@ -228,49 +224,10 @@ class Control:
         Raises:
             NotFoundError: there is no such run.
         """
-        run_id = self.find(run_id)
+        run_id = self.known.find(run_id)
         if self.latest is not None and self.latest.run_id == run_id:
             self.latest.handle(events.CancelRequested(why))
-        return self.message(run_id)
-
-    def find(self, run_id: str) -> str:
-        """Return a run's id, of the latest if it is empty.
-
-        Raises:
-            NotFoundError: there is none.
-        """
-        run_ids = self._journal.run_ids()
-        if not run_id and run_ids:
-            return run_ids[0]
-        if run_id not in run_ids:
-            raise NotFoundError(f"there is no run {run_id!r}" if run_id else "there is no run yet")
-        return run_id
-
-    def message(self, run_id: str) -> control_pb2.Run:
-        """Return a run, which `find` has found, as it is now."""
-        if self.latest is not None and self.latest.run_id == run_id:
-            return self.latest.message()
-        return run_message(self._journal.view(run_id), self._journal.progress(run_id))
-
-    def messages(self) -> list[control_pb2.Run]:
-        """Return the newest runs, newest first."""
-        return [self.message(run_id) for run_id in self._journal.run_ids()[:LISTED_RUNS]]
-
-    def folder(self, run_id: str) -> Path:
-        """Return a run's folder, of a run that `find` has found."""
-        if self.latest is not None and self.latest.run_id == run_id:
-            return Path(self.latest.view.folder)
-        return Path(self._journal.view(run_id).folder)
-
-    def change_of(self, run_id: str) -> asyncio.Event | None:
-        """Return what the run's next change of state sets; None if the run has ended."""
-        latest = self.latest
-        is_going_on = latest is not None and latest.run_id == run_id and not latest.has_ended
-        return latest.changed if latest is not None and is_going_on else None
-
-    def events_of(self, run_id: str, after: int) -> list[RecordedEvent]:
-        """Return a run's recorded events with a sequence above `after`."""
-        return self._journal.events(run_id, after)
+        return self.known.message(run_id)
 
     # ------------------------------------------------------------ inside
 
