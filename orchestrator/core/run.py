@@ -11,13 +11,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
-from orchestrator.core import events
+from orchestrator.core import events, found_failures
 from orchestrator.core.digests import Difference, DigestComparison
 from orchestrator.core.events import Action, Endpoint, RecordEvent
-from orchestrator.core.failures import Failure
-from orchestrator.core.first_failure import first_failure
+from orchestrator.core.run_ending import RunEnding, Verdict
 from orchestrator.core.run_sites import RunSite, start_timed_out
 from orchestrator.core.states import RunState, SiteState
 from orchestrator.core.wan_stage import WanStage
@@ -36,10 +34,7 @@ class RunMachine:
         self._digests = DigestComparison({site.name: site.num_ranks for site in topology.sites})
         self._start_deadline_s = now_s + self._timeouts.start_s
         self._wan = WanStage(topology)
-        self._failures: list[Failure] = []
-        self._collect_deadline_s = float("inf")
-        self._cancelled_because = ""
-        self._stopped_s: float | None = None
+        self._ending = RunEnding(self._timeouts.collect_s)
         self._active_s: float | None = None
 
     @property
@@ -51,7 +46,8 @@ class RunMachine:
         """Return for how long the run has been active, or was until it was stopped."""
         if self._active_s is None:
             return 0.0
-        return (now_s if self._stopped_s is None else self._stopped_s) - self._active_s
+        stopped_s = self._ending.stopped_s
+        return (now_s if stopped_s is None else stopped_s) - self._active_s
 
     def handle(self, event: events.Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -85,7 +81,7 @@ class RunMachine:
             case events.AgentEnded():
                 return self._agent_ended(event, now_s)
             case events.SitePrepared():
-                return self._prepared(event)
+                return self._sites[event.site].prepared(event.endpoints)
             case events.SiteRunning():
                 return self._running(event, now_s)
             case events.SiteEnded():
@@ -97,11 +93,12 @@ class RunMachine:
             case events.NamespacesRefused():
                 return self._namespaces_refused(event, now_s)
             case events.RelayOpened():
-                return self._relay_opened(event)
+                recorded = RecordEvent("wan.emulated", detail={"emulator": "relay"})
+                return [recorded, *self._start(event.endpoints)]
             case events.EmulatorEnded():
-                return self._emulator_ended(event, now_s)
+                return self._ending.fail(found_failures.emulator_ended(event, now_s), now_s)
             case events.CancelRequested():
-                return self._cancel(event)
+                return self._ending.cancel(event.message)
             case events.Ticked():
                 return []
 
@@ -112,21 +109,7 @@ class RunMachine:
         instead = self._wan.fall_back(event.why)
         if instead is not None:
             return instead
-        message = f"emulator: netns was asked for, and cannot be here: {event.why}"
-        return self._fail(Failure(code="LAUNCH_FAILED", message=message, at_s=now_s), now_s)
-
-    def _relay_opened(self, event: events.RelayOpened) -> list[Action]:
-        recorded = RecordEvent("wan.emulated", detail={"emulator": "relay"})
-        return [recorded, *self._start(event.endpoints)]
-
-    def _emulator_ended(self, event: events.EmulatorEnded, now_s: float) -> list[Action]:
-        failure = Failure(
-            code="LAUNCH_FAILED",
-            message=f"the WAN emulator is gone: {event.message}",
-            log_path=event.log_path,
-            at_s=now_s,
-        )
-        return self._fail(failure, now_s)
+        return self._ending.fail(found_failures.namespaces_refused(event, now_s), now_s)
 
     def _joined(self, event: events.SiteJoined) -> list[Action]:
         site = self._sites[event.site]
@@ -148,31 +131,13 @@ class RunMachine:
             site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
             return [RecordEvent("site.left", site.name, detail)]
         site.state = SiteState.LOST
-        failure = Failure(
-            code="SITE_LOST", message=event.message, site=site.name, at_s=now_s - event.silent_s
-        )
-        return [RecordEvent("site.lost", site.name, detail), *self._fail(failure, now_s)]
+        failed = self._ending.fail(found_failures.site_lost(event, now_s), now_s)
+        return [RecordEvent("site.lost", site.name, detail), *failed]
 
     def _agent_ended(self, event: events.AgentEnded, now_s: float) -> list[Action]:
-        if self._sites[event.site].state is not SiteState.ABSENT or self._is_ending():
+        if self._sites[event.site].state is not SiteState.ABSENT or self._ending.has_begun:
             return []  # its session told, or will tell
-        failure = Failure(
-            code="LAUNCH_FAILED",
-            message=event.message,
-            site=event.site,
-            log_path=event.log_path,
-            at_s=now_s,
-        )
-        return self._fail(failure, now_s)
-
-    def _prepared(self, event: events.SitePrepared) -> list[Action]:
-        site = self._sites[event.site]
-        if site.state is not SiteState.JOINED or not site.is_told_to_prepare:
-            return []
-        site.state = SiteState.PREPARED
-        site.endpoints = event.endpoints
-        listed = [f"{each.host}:{each.port}" for each in event.endpoints]
-        return [RecordEvent("site.prepared", site.name, {"gateways": listed})]
+        return self._ending.fail(found_failures.agent_ended(event, now_s), now_s)
 
     def _running(self, event: events.SiteRunning, now_s: float) -> list[Action]:
         site = self._sites[event.site]
@@ -202,49 +167,30 @@ class RunMachine:
             RecordEvent("site.ended", site.name, {"succeeded": site.is_successful})
         ]
         for failure in event.failures:
-            actions += self._fail(failure, now_s)
-        if not event.failures and not was_lost and not site.is_told_to_stop:
-            actions += self._fail_if_unexplained(site, now_s)
+            actions += self._ending.fail(failure, now_s)
+        is_explained = event.failures or was_lost or site.is_told_to_stop
+        if not is_explained and not (site.is_successful and site.is_told_to_start):
+            site.is_successful = False
+            unasked = found_failures.ended_unasked(site.name, now_s)
+            actions += self._ending.fail(unasked, now_s)
         return actions + self._activate(now_s)
 
-    def _fail_if_unexplained(self, site: RunSite, now_s: float) -> list[Action]:
-        """A site that was not stopped ends well after it was started, or says why not."""
-        if site.is_successful and site.is_told_to_start:
-            return []
-        site.is_successful = False
-        message = "its agent ended the site's processes without being asked to"
-        return self._fail(
-            Failure(code="SITE_LOST", message=message, site=site.name, at_s=now_s), now_s
-        )
-
     def _compared(self, event: events.DigestReported, now_s: float) -> list[Action]:
-        if self._is_ending():
+        if self._ending.has_begun:
             return []
         difference = self._digests.report(
             event.site, event.rank, event.step, event.combined, event.tensors, event.names
         )
-        return [] if difference is None else self._fail(_differ(difference, now_s), now_s)
+        return [] if difference is None else self._differ(difference, now_s)
 
-    def _fail(self, failure: Failure, now_s: float) -> list[Action]:
-        """Note a failure. What happens after the sites were told to stop is their stopping."""
-        if self._stopped_s is not None and failure.at_s > self._stopped_s:
-            failure = replace(failure, collateral=True)
-        if not self._failures:
-            self._collect_deadline_s = now_s + self._timeouts.collect_s
-        self._failures.append(failure)
-        return [RecordEvent("failure.reported", failure.site, failure.to_json())]
-
-    def _cancel(self, event: events.CancelRequested) -> list[Action]:
-        if self._cancelled_because or self._failures:
-            return []
-        self._cancelled_because = event.message
-        return [RecordEvent("run.cancel_requested", detail={"message": event.message})]
+    def _differ(self, difference: Difference, now_s: float) -> list[Action]:
+        return self._ending.fail(found_failures.parameters_differ(difference, now_s), now_s)
 
     # ------------------------------------------------------------ decisions
 
     def _form(self) -> list[Action]:
         """Take all sites one stage further, once all have reached the one before."""
-        if self._is_ending():
+        if self._ending.has_begun:
             return []
         states = {site.state for site in self._all()}
         if states == {SiteState.JOINED}:
@@ -276,7 +222,9 @@ class RunMachine:
 
     def _start(self, book: Mapping[str, tuple[Endpoint, ...]]) -> list[Action]:
         """Start all sites, each with its own address book."""
-        if self._is_ending() or any(site.state is not SiteState.PREPARED for site in self._all()):
+        if self._ending.has_begun or any(
+            site.state is not SiteState.PREPARED for site in self._all()
+        ):
             return []
         actions: list[Action] = []
         for site in self._all():
@@ -288,19 +236,15 @@ class RunMachine:
 
     def _stop_if_due(self, now_s: float) -> list[Action]:
         """Stop all sites: for a cancellation, a failure that was waited for, or a late start."""
-        if self._stopped_s is not None:
-            return []
         actions: list[Action] = []
-        if not self._is_ending() and self.state is RunState.FORMING:
-            if now_s < self._start_deadline_s:
-                return []
+        is_late = self.state is RunState.FORMING and now_s >= self._start_deadline_s
+        if is_late and not self._ending.has_begun:
             timed_out = start_timed_out(self._all(), self._timeouts.start_s, now_s)
-            actions += self._fail(timed_out, now_s)
-            self._collect_deadline_s = now_s
-        if not self._cancelled_because and now_s < self._collect_deadline_s:
-            return []
-        reason = self._cancelled_because or first_failure(self._failures).reason
-        self._stopped_s = now_s
+            actions += self._ending.fail(timed_out, now_s, at_once=True)
+        if not self._ending.is_stop_due(now_s):
+            return actions
+        reason = self._ending.verdict.reason
+        self._ending.stopped_s = now_s
         self.state = RunState.STOPPING
         actions.append(RecordEvent("run.stopping", detail={"reason": reason}))
         actions += [self._stop(site, reason) for site in self._all() if site.may_have_processes]
@@ -313,61 +257,39 @@ class RunMachine:
     def _finish_if_over(self, now_s: float) -> list[Action]:
         """End the run once nothing of it is left, or a site has had long enough to say so."""
         actions: list[Action] = []
-        if self._have_all_succeeded() and not self._is_ending():
+        if all(site.is_successful for site in self._all()) and not self._ending.has_begun:
             difference = self._digests.flush()
             if difference is None:
-                return self._finish(RunState.SUCCEEDED, "", "", None, now_s)
-            actions += self._fail(_differ(difference, now_s), now_s)
-        if not self._is_ending():
+                return self._finish(Verdict(RunState.SUCCEEDED), now_s)
+            actions += self._differ(difference, now_s)
+        if not self._ending.has_begun:
             return actions
         remaining = [site for site in self._all() if site.may_have_processes]
-        if remaining and (self._stopped_s is None or now_s < self._stopped_s + self._confirm_s):
+        stopped_s = self._ending.stopped_s
+        if remaining and (stopped_s is None or now_s < stopped_s + self._confirm_s):
             return actions
         actions += [RecordEvent("site.unconfirmed", site.name) for site in remaining]
-        if self._cancelled_because:
-            reason = self._cancelled_because
-            return actions + self._finish(RunState.CANCELLED, "CANCELLED", reason, None, now_s)
-        first = first_failure(self._failures)
-        return actions + self._finish(RunState.FAILED, first.code, first.reason, first, now_s)
+        return actions + self._finish(self._ending.verdict, now_s)
 
     @property
     def _confirm_s(self) -> float:
         """After Stop, for a site to say that nothing is left; its agent's lease ends by then."""
         return self._timeouts.stop_grace_s + self._timeouts.lease_s
 
-    def _finish(
-        self, state: RunState, code: str, reason: str, failure: Failure | None, now_s: float
-    ) -> list[Action]:
+    def _finish(self, verdict: Verdict, now_s: float) -> list[Action]:
+        failure = verdict.failure
         detail = {
-            "state": state.value,
-            "reason_code": code,
-            "reason": reason,
+            "state": verdict.state.value,
+            "reason_code": verdict.code,
+            "reason": verdict.reason,
             "failure": failure.to_json() if failure else None,
             "active_s": self.active_for_s(now_s),
         }
-        self._stopped_s = self._stopped_s if self._stopped_s is not None else now_s
-        self.state = state
+        if self._ending.stopped_s is None:
+            self._ending.stopped_s = now_s
+        self.state = verdict.state
         recorded = RecordEvent("run.ended", detail=detail)
-        return [recorded, events.FinishRun(state, code, reason, failure)]
-
-    def _is_ending(self) -> bool:
-        return bool(self._failures or self._cancelled_because)
-
-    def _have_all_succeeded(self) -> bool:
-        return all(site.is_successful for site in self._all())
+        return [recorded, events.FinishRun(verdict.state, verdict.code, verdict.reason, failure)]
 
     def _all(self) -> Sequence[RunSite]:
         return list(self._sites.values())
-
-
-def _differ(difference: Difference, now_s: float) -> Failure:
-    """Return the failure that a difference is; it names a place only where there is one."""
-    is_one_site = difference.is_majority and len(difference.sites) == 1
-    is_one_rank = is_one_site and len(difference.replicas) == 1
-    return Failure(
-        code="PARAMETERS_DIFFER",
-        message=str(difference),
-        site=difference.sites[0] if is_one_site else "",
-        rank=difference.replicas[0][1] if is_one_rank else -1,
-        at_s=now_s,
-    )

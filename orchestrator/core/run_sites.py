@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.core.events import Endpoint
+from orchestrator.core.events import Action, Endpoint, RecordEvent
 from orchestrator.core.failures import Failure
 from orchestrator.core.states import SiteState
 
@@ -41,6 +41,14 @@ class RunSite:
     def may_have_processes(self) -> bool:
         """Whether something of the run may be alive there, and its agent may still say so."""
         return self.is_told_to_prepare and self.state not in _GONE
+
+    def prepared(self, endpoints: tuple[Endpoint, ...]) -> list[Action]:
+        """Its gateways listen; that counts once, after it was told to prepare."""
+        if self.state is not SiteState.JOINED or not self.is_told_to_prepare:
+            return []
+        self.state, self.endpoints = SiteState.PREPARED, endpoints
+        listed = [f"{each.host}:{each.port}" for each in endpoints]
+        return [RecordEvent("site.prepared", self.name, {"gateways": listed})]
 
 
 def start_timed_out(sites: Sequence[RunSite], within_s: float, now_s: float) -> Failure:
