@@ -84,7 +84,7 @@ def test_rounds_go_over_to_trees_whose_links_were_not_there(tmp_path: Path) -> N
         assert [(each["accepted"], each["late"]) for each in late] == [(False, True)] * 3
         assert {each["round"] for each in late} == {1}
         decide(members, 1, commit=False)
-        kept = propose(members, STARS[1], epoch=2, from_round=3)
+        kept = propose(members, STARS[1], epoch=2, from_round=3, codec="bf16")
         assert all(each["accepted"] for each in kept), kept
         assert len({each["hash"] for each in kept}) == 1
         reduce_once(ranks, 2, 5000, WEIGHTS, seed=2)  # before it, nobody waits
