@@ -47,7 +47,8 @@ def untouched_timing(
         cut = Cut(
             degrees=degrees,
             micro_batch_s=0.0,
-            fixed_s=0.0,
+            passage_s=0.0,
+            reduction_s=0.0,
             tail_s=step.optimizer_s + step.parameters.exposed_s,
             window_s=step.window_s,
             num_releases=model.layers // degrees.pipeline,

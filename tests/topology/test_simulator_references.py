@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from topology.cost.degrees import Degrees
+from topology.cost.parallel import passages
 from topology.simulator.engine import SimulationError
 from topology.simulator.local_sgd import LocalSgd, utilisation
 from topology.simulator.pipeline import (
@@ -100,6 +102,21 @@ def test_1f1b_over_a_wan_takes_what_crosspipe_measured(
     stages = [Stage(forward_s=forward_s, backward_s=backward_s)] * 8
     simulated_s = simulate_pipeline(stages, links, 16).step_s / 16
     assert -0.12 <= simulated_s / measured_s - 1 <= 0.02
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_fewer_micro_batches_than_stages_leave_them_idle(
+    num_parts: int, num_micro_batches: int
+) -> None:
+    """The cost model's passages: interleaving does not help a micro-batch that has nobody to alternate with."""
+    degrees = Degrees(pipeline=4, virtual_stages=num_parts)
+    links = [StageLink()] * (4 if num_parts > 1 else 3)
+    found = simulate_pipeline(
+        [Stage(forward_s=0.3, backward_s=0.6)] * 4, links, num_micro_batches, num_parts
+    )
+    expected = num_micro_batches + passages(degrees, num_micro_batches)
+    assert found.step_s == pytest.approx(0.9 * expected)
 
 
 @pytest.mark.parametrize(

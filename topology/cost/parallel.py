@@ -5,7 +5,8 @@
 - Pipeline of p stages, v virtual ones each, m micro-batches (Narayanan et al., SC'21): the slowest stage
   takes all micro-batches, the bubble is one passage through all others:
       T_pipeline = m t_max + (t_1 + ... + t_p - t_max) / v
-  For equal stages that is (m + (p-1)/v) t. The last stage has the logits; each micro-batch pays for
+  For equal stages that is (m + (p-1)/v) t. That takes m >= p: fewer micro-batches cannot keep the stages
+  busy from one virtual stage to the next, so the first takes p t, and each other t / v more. The last stage has the logits; each micro-batch pays for
   2 v transfers of b s h elements (over the tensor ranks: "scatter/gather"), which 1F1B does not hide.
 - Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on beside
   compute is not free: the device's `contention` of it delays the compute.
@@ -111,18 +112,23 @@ def step_from_times(
     layer = _with_shards(workload, degrees, device, inside, layer)
     stage = layer.times(num_layers)
     transfers_s = _transfers_s(workload, degrees, inside)
-    others_s = (degrees.pipeline - 1) * (stage.total_s + transfers_s)
     return StepTime(
         num_micro_batches=num_micro_batches,
         compute_s=num_micro_batches * (stage.total_s + head.total_s),
         exchange_s=num_micro_batches * stage.exchange_s,
         transfers_s=num_micro_batches * transfers_s,
-        bubble_s=others_s / degrees.virtual_stages,
+        bubble_s=passages(degrees, num_micro_batches) * (stage.total_s + transfers_s),
         gradients=_gradients(workload, degrees, device, inside, stage.backward_s),
         parameters=_parameters(workload, degrees, device, inside, stage.forward_s),
         optimizer_s=_optimizer_s(workload, degrees, device),
         window_s=stage.backward_s,
     )
+
+
+def passages(degrees: Degrees, num_micro_batches: int) -> float:
+    """Return how many passages of a micro-batch through a stage the bubble is."""
+    busy = min(num_micro_batches, degrees.pipeline)
+    return degrees.pipeline - busy + (busy - 1) / degrees.virtual_stages
 
 
 def _transfers_s(workload: Workload, degrees: Degrees, inside: Interior) -> float:

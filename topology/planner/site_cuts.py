@@ -1,7 +1,7 @@
 """The cuts of one site that could be part of a best plan, and their times for any number of sequences.
 
-A cut's step is linear in its micro-batches m: its backward pass ends after m micro_batch_s + fixed_s, and
-the step after tail_s more. What a joint step of several sites depends on besides is when gradients
+A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m micro-batches;
+the step after tail_s more. Passages, the bubble, fall along a line until m is the number of stages. What a joint step of several sites depends on besides is when gradients
 leave, and how much of them crosses one node. A cut that is no better than another in any of these is
 no part of a best plan, whatever the links are, and is left out: that loses nothing.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import le
 from typing import TypeVar
@@ -19,7 +19,7 @@ from topology.cost.degrees import Degrees, layers_per_stage, stage_parameters
 from topology.cost.device import device_of, interior_of
 from topology.cost.layer_time import PassTimes, head_times, layer_times
 from topology.cost.memory import Memory, memory
-from topology.cost.parallel import StepTime, step_from_times
+from topology.cost.parallel import StepTime, passages, step_from_times
 from topology.cost.workload import Workload
 from topology.job import DescribedModel
 from topology.planner.parallelism import every_cut, why_not
@@ -39,8 +39,10 @@ class Cut:
     degrees: Degrees
     micro_batch_s: float
     """Of one more micro-batch, in the slowest stage."""
-    fixed_s: float
-    """The pipeline's bubble, and what the replicas' reduction takes after the backward pass."""
+    passage_s: float
+    """Of a micro-batch through one stage: what the pipeline's bubble consists of."""
+    reduction_s: float
+    """What the replicas' reduction takes after the backward pass."""
     tail_s: float
     """After the exchange: the optimizer, and parameters that are gathered again."""
     window_s: float
@@ -53,6 +55,11 @@ class Cut:
     """Of memory, with one micro-batch in flight."""
     in_flight_bytes: float
     """Of each further one; there are never more than stages."""
+
+    def head_s(self, micro_batches: int) -> float:
+        """Return when the backward pass is over."""
+        bubble_s = passages(self.degrees, micro_batches) * self.passage_s
+        return micro_batches * self.micro_batch_s + bubble_s + self.reduction_s
 
     def memory_bytes(self, num_sequences: int) -> float:
         """Return what the fullest accelerator needs."""
@@ -123,11 +130,7 @@ class SiteCuts:
                 self._lacking.append((needed.total, index, degrees))
                 continue
             groups[degrees.data, degrees.micro_batch].append(self._cut(degrees, needed))
-        self.cuts = [
-            cut
-            for group in groups.values()
-            for cut in undominated(sorted(group, key=_point), _point)
-        ]
+        self.cuts = [cut for group in groups.values() for cut in _useful(group)]
         """That fit, with one micro-batch at least."""
         self.sequence_s = min(
             (cut.micro_batch_s / (cut.degrees.data * cut.degrees.micro_batch) for cut in self.cuts),
@@ -150,8 +153,7 @@ class SiteCuts:
 
     def timing(self, cut: Cut, num_sequences: int) -> Timing:
         """Return a cut's times for a site's share of a step."""
-        micro_batches = cut.degrees.micro_batches(num_sequences)
-        head_s = micro_batches * cut.micro_batch_s + cut.fixed_s
+        head_s = cut.head_s(cut.degrees.micro_batches(num_sequences))
         return Timing(cut, head_s - cut.window_s * (1 - 1 / cut.num_releases), head_s)
 
     def step(self, degrees: Degrees, num_sequences: int) -> StepTime:
@@ -209,7 +211,8 @@ class SiteCuts:
         return Cut(
             degrees=degrees,
             micro_batch_s=one.compute_s + one.transfers_s,
-            fixed_s=one.bubble_s + one.gradients.exposed_s,
+            passage_s=one.bubble_s / max(1, degrees.pipeline - 1),
+            reduction_s=one.gradients.exposed_s,
             tail_s=one.parameters.exposed_s + one.optimizer_s,
             window_s=0.0 if self._serial else one.window_s,
             num_releases=layers_per_stage(self._workload, degrees),
@@ -261,12 +264,27 @@ def undominated(items: Iterable[Item], point: Callable[[Item], Point]) -> list[I
     return [item for _, item in kept]
 
 
-def _point(cut: Cut) -> Point:
+def _useful(cuts: Sequence[Cut]) -> list[Cut]:
+    """Return the cuts of equal micro-batches that no other is as good as, however many they are.
+
+    Bubbles bend where there are as many micro-batches as stages: between these they lie on lines.
+    """
+    bends = sorted({1, *(cut.degrees.pipeline for cut in cuts)})
+
+    def point(cut: Cut) -> Point:
+        return _point(cut, bends)
+
+    return undominated(sorted(cuts, key=point), point)
+
+
+def _point(cut: Cut, bends: Sequence[int]) -> Point:
     """All that cuts of equal micro-batches differ in."""
+    leaving_s = cut.window_s * (1 - 1 / cut.num_releases)
+    ends_s = [cut.head_s(count) for count in bends]
     return (
         cut.micro_batch_s,
-        cut.fixed_s,
-        cut.fixed_s - cut.window_s * (1 - 1 / cut.num_releases),
+        *ends_s,
+        *(end_s - leaving_s for end_s in ends_s),
         cut.tail_s,
         cut.node_share,
         1 / cut.num_releases,

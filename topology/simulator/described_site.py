@@ -19,7 +19,7 @@ from topology.cost.degrees import Degrees, layers_per_stage
 from topology.cost.device import device_of, interior_of
 from topology.cost.layer_time import head_times, layer_times
 from topology.cost.overlap import overlap, ready_times_s
-from topology.cost.parallel import StepTime, step_from_times
+from topology.cost.parallel import StepTime, passages, step_from_times
 from topology.cost.workload import Workload, workload_described
 from topology.job import Job
 from topology.planner.parallelism import degrees_of
@@ -122,7 +122,8 @@ def timing_of(job: Job, site: Site, inside: Inside) -> Timing:
     cut = Cut(
         degrees=inside.degrees,
         micro_batch_s=(step.compute_s + step.transfers_s) / step.num_micro_batches,
-        fixed_s=step.bubble_s + step.gradients.exposed_s,
+        passage_s=step.bubble_s / (passages(inside.degrees, step.num_micro_batches) or 1),
+        reduction_s=step.gradients.exposed_s,
         tail_s=step.parameters.exposed_s + step.optimizer_s,
         window_s=0.0 if is_serial else step.window_s,
         num_releases=layers_per_stage(workload, inside.degrees),
@@ -130,7 +131,7 @@ def timing_of(job: Job, site: Site, inside: Inside) -> Timing:
         least_bytes=0.0,
         in_flight_bytes=0.0,
     )
-    head_s = step.pipeline_s + step.gradients.exposed_s
+    head_s = cut.head_s(step.num_micro_batches)
     return Timing(cut, head_s - cut.window_s * (1 - 1 / cut.num_releases), head_s)
 
 
