@@ -30,6 +30,7 @@ def further_tables(made: Rows, *, fails: bool) -> Iterator[RenderableType]:
     if cut:
         yield Text("\ninside each site, without the others", style="bold")
         yield _inside(cut)
+        yield from map(Text, _cuts(made))
     if fails:
         yield Text("\nfailures", style="bold")
         yield _goodput(made)
@@ -58,7 +59,6 @@ def _inside(rows: Sequence[tuple[Point, Inside]]) -> FittingTable:
         [
             *_setting_columns([point for point, _ in rows]),
             Column("site", [figures.words(inside.site) for _, inside in rows], is_text=True),
-            Column("cut", [in_words(inside.degrees) for _, inside in rows], is_text=True),
             Column("micro-batches", [str(inside.step.num_micro_batches) for _, inside in rows]),
             Column("passes", seconds("pipeline_s")),
             Column(
@@ -72,6 +72,16 @@ def _inside(rows: Sequence[tuple[Point, Inside]]) -> FittingTable:
             Column("after it", seconds("after_s")),
         ]
     )
+
+
+def _cuts(made: Rows) -> Iterator[str]:
+    """Yield how sites cut the model, each cut of a setting once."""
+    for point, run in made:
+        sites: dict[str, list[str]] = {}
+        for inside in run.work.inside:
+            sites.setdefault(in_words(inside.degrees), []).append(figures.words(inside.site))
+        setting = "".join(f"{path}={value}, " for path, value in point.overrides.items())
+        yield from (f"{setting}{', '.join(names)}: {cut}" for cut, names in sites.items())
 
 
 def _goodput(made: Rows) -> FittingTable:

@@ -12,6 +12,7 @@ from topology.planner.parallel_plan import all_widened
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.planner.regime import regime
+from topology.planner.why import compute_at
 from topology.units import format_duration, format_fraction, format_rate, format_size
 
 _BINDS = 0.97
@@ -28,7 +29,7 @@ def cut_binding(choice: CutChoice, search: ParallelSearch, model: JointModel) ->
     slowest = max(sites, key=lambda site: choice.timings[site.index].alone_s)
     alone_s = choice.timings[slowest.index].alone_s
     if alone_s >= _BINDS * choice.step_s:
-        return f"compute at {slowest.name}"
+        return compute_at(slowest.name, search.balanced(choice.sites)[1] / choice.step_s)
     exposed = _share(1 - alone_s / choice.step_s)
     hop, link_s = max(model.link_s.items(), key=lambda each: each[1])
     candidates = [(link_s, f"the link {sites[hop[0]].name} → {sites[hop[1]].name}")]

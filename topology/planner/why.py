@@ -9,7 +9,7 @@ from topology.planner.choice import Choice
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.regime import regime
 from topology.planner.search import Search
-from topology.planner.shares import busiest
+from topology.planner.shares import balanced, busiest
 from topology.step_time import StepModel
 from topology.units import format_duration, format_fraction, format_size
 from topology.world import Topology
@@ -28,7 +28,11 @@ def binding(choice: Choice, topology: Topology, model: StepModel) -> str:
     compute_s = model.compute_s(busiest(choice.sequences, [site.num_ranks for site in sites]))
     slowest = max(sites, key=lambda site: compute_s[site.index])
     if compute_s[slowest.index] >= _BINDS * choice.step_s:
-        return f"compute at {slowest.name}"
+        ranks, times_s = [site.num_ranks for site in sites], model.compute_s([1] * len(sites))
+        evenly = balanced(ranks, times_s, sum(choice.sequences))
+        assert evenly is not None, "this batch is spread over these sites"
+        even_s = max(model.compute_s(busiest(evenly, ranks)))
+        return compute_at(slowest.name, even_s / choice.step_s)
     hop, link_s = max(model.link_s.items(), key=lambda each: each[1])
     gateway = max(sites, key=lambda site: model.gateway_s[site.index])
     busy_s, what = max(
@@ -44,6 +48,21 @@ def binding(choice: Choice, topology: Topology, model: StepModel) -> str:
         )
     part = format_fraction(round(busy_s / choice.step_s, 2))
     return f"{what}, busy for {part} of a step; {rest}"
+
+
+def compute_at(name: str, even_share: float) -> str:
+    """Return that a site's compute binds, and whether that is for the links' sake.
+
+    Args:
+        name: Of the site.
+        even_share: Of a step: what the slowest site would compute if links cost nothing.
+    """
+    if even_share >= _BINDS:
+        return f"compute at {name}"
+    return (
+        f"compute at {name}, which takes more of the batch than over links that cost nothing, so that "
+        "others send meanwhile"
+    )
 
 
 def sentences(
