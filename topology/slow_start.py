@@ -1,8 +1,15 @@
 """What TCP's slow start leaves unused of a link. Pure.
 
-After a pause longer than its time-out a connection begins with a small window and doubles it each round
-trip (RFC 5681, 3.1 and 4.1). A window of w bytes, of all connections together, takes a round trip t
-where the link, of r bytes a second, needs w / r for it: t - w / r is lost, until a window is r t.
+A connection begins with a small window and doubles it each round trip (RFC 5681, 3.1). A window of w
+bytes, of all connections together, takes a round trip t where the link, of r bytes a second, needs w / r
+for it: t - w / r is lost, until a window is r t.
+
+RFC 5681, 4.1, begins so again after a pause longer than the time-out. Linux is kinder: it halves the
+window once for each time-out of the pause that is over, and never below the first one (RFC 2861;
+net/ipv4/tcp_output.c, tcp_cwnd_restart); its threshold remembers 3/4 of the old window
+(tcp_current_ssthresh), up to which the window doubles again. Beyond that CUBIC's grows by half a round
+trip, for its curve goes on from where it was: counted here as doubling, too. The window before the
+pause counts as what just fills the link; queues on the way make it larger.
 
 Which congestion controls do: those that leave their window to the kernel. BBR keeps its own model of the
 path, and Linux does not touch the window of one that does (net/ipv4/tcp_output.c,
@@ -11,10 +18,11 @@ tcp_slow_start_after_idle_check).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 FIRST_WINDOW_PACKETS = 10
-"""Of a connection: RFC 6928. Linux starts again from it once one was idle for longer than its time-out."""
+"""Of a connection: RFC 6928."""
 RTO_MIN_S = 0.2
 """Linux: TCP_RTO_MIN, on top of the smoothed round trip."""
 
@@ -22,6 +30,23 @@ RTO_MIN_S = 0.2
 def is_rested_slow(congestion: str) -> bool:
     """Return whether connections of a congestion control start slowly again after a pause."""
     return not congestion.startswith("bbr")
+
+
+def num_halvings(idle_s: float, rtt_s: float) -> int:
+    """Return how often a pause has halved the window: once for each time-out in it that is over."""
+    return max(0, math.ceil(idle_s / (rtt_s + RTO_MIN_S)) - 1)
+
+
+def window_after(
+    num_bytes: float, bytes_per_s: float, rtt_s: float, first_window_bytes: float
+) -> float:
+    """Return the window that a burst of so many bytes has opened, at most what fills the link."""
+    sent = 0.0
+    for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
+        sent += window_bytes
+        if sent > num_bytes:
+            return window_bytes
+    return max(first_window_bytes, bytes_per_s * rtt_s)
 
 
 def unused_s(

@@ -8,8 +8,8 @@ releases r, of which all that is not yet sent has L(r) bytes,
     end_i(k-1) + c_i - b_i(r) + RS_i(r) + x_ij(L(r)) + AG_j,
 
 with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of an
-exchange of so many bytes from i's start to j's end (topology/tree_times.py; TCP starts slowly for the
-first release only, and only if i's connections have rested before it for longer than their time-out), RS and AG the reduce-scatter and all-gather of one bucket inside the site
+exchange of so many bytes from i's start to j's end (topology/tree_times.py; TCP starts slowly for
+what leaves after a pause, with a window that depends on the pause: topology/rested_links.py), RS and AG the reduce-scatter and all-gather of one bucket inside the site
 (topology/fabric.py). That is a recurrence in the algebra of max and plus: the mean step is
 its largest cycle mean (topology/cycle_mean.py). Sites that differ do not simply wait for the slowest:
 in a gather, a late gradient finds the others' there.
@@ -45,8 +45,8 @@ from topology.fabric import reduce_scatter_s
 from topology.job import Job, Model
 from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
-from topology.slow_start import RTO_MIN_S
-from topology.tree_times import Hop, Load, bytes_of_hops, crossings_s, rate_of
+from topology.rested_links import RestedLinks
+from topology.tree_times import Hop, bytes_of_hops, crossings_s, rate_of
 from topology.trees import ReductionPlan
 from topology.wire_load import tree_ratios, wire_load, wire_loads
 from topology.world import Site, Topology
@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 _KNOTS = 8
 """Releases whose crossings are worked out; those of others lie between them, for connections that are warm
 take a time that grows with the bytes along a line, to within a chunk."""
+
+
+_EXCHANGES = 4
+"""With which windows are followed: they settle within two or three, or go to and fro."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +150,20 @@ class StepModel:
         self.link_bytes: Mapping[Hop, float] = {}
         """What a step sends over it."""
         self.gateway_s = tuple(0.0 for _ in topology.sites)
+        self._windows: dict[tuple[int, ...], Floats] = {}
+        """That spreads settle at; shape (1, H), topology/rested_links.py."""
         self._rows: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
-        self._cold_s: Floats | None = None
-        """Of all bytes, with connections that have rested; by source and target."""
+        self._links: RestedLinks | None = None
+        """None: nothing crosses."""
+        self.exchange_s = 0.0
+        """Seconds of one exchange that nothing hides, of connections that begin."""
         self._warm_s: Floats | None = None
         """Of what has not left before each release; by release, source and target."""
+        self._is_gather = plan.is_gather
         self._within_s = _within_s(topology, self._releases)
         self._share_after = np.array([each.share_after for each in self._releases])
         # Each bucket is reduced and gathered, one after another, for every site.
         self._floor_s = float(2 * self._within_s.sum(axis=1).max())
-        self._has_slow_start = False
-        self._sends_s, self._rests_s = np.zeros((2, plan.num_sites, plan.num_sites))
         if plan.num_sites > 1:
             load = wire_load(job, topology, plan, raw_bytes, known)
             self.link_bytes = bytes_of_hops(plan, load)
@@ -186,24 +193,16 @@ class StepModel:
         sizes = [self._releases[index].left_bytes for index in knots]
         loads = wire_loads(job, topology, plan, sizes, ratio)
         warm = [dataclasses.replace(each, first_window_bytes=None) for each in loads]
-        # Loads are worked out together: the cold one is the first.
-        crossings = crossings_s(plan, topology, [loads[0], *warm])
-        self._has_slow_start = plan.is_gather and loads[0].first_window_bytes is not None
-        if self._has_slow_start:
-            self._sends_s, self._rests_s = _uses_s(topology, loads[0])
+        crossings = crossings_s(plan, topology, warm)
+        self._links = RestedLinks(plan, topology, loads[0])
         least_s = per_byte_s * left_bytes
-        self._cold_s = np.where(
-            np.isinf(crossings[0]), -math.inf, np.maximum(crossings[0], least_s[0])
-        )
-        between = _between(crossings[1:], left_bytes[knots], left_bytes)
+        between = _between(crossings, left_bytes[knots], left_bytes)
         self._warm_s = np.where(
             np.isinf(between), -math.inf, np.maximum(between, least_s[:, None, None])
         )
-
-    @property
-    def exchange_s(self) -> float:
-        """Seconds of one exchange that nothing hides."""
-        return 0.0 if self._cold_s is None else max(0.0, float(self._cold_s.max()))
+        self._least_s, self._left_bytes = float(least_s[0]), left_bytes
+        [first_s], _ = self._links.crossings_s(self._links.first_h[None])
+        self.exchange_s = max(0.0, float(np.maximum(first_s, self._least_s).max()))
 
     @property
     def floor_s(self) -> float:
@@ -225,51 +224,106 @@ class StepModel:
         [step_s] = self.steps_s([sequences])
         return step_s
 
-    def steps_s(self, spreads: Sequence[Sequence[int]]) -> list[float]:
-        """Return the same for many spreads of the batch, which is faster than one by one."""
+    def steps_s(
+        self, spreads: Sequence[Sequence[int]], like: Sequence[int] | None = None
+    ) -> list[float]:
+        """Return the same for many spreads of the batch, which is faster than one by one.
+
+        Args:
+            spreads: Each as for `step_s`.
+            like: TCP's windows are those that this spread settles at, which is faster still, and what
+                spreads are that differ little; None: each has its own.
+        """
         if self._warm_s is None:
             return [max(self.compute_s(each)) for each in spreads]
-        by_site = np.array(spreads).T
-        rows = [self._rows_of(source, counts) for source, counts in enumerate(by_site)]
-        warm, cold, sends_s = (np.stack(each, axis=1) for each in zip(*rows, strict=True))
-        steps_s = self._means_s(cold)
-        if self._has_slow_start:
-            # What rests for no longer than its time-out in such a step does not start slowly again.
-            rests = steps_s[:, None, None] - sends_s > self._rests_s
-            if not rests.all():
-                steps_s = self._means_s(np.where(rests, cold, warm))
-        found: list[float] = steps_s.tolist()
+        assert self._links is not None, "there is something to exchange"
+        warm_bst, left_bst, used_bst = self._of_spreads(spreads)
+        weights_bst = warm_bst
+        if self._links.are_slow:
+            if like is None:
+                window_bh = self._settled(warm_bst, left_bst, used_bst)
+            elif tuple(like) in self._windows:
+                window_bh = self._windows[tuple(like)]
+            else:
+                window_bh = self._windows[tuple(like)] = self._settled(*self._of_spreads([like]))
+            weights_bst, _ = self._rested(warm_bst, left_bst, window_bh)
+        found: list[float] = self._at_least(largest_cycle_means(weights_bst)).tolist()
         return found
 
-    def _means_s(self, weights: Floats) -> Floats:
-        return np.maximum(largest_cycle_means(weights), self._floor_s)
+    def _settled(self, warm_bst: Floats, left_bst: Floats, used_bst: Floats) -> Floats:
+        """Return the windows that steps come to; arguments are those of `_row`, shape (B, H).
+
+        From a run's first windows on: how long a step is says how long links rest, and so with which
+        windows the next one begins.
+        """
+        links = self._links
+        assert links is not None, "there is something to exchange"
+        used_bh, about_s = links.of_links(used_bst), self._about_s(warm_bst)
+        _, in_use_bh = links.crossings_s(links.full_h[None])
+        window_bh = links.first_h[None]
+        for exchange in range(_EXCHANGES):
+            idle_bh = about_s[:, None] - np.maximum(in_use_bh, used_bh)
+            later_bh = links.windows_after(window_bh, idle_bh)
+            if exchange and np.array_equal(later_bh, window_bh):
+                break
+            window_bh = later_bh
+            weights_bst, in_use_bh = self._rested(warm_bst, left_bst, window_bh)
+            about_s = self._about_s(weights_bst)
+        return window_bh
+
+    def _rested(
+        self, warm_bst: Floats, left_bst: Floats, window_bh: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return the seconds of `_row` with windows, and for how long links are in use; (B, S, T), (B, H)."""
+        assert self._links is not None, "there is something to exchange"
+        there_bst, in_use_bh = self._links.crossings_s(window_bh)
+        there_bst = np.where(there_bst > 0, np.maximum(there_bst, self._least_s), there_bst)
+        return np.maximum(warm_bst, left_bst + there_bst), in_use_bh
+
+    def _of_spreads(self, spreads: Sequence[Sequence[int]]) -> tuple[Floats, Floats, Floats]:
+        """Return what `_row` does, of all sites; shape (B, S, T) each."""
+        rows = [self._rows_of(source, counts) for source, counts in enumerate(np.array(spreads).T)]
+        warm_bst, left_bst, used_bst = (np.stack(each, axis=1) for each in zip(*rows, strict=True))
+        return warm_bst, left_bst, used_bst
+
+    def _about_s(self, weights: Floats) -> Floats:
+        """Return steps by cycles of two sites and of one, which is quick: seldom much less than they are."""
+        return self._at_least((weights + weights.swapaxes(1, 2)).max(axis=(1, 2)) / 2)
+
+    def _at_least(self, steps_s: Floats) -> Floats:
+        longest_s: Floats = np.maximum(steps_s, self._floor_s)
+        return longest_s
 
     def _rows_of(self, source: int, counts: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
         """Return what `_row` does of many spreads, each of shape (spreads, sites)."""
         known, which = np.unique(counts, return_inverse=True)
         rows = [self._row(source, count) for count in known.tolist()]
-        warm, cold, sends_s = (np.stack(each)[which] for each in zip(*rows, strict=True))
-        return warm, cold, sends_s
+        warm, left, used = (np.stack(each)[which] for each in zip(*rows, strict=True))
+        return warm, left, used
 
     def _row(self, source: int, num_sequences: int) -> tuple[Floats, Floats, Floats]:
         """Return the seconds from a site's beginning of a step to each site's end of it; shape (sites,).
 
-        -inf for sites that do not wait for it. With warm connections, and with those that have rested;
-        and how long the connections to each site are in use. What has been worked out is kept:
-        searches ask again.
+        -inf for sites that do not wait for it. Of what does not start slowly; of what does, without
+        the time of the crossing; and how long the connections to each site are in use at least. What
+        has been worked out is kept: searches ask again.
         """
         if (source, num_sequences) in self._rows:
             return self._rows[source, num_sequences]
         assert self._warm_s is not None, "there is something to exchange"
-        assert self._cold_s is not None, "there is something to exchange"
+        assert self._links is not None, "there is something to exchange"
         compute_s = num_sequences * self._sequence_s[source]
         last = (num_sequences - 1) % self._micro_batch + 1
         window_s = self._share_after * last * self._sequence_s[source]
         left_s = compute_s - window_s + self._within_s[source]
-        warm_s = (left_s[:, None] + self._warm_s[:, source]).max(axis=0) + self._within_s[:, -1]
-        cold_s = left_s[0] + self._cold_s[source] + self._within_s[:, -1]
+        gather_s = self._within_s[:, -1]
+        warm_s = (left_s[:, None] + self._warm_s[:, source]).max(axis=0) + gather_s
         warm_s[source] = max(warm_s[source], compute_s)
-        row = warm_s, np.maximum(warm_s, cold_s), np.maximum(self._sends_s[source], window_s[0])
+        used_s = self._links.least_uses_s(source, left_s - left_s[0], self._left_bytes)
+        if self._links.are_slow and self._is_gather and len(left_s) > 1:
+            late_s = self._links.late_s(source, left_s, self._left_bytes)
+            warm_s = np.maximum(warm_s, late_s + gather_s)
+        row = warm_s, left_s[0] + gather_s, used_s
         self._rows[source, num_sequences] = row
         return row
 
@@ -310,21 +364,6 @@ def _within_s(topology: Topology, parts: Sequence[Release]) -> Floats:
 def _inside(site: Site) -> object:
     """Return what equal sites' collectives depend on."""
     return (site.nodes, site.accelerators_per_node, site.fabric)
-
-
-def _uses_s(topology: Topology, load: Load) -> tuple[Floats, Floats]:
-    """Return for how long each link of a gather sends a load, and its connections' time-out.
-
-    Shape (sites, sites). In a tree a link waits for others, and rests.
-    """
-    size = len(topology.sites)
-    sends_s, rests_s = np.zeros((2, size, size))
-    index = {site.name: site.index for site in topology.sites}
-    for link in topology.links:
-        hop = (index[link.source], index[link.target])
-        sends_s[hop] = load.sending_s(link, load.num_chunks * load.chunk_bytes[0])
-        rests_s[hop] = link.rtt_s + RTO_MIN_S
-    return sends_s, rests_s
 
 
 def _knots(left_bytes: Floats) -> list[int]:

@@ -5,10 +5,11 @@ Shapes as in topology/tree_flow.py: D directions, K trees, S sites (of a leg, it
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,6 +116,19 @@ class Crossing:
         for leg, link in of_leg.items():
             found[leg] = figure(link)
         return found
+
+    def used_legs(self, load: int) -> Iterator[Leg]:
+        """Yield the legs that carry something of a load."""
+        return (leg for leg in self._legs if self.is_used_kr[leg[1], load])
+
+    def with_windows(self, window_st: Floats) -> Crossing:
+        """Return the same with other first windows, by the sites from and to which links go."""
+        other = copy.copy(self)
+        other.window_dksr = np.full_like(self.window_dksr, math.inf)
+        for leg in self._legs:
+            other.window_dksr[leg] = window_st[self.shape.hop(leg)]
+        other.is_slow = bool(np.isfinite(other.window_dksr).any())
+        return other
 
     def shared_links(self) -> tuple[NDArray[np.bool_], tuple[Places, Places, Places]]:
         """Return the legs of the directed links that carry several: H links of M legs at most.

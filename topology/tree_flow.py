@@ -46,9 +46,32 @@ def flow_s(crossing: Crossing) -> Floats:
     Returns:
         Seconds, shape (R, S, T); -inf where nobody waits.
     """
+    times_rst, _ = _flow(crossing, _legs(crossing))
+    return times_rst
+
+
+def flow_and_uses_s(crossing: Crossing) -> tuple[Floats, Floats]:
+    """Return the same of a crossing's only load, and for how long each link is in use.
+
+    Returns:
+        Shape (S, T) each; a link that no tree uses is in use for no time.
+    """
     legs = _legs(crossing)
+    [times_st], ends_dksr = _flow(crossing, legs)
+    begins_dks, ends_dks = legs.begins_s[..., 0], ends_dksr[..., 0]
+    first_st, last_st = np.full_like(times_st, math.inf), np.zeros_like(times_st)
+    for leg in crossing.used_legs(0):
+        hop = crossing.shape.hop(leg)
+        first_st[hop] = min(first_st[hop], begins_dks[leg])
+        last_st[hop] = max(last_st[hop], ends_dks[leg])
+    return times_st, np.maximum(last_st - first_st, 0.0)
+
+
+def _flow(crossing: Crossing, legs: _Legs) -> tuple[Floats, Floats]:
+    """Return what `flow_s` does, and when the last of each leg has left it; shape (D, K, S, R)."""
     shape = crossing.shape
-    at_ksrp = _at_roots(crossing, legs)
+    ends_dksr = np.zeros(legs.begins_s.shape)
+    at_ksrp = _at_roots(crossing, legs, ends_dksr[UP])
     num_trees, num_sites = shape.parent_ks.shape
     every = np.arange(num_trees)
     at_ktsrp = np.empty((num_trees, num_sites, *at_ksrp.shape[1:]))
@@ -56,12 +79,14 @@ def flow_s(crossing: Crossing) -> Floats:
     for depth in shape.depths:
         trees, sites = shape.at(depth)
         above = at_ktsrp[trees, shape.parent_ks[trees, sites]]
-        at_ktsrp[trees, sites] = legs.left_s(DOWN, trees, sites, above)
+        left = at_ktsrp[trees, sites] = legs.left_s(DOWN, trees, sites, above)
+        delay_s = legs.delay_s[DOWN, trees, sites]
+        ends_dksr[DOWN, trees, sites] = left[..., -1].max(axis=1) - delay_s[:, None]
     ends_ktsr = at_ktsrp[..., -1]
     ends_ktsr[every, shape.root_k, shape.root_k] = -math.inf
     ends_ktsr = np.where(crossing.is_used_kr[:, None, None], ends_ktsr, -math.inf)
     times_s: Floats = ends_ktsr.max(axis=0).transpose(2, 1, 0)
-    return times_s
+    return times_s, ends_dksr
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +100,8 @@ class _Legs:
     waits_s: Floats
     """From the leg's beginning until a share can have left, for all that the link does; -inf: no wait."""
     delay_s: Floats
+    begins_s: Floats
+    """When the first chunks come; shape (D, K, S, R)."""
 
     def left_s(self, direction: int, trees: Places, sites: Places, at_s: Floats) -> Floats:
         """Return when shares are at the end of legs, given when they are at the beginning.
@@ -95,8 +122,11 @@ class _Legs:
         return left_s
 
 
-def _at_roots(crossing: Crossing, legs: _Legs) -> Floats:
-    """Return when what begins at each site is at the trees' roots; shape (K, S, R, P)."""
+def _at_roots(crossing: Crossing, legs: _Legs, ends_ksr: Floats) -> Floats:
+    """Return when what begins at each site is at the trees' roots; shape (K, S, R, P).
+
+    Writes into `ends_ksr` when the last of each leg up has left it.
+    """
     shape = crossing.shape
     num_trees, num_sites = shape.parent_ks.shape
     at_ksrp = np.zeros((num_trees, num_sites, *legs.ends_s.shape[-2:]))
@@ -104,7 +134,9 @@ def _at_roots(crossing: Crossing, legs: _Legs) -> Floats:
     for _ in shape.depths:
         trees, sites = np.nonzero(place_ks != shape.root_k[:, None])
         places = place_ks[trees, sites]
-        at_ksrp[trees, sites] = legs.left_s(UP, trees, places, at_ksrp[trees, sites])
+        left = at_ksrp[trees, sites] = legs.left_s(UP, trees, places, at_ksrp[trees, sites])
+        last_s = left[..., -1] - legs.delay_s[UP, trees, places][:, None]
+        np.maximum.at(ends_ksr, (trees, places), last_s)
         place_ks[trees, sites] = shape.parent_ks[trees, places]
     return at_ksrp
 
@@ -137,7 +169,7 @@ def _legs(crossing: Crossing) -> _Legs:
         waits_s[tuple(each[is_there_hm] for each in legs)] = shared_s[is_there_hm]
     waits_s[..., 0] = -math.inf  # the first chunks go before all others
     starts_s, ends_s = work_s(before_krp[:, None]), work_s(until_krp[:, None])
-    return _Legs(starts_s, ends_s, waits_s, crossing.rtt_dks / 2)
+    return _Legs(starts_s, ends_s, waits_s, crossing.rtt_dks / 2, begins_dksr)
 
 
 def _link_waits(

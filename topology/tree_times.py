@@ -181,13 +181,13 @@ def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> 
         ]
         if kind:
             alike = [loads[index] for index in kind]
-            counts = [_chunks_of_trees(plan, load.num_chunks) for load in alike]
+            counts = [chunks_of_trees(plan, load.num_chunks) for load in alike]
             by_tree = [[count[tree] for tree in range(len(plan.trees))] for count in counts]
             found[kind] = flow_s(Crossing(plan, topology, alike, by_tree))
     return found
 
 
-def _chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
+def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
     """Return how many of the first chunks each tree carries; its cost does not grow with them."""
     periods, rest = divmod(num_chunks, len(plan.turns))
     counts = Counter(plan.turns[:rest])

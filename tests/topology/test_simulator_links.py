@@ -14,6 +14,7 @@ from topology.simulator.engine import Engine
 from topology.simulator.links import FifoLink, Flow
 from topology.simulator.servers import Server
 from topology.simulator.sharing import FairNetwork, max_min
+from topology.slow_start import RTO_MIN_S, num_halvings, window_after
 from topology.tree_times import Load
 from topology.world import Link
 
@@ -120,11 +121,44 @@ def test_slow_start_costs_what_the_closed_form_says_and_comes_back_after_a_pause
     engine.run()
     assert arrived[-1][2] - warm_s == pytest.approx(0.02 + rtt_s / 2)
 
-    pause_s = engine.now_s + rtt_s + 1.0
+    pause_s = engine.now_s + 12 * (
+        rtt_s + RTO_MIN_S
+    )  # so often halved, it is the first window again
     for key in range(21, 41):
         engine.at(pause_s, lambda key=key: link.send(_flow(key, 2e5, arrived, engine)))
     engine.run()
     assert arrived[-1][2] - pause_s == pytest.approx(one_s)
+
+
+def test_a_pause_halves_the_window_once_for_each_time_out_that_is_over() -> None:
+    # 10 MB/s and 100 ms hold 1 MB, and time out after 300 ms. Pauses of 200, 500 and 700 ms.
+    for pause_s, halvings in ((0.2, 0), (0.5, 1), (0.7, 2)):
+        assert num_halvings(pause_s, 0.1) == halvings
+        engine, arrived = Engine(), list[tuple[int, float, float]]()
+        link = FifoLink(engine, 1, 1e7, 0.1, 3e4)
+        link.send(_flow(0, 1e7, arrived, engine))
+        engine.run()
+        again_s = arrived[-1][2] - 0.05 + pause_s
+        engine.at(
+            again_s,
+            lambda link=link, arrived=arrived, engine=engine: link.send(
+                _flow(1, 4e6, arrived, engine)
+            ),
+        )
+        engine.run()
+        # 250 kB and 500 kB take a round trip each where the link needs 25 and 50 ms.
+        waited_s = (0.0, 0.05, 0.05 + 0.075)[halvings]
+        assert arrived[-1][2] - again_s == pytest.approx(0.4 + waited_s + 0.05), f"{pause_s=}"
+
+
+def test_a_window_is_what_its_burst_has_opened() -> None:
+    # 30, 60, 120, 240 kB; 480 kB fill a link of 4 MB/s and 100 ms, which hold 400 kB.
+    link = (4e6, 0.1, 3e4)
+    assert window_after(0, *link) == 3e4
+    assert window_after(89e3, *link) == 6e4
+    assert window_after(90e3, *link) == 12e4
+    assert window_after(1e9, *link) == 4e5
+    assert window_after(1e9, 1e5, 0.1, 3e4) == 3e4
 
 
 def test_max_min_shares_by_hand() -> None:

@@ -218,14 +218,19 @@ class SiteSet:
 
     def _spread(self, model: StepModel, shortest_s: float) -> tuple[Split, float]:
         """Return a spread of the batch and its step: a better one than the first, if that is longer."""
+        begun = busiest(self._begin, self._ranks)
+        # Of many sites there are many spreads: TCP's windows are taken for those of the first one.
+        like = begun if len(self._ranks) > EXACT_SITES else None
 
         def steps_s(splits: Sequence[Split]) -> list[float]:
-            return model.steps_s([busiest(split, self._ranks) for split in splits])
+            return model.steps_s([busiest(split, self._ranks) for split in splits], like)
 
-        [begun_s] = steps_s([self._begin])
+        begun_s = model.step_s(begun)
         if begun_s <= shortest_s:
             return self._begin, begun_s
-        return improved(self._begin, self._ranks, self._job.trainer.micro_batch, steps_s)
+        split, _ = improved(self._begin, self._ranks, self._job.trainer.micro_batch, steps_s)
+        step_s = model.step_s(busiest(split, self._ranks))
+        return (split, step_s) if step_s < begun_s else (self._begin, begun_s)
 
 
 def sizings(job: Job) -> tuple[Sizing, ...]:

@@ -6,18 +6,19 @@ chunks as the link has connections, arrives one granule's time and half a round 
 the next site passes it on from then on, for chunks are reduced one by one (topology/simulator/servers.py
 says when this is exact).
 
-After a pause TCP starts slowly (topology/slow_start.py). Linux begins again from the first window once a
-connection was idle for longer than its time-out, RTT + 0.2 s.
+TCP starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the window
+that it had (topology/slow_start.py).
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from topology.simulator.engine import Engine
-from topology.slow_start import RTO_MIN_S, unused_s, windows
+from topology.slow_start import RTO_MIN_S, num_halvings, unused_s, window_after, windows
 
 Key = tuple[int, int, int]
 """Step, bucket, segment."""
@@ -75,10 +76,12 @@ class FifoLink:
         self._is_cut = False
         self._will_look = False
         """Something waits, and an action looks at it once the link is free."""
+        self._window_bytes = first_window_bytes
+        """With which the latest burst began."""
         self._ramp_bytes = self._ramp()
         """After so many, the window fills the link."""
         self._grown_bytes = 0.0
-        """Sent since the window was last the first one."""
+        """Sent since then."""
 
     def send(self, flow: Flow) -> None:
         """Take a flow whose first granule is there."""
@@ -109,8 +112,7 @@ class FifoLink:
 
     def _begin(self) -> None:
         now_s, flow = self._engine.now_s, heapq.heappop(self._waiting)[2]
-        if now_s - self._free_s > self._rtt_s + RTO_MIN_S:
-            self._grown_bytes = 0.0
+        self._shrink(now_s - self._free_s)
         work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(flow.granule_bytes)
         self._grown_bytes += flow.num_bytes
         self._free_s = now_s + work_s
@@ -141,14 +143,28 @@ class FifoLink:
         grown_bytes = self._grown_bytes
         return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
 
+    def _shrink(self, idle_s: float) -> None:
+        """Begin anew after a pause, with what it leaves of the window; the first time, with the first one."""
+        if self._first_window_bytes is None or idle_s <= self._rtt_s + RTO_MIN_S:
+            return
+        assert self._window_bytes is not None, "as there is a first one"
+        window_bytes = self._first_window_bytes
+        if math.isfinite(idle_s):
+            link = (self.bytes_per_s, self._rtt_s)
+            opened_bytes = window_after(self._grown_bytes, *link, self._window_bytes)
+            left_bytes = math.ldexp(opened_bytes, -num_halvings(idle_s, self._rtt_s))
+            window_bytes = max(window_bytes, left_bytes)
+        self._window_bytes, self._grown_bytes = window_bytes, 0.0
+        self._ramp_bytes = self._ramp()
+
     def _ramp(self) -> float:
         """Return after how many bytes the window fills the link."""
-        if self._first_window_bytes is None:
+        if self._window_bytes is None:
             return 0.0
-        return sum(windows(self.bytes_per_s, self._rtt_s, self._first_window_bytes))
+        return sum(windows(self.bytes_per_s, self._rtt_s, self._window_bytes))
 
     def _unused_s(self, num_bytes: float) -> float:
         """Return how long the link waited for its window while it sent the first `num_bytes`."""
-        if self._first_window_bytes is None:
+        if self._window_bytes is None:
             return 0.0
-        return unused_s(num_bytes, self.bytes_per_s, self._rtt_s, self._first_window_bytes)
+        return unused_s(num_bytes, self.bytes_per_s, self._rtt_s, self._window_bytes)
