@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from topology.catalogue.accelerators import catalogue, suggestion
-from topology.document import Document
+from topology.document import Document, Path
 from topology.errors import ConfigError
 from topology.models import LOOPBACK, FailureModel, is_loopback, parse_endpoint
 from topology.suggest import did_you_mean
@@ -63,10 +63,8 @@ def _check_site_names(document: Document) -> None:
         if name is None:
             continue
         if name in first:
-            line = document.place(("sites", first[name], "name")).line
-            document.add(
-                ("sites", index, "name"), f"duplicate site {name!r} (first at line {line})"
-            )
+            where = _first_at(document, ("sites", first[name], "name"))
+            document.add(("sites", index, "name"), f"duplicate site {name!r} ({where})")
         first.setdefault(name, index)
 
 
@@ -137,6 +135,12 @@ def _check_links(document: Document) -> None:
         _check_connected(document, names, set(pairs))
 
 
+def _first_at(document: Document, path: Path) -> str:
+    """Return where something stands first: its line, or that an override put it there."""
+    line = document.place(path).line
+    return f"first at line {line}" if line else "first in an override"
+
+
 def _take_pairs(
     document: Document, pairs: dict[tuple[str, str], int], index: int, pair: tuple[str, str]
 ) -> None:
@@ -146,10 +150,10 @@ def _take_pairs(
         directions.append((pair[1], pair[0]))
     for source, target in directions:
         if (source, target) in pairs:
-            line = document.place(("links", pairs[source, target], "between")).line
+            where = _first_at(document, ("links", pairs[source, target], "between"))
             document.add(
                 ("links", index, "between"),
-                f"a second link from {source!r} to {target!r} (first at line {line})",
+                f"a second link from {source!r} to {target!r} ({where})",
             )
             break
     for direction in directions:

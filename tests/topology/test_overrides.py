@@ -30,6 +30,11 @@ def test_overrides_change_values_in_order_and_make_what_is_not_there() -> None:
     assert not topology.emulate
 
 
+def test_a_name_that_an_override_made_a_second_one_has_no_line() -> None:
+    with pytest.raises(ConfigError, match=r"duplicate site 'virginia' \(first in an override\)"):
+        load_topology(TOPOLOGY, "t.yaml", ["sites.0.name=virginia"])
+
+
 def test_an_override_does_not_reach_through_an_alias() -> None:
     text = TOPOLOGY.replace("fabric: {", "fabric: &f {").replace(
         "like: oregon,", "like: oregon, fabric: *f,"
