@@ -54,8 +54,8 @@ def test_a_probe_through_a_coordinator_that_runs_already(run: Bench) -> None:
             *("agent", "--site", site, "--coordinator", address, "--topology", str(path)),
             *("--state", str(run.folder / f"agent-{site}")),
         )
-    asked = ("probe", str(path), "--coordinator", address, "--json")
-    asked += ("--connections", "1", "--window", "100ms")
+    few = ("--connections", "1", "--window", "100ms")
+    asked = ("probe", str(path), "--coordinator", address, "--json", *few)
 
     data = run.isthmus(*asked, "--write").check().envelope["data"]
 
