@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from protos.errors import LayoutMismatchError
 from protos.frame import Frame
 from sites.codecs.parts import Floats
 from sites.gateway.forms import Form
-from sites.gateway.lateness import Arrival
+from sites.gateway.lateness import Arrival, lateness_s
 from sites.gateway.reduction import BucketReduction, ChunkReduction, Event
 from sites.gateway.rounds import BucketKey
 from sites.gateway.server import Sender
@@ -98,6 +99,50 @@ class BucketRun:
     empty: list[Shard] = field(default_factory=list)
     """Shards without a chunk, whose ranks still want to know the weight."""
     num_reduced: int = 0
+    """Ranks of this node that have their part."""
+
+    def account(
+        self, chunk: Chunk, rank: int, wire_bytes: int, weight: float | None
+    ) -> list[Shard]:
+        """Add up what a chunk did for its rank.
+
+        Args:
+            chunk: of this bucket.
+            rank: which it belongs to.
+            wire_bytes: sent of it since it was last asked.
+            weight: tokens of all sites; None while the chunk is not finished.
+
+        Returns:
+            The rank's shard when that was the last of it.
+        """
+        shard = self.shards[rank]
+        shard.wire_bytes += wire_bytes
+        if weight is None:
+            return []
+        self.weight = weight
+        # A chunk is finished by the last that its machine does.
+        shard.encode_s += chunk.machine.encode_s
+        shard.decode_s += chunk.machine.decode_s
+        shard.remaining -= 1
+        return [] if shard.remaining else [shard]
+
+    def reduced(self, shard: Shard, now_s: float) -> Reduced:
+        """Count a shard that is reduced, and return what its rank is told."""
+        self.num_reduced += 1
+        inter_s = now_s - shard.ready_s
+        late_s = max(
+            (lateness_s(shard.ready_s, arrival) for arrival in self.arrivals.values()), default=0.0
+        )
+        return Reduced(
+            round=self.key[0],
+            bucket=self.key[1],
+            weight=math.nan if self.weight is None else self.weight,
+            inter_s=inter_s,
+            wait_s=min(late_s, inter_s),
+            encode_s=shard.encode_s,
+            decode_s=shard.decode_s,
+            wire_bytes=shard.wire_bytes,
+        )
 
 
 def compare_posts(name: str, first: Post, post: Post) -> None:

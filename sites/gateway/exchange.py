@@ -1,17 +1,14 @@
 """Brings contributions of local ranks and frames of peers together, chunk by chunk.
 
 Each chunk's machine gets its events one after another: the own part on whichever pool thread is free,
-what peers send mostly on the thread that received it. Different
-chunks run side by side, so encoding, sending, summing and decoding overlap. Own contributions are
-admitted in (round, bucket, chunk) order as the links take them, so that encoded bytes do not
-pile up, and as far as peers have room for them (`credit.py`); what peers send is taken over at once, and
-kept until the local ranks' own is there.
+what peers send mostly on the thread that received it. Different chunks run side by side, so encoding,
+sending, summing and decoding overlap. Own contributions are admitted in (round, bucket, chunk) order
+as the links take them, so that encoded bytes do not pile up, and as far as peers have room for them
+(`admission.py`); what peers send is taken over at once, and kept until the local ranks' own is there.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,46 +17,28 @@ from functools import partial
 from protos.errors import (
     DeadlineExceededError,
     IsthmusError,
-    LayoutMismatchError,
-    LocalProtocolError,
     PeerLostError,
     RemoteProtocolError,
     StaleGenerationError,
 )
 from protos.frame import HEADER_BYTES, Frame, Kind
-from sites.codecs.registry import EXACT
-from sites.gateway.bucket_run import (
-    BucketRun,
-    Chunk,
-    Post,
-    Reduced,
-    Shard,
-    compare_posts,
-)
+from sites.gateway.admission import Admission
+from sites.gateway.bucket_run import BucketRun, Chunk, Post, Reduced, Shard
 from sites.gateway.config import GatewayConfig
 from sites.gateway.credit import Credit, credit_of_peers
 from sites.gateway.failure import Failure
 from sites.gateway.finite import check_finite
 from sites.gateway.forms import Form
-from sites.gateway.grid import grid
 from sites.gateway.held import FRAME_BYTES, Held
-from sites.gateway.lateness import Arrival, lateness_s
+from sites.gateway.lateness import Arrival
 from sites.gateway.link import Link
-from sites.gateway.plan_schedule import Begun, PlanSchedule
-from sites.gateway.pool import Pool, Priority
+from sites.gateway.plan_schedule import Begun
+from sites.gateway.pool import Pool
 from sites.gateway.proposal import Proposal
 from sites.gateway.rank_encoding import own_encoded
-from sites.gateway.reduction import (
-    Bucket,
-    BucketReduction,
-    Event,
-    Own,
-    Received,
-    Send,
-)
-from sites.gateway.residuals import Residuals
-from sites.gateway.rounds import BucketKey, Rounds
+from sites.gateway.reduction import Event, Own, Received, Send
 from sites.gateway.server import Sender
+from sites.gateway.under_way import UnderWay
 
 _CHECK_S = 1.0
 _OUTCOME_LEASES = 3
@@ -88,25 +67,17 @@ class Exchange:
         """
         self._config = config
         self._site = config.site_index
-        self._plans = PlanSchedule(config.plan, config.codecs, self._site)
         self._pool = pool
         self._on_reduced = on_reduced
         self._on_failure = on_failure
         self._links: Mapping[Sender, Link] = {}
         self._condition = threading.Condition()
-        self._runs: dict[BucketKey, BucketRun] = {}
-        self._rounds = Rounds()
-        self._residuals = Residuals()
+        self._under_way = UnderWay(config)
         credit = credit_of_peers(config)
-        self._credit = Credit(credit)
+        self._admission = Admission(Credit(credit), config.ranks_per_node[self._site])
         self._held = Held({peer: 2 * num_bytes for peer, num_bytes in credit.items()})
-        self._waiting: list[tuple[Priority, BucketRun, Chunk, Own]] = []
-        """A heap: own chunks that are not admitted yet. Priorities are unique."""
-        self._admitted_bytes = 0
         self._last_arrival_s: dict[Sender, float] = {}
         self._closed = False
-        self.begun: Begun | None = None
-        """The latest switch of plans that a local rank has got to."""
 
     def connect(self, links: Mapping[Sender, Link]) -> None:
         """Take all links that there are now, in a mapping that stays as it is. Before the first call nothing may be posted."""
@@ -119,30 +90,37 @@ class Exchange:
             Whether it is kept, and the latest round that a local rank has posted.
         """
         with self._condition:
-            return self._plans.propose(proposal, self._rounds.current), self._rounds.current
+            return self._under_way.plans.propose(
+                proposal, self._under_way.rounds.current
+            ), self._under_way.rounds.current
 
     def decide(self, epoch: int, *, commit: bool) -> None:
         """Take the outcome of a proposal: ranks that wait for it go on."""
         with self._condition:
-            self._plans.decide(epoch, commit=commit)
+            self._under_way.plans.decide(epoch, commit=commit)
             self._condition.notify_all()
 
     def needs(self, site: int) -> bool:
         """Whether a plan of rounds under way, or of later ones, has a use for the link to a site."""
         with self._condition:
-            return self._plans.needs(site)
+            return self._under_way.plans.needs(site)
 
     def close(self) -> None:
         """Let everybody who waits go."""
         with self._condition:
             self._closed = True
-            self._waiting.clear()
+            self._admission.clear()
             self._condition.notify_all()
 
     @property
     def round(self) -> int:
         """The latest round that a local rank has posted; -1 before the first."""
-        return self._rounds.current
+        return self._under_way.rounds.current
+
+    @property
+    def begun(self) -> Begun | None:
+        """The latest switch of plans that a local rank has got to."""
+        return self._under_way.begun
 
     # ---------------------------------------------------------------- local ranks
 
@@ -156,11 +134,10 @@ class Exchange:
         """
         if self._config.non_finite == "stop" and post.form is not Form.ENCODED:
             check_finite(post)
-        key = post.round, post.bucket
         replies: list[tuple[int, Reduced]] = []
         with self._condition:
             self._wait_for_plan(post.round)
-            run = self._open(key, rank, post)
+            run = self._open(rank, post)
             assert run.reduction is not None
             chunks = run.reduction.bucket.grid.chunks(self._site, rank)
             now_s = time.monotonic()
@@ -172,11 +149,10 @@ class Exchange:
                 name = f"rank {rank}: bucket {post.bucket} chunk {index}"
                 encoded = own_encoded(name, run.reduction.codec(index), post.form, values)
                 own = Own(values, post.weight, encoded)
-                entry = ((*key, index), run, self._chunk(run, index), own)
-                heapq.heappush(self._waiting, entry)
+                self._admission.add(run, self._under_way.chunk(run, index), own)
             if not chunks:
                 run.empty.append(shard)
-                replies = self._answer_empty(run, now_s)
+                replies = [self._reduced(run, each, now_s) for each in self._without_chunks(run)]
         self.pump()
         self._reply(replies)
 
@@ -189,7 +165,7 @@ class Exchange:
         """
         patience_s = _OUTCOME_LEASES * self._config.peer_lost_s
         deadline_s = time.monotonic() + patience_s
-        while not self._plans.is_settled(round_):
+        while not self._under_way.plans.is_settled(round_):
             if self._closed:
                 raise PeerLostError("this gateway is stopping", self._config.site)
             remaining_s = deadline_s - time.monotonic()
@@ -201,58 +177,17 @@ class Exchange:
 
     def pump(self) -> None:
         """Admit own chunks to encoding, as far as the links keep up."""
-        if not self._waiting:  # without the lock: who adds to it calls this afterwards
+        if not self._admission:  # without the lock: who adds to it calls this afterwards
             return
         with self._condition:
-            while self._waiting and not self._closed and self._may_admit():
-                order, run, chunk, own = heapq.heappop(self._waiting)
-                self._credit.take(order, chunk.peers, chunk.most_bytes)
-                self._admitted_bytes += chunk.raw_bytes
+            while not self._closed and (admitted := self._admission.next(self._links.values())):
+                run, chunk, own = admitted
                 if self._deliver(chunk, own):
                     self._pool.submit((*run.key, chunk.index), partial(self._work, run, chunk))
 
-    def _may_admit(self) -> bool:
-        """Return whether the earliest own chunk that waits may be sent.
-
-        Only of a bucket that all ranks of the node have posted: those of a late rank come before those
-        of the others' later buckets, here as at all sites.
-        """
-        _, run, chunk, _ = self._waiting[0]
-        return (
-            len(run.shards) == self._config.ranks_per_node[self._site]
-            and self._credit.has_room(chunk.peers, chunk.most_bytes)
-            and all(
-                link.unsent_bytes + self._admitted_bytes < link.ahead_bytes
-                for link in self._links.values()
-            )
-        )
-
-    def _open(self, key: BucketKey, rank: int, post: Post) -> BucketRun:
-        """Return the bucket's run, made by the first rank that posts it."""
-        name = f"rank {rank}: round {post.round} bucket {post.bucket}"
-        if post.round > self._rounds.current:
-            self._begin_round(post.round)
-        run = self._runs.get(key)
-        if self._rounds.is_done(key) or (run is not None and rank in run.shards):
-            raise LocalProtocolError(f"{name} was posted twice")
-        if run is not None and run.first is not None:
-            compare_posts(name, run.first, post)
-            return run
-        if post.round < self._rounds.current:
-            raise LocalProtocolError(f"{name} came after round {self._rounds.current} had begun")
-        if run is None:
-            run = self._runs[key] = BucketRun(key)
-        config = self._config
-        cut = grid(post.numel, config.chunk_numel, config.ranks_per_site)
-        ruling = self._plans.of(post.round)
-        codecs = (EXACT,) * len(ruling.codecs) if post.exact else ruling.codecs
-        bucket = Bucket(config.generation, *key, post.layout, codecs, cut, time.thread_time)
-        residuals = None
-        if config.error_feedback and not all(codec.lossless for codec in codecs):
-            residuals = self._residuals.bucket(post.bucket, post.layout, post.numel)
-        run.reduction = BucketReduction(bucket, ruling.plan, ruling.roles, residuals)
-        run.first = post
-        self._rounds.note_posted(key)
+    def _open(self, rank: int, post: Post) -> BucketRun:
+        """Return a bucket's run; the first rank that posts it has what came early taken up."""
+        run = self._under_way.open(rank, post)
         early, run.early = run.early, []
         for sender, frame in early:
             try:
@@ -260,22 +195,6 @@ class Exchange:
             except IsthmusError as error:  # the peer's, not of the rank that posts
                 self._on_failure(Failure.of(error, self._config.sites[sender[0]]))
         return run
-
-    def _begin_round(self, round_: int) -> None:
-        """A local rank has gone on: every bucket of the round before has been posted."""
-        for key, run in self._runs.items():
-            if run.reduction is None and key[0] < round_:
-                site = self._config.sites[run.early[0][0][0]]
-                raise LayoutMismatchError(
-                    f"site {site} has a bucket {key[1]} in round {key[0]}; site "
-                    f"{self._config.site} has not"
-                )
-        self._rounds.begin(round_)
-        begun = self._plans.begin(round_)
-        if begun is not None:
-            # What was lost in one role is not owed in another: sums, parts and results have their units.
-            self._residuals.forget()
-            self.begun = Begun(begun.epoch, round_)
 
     # ---------------------------------------------------------------- peers
 
@@ -297,7 +216,7 @@ class Exchange:
         with self._condition:
             if self._closed:
                 raise PeerLostError("this gateway is stopping", self._config.site)
-            run = self._runs.get(key)
+            run = self._under_way.find(key)
             if self._is_repetition(run, sender, frame):
                 return
             ready = self._take_over(sender, frame, now_s)
@@ -308,7 +227,7 @@ class Exchange:
         """Return whether a frame changes nothing any more: its connection broke before it was told so."""
         key = frame.key
         if run is None or run.reduction is None:
-            if not self._rounds.is_ahead((key.round, key.bucket)):
+            if not self._under_way.rounds.is_ahead((key.round, key.bucket)):
                 return True
         else:
             chunk = run.chunks.get(key.chunk)
@@ -323,7 +242,7 @@ class Exchange:
     ) -> tuple[BucketRun, Chunk] | None:
         """Deliver a frame, or keep it until a local rank has posted its bucket; return what to work on."""
         key = frame.key.round, frame.key.bucket
-        run = self._runs.setdefault(key, BucketRun(key))
+        run = self._under_way.expect(key)
         self._note_arrival(run, sender, frame, now_s)
         ready = None
         if run.reduction is None:
@@ -344,7 +263,7 @@ class Exchange:
             raise RemoteProtocolError(
                 f"chunk {frame.key.chunk} belongs to rank {rank}, not to this node"
             )
-        chunk = self._chunk(run, frame.key.chunk)
+        chunk = self._under_way.chunk(run, frame.key.chunk)
         return chunk if self._deliver(chunk, Received(sender[0], frame)) else None
 
     def _note_arrival(self, run: BucketRun, sender: Sender, frame: Frame, now_s: float) -> None:
@@ -363,18 +282,6 @@ class Exchange:
             )
 
     # ---------------------------------------------------------------- chunks
-
-    def _chunk(self, run: BucketRun, index: int) -> Chunk:
-        chunk = run.chunks.get(index)
-        if chunk is None:
-            assert run.reduction is not None
-            numel = run.reduction.bucket.grid.span(index)[1]
-            peers = tuple(self._owner(run, index, site) for site in run.reduction.readers(index))
-            most_bytes = FRAME_BYTES + run.reduction.codec(index).max_bytes(numel)
-            machine = run.reduction.chunk(index)
-            chunk = Chunk(index, machine, 4 * numel, peers, most_bytes)
-            run.chunks[index] = chunk
-        return chunk
 
     def _deliver(self, chunk: Chunk, event: Event) -> bool:
         """Put an event into a chunk's inbox; return whether the caller is to have it worked on.
@@ -417,7 +324,7 @@ class Exchange:
         finally:
             if isinstance(event, Own):
                 with self._condition:
-                    self._admitted_bytes -= chunk.raw_bytes
+                    self._admission.note_handled(chunk)
         if wire_bytes or weight is not None:
             self._account(run, chunk, wire_bytes, weight)
         if isinstance(event, Own) or weight is not None:
@@ -436,47 +343,30 @@ class Exchange:
             chunk.is_summed, chunk.is_finished = True, is_finished
             self._held.release(order)
             if is_finished:
-                self._credit.give_back(order)
+                self._admission.credit.give_back(order)
 
     def _send(self, run: BucketRun, chunk: Chunk, action: Send) -> int:
-        gateway = self._owner(run, chunk.index, action.site)
+        gateway = self._under_way.gateway(run, chunk.index, action.site)
         return self._links[gateway].send(action.frame, chunk.raw_bytes)
-
-    def _owner(self, run: BucketRun, index: int, site: int) -> Sender:
-        """Return the gateway whose ranks' shards hold a chunk at a site."""
-        assert run.reduction is not None
-        rank = run.reduction.bucket.grid.owner(site, index)
-        return site, rank // self._config.ranks_per_node[site]
 
     def _account(self, run: BucketRun, chunk: Chunk, wire_bytes: int, weight: float | None) -> None:
         """Add up what a chunk did for its rank; reply when it was the rank's last."""
         assert run.reduction is not None
-        replies: list[tuple[int, Reduced]] = []
+        rank = run.reduction.bucket.grid.owner(self._site, chunk.index)
         with self._condition:
-            rank = run.reduction.bucket.grid.owner(self._site, chunk.index)
-            shard = run.shards[rank]
-            shard.wire_bytes += wire_bytes
-            if weight is not None:
-                now_s = time.monotonic()
-                run.weight = weight
-                # A chunk is finished by the last that its machine does.
-                shard.encode_s += chunk.machine.encode_s
-                shard.decode_s += chunk.machine.decode_s
-                shard.remaining -= 1
-                if shard.remaining == 0:
-                    replies = [self._reduced(run, shard, now_s)]
-                replies += self._answer_empty(run, now_s)
+            now_s = time.monotonic()
+            shards = run.account(chunk, rank, wire_bytes, weight) + self._without_chunks(run)
+            replies = [self._reduced(run, shard, now_s) for shard in shards]
         self._reply(replies)
 
-    def _answer_empty(self, run: BucketRun, now_s: float) -> list[tuple[int, Reduced]]:
-        """Finish the ranks without a chunk once the weight is known, or never will be here."""
+    def _without_chunks(self, run: BucketRun) -> list[Shard]:
+        """Return the shards without a chunk once the weight is known, or never will be here."""
         assert run.reduction is not None
-        config = self._config
-        first_rank = config.node * config.ranks_per_node[self._site]
+        first_rank = self._config.node * self._config.ranks_per_node[self._site]
         if run.weight is None and run.reduction.bucket.grid.chunks(self._site, first_rank):
             return []
         shards, run.empty = run.empty, []
-        return [self._reduced(run, shard, now_s) for shard in shards]
+        return shards
 
     def _reply(self, replies: list[tuple[int, Reduced]]) -> None:
         for rank, reduced in replies:
@@ -484,21 +374,7 @@ class Exchange:
 
     def _reduced(self, run: BucketRun, shard: Shard, now_s: float) -> tuple[int, Reduced]:
         """Finish a rank's part, and the bucket with the last of this node's ranks."""
-        run.num_reduced += 1
+        reduced = run.reduced(shard, now_s)
         if run.num_reduced == self._config.ranks_per_node[self._site]:
-            del self._runs[run.key]
-            self._rounds.note_done(run.key)
-        inter_s = now_s - shard.ready_s
-        late_s = max(
-            (lateness_s(shard.ready_s, arrival) for arrival in run.arrivals.values()), default=0.0
-        )
-        return shard.rank, Reduced(
-            round=run.key[0],
-            bucket=run.key[1],
-            weight=math.nan if run.weight is None else run.weight,
-            inter_s=inter_s,
-            wait_s=min(late_s, inter_s),
-            encode_s=shard.encode_s,
-            decode_s=shard.decode_s,
-            wire_bytes=shard.wire_bytes,
-        )
+            self._under_way.finish(run)
+        return shard.rank, reduced

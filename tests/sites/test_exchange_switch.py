@@ -94,7 +94,9 @@ class Training:
 
     def may_post(self, site: int) -> bool:
         round_, bucket = self.places[site]
-        if round_ == ROUNDS or not self.bench.exchanges[site]._plans.is_settled(self.name(round_)):
+        if round_ == ROUNDS or not self.bench.exchanges[site]._under_way.plans.is_settled(
+            self.name(round_)
+        ):
             return False
         if bucket:
             return True
