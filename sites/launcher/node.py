@@ -47,6 +47,8 @@ class Watch:
         self._name = name
         self._first_rank = first_rank
         self._failures: dict[int, RankFailure] = {}
+        self._unexplained: list[RankFailure] = []
+        """The first that SIGTERM ended when nothing else had failed."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
 
@@ -62,7 +64,11 @@ class Watch:
         """
         self._stopped.set()
         self._thread.join(1.0)  # it may hang in waitid when a rank cannot be killed
-        self._add([self._describe(rank - self._first_rank, *ended) for rank, ended in told.items()])
+        added = [self._describe(rank - self._first_rank, *ended) for rank, ended in told.items()]
+        if all(each.exit_code == -signal.SIGTERM for each in added):
+            self._add(self._unexplained)
+        self._add(added)
+        self._add(self._unexplained)
 
     def _watch(self) -> None:
         while not self._stopped.wait(_LOOK_S):
@@ -71,9 +77,18 @@ class Watch:
                 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:
                 continue
-            self._add(self._look())
+            self.look()
 
-    def _look(self) -> list[RankFailure]:
+    def look(self) -> None:
+        """Tell of the ranks that have ended and are not reaped, unless all were only sent SIGTERM."""
+        seen = self._ended()
+        if self._failures or any(each.exit_code != -signal.SIGTERM for each in seen):
+            self._add(seen)
+        else:
+            # Perhaps torchrun has reaped the first one already, and ends the others: it will tell.
+            self._unexplained = self._unexplained or seen
+
+    def _ended(self) -> list[RankFailure]:
         """Return the failures among the ranks that have ended and are not reaped."""
         failures = []
         for path in self._ranks.glob(f"{self._name}_*/attempt_0/*/{PID_FILE}"):
@@ -103,7 +118,7 @@ class Watch:
         new = [failure for failure in failures if failure.rank not in self._failures]
         if not new:
             return
-        # torchrun sends SIGTERM only after another failure; a lone one is somebody else's.
+        # torchrun sends SIGTERM only after another failure; if it tells of no other, it was somebody else.
         cause = bool(self._failures) or any(each.exit_code != -signal.SIGTERM for each in new)
         for failure in new:
             if failure.exit_code == -signal.SIGTERM and cause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from sites.agent.torchrun import reserved_port
 from sites.launcher.failures import (
     COLLATERAL_EXIT_CODE,
     MESSAGE_CHARS,
+    PID_FILE,
     RankFailure,
     describe_failure,
     one_line,
@@ -21,6 +23,7 @@ from sites.launcher.failures import (
     write_error_file,
     write_failures,
 )
+from sites.launcher.node import Watch
 
 WAIT_S = 90.0
 
@@ -151,6 +154,27 @@ def test_failures_survive_the_file(tmp_path: Path) -> None:
     cause = failure(1, -9, 6.0)
     write_failures(path, [victim, cause])
     assert read_failures(path) == [cause, victim]
+
+
+def test_a_rank_that_torchrun_ends_is_not_taken_for_the_first(tmp_path: Path) -> None:
+    """torchrun has reaped the one that was killed before the watch could see it."""
+    ranks = tmp_path / "ranks" / "r-1_x" / "attempt_0"
+    for local_rank in range(2):
+        (ranks / str(local_rank)).mkdir(parents=True)
+    watch = Watch(tmp_path, "r-1", 0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        (ranks / "0" / PID_FILE).write_text(str(other.pid))
+        other.send_signal(signal.SIGTERM)
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        watch.look()
+        assert not (tmp_path / "failures.json").exists()
+        watch.start()
+        watch.finish({1: (other.pid + 1, -signal.SIGKILL)})
+    found = [
+        (each.rank, each.exit_code, each.collateral)
+        for each in read_failures(tmp_path / "failures.json")
+    ]
+    assert found == [(1, -signal.SIGKILL, False), (0, -signal.SIGTERM, True)]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '[{"rank": 1}]', "{"])
