@@ -235,3 +235,8 @@ def _number(value: float) -> str:
     decimals = max(0, 3 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def significant(value: float, num_digits: int) -> float:
+    """Return a figure rounded to so many significant digits, for people."""
+    return float(f"{value:.{num_digits}g}")

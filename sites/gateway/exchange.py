@@ -362,6 +362,8 @@ class Exchange:
     def _without_chunks(self, run: BucketRun) -> list[Shard]:
         """Return the shards without a chunk once the weight is known, or never will be here."""
         assert run.reduction is not None
+        if not run.empty:
+            return []
         first_rank = self._config.node * self._config.ranks_per_node[self._site]
         if run.weight is None and run.reduction.bucket.grid.chunks(self._site, first_rank):
             return []

@@ -13,7 +13,7 @@ from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.planner.regime import regime
 from topology.planner.why import compute_at
-from topology.units import format_duration, format_fraction, format_rate, format_size
+from topology.units import format_duration, format_fraction, format_rate, format_size, significant
 
 _BINDS = 0.97
 """Share of a step from which on what takes it is all that counts."""
@@ -141,7 +141,7 @@ def _needed(search: ParallelSearch, choice: CutChoice) -> str:
     links = choice.topology(search.topology).links
     rates = {link.bytes_per_s for link in links}
     if len(rates) == 1:
-        return f"For {wanted}, links of {format_rate(_digits(factor * rates.pop()))} are enough."
+        return f"For {wanted}, links of {format_rate(significant(factor * rates.pop(), 3))} are enough."
     return f"For {wanted}, links of {factor:.3g} times their bandwidth are enough."
 
 
@@ -184,7 +184,3 @@ def _regime(search: ParallelSearch, choice: CutChoice, model: JointModel) -> lis
 
 def _share(value: float) -> str:
     return format_fraction(round(value, 3))
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.3g}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from topology.cost.local_sgd import Round, local_round
 from topology.cost.memory import outer_optimizer_bytes
-from topology.units import format_duration, format_fraction, format_size
+from topology.units import format_duration, format_fraction, format_size, significant
 
 _UTILISED = 0.95
 """Of a round's time, that longer rounds are to leave to compute."""
@@ -40,7 +40,7 @@ def regime(
             "would gain less than 1 % here."
         ]
     told = [
-        f"{name}: {format_duration(_digits(each.step_s))} a step in the mean, "
+        f"{name}: {format_duration(significant(each.step_s, 4))} a step in the mean, "
         f"{format_fraction(round(each.utilisation, 3))} of it compute"
         for name, (each, _) in (
             (f"DiLoCo, {plain[0].steps} steps a round", plain),
@@ -50,7 +50,7 @@ def regime(
     name = "streaming" if best is streamed else "DiLoCo"
     return [
         f"plan.max_sync_period permits {most} steps between exchanges. {told[0]}. {told[1]}. Every step: "
-        f"{format_duration(_digits(step_s))}. Recommended is {name}, if your training tolerates it; its "
+        f"{format_duration(significant(step_s, 4))}. Recommended is {name}, if your training tolerates it; its "
         f"outer optimizer takes {format_size(outer_optimizer_bytes(shard_parameters, best[1]))} more an "
         "accelerator.",
         "This version exchanges every step all the same: nothing in it executes another period, and "
@@ -78,7 +78,3 @@ def rounds(
 
     fragments = min(_FRAGMENTS, most)
     return (shortest(1, 0), 1), (shortest(fragments, 1), fragments)
-
-
-def _digits(seconds: float) -> float:
-    return float(f"{seconds:.4g}")

@@ -11,7 +11,7 @@ from topology.planner.regime import regime
 from topology.planner.search import Search
 from topology.planner.shares import balanced, busiest
 from topology.step_time import StepModel
-from topology.units import format_duration, format_fraction, format_size
+from topology.units import format_duration, format_fraction, format_size, significant
 from topology.world import Topology
 
 _BINDS = 0.97
@@ -43,8 +43,8 @@ def binding(choice: Choice, topology: Topology, model: StepModel) -> str:
     rest = f"{exposed} of a step is not compute at {slowest.name}, which computes longest"
     if busy_s < _PACED * model.exchange_s:
         return (
-            f"round trips: an exchange by itself takes {format_duration(_digits(model.exchange_s))}, of "
-            f"which {what}, busiest of all, works for {format_duration(_digits(busy_s))}; {rest}"
+            f"round trips: an exchange by itself takes {format_duration(significant(model.exchange_s, 4))}, of "
+            f"which {what}, busiest of all, works for {format_duration(significant(busy_s, 4))}; {rest}"
         )
     part = format_fraction(round(busy_s / choice.step_s, 2))
     return f"{what}, busy for {part} of a step; {rest}"
@@ -102,7 +102,7 @@ def _summary(search: Search, choice: Choice) -> str:
     )
     return (
         f"{len(choice.sites)} of {num_sites} sites take part, with sequences of a step each: {who}; "
-        f"{crossing}. A step takes {format_duration(_digits(choice.step_s))}."
+        f"{crossing}. A step takes {format_duration(significant(choice.step_s, 4))}."
     )
 
 
@@ -184,7 +184,7 @@ def _hidden(choice: Choice, model: StepModel) -> list[str]:
     if model.exchange_s <= 0 or exposed_s <= 0:
         return []
     return [
-        f"An exchange that nothing hides takes {format_duration(_digits(model.exchange_s))}; the last "
+        f"An exchange that nothing hides takes {format_duration(significant(model.exchange_s, 4))}; the last "
         "micro-batch's backward pass is all that can hide it: gradients of earlier micro-batches are "
         "summed first."
     ]
@@ -202,7 +202,3 @@ def _regime(search: Search, choice: Choice, model: StepModel) -> list[str]:
         choice.step_s,
         num_parameters(search.job.trainer.model) / min(ranks),
     )
-
-
-def _digits(seconds: float) -> float:
-    return float(f"{seconds:.4g}")
