@@ -14,8 +14,9 @@ from orchestrator.replanner import Replanner
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
-from topology.job import Job, Reduction, Replan
+from topology.job import Job, Reduction
 from topology.load import load_job
+from topology.plan_wishes import Replan
 from topology.world import Topology
 
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]

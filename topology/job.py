@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from topology.plan_wishes import PlanWishes
+from topology.workload import DescribedModel, Parallel
+
 CODECS = (
     "fp32",
     "bf16",
@@ -38,13 +41,6 @@ by itself, which is what an efficiency of 1 means.
 COMPUTES = ("real", "modelled")
 """`modelled`: a step takes the time that the topology's accelerators would need (topology/compute.py);
 tensors and communication are real, and nothing is learnt."""
-
-PLAN_SITES = ("auto", "all")
-"""`auto`: a site that slows the others is left out; `all`: none is."""
-MICRO_BATCHES = ("given", "auto")
-"""`given`: a plan keeps the trainer's; `auto`: it takes the largest that fits the accelerators' memory."""
-OBJECTIVES = ("throughput", "cost")
-"""What a plan is best at: tokens a second, or US dollars a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,130 +99,6 @@ class Reduction:
     """Of a hierarchy: sites near each other; by their round trips when absent."""
     trees: tuple[NamedTree, ...] = ()
     """Instead of a form: exactly these."""
-
-
-RECOMPUTES = ("none", "selective", "full")
-"""What the backward pass computes again instead of keeping it: nothing, the attention's scores and what
-follows from them, or whole layers."""
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
-"""What parameters and activations are computed with."""
-GATEWAYS = ("measured", "unlimited")
-"""How fast a plan takes gateways and codecs to be: as they were measured, or of no cost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
-    """How a site cuts the model over its ranks; they multiply to their number, `expert` within `data`."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    data: int = 1
-    zero_stage: int = 0
-    """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too (FSDP)."""
-    micro_batch: int = 1
-    """Sequences that a replica takes through a stage at once."""
-    virtual_stages: int = 1
-    recompute: str = "none"
-    """One of RECOMPUTES."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks that it takes."""
-        return self.tensor * self.pipeline * self.context * self.data
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Degrees that a script can do at most; None: any."""
-
-    tensor: int | None = None
-    pipeline: int | None = None
-    context: int | None = None
-    expert: int | None = None
-    zero_stage: int | None = None
-    virtual_stages: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A site that takes part, and its part of the batch."""
-
-    site: str
-    sequences: int
-    """Of a step, over the site's ranks."""
-    parallel: Parallel | None = None
-    """How it cuts the model of a script of one's own, which reads it here; None: its own business."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribedModel:
-    """What a script of one's own trains, as far as a plan has to know (topology/cost/workload.py)."""
-
-    layers: int
-    width: int
-    heads: int
-    vocabulary: int
-    context: int
-    """Tokens of a sequence."""
-    global_batch: int
-    """Sequences a step, over all sites."""
-    kv_heads: int | None = None
-    """None: as many as `heads`."""
-    feed_forward: int | None = None
-    """Width of the MLP, of each expert if there are several; None: 4 times `width`."""
-    gated: bool = False
-    tied: bool = True
-    experts: int = 1
-    active_experts: int = 1
-    """Experts that each token passes through."""
-    precision: str = "bf16"
-    """One of PRECISIONS: of parameters and activations."""
-    gradient_bytes: int = 4
-    """Of an element, as it is kept and reduced inside a site; between sites the codec says."""
-    micro_batch: int | None = None
-    """None: for the plan to decide."""
-    fused_attention: bool = True
-    """Scores are never written to memory (FlashAttention)."""
-    at_most: Limits = Limits()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replan:
-    """When the plan of a run is made again while it goes on (orchestrator/core/replan.py)."""
-
-    drift: float = 0.2
-    """How far a link's measured figure is off what the plan counts on, of that."""
-    lasting_s: float = 60.0
-    """For so long, all the time."""
-    gain: float = 0.05
-    """Of the predicted step, that other trees have to save."""
-
-    @property
-    def gap_s(self) -> float:
-        """After a switch, before a plan is made again."""
-        return 5 * self.lasting_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanWishes:
-    """What a planner may decide (topology/planner), and what it is to aim at."""
-
-    codecs: tuple[str, ...] = ()
-    """To choose from; empty: only the exchange's own."""
-    sites: str = "auto"
-    """One of PLAN_SITES."""
-    max_sync_period: int = 1
-    """Steps between two exchanges, at most."""
-    objective: str = "throughput"
-    """One of OBJECTIVES."""
-    micro_batch: str = "given"
-    """One of MICRO_BATCHES."""
-    gateways: str = "measured"
-    """One of GATEWAYS."""
-    replan: Replan | None = Replan()
-    """None: a run keeps its plan whatever becomes of its links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +164,17 @@ class Probe:
     """Round trips that are timed, fewer where they take too long."""
     window_s: float = 2.0
     """For which bytes are counted, once the flow is steady."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A site that takes part, and its part of the batch."""
+
+    site: str
+    sequences: int
+    """Of a step, over the site's ranks."""
+    parallel: Parallel | None = None
+    """How it cuts the model of a script of one's own, which reads it here; None: its own business."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,187 +2,29 @@
 
 from typing import Annotated, Self
 
-from pydantic import (
-    Field,
-    PlainValidator,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from topology.exchange_models import ExchangeModel, ReductionModel
 from topology.fields import (
-    SIZE_SCHEMA,
     Count,
     KeyedError,
     Name,
-    Number,
     PositiveDuration,
-    Share,
-    Size,
     Strict,
     Text,
-    choice,
     default,
-    float32_size,
     version_one,
 )
-from topology.job import (
-    CODECS,
-    COMPUTES,
-    NON_FINITE,
-    SCHEDULES,
-    TREES,
-    Job,
-    Probe,
-)
+from topology.job import Job, Probe
 from topology.plan_models import PlanModel
-from topology.suggest import shown
-from topology.trees import TREES_MAX, WEIGHT_MAX
-from topology.units import format_duration, format_fraction, format_size
+from topology.trainer_models import TrainerModel
+from topology.units import format_duration
 from topology.workload_models import ParallelModel, WorkloadModel
 
 _JOB = Job(name="job", topology="topology.yaml")
-_EXCHANGE, _REDUCTION, _TRAINER = _JOB.exchange, _JOB.reduction, _JOB.trainer
 _PROBE = Probe()
 PROBE_CONNECTIONS_MAX = 32
 """Side by side, when a link is measured."""
-_MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
-
-EXACT_MAX = 64
-"""Patterns of names in a job."""
-LINK_CODECS_MAX = 1000
-"""Links with codecs of their own."""
-CHANNELS_MAX = 32
-"""Of one link, as a job may name it."""
-
-
-def _channels(value: object) -> int | None:
-    """Return a number of connections; None for `auto`."""
-    if value == "auto":
-        return None
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= CHANNELS_MAX:
-        return value
-    raise ValueError(f"want auto, or a whole number from 1 to {CHANNELS_MAX}; got {shown(value)}")
-
-
-Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
-Momentum = Annotated[Number, Field(ge=0, lt=1)]
-Chunk = Annotated[int, float32_size(64 << 10, 4 << 20), SIZE_SCHEMA]
-"""A chunk is one frame of protos/frame.py, whose payload ends below 8 MiB: 4 MiB leaves room for
-any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
-Channels = Annotated[
-    int | None,
-    PlainValidator(_channels),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1, "maximum": CHANNELS_MAX},
-                {"type": "string", "const": "auto"},
-            ]
-        }
-    ),
-]
-Bucket = Annotated[int, float32_size(64 << 10, 1 << 30), SIZE_SCHEMA]
-
-
-class LinkCodecModel(Strict):
-    """The codec of one link."""
-
-    between: Annotated[
-        list[Text], Field(min_length=2, max_length=2, description="Two sites; both ways alike.")
-    ]
-    codec: Annotated[str, *choice(CODECS)]
-
-
-class ExchangeModel(Strict):
-    """How gradients cross the WAN."""
-
-    codec: Annotated[str, *choice(CODECS)] = _EXCHANGE.codec
-    codecs: list[LinkCodecModel] = Field(
-        default_factory=list,
-        max_length=LINK_CODECS_MAX,
-        description="Of links that have their own: a tree takes the smallest of its links'.",
-    )
-    exact: list[Text] = Field(
-        default_factory=list,
-        max_length=EXACT_MAX,
-        description="Patterns of parameters' names, as '*norm*': their gradients are not rounded, "
-        "nor are those of one dimension.",
-    )
-    error_feedback: Annotated[
-        bool, Field(description="Add what a lossy codec loses of a gradient to the next one.")
-    ] = _EXCHANGE.error_feedback
-    non_finite: Annotated[
-        str,
-        *choice(NON_FINITE),
-        Field(
-            description="A NaN or an infinity among the gradients crosses unchanged, or ends the run."
-        ),
-    ] = _EXCHANGE.non_finite
-    chunk: Chunk = default(
-        format_size(_EXCHANGE.chunk_bytes),
-        "Of float32, before the codec: 64KiB to 4MiB. Unit of checksums, scheduling and reduction.",
-    )
-    channels_per_link: Channels = default(
-        "auto",
-        "TCP connections between each two gateways, exactly so many; auto: what fills the link, and "
-        "more where packets are lost, up to the link's max_flows.",
-    )
-    bucket: Bucket = default(
-        format_size(_EXCHANGE.bucket_bytes), "Of float32 a DDP bucket, in the shipped trainer."
-    )
-    window: Annotated[
-        Size | None,
-        Field(description="Unacknowledged bytes a peer; else from bandwidth times RTT."),
-    ] = None
-    schedule: Annotated[str, *choice(SCHEDULES)] = _EXCHANGE.schedule
-
-    @model_validator(mode="after")
-    def _window_holds_a_chunk(self) -> Self:
-        if self.window is not None and self.window < self.chunk:
-            raise KeyedError("window", f"want at least the chunk, {format_size(self.chunk)}")
-        return self
-
-
-class TreeModel(Strict):
-    """One reduction tree over all sites."""
-
-    root: Annotated[Text, Field(description="The site that forms the whole sum.")]
-    parents: Annotated[
-        dict[str, Text],
-        Field(min_length=1, description="Whom each other site sends its sum to."),
-    ]
-    weight: Annotated[
-        int,
-        Field(ge=1, le=WEIGHT_MAX, description="Share of the chunks, relative to the other trees."),
-    ] = 1
-
-
-class ReductionModel(Strict):
-    """Which sites sum, and where."""
-
-    tree: Annotated[str, *choice(TREES)] = _REDUCTION.tree
-    hub: Annotated[str | None, Field(description="The star's centre.")] = _REDUCTION.hub
-    groups: list[Annotated[list[Text], Field(min_length=1)]] = Field(
-        default_factory=list,
-        description="Of a hierarchy: sites near each other; by their round trips when absent.",
-    )
-    trees: list[TreeModel] = Field(
-        default_factory=list,
-        max_length=TREES_MAX,
-        description="Instead of a form: exactly these, each over all sites.",
-    )
-
-    @model_validator(mode="after")
-    def _keys_fit_the_form(self) -> Self:
-        if self.hub is not None and self.tree not in ("auto", "star"):
-            raise KeyedError("hub", f"has no use with tree: {self.tree}")
-        if self.groups and self.tree != "hierarchy":
-            raise KeyedError("groups", f"has no use with tree: {self.tree}; want tree: hierarchy")
-        if self.trees and (self.tree != "auto" or self.hub is not None):
-            other = "hub" if self.hub is not None else f"tree: {self.tree}"
-            raise KeyedError("trees", f"has no use with {other}: the trees say it all")
-        return self
 
 
 class PlacedModel(Strict):
@@ -210,85 +52,6 @@ class TimelineModel(Strict):
     every: Annotated[
         int, Field(ge=0, le=1_000_000, description="Steps; the first three always; 0: none.")
     ] = _JOB.timeline_every
-
-
-class ModelModel(Strict):
-    """Shape of the byte-level GPT that ships."""
-
-    layers: Annotated[int, Field(ge=1, le=256)] = _MODEL.layers
-    heads: Annotated[int, Field(ge=1, le=256)] = _MODEL.heads
-    width: Annotated[int, Field(ge=1, le=65536, description="A multiple of heads.")] = _MODEL.width
-    context: Annotated[int, Field(ge=1, le=1 << 20, description="Bytes a sequence.")] = (
-        _MODEL.context
-    )
-
-    @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> Self:
-        if self.width % self.heads:
-            raise KeyedError("width", f"want a multiple of heads, {self.heads}; got {self.width}")
-        return self
-
-
-class DataModel(Strict):
-    """Which text is learnt."""
-
-    files: list[Text] = Field(
-        default_factory=list,
-        description="Globs, relative to this file; none: Python's own standard library.",
-    )
-    held_out: Share = default(
-        format_fraction(_DATA.held_out), "Share of the files that is only evaluated."
-    )
-    max_bytes: Size = default(format_size(_DATA.max_bytes), "Of text, at most.")
-
-    @model_validator(mode="after")
-    def _something_is_learnt(self) -> Self:
-        if self.held_out == 1:
-            raise KeyedError("held_out", "must be less than 100%: nothing would be learnt")
-        return self
-
-
-class OptimizerModel(Strict):
-    """AdamW with linear warm-up and cosine decay."""
-
-    learning_rate: Positive = _OPTIMIZER.learning_rate
-    min_learning_rate: NotNegative = _OPTIMIZER.min_learning_rate
-    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = _OPTIMIZER.warmup_steps
-    weight_decay: NotNegative = _OPTIMIZER.weight_decay
-    beta1: Momentum = _OPTIMIZER.beta1
-    beta2: Momentum = _OPTIMIZER.beta2
-    clip_norm: Positive = _OPTIMIZER.clip_norm
-
-    @model_validator(mode="after")
-    def _rate_decays(self) -> Self:
-        if self.min_learning_rate > self.learning_rate:
-            raise KeyedError(
-                "learning_rate",
-                f"want at least min_learning_rate, {self.min_learning_rate:g}; "
-                f"got {self.learning_rate:g}",
-            )
-        return self
-
-
-class TrainerModel(Strict):
-    """What the shipped trainer does; a script of your own may read it too."""
-
-    compute: Annotated[str, *choice(COMPUTES)] = _TRAINER.compute
-    steps: Count = _TRAINER.steps
-    global_batch: Annotated[Count, Field(description="Sequences a step, over all sites.")] = (
-        _TRAINER.global_batch
-    )
-    micro_batch: Annotated[
-        Count, Field(description="Sequences that a rank takes through the model at once, at most.")
-    ] = _TRAINER.micro_batch
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = _TRAINER.seed
-    evaluate_every: Annotated[Count, Field(description="Steps; one is always made at the end.")] = (
-        _TRAINER.evaluate_every
-    )
-    evaluation_batches: Count = _TRAINER.evaluation_batches
-    model: ModelModel = Field(default_factory=ModelModel)
-    data: DataModel = Field(default_factory=DataModel)
-    optimizer: OptimizerModel = Field(default_factory=OptimizerModel)
 
 
 class ProbeModel(Strict):

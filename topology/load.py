@@ -7,39 +7,31 @@ Pure: whoever calls reads the file.
 
 from collections.abc import Sequence
 
+from topology.exchange_models import ExchangeModel, ReductionModel
 from topology.fault_models import FaultsModel
 from topology.job import (
     Data,
-    DescribedModel,
     Exchange,
     Job,
-    Limits,
     LinkCodec,
     Model,
     NamedTree,
     Optimizer,
-    Parallel,
     Placed,
-    PlanWishes,
     Probe,
     Reduction,
-    Replan,
     Trainer,
 )
-from topology.job_models import (
-    ExchangeModel,
-    JobModel,
-    PlacedModel,
-    ProbeModel,
-    ReductionModel,
-    TrainerModel,
-)
+from topology.job_models import JobModel, PlacedModel, ProbeModel
 from topology.models import TopologyModel
 from topology.overrides import read_with_overrides
 from topology.plan_models import PlanModel
+from topology.plan_wishes import PlanWishes, Replan
 from topology.references import check_references
 from topology.resolve import resolve
+from topology.trainer_models import TrainerModel
 from topology.validation import validate
+from topology.workload import DescribedModel, Limits, Parallel
 from topology.workload_models import WorkloadModel
 from topology.world import Topology
 

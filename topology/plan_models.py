@@ -1,4 +1,4 @@
-"""What a job says of its plan, as a user writes it. Defaults are those of topology.job."""
+"""What a job says of its plan, as a user writes it. Defaults are those of topology.plan_wishes."""
 
 from typing import Annotated, Self
 

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from topology.fields import Count, KeyedError, Strict, choice
-from topology.job import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
+from topology.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 
 _CUT = Parallel()
 _MODEL = DescribedModel(layers=1, width=1, heads=1, vocabulary=1, context=1, global_batch=1)

@@ -21,8 +21,8 @@ from statistics import median
 
 from orchestrator.core.link_changes import BANDWIDTH, RTT, SAMPLES, LinkDrift, LinkForgotten
 from protos import metrics
-from topology.job import Replan
 from topology.measured_links import LinkFigures, Pair
+from topology.plan_wishes import Replan
 from topology.world import Topology
 
 LIMITED_MIN_S = 0.1

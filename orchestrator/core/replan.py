@@ -30,8 +30,9 @@ from orchestrator.core.replan_events import (
     SwitchPlanned,
 )
 from orchestrator.core.rounds import RoundClock
-from topology.job import Reduction, Replan
+from topology.job import Reduction
 from topology.measured_links import LinkFigures, Pair
+from topology.plan_wishes import Replan
 from topology.timeouts import Timeouts
 from topology.units import format_duration
 from topology.world import Topology

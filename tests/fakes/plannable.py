@@ -6,7 +6,8 @@ import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 
-from topology.job import Exchange, Job, Model, PlanWishes, Trainer
+from topology.job import Exchange, Job, Model, Trainer
+from topology.plan_wishes import PlanWishes
 from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
 
 SMALL = Model(layers=2, heads=2, width=64, context=32)

@@ -12,8 +12,8 @@ from orchestrator.core.link_watch import BELIEVED, LinkWatch
 from orchestrator.core.rounds import ROUND_MAX, RoundClock
 from protos import metrics
 from tests.fakes.worlds import topology
-from topology.job import Replan
 from topology.measured_links import LinkFigures
+from topology.plan_wishes import Replan
 from topology.world import Topology
 
 PLANNED = 12.5e6

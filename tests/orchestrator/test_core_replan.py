@@ -24,7 +24,8 @@ from orchestrator.core.replan_events import (
 )
 from protos import metrics
 from tests.fakes.worlds import topology
-from topology.job import NamedTree, Reduction, Replan
+from topology.job import NamedTree, Reduction
+from topology.plan_wishes import Replan
 
 T = TypeVar("T")
 SITES = ("a", "b", "c")

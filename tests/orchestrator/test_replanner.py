@@ -20,10 +20,11 @@ from orchestrator.replanning import settings_of
 from protos.control.v1 import control_pb2
 from tests.fakes.worlds import JOB, topology_text
 from topology.hashing import reduction_hash
-from topology.job import NamedTree, Reduction, Replan
+from topology.job import NamedTree, Reduction
 from topology.link_codecs import plan_codecs
 from topology.load import load_job, load_topology
 from topology.measured_links import LinkFigures
+from topology.plan_wishes import Replan
 from topology.reduction_plans import plan_reduction
 
 DEADLINE_S = 60.0

@@ -17,7 +17,7 @@ from tests.topology.cost_cases import gpt
 from topology.cost.degrees import Degrees
 from topology.cost.memory import exchange_bytes, gateway_bytes, memory, outer_optimizer_bytes
 from topology.cost.workload import Workload
-from topology.job import RECOMPUTES
+from topology.workload import RECOMPUTES
 
 GIB = 2**30
 

@@ -12,8 +12,9 @@ import pytest
 from tests.fakes.plannable import a_job, a_random_world, a_world
 from topology.errors import ConfigError
 from topology.hashing import plan_hashes
-from topology.job import Exchange, Job, LinkCodec, PlanWishes
+from topology.job import Exchange, Job, LinkCodec
 from topology.load import load_topology
+from topology.plan_wishes import PlanWishes
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.plan import make_plan
 from topology.planner.sources import warnings

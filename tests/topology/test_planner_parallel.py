@@ -16,7 +16,7 @@ from topology.cost.device import device_of, interior_of
 from topology.cost.memory import memory
 from topology.cost.parallel import step_time
 from topology.cost.workload import workload_described
-from topology.job import DescribedModel, Job, Limits, LinkCodec
+from topology.job import Job, LinkCodec
 from topology.link_codecs import plan_codecs
 from topology.placement import restricted, unreached
 from topology.planner.cut_set import fastest_cuts
@@ -26,6 +26,7 @@ from topology.planner.parallelism import degrees_of, every_cut, parallel_of
 from topology.planner.site_cuts import Cut, SiteCuts, Timing, node_share
 from topology.planner.ways import ways
 from topology.wire_load import chunk_bytes_of
+from topology.workload import DescribedModel, Limits
 from topology.world import Topology
 
 BIG = dataclasses.replace(MODEL, layers=24, width=8192, heads=64, global_batch=64)

@@ -11,13 +11,14 @@ from tests.fakes.described import MODEL, described_job, sites_of_nodes
 from tests.topology.simulated import PLAIN, a_job, a_topology
 from topology.compute import num_parameters, step_compute_s
 from topology.cost.local_sgd import local_round
-from topology.job import Job, Parallel, Placed
+from topology.job import Job, Placed
 from topology.simulator.chance import Stragglers
 from topology.simulator.outages import Outages
 from topology.simulator.rounds import Rounds, fragment_buckets
 from topology.simulator.run import SimulatedRun, coding_s, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
 from topology.wire_time import exchange_time_s
+from topology.workload import Parallel
 from topology.world import Topology
 
 RAW_BYTES = 4 * num_parameters(a_job().trainer.model)

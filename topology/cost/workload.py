@@ -21,7 +21,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topology.compute import VOCABULARY
-from topology.job import RECOMPUTES, DescribedModel, Model
+from topology.job import Model
+from topology.workload import RECOMPUTES, DescribedModel
 
 _PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 

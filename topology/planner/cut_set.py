@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from topology.job import Job, Placed, PlanWishes
+from topology.job import Job, Placed
 from topology.pairs import pairs_of
 from topology.placement import unreached
+from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.joint_step import JointModel

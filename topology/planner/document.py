@@ -14,17 +14,17 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from topology.document import Document
 from topology.errors import ConfigError, Problem
-from topology.fields import Count, Number, Strict, Text, choice, version_one
-from topology.job import CODECS
-from topology.job_models import (
+from topology.exchange_models import (
     LINK_CODECS_MAX,
     Bucket,
     Channels,
     Chunk,
     LinkCodecModel,
-    PlacedModel,
     ReductionModel,
 )
+from topology.fields import Count, Number, Strict, Text, choice, version_one
+from topology.job import CODECS
+from topology.job_models import PlacedModel
 from topology.overrides import read_with_overrides
 from topology.scalars import ScalarError, read_plain
 from topology.validation import validate

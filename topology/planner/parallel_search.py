@@ -14,8 +14,9 @@ import math
 from collections.abc import Iterable
 
 from topology.cost.workload import workload_described
-from topology.job import Job, PlanWishes
+from topology.job import Job
 from topology.placement import restricted
+from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Rank, better, by_rank, rank_of
 from topology.planner.cut_set import EXACT_SITES, CutChoice, CutSet, compute_bound_s
 from topology.planner.shares import Split

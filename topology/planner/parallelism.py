@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from topology.cost.degrees import Degrees
 from topology.cost.memory import memory
 from topology.cost.workload import Workload
-from topology.job import DescribedModel, Parallel
 from topology.units import format_size
+from topology.workload import DescribedModel, Parallel
 from topology.world import Site
 
 CONTEXT_TOKENS_MIN = 2048

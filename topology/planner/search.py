@@ -17,8 +17,9 @@ from collections.abc import Iterable, Iterator
 
 from topology.codec_costs import usual_ratio
 from topology.cost.money import accelerators_usd
-from topology.job import Job, PlanWishes
+from topology.job import Job
 from topology.placement import restricted, unreached
+from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, better, by_rank, rank_of
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.shares import balanced, busiest

@@ -21,8 +21,8 @@ from topology.cost.layer_time import PassTimes, head_times, layer_times
 from topology.cost.memory import Memory, memory
 from topology.cost.parallel import StepTime, passages, step_from_times
 from topology.cost.workload import Workload
-from topology.job import DescribedModel
 from topology.planner.parallelism import every_cut, why_not
+from topology.workload import DescribedModel
 from topology.world import Site
 
 Point = tuple[float, ...]

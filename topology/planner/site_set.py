@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from topology.codec_costs import usual_ratio
-from topology.job import Job, LinkCodec, PlanWishes
+from topology.job import Job, LinkCodec
 from topology.pairs import pairs_of
+from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.shares import Split, busiest, improved
