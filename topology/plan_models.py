@@ -7,7 +7,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from topology.fields import KeyedError, PositiveDuration, Share, Strict, choice, default
-from topology.job import CODECS, GATEWAYS, MICRO_BATCHES, OBJECTIVES, PLAN_SITES, PlanWishes, Replan
+from topology.job import CODECS
+from topology.plan_wishes import GATEWAYS, MICRO_BATCHES, OBJECTIVES, PLAN_SITES, PlanWishes, Replan
 from topology.units import format_duration, format_fraction
 
 _WISHES = PlanWishes()
