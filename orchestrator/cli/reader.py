@@ -17,7 +17,8 @@ from orchestrator.cli.views import TERMINAL
 from orchestrator.client import Client, CoordinatorUnreachableError
 from orchestrator.home import SUMMARY, RunFolder, find_run, home_folder
 from orchestrator.recorded import RecordedRun
-from orchestrator.report.records import RunRecord, read_record
+from orchestrator.report.reading import read_record
+from orchestrator.report.records import RunRecord
 from protos.control.v1 import control_pb2
 
 GONE_S = 5.0

@@ -14,9 +14,10 @@ from orchestrator.cli.options import coordinator_option, home_option, json_optio
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_run_record
 from orchestrator.home import home_folder, is_run_id
-from orchestrator.report.facts import RunFacts, run_facts
+from orchestrator.report.facts import RunFacts
 from orchestrator.report.markdown import markdown
 from orchestrator.report.page import page
+from orchestrator.report.run_facts import run_facts
 from orchestrator.run_files import write_atomically
 from protos.errors import NotFoundError
 from protos.versions import build

@@ -12,10 +12,10 @@ from orchestrator.bench.record import BENCH, read_bench
 from orchestrator.home import RunFolder
 from orchestrator.journal import FILE, JournalError
 from orchestrator.recorded import RecordedRun
-from orchestrator.report.facts import run_facts
 from orchestrator.report.markdown import markdown
 from orchestrator.report.page import page
-from orchestrator.report.records import read_record
+from orchestrator.report.reading import read_record
+from orchestrator.report.run_facts import run_facts
 from orchestrator.run_files import METRICS, strict_json
 from orchestrator.trace.events import trace
 from protos.control.v1 import control_pb2

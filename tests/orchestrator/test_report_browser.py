@@ -12,9 +12,10 @@ import pytest
 
 from orchestrator.bench.record import BENCH, read_bench
 from orchestrator.recorded import RecordedRun
-from orchestrator.report.facts import RunFacts, run_facts
+from orchestrator.report.facts import RunFacts
 from orchestrator.report.page import page
-from orchestrator.report.records import read_record
+from orchestrator.report.reading import read_record
+from orchestrator.report.run_facts import run_facts
 from tests.fakes.recorded_runs import record_bench, record_run
 
 if TYPE_CHECKING:

@@ -16,10 +16,13 @@ from orchestrator.bench.record import BENCH, Bench, read_bench
 from orchestrator.home import TOPOLOGY, RunFolder
 from orchestrator.journal import Journal
 from orchestrator.recorded import RecordedRun
-from orchestrator.report.facts import RunFacts, run_facts
+from orchestrator.report.facts import RunFacts
 from orchestrator.report.markdown import markdown
+from orchestrator.report.measurements import MAX_SAMPLES
 from orchestrator.report.page import page
-from orchestrator.report.records import MAX_SAMPLES, RunRecord, read_record
+from orchestrator.report.reading import read_record
+from orchestrator.report.records import RunRecord
+from orchestrator.report.run_facts import run_facts
 from orchestrator.report.timelines import MAX_READ_STEPS, TimelineReader, choose
 from orchestrator.run_files import METRICS
 from orchestrator.trace.events import rates

@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.home import RunFolder
 from orchestrator.recorded import RecordedRun
-from orchestrator.report.records import LinkSample, read_record
+from orchestrator.report.reading import read_record
+from orchestrator.report.records import LinkSample
 from orchestrator.trace.events import rates, trace
 from tests.fakes.recorded_runs import ACTIVE_S, BEGAN_S, STEP_S, record_run
 
