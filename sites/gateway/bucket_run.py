@@ -49,6 +49,22 @@ class Reduced:
     """Likewise, for decoding and summing."""
     wire_bytes: int
 
+    def to_rank(self) -> dict[str, object]:
+        """Return the message for a rank."""
+        return {
+            "op": "reduced",
+            "round": self.round,
+            "bucket": self.bucket,
+            "weight": self.weight,
+            "times": {
+                "inter_s": self.inter_s,
+                "wait_s": self.wait_s,
+                "encode_s": self.encode_s,
+                "decode_s": self.decode_s,
+            },
+            "wire_bytes": self.wire_bytes,
+        }
+
 
 @dataclass(slots=True)
 class Shard:

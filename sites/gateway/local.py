@@ -18,14 +18,7 @@ from sites.gateway.bucket_run import Post, Reduced
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.grid import shard_numel, shard_of
-from sites.gateway.local_messages import (
-    Join,
-    LeaveNotice,
-    Message,
-    Passed,
-    Reduce,
-    RegionOffer,
-)
+from sites.gateway.local_messages import Join, LeaveNotice, Message, Passed, Reduce, RegionOffer
 from sites.gateway.rank_connection import RankConnection, close_all
 from sites.gateway.rank_encoding import RankEncoding
 
@@ -96,23 +89,10 @@ class LocalServer:
 
     def reduced(self, rank: int, reduced: Reduced) -> None:
         """Tell a rank that its part of a bucket is done."""
-        message = {
-            "op": "reduced",
-            "round": reduced.round,
-            "bucket": reduced.bucket,
-            "weight": reduced.weight,
-            "times": {
-                "inter_s": reduced.inter_s,
-                "wait_s": reduced.wait_s,
-                "encode_s": reduced.encode_s,
-                "decode_s": reduced.decode_s,
-            },
-            "wire_bytes": reduced.wire_bytes,
-        }
         with self._lock:
             connection = self._connections.get(rank)
         if connection is not None:
-            connection.send(message)
+            connection.send(reduced.to_rank())
 
     def fail_all(self, failure: Failure) -> None:
         """Tell every rank that no collective will complete any more."""
@@ -245,14 +225,7 @@ class LocalServer:
         # Before there is a grid: a bucket that no memory holds would have a grid that none holds.
         size = shard_numel(message.numel, config.ranks_per_site[config.site_index])
         _, count = shard_of(message.numel, size, rank)
-        region = connection.regions.get(message.region)
-        if region is None:
-            raise LocalProtocolError(f"reduce.region: no region {message.region} was sent")
-        if message.offset + count > len(region):
-            raise LocalProtocolError(
-                f"reduce.offset: elements {message.offset} to {message.offset + count} of a region "
-                f"of {len(region)}"
-            )
+        values = connection.shard(message, count)
         self.encoding.check(rank, message)
         return Post(
             round=message.round,
@@ -261,7 +234,7 @@ class LocalServer:
             layout=message.layout,
             weight=message.weight,
             exact=message.exact,
-            values=region[message.offset : message.offset + count],
+            values=values,
             form=message.form,
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 from protos.errors import LocalProtocolError
 from protos.limits import LOCAL_MESSAGE_BYTES
 from sites.codecs.parts import Floats
-from sites.gateway.local_messages import Message, RegionOffer, parse
+from sites.gateway.local_messages import Message, Reduce, RegionOffer, parse
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,22 @@ class RankConnection:
             raise LocalProtocolError(f"region {offer.region}: {error}") from error
         finally:
             close_all(fds)
+
+    def shard(self, message: Reduce, count: int) -> Floats:
+        """Return the rank's part of a bucket: float32, shape (count,), a view of the region that it names.
+
+        Raises:
+            LocalProtocolError: there is no such region, or it ends before.
+        """
+        region = self.regions.get(message.region)
+        if region is None:
+            raise LocalProtocolError(f"reduce.region: no region {message.region} was sent")
+        end = message.offset + count
+        if end > len(region):
+            raise LocalProtocolError(
+                f"reduce.offset: elements {message.offset} to {end} of a region of {len(region)}"
+            )
+        return region[message.offset : end]
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; a rank that has gone, or does not read, is found out by its reader."""

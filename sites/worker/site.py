@@ -6,9 +6,9 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
 import torch
 import torch.distributed as dist
@@ -16,19 +16,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
-from sites.worker.average import TensorAverage
-from sites.worker.collectives import Collectives
-from sites.worker.cuda_transfer import CudaTransfer
-from sites.worker.digest import digest_of
-from sites.worker.encoding import ShardEncoder
+from sites.worker.counted_steps import CountedSteps
 from sites.worker.exactness import Exactness
-from sites.worker.exchange import Exchange
 from sites.worker.gradient_hook import GradientHook
-from sites.worker.host_transfer import HostTransfer
-from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Welcome
 from sites.worker.optimizer_hook import OptimizerHook
-from sites.worker.rounds import Round
+from sites.worker.rank_exchange import RankExchange
 from sites.worker.step_log import StepLog
 from sites.worker.tokens import TokenCount
 from topology.job import Job
@@ -79,17 +72,14 @@ class Site:
         self.topology = topology
         self.run_folder = run_folder
         self._link = link
-        self._verify_every = welcome.verify_every
         self._owns_group = owns_group
-        self._timeouts = Timeouts.derive(topology.failure)
         self._tokens = TokenCount()
         self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
-        self._encoding = welcome.encoding
-        self._ranks_per_site = welcome.ranks_per_site
-        self._exchange: Exchange | None = None
-        self._average: TensorAverage | None = None
+        self._counted = CountedSteps(link, self._steps, welcome.verify_every)
         self._exactness = Exactness(job.exchange)
-        self._counts_steps = False
+        self._exchange = RankExchange(
+            link, welcome, job, Timeouts.derive(topology.failure), self._exactness, device
+        )
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -114,7 +104,7 @@ class Site:
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
         check_training(model, optimizer)
-        self._begin_counting("synchronize")
+        self._counted.begin("synchronize")
         if isinstance(model, DistributedDataParallel):
             self._synchronize_replicas(model, optimizer)
         else:
@@ -135,12 +125,12 @@ class Site:
             IsthmusError: the sites' parameters differ in more than values, or the exchange failed.
         """
         check_optimizer("site.average_gradients", optimizer)
-        hook = OptimizerHook(self._open_average(), self._tokens, optimizer)
+        hook = OptimizerHook(self._exchange.open_average(), self._tokens, optimizer)
         self._exactness.check([name for name, _ in hook.parameters()])
-        self._begin_counting("average_gradients")
-        self._equalise(hook.parameters())
+        self._counted.begin("average_gradients")
+        self._exchange.equalise(hook.parameters())
         optimizer.register_step_pre_hook(hook.before_step)
-        self._count_steps(optimizer, hook.parameters, hook.take_rounds)
+        self._counted.follow(optimizer, hook.parameters, hook.take_rounds)
 
     def all_reduce(
         self, tensors: Sequence[torch.Tensor], *, tokens: float = 1.0, exact: bool = False
@@ -167,7 +157,7 @@ class Site:
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
         named = [(str(index), each) for index, each in enumerate(tensors)]
-        self._open_average().average(named, tokens, exact=exact)
+        self._exchange.open_average().average(named, tokens, exact=exact)
 
     def broadcast(self, state: nn.Module | Sequence[torch.Tensor]) -> None:
         """Give every rank of every site the values of the first site's first rank, bit for bit.
@@ -186,7 +176,7 @@ class Site:
         else:
             check_list("site.broadcast", state)
             named = [(str(index), each) for index, each in enumerate(state)]
-        self._equalise(named)
+        self._exchange.equalise(named)
 
     def count_tokens(self, tokens: int) -> None:
         """Say how many tokens are behind this rank's gradient: its weight in the average.
@@ -233,110 +223,31 @@ class Site:
             self._link.close()
 
     def _end(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
+        self._exchange.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
     def _synchronize_replicas(
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
-        hook = GradientHook(self._open(), self._tokens, model, exactness=self._exactness)
+        hook = GradientHook(self._exchange.open(), self._tokens, model, exactness=self._exactness)
         self.broadcast(model.module)
         model.register_comm_hook(None, hook.reduce)
-        self._count_steps(optimizer, model.module.named_parameters, hook.take_rounds)
+        self._counted.follow(optimizer, model.module.named_parameters, hook.take_rounds)
 
     def _synchronize_shards(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         from sites.worker.sharded_hook import ShardedHook  # imports what only such scripts need
 
         bucket_bytes = self.job.exchange.bucket_bytes
         hook = ShardedHook(
-            self._open(), self._tokens, bucket_bytes=bucket_bytes, exactness=self._exactness
+            self._exchange.open(),
+            self._tokens,
+            bucket_bytes=bucket_bytes,
+            exactness=self._exactness,
         )
         hook.register(model)
         self.broadcast(model)
-        self._count_steps(optimizer, model.named_parameters, hook.take_rounds)
-
-    def _equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        is_off = self.job.exchange.schedule == "off"
-        InitialState(
-            self._open(),
-            site_index=0 if is_off else self.index,
-            num_sites=1 if is_off else self.num_sites,
-            rank=self.rank,
-            device=self.device,
-        ).equalise(named)
-
-    def _open(self) -> Exchange:
-        """Return the pipeline, started by the first that needs it: every rank of the site does then."""
-        if self._exchange is None:
-            # A peer that is gone is noticed by the gateway; this bounds what is slow, as compilation is.
-            deadline_s = max(self._timeouts.process_group_s, self._timeouts.start_s)
-            collectives = Collectives(self._timeouts.process_group_s)
-            on_cuda = self.device.type == "cuda"
-            self._exchange = Exchange(
-                self._link,
-                CudaTransfer(collectives, self.device) if on_cuda else HostTransfer(collectives),
-                rank=self.rank,
-                world_size=self.world_size,
-                deadline_s=deadline_s,
-                overlaps=self.job.exchange.schedule != "serial",
-                encoder=self._make_encoder(),
-            )
-            self._exchange.start()
-        return self._exchange
-
-    def _make_encoder(self) -> ShardEncoder | None:
-        """Return what encodes on this rank's device, where that is wanted and the gateway takes it."""
-        if self._encoding is None:
-            return None
-        return ShardEncoder(
-            self._encoding,
-            site_index=self.index,
-            rank=self.rank,
-            ranks_per_site=self._ranks_per_site,
-            device=self.device,
-        )
-
-    def _open_average(self) -> TensorAverage:
-        if self._average is None:
-            bucket_bytes = self.job.exchange.bucket_bytes
-            self._average = TensorAverage(
-                self._open(), bucket_bytes=bucket_bytes, exactness=self._exactness
-            )
-        return self._average
-
-    def _begin_counting(self, caller: str) -> None:
-        if self._counts_steps:
-            raise RuntimeError(f"site.{caller}: a model is synchronised already")
-        self._counts_steps = True
-
-    def _count_steps(
-        self,
-        optimizer: torch.optim.Optimizer,
-        parameters: Callable[[], Iterable[tuple[str, torch.Tensor]]],
-        take_rounds: Callable[[], list[Round]],
-    ) -> None:
-        """Make each of the optimizer's steps one of the run: its record, and its digest."""
-        self._send_digest(parameters(), 0)
-        self._steps.restart_clock()
-
-        def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
-            self._steps.end_step(take_rounds())
-            self._send_digest(parameters(), self._steps.num_steps)
-
-        optimizer.register_step_post_hook(end_step)
-
-    def _send_digest(self, parameters: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
-        """Send hashes of all parameters, in the steps that are verified.
-
-        Not of buffers: a running mean is each rank's own, as in DistributedDataParallel.
-        """
-        if self._verify_every == 0 or step % self._verify_every != 0:
-            return
-        digest = digest_of(parameters)
-        shown = digest.bounded()
-        self._link.send_digest(step, digest.combined, shown.tensors, shown.names)
+        self._counted.follow(optimizer, model.named_parameters, hook.take_rounds)
 
 
 def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:
