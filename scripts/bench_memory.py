@@ -16,7 +16,7 @@ import itertools
 import time
 from pathlib import Path
 
-from scripts.bench_gateways import DEADLINE_S, GatewayChild, Setting, pair
+from scripts.gateway_pair import DEADLINE_S, GatewayChild, Setting, pair
 
 MIB = 1 << 20
 BUCKET_BYTES = 16 * MIB

@@ -18,7 +18,7 @@ from sites.gateway.config import GatewayConfig
 
 MODULE = "sites.gateway"
 """What runs as a gateway."""
-_MALLOC = (
+MALLOC = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824"
     ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
 )
@@ -60,7 +60,7 @@ class Gateway:
         namespaces: tuple[str, str] | None = None,
     ) -> Gateway:
         """Start a gateway, in namespaces if so asked, and tell it what it needs to know."""
-        env = {**os.environ, "GLIBC_TUNABLES": _MALLOC, "PYTHONUNBUFFERED": "1"}
+        env = {**os.environ, "GLIBC_TUNABLES": MALLOC, "PYTHONUNBUFFERED": "1"}
         with log_path.open("ab") as log_file:
             process = await start_leashed(
                 MODULE, [], env=env, log=log_file, talks=True, namespaces=namespaces

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
 from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
 from topology.trees import ReductionPlan
 
+GATHER_2 = ReductionPlan(2, (), "")
 SITES = ("ash", "birch", "cedar", "dogwood", "elder")
 
 
@@ -128,6 +130,25 @@ def gateways(configs: list[GatewayConfig], dial: Dial | None = None) -> Iterator
                 peers = [dial(member, peer) for peer in peers]
             member.gateway.connect(tuple(peers))
         yield members
+
+
+def join(stack: ExitStack, member: Member) -> list[GatewayRank]:
+    """Join all ranks of a gateway's node."""
+    config = member.config
+    per_node = config.ranks_per_node[config.site_index]
+    ranks = []
+    for rank in range(config.node * per_node, (config.node + 1) * per_node):
+        joined = stack.enter_context(GatewayRank(config.socket_path, rank))
+        assert joined.receive()["op"] == "welcome"
+        ranks.append(joined)
+    assert member.wait("joined")["ranks"] == [rank.rank for rank in ranks]
+    return ranks
+
+
+def frame_ahead(round_: int, bucket: int = 0, generation: int = 1) -> Frame:
+    """Return a frame of site birch, of a bucket that nobody has posted."""
+    key = ChunkKey(round_, bucket, 0, 1, Kind.CONTRIBUTION)
+    return Frame(key, generation, 1, 0, 77, 2, 1.0, bytes(8))
 
 
 def reduce_once(

@@ -23,8 +23,7 @@ from sites.gateway.proposal import Proposal
 from sites.gateway.rank_encoding import RankEncoding
 from sites.gateway.server import Sender
 from tests.fakes.exchanges import StepPool
-from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, reduce_once
-from tests.sites.test_gateway_loopback import join
+from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, join, reduce_once
 from topology.trees import ReductionPlan, star
 
 STARS = [ReductionPlan(3, (star(3, hub),), "") for hub in range(3)]

@@ -1,0 +1,187 @@
+"""Several gateways over real gRPC: what ends a run, and what each site says of it."""
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protos.frame import pack
+from sites.gateway.failure import Failure
+from sites.gateway.greeting import Peer
+from tests.fakes.gateway_sites import (
+    GATHER_2,
+    Member,
+    frame_ahead,
+    gateway_config,
+    gateways,
+    join,
+    reduce_once,
+)
+from tests.fakes.tcp_proxy import TcpProxy
+from topology.trees import ReductionPlan, star
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+STAR_3 = ReductionPlan(3, (star(3, 2),), "")
+
+
+def test_a_bug_in_taking_a_frame_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the peer would send the frame again and again, and both would wait for ever."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of nothing")
+
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members:
+        for member in members:
+            member.wait("connected")
+        monkeypatch.setattr(members[0].gateway._exchange, "receive", broken)
+        members[1].gateway._links.all[0, 0].send(frame_ahead(0), 8)
+        failed = members[0].end()
+        assert failed is not None
+        assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
+
+
+def test_a_bug_in_a_links_thread_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what its stream had taken would never be acknowledged, and nobody would know why."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of nothing")
+
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members:
+        for member in members:
+            member.wait("connected")
+        link = members[1].gateway._links.all[0, 0]
+        monkeypatch.setattr(link._streams, "_acknowledge", broken)
+        link.send(frame_ahead(0), 8)
+        failed = members[1].end()
+        assert failed is not None
+        assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
+
+
+def test_a_lost_peer_is_named(tmp_path: Path) -> None:
+    """Nothing comes back from the peer any more, and nothing says why: silence ends the run."""
+    configs = [
+        gateway_config(
+            tmp_path, GATHER_2, site, peer_lost_s=1.5, keepalive_time_s=0.5,
+            keepalive_timeout_s=0.5,
+        )
+        for site in range(2)
+    ]  # fmt: skip
+    with ExitStack() as proxies:
+        made: list[TcpProxy] = []
+
+        def through_proxy(member: Member, peer: Peer) -> Peer:
+            made.append(proxies.enter_context(TcpProxy(peer.port)))
+            return replace(peer, port=made[-1].port)
+
+        with gateways(configs, through_proxy) as members, ExitStack() as stack:
+            ranks = [join(stack, member) for member in members]
+            reduce_once(ranks, 0, 5000, [1.0, 2.0], seed=0)
+            start_s = time.monotonic()
+            for proxy in made:
+                proxy.swallow()
+            ranks[0][0].reduce(1, 0, 5000, 1.0)
+            failed = members[0].end()
+            assert failed is not None
+            assert failed["code"] == "PEER_LOST"
+            assert failed["site"] == "birch"
+            assert time.monotonic() - start_s < 6
+            told = ranks[0][0].receive()
+            assert (told["op"], told["code"], told["site"]) == ("failed", "PEER_LOST", "birch")
+
+
+def test_a_rank_that_goes_away_fails_all_sites_at_once(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, STAR_3, site) for site in range(3)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member)[0] for member in members]
+        start_s = time.monotonic()
+        ranks[0].close()
+        failed = members[0].end()
+        assert failed is not None
+        assert (failed["code"], failed["rank"], failed["collateral"]) == ("RANK_LOST", 0, True)
+        hub = members[2].end()
+        assert hub is not None
+        assert (hub["code"], hub["site"], hub["rank"]) == ("RANK_LOST", "ash", 0)
+        assert hub["collateral"]
+        assert "told by site ash" in hub["message"]
+        leaf = members[1].end()
+        assert leaf is not None
+        assert (leaf["code"], leaf["site"], leaf["collateral"]) == ("RANK_LOST", "ash", True)
+        assert ranks[1].receive()["op"] == "failed"
+        assert time.monotonic() - start_s < configs[0].peer_lost_s
+
+
+def test_a_gateway_that_is_stopped_tells_its_peers(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        for member in members:
+            join(stack, member)
+            member.wait("connected")
+        members[0].gateway.stop()
+        assert members[0].end() is None
+        failed = members[1].end()
+        assert failed is not None
+        assert (failed["code"], failed["site"], failed["collateral"]) == ("PEER_LOST", "ash", True)
+
+
+def test_a_site_that_finishes_first_is_not_a_loss(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member) for member in members]
+        reduce_once(ranks, 0, 5000, [1.0, 2.0], seed=0)
+        ranks[0][0].leave()
+        members[0].gateway.stop()
+        assert members[0].end() is None
+        ranks[1][0].send(op="metric", kind="step", step=1, values={"loss": 1.0}, labels={})
+        assert members[1].wait("metric", kind="step")["rank"] == 0
+        assert not members[1].gateway.wait_ended(0)
+        # Only when more is asked of it than it has given, it is missed.
+        ranks[1][0].reduce(1, 0, 5000, 1.0)
+        failed = members[1].end()
+        assert failed is not None
+        assert failed["code"] == "PEER_LOST"
+        assert "left before the run's end" in failed["message"]
+
+
+def test_no_tokens_anywhere(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        for member in members:
+            rank = join(stack, member)[0]
+            rank.share(0, 10)
+            rank.reduce(0, 0, 10, 0.0)
+        failed = members[0].end()
+        assert failed is not None
+        assert failed["code"] == "NO_TOKENS"
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_if_so_configured(tmp_path: Path) -> None:
+    configs = [gateway_config(tmp_path, GATHER_2, site, non_finite="stop") for site in range(2)]
+    with gateways(configs) as members, ExitStack() as stack:
+        ranks = [join(stack, member)[0] for member in members]
+        for member in members:
+            member.wait("connected")
+        for rank, value in zip(ranks, (1.0, float("nan")), strict=True):
+            rank.share(0, 10)[:] = value
+            rank.reduce(0, 0, 10, 1.0)
+        for member in members:
+            failed = member.end()
+            assert failed is not None
+            assert (failed["code"], failed["site"], failed["rank"]) == ("NON_FINITE", "birch", 0)
+            assert (
+                "rank 0: round 0 bucket 0: element 0 of 10 of its part is nan" in failed["message"]
+            )
+
+
+def test_failures_say_who_must_act() -> None:
+    failure = Failure.of(ValueError("a\nb"), "ash")
+    assert (failure.code, failure.message, failure.site) == ("INTERNAL", "ValueError: a b", "ash")
+    assert type(pack(frame_ahead(0))) is bytes
