@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
+import pytest
 
 from orchestrator.control import Control
 from orchestrator.journal import Journal
@@ -165,3 +167,27 @@ async def coordinating(folder: Path, topology: str | None = None) -> AsyncIterat
         ticking.cancel()
         await server.stop(0)
         journal.close()
+
+
+def run_scenario(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, in a loop of its own."""
+    asyncio.run(asyncio.wait_for(scenario, 3 * DEADLINE_S))
+
+
+async def active(bench: Bench, *sites: str) -> list[FakeAgent]:
+    """Let agents join, submit a run, and bring it as far as that its ranks train."""
+    agents = await bench.join(*sites)
+    await bench.submit()
+    for agent in agents:
+        await agent.prepare()
+    for agent in agents:
+        await agent.run()
+    await bench.until(lambda run: run.state == control_pb2.RUN_STATE_ACTIVE)
+    return agents
+
+
+async def status_of(call: Coroutine[Any, Any, Any]) -> tuple[grpc.StatusCode, str]:
+    """Return how a call is refused, and with which words."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), caught.value.details() or ""

@@ -1,90 +1,21 @@
 """The machine of a run: its stages, its ends, and what holds in every order of events."""
 
-import random
 from collections.abc import Sequence
 
 import pytest
 
 from orchestrator.core import events
-from orchestrator.core.events import Endpoint
-from orchestrator.core.failures import Failure
-from orchestrator.core.run import RunMachine
 from orchestrator.core.states import RunState
-from tests.fakes.worlds import topology
-
-START_S = 30.0
-LEASE_S = 5.0
-GRACE_S = 1.0
-COLLECT_S = 1.0
-
-
-class World:
-    """A machine with a clock, and everything that it ever asked for."""
-
-    def __init__(
-        self,
-        num_sites: int = 2,
-        *,
-        ranks: int = 1,
-        emulate: bool = False,
-        emulator: str = "auto",
-    ) -> None:
-        self.sites = tuple("abcdefgh"[:num_sites])
-        self.now_s = 100.0
-        described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
-        self.machine = RunMachine(described, self.now_s)
-        self.actions: list[events.Action] = []
-
-    def tell(self, *told: events.Event) -> list[events.Action]:
-        new = [action for event in told for action in self.machine.handle(event, self.now_s)]
-        self.actions += new
-        return new
-
-    def wait(self, seconds: float) -> list[events.Action]:
-        self.now_s += seconds
-        return self.tell(events.Ticked())
-
-    def sent(self, kind: type[events.Action]) -> list[str]:
-        return [action.site for action in self.actions if isinstance(action, kind)]  # type: ignore[union-attr]
-
-    def is_in(self, state: RunState) -> bool:
-        return self.machine.state is state
-
-    @property
-    def finish(self) -> events.FinishRun:
-        (found,) = [each for each in self.actions if isinstance(each, events.FinishRun)]
-        return found
-
-    def join(self) -> None:
-        self.tell(*(events.SiteJoined(site, f"host-{site}") for site in self.sites))
-
-    def prepare(self) -> None:
-        self.join()
-        self.tell(*(prepared(site) for site in self.sites))
-
-    def activate(self) -> None:
-        self.prepare()
-        self.tell(*(events.SiteRunning(site) for site in self.sites))
-        assert self.is_in(RunState.ACTIVE)
-
-
-def prepared(site: str) -> events.SitePrepared:
-    return events.SitePrepared(site, (Endpoint(site, 0, "127.0.0.1", 1000 + ord(site)),))
-
-
-def failure(world: World, code: str, site: str, age_s: float = 0.0, **more: object) -> Failure:
-    return Failure(
-        code=code,
-        message=f"{code} at site {site}",
-        site=site,
-        reported_by=site,
-        at_s=world.now_s - age_s,
-        **more,  # type: ignore[arg-type]
-    )
-
-
-def digest(site: str, number: int) -> events.DigestReported:
-    return events.DigestReported(site, 0, 5, number, (1, number), ("0.weight", "2.weight"))
+from tests.fakes.run_worlds import (
+    COLLECT_S,
+    GRACE_S,
+    LEASE_S,
+    START_S,
+    World,
+    digest,
+    failure,
+    prepared,
+)
 
 
 def test_a_run_that_goes_well() -> None:
@@ -107,72 +38,6 @@ def test_a_run_that_goes_well() -> None:
     assert world.finish == events.FinishRun(RunState.SUCCEEDED, "", "", None)
     assert world.machine.active_for_s(world.now_s + 50) == 7
     assert world.sent(events.SendStop) == []
-
-
-NAMESPACES = {
-    site: events.Namespace("/proc/1/ns/user", f"/proc/1/fd/{ord(site)}", f"10.0.0.{ord(site)}")
-    for site in "ab"
-}
-
-
-def test_namespaces_come_before_prepare() -> None:
-    world = World(2, emulate=True)
-    world.join()
-    assert world.actions.count(events.OpenNamespaces()) == 1
-    world.tell(events.SiteLost("b", "gone"), events.NamespacesOpened(NAMESPACES))
-    assert world.sent(events.SendPrepare) == [], "only one site is there"
-    world.tell(events.SiteJoined("b", "h"))
-    told = [each for each in world.actions if isinstance(each, events.SendPrepare)]
-    assert {each.site: each.namespace for each in told} == NAMESPACES
-    world.tell(prepared("a"), prepared("b"))
-    assert world.sent(events.SendStart) == ["a", "b"], "no relay is needed"
-    assert world.actions.count(events.OpenNamespaces()) == 1
-    assert [each for each in world.actions if isinstance(each, events.OpenRelay)] == []
-
-
-def test_without_namespaces_there_is_the_relay_and_a_line_that_says_so() -> None:
-    world = World(2, emulate=True)
-    world.join()
-    world.tell(events.NamespacesRefused("there is no TUN"), events.NamespacesRefused("again"))
-    (recorded,) = [a for a in recorded_events(world) if a.kind == "wan.fallback"]
-    assert "no slow start, congestion control or retransmission" in str(recorded.detail["note"])
-    assert str(recorded.detail["note"]).endswith("because there is no TUN")
-    assert world.sent(events.SendPrepare) == ["a", "b"]
-    world.tell(prepared("a"), prepared("b"))
-    assert len([each for each in world.actions if isinstance(each, events.OpenRelay)]) == 1
-
-
-def test_namespaces_that_were_asked_for_are_not_replaced() -> None:
-    world = World(2, emulate=True, emulator="netns")
-    world.join()
-    world.tell(events.NamespacesRefused("there is no TUN"))
-    world.wait(COLLECT_S)
-    assert world.finish.reason_code == "LAUNCH_FAILED"
-    assert "netns was asked for, and cannot be here: there is no TUN" in world.finish.reason
-    assert world.sent(events.SendPrepare) == []
-
-
-def recorded_events(world: World) -> list[events.RecordEvent]:
-    return [action for action in world.actions if isinstance(action, events.RecordEvent)]
-
-
-def test_the_relay_comes_between_prepare_and_start() -> None:
-    world = World(2, emulate=True, emulator="relay")
-    world.prepare()
-    (opened,) = [a for a in world.actions if isinstance(a, events.OpenRelay)]
-    assert [endpoint.site for endpoint in opened.endpoints] == ["a", "b"]
-    assert world.sent(events.SendStart) == []
-    book = {"a": (Endpoint("b", 0, "127.0.0.1", 1),), "b": (Endpoint("a", 0, "127.0.0.1", 2),)}
-    started = [s for s in world.tell(events.RelayOpened(book)) if isinstance(s, events.SendStart)]
-    assert {start.site: start.endpoints for start in started} == book
-    world.tell(events.EmulatorEnded("it ended with SIGKILL", "/run/coordinator.log"))
-    world.wait(COLLECT_S)
-    assert world.sent(events.SendStop) == ["a", "b"]
-    world.tell(*(events.SiteEnded(site, succeeded=False) for site in "ab"))
-    assert world.finish.reason_code == "LAUNCH_FAILED", "killed from outside: no bug of ours"
-    assert world.finish.reason == "the WAN emulator is gone: it ended with SIGKILL"
-    assert world.finish.failure is not None
-    assert world.finish.failure.log_path == "/run/coordinator.log"
 
 
 @pytest.mark.parametrize(
@@ -332,94 +197,3 @@ def test_an_end_that_nobody_asked_for_is_a_failure(succeeded: bool) -> None:
     world.wait(COLLECT_S)
     world.tell(events.SiteEnded("b", succeeded=False))
     assert world.finish.reason_code == "SITE_LOST"
-
-
-WAN_ANSWERS = ([events.NamespacesOpened({})], [events.NamespacesRefused("there is no TUN")])
-
-
-def random_event(draw: random.Random, world: World, risk: float) -> events.Event:
-    site = draw.choice(world.sites)
-    code = draw.choice(("RANK_EXITED", "PEER_LOST", "GATEWAY_EXITED"))
-    failures = (failure(world, code, site, draw.random(), collateral=draw.random() < 0.3),)
-    rare: list[events.Event] = [
-        events.SiteLost(site, f"site {site}: gone", draw.random()),
-        events.AgentEnded(site, "status 1", ""),
-        events.SiteEnded(site, False, failures),
-        events.SiteEnded(site, succeeded=False),
-        events.CancelRequested("by hand"),
-        events.EmulatorEnded("status 1"),
-        *draw.choice(WAN_ANSWERS),
-        digest(site, draw.choice((1, 1, 1, 2))),
-    ]
-    common: list[events.Event] = [
-        events.SiteJoined(site, "h"),
-        prepared(site),
-        events.SiteRunning(site),
-        events.RelayOpened({}),
-        events.Ticked(),
-        *([events.SiteEnded(site, succeeded=True)] if draw.random() < 0.3 else []),
-    ]
-    return draw.choice(rare if draw.random() < risk else common)
-
-
-def check_safety(world: World, seed: int) -> None:
-    """Nothing that a run must never do was done."""
-    finishes = [place for place, a in enumerate(world.actions) if isinstance(a, events.FinishRun)]
-    assert len(finishes) <= 1, f"two outcomes, {seed=}"
-    assert finishes in ([], [len(world.actions) - 1]), f"something after the end, {seed=}"
-    told_to_prepare: set[str] = set()
-    told_to_start: set[str] = set()
-    told_to_stop: set[str] = set()
-    seen: set[str] = set()
-    gone: set[str] = set()
-    over = {"site.ended", "site.lost", "site.unconfirmed"}
-    for action in world.actions:
-        match action:
-            case events.RecordEvent(kind="site.prepared", site=site):
-                seen.add(site)
-            case events.RecordEvent(kind=kind, site=site) if kind in over:
-                gone.add(site)
-            case events.SendPrepare(site):
-                assert site not in told_to_prepare, f"{seed=}"
-                told_to_prepare.add(site)
-            case events.SendStart(site):
-                assert seen == set(world.sites), f"Start before all were prepared, {seed=}"
-                assert site not in told_to_start, f"{seed=}"
-                assert not told_to_stop, f"Start after Stop, {seed=}"
-                told_to_start.add(site)
-            case events.SendStop(site):
-                assert site in told_to_prepare, f"{seed=}"
-                told_to_stop.add(site)
-            case events.FinishRun(state):
-                assert told_to_prepare <= gone, f"a site may still have processes, {seed=}"
-                if state is RunState.SUCCEEDED:
-                    assert told_to_start == set(world.sites), f"{seed=}"
-    assert told_to_start in (set(), set(world.sites)), f"a part of the sites was started, {seed=}"
-
-
-@pytest.mark.parametrize("emulate", [False, True])
-def test_in_every_order_of_events_a_run_is_safe_and_ends(emulate: bool) -> None:
-    outcomes = set()
-    for seed in range(400):
-        draw = random.Random(seed)
-        world = World(draw.choice((2, 3)), emulate=emulate)
-        risk = draw.choice((0.0, 0.05, 0.1, 0.3))
-        for _ in range(draw.choice((15, 40, 80))):
-            world.now_s += draw.choice((0.0, 0.0, 0.01, 0.5))
-            if events.OpenNamespaces() in world.tell(random_event(draw, world, risk)):
-                world.tell(*draw.choice(WAN_ANSWERS))
-            check_safety(world, seed)
-        world.tell(events.CancelRequested("enough"))
-        world.wait(COLLECT_S)
-        world.wait(GRACE_S + LEASE_S)
-        check_safety(world, seed)
-        assert world.machine.state.is_terminal, f"it never ends, {seed=}"
-        outcomes.add(world.finish.state)
-        stopped = set(world.sent(events.SendStop))
-        ended = {
-            action.site
-            for action in world.actions
-            if isinstance(action, events.RecordEvent) and action.kind in {"site.ended", "site.lost"}
-        }
-        assert set(world.sent(events.SendPrepare)) <= stopped | ended, f"{seed=}"
-    assert outcomes == {RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}

@@ -2,45 +2,20 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from orchestrator.core.leases import Leases
 from orchestrator.core.view import RecordedEvent
 from orchestrator.journal import Journal, JournalError, JournalReader
-from orchestrator.log_files import LogReader
 from orchestrator.messages import run_message
 from protos.control.v1 import control_pb2 as pb
-from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
+from tests.fakes.coordinators import DEADLINE_S, active, coordinating, run_scenario, status_of
 from tests.fakes.worlds import JOB, topology_text
 
 pytestmark = pytest.mark.slow
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
-
-
-async def active(bench: Bench, *sites: str) -> list[FakeAgent]:
-    agents = await bench.join(*sites)
-    await bench.submit()
-    for agent in agents:
-        await agent.prepare()
-    for agent in agents:
-        await agent.run()
-    await bench.until(lambda run: run.state == pb.RUN_STATE_ACTIVE)
-    return agents
-
-
-async def status_of(call: Coroutine[Any, Any, Any]) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), caught.value.details() or ""
 
 
 def step(number: int, loss: float, tokens: float) -> pb.Metric:
@@ -97,7 +72,7 @@ def test_a_run_from_submit_to_its_summary(tmp_path: Path) -> None:
                 site.latest.clear()
             assert kept == ended
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_the_first_failure_is_told_with_its_place(tmp_path: Path) -> None:
@@ -121,47 +96,7 @@ def test_the_first_failure_is_told_with_its_place(tmp_path: Path) -> None:
             assert (ended.failure.rank, ended.failure.exit_code) == (1, -9)
             assert ended.failure.log_path == "/x/rank1.log"
 
-    run(scenario())
-
-
-def test_a_broken_session_is_a_lost_site(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            a, b = await active(bench, "a", "b")
-            b.call.cancel()
-            stop = (await a.hear("stop")).stop
-            assert "site b" in stop.reason
-            assert stop.grace_s == 1
-            await a.end()
-            ended = await bench.ended()
-            assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
-
-    run(scenario())
-
-
-def test_a_silent_agent_loses_its_lease(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        topology = topology_text(detect_within="1s", start_within="20s")
-        async with coordinating(tmp_path, topology) as bench:
-            a, b = await active(bench, "a", "b")
-
-            async def beat() -> None:
-                for sequence in range(1000):
-                    await a.say(heartbeat=pb.Heartbeat(sequence=sequence))
-                    await asyncio.sleep(0.1)
-
-            beating = asyncio.create_task(beat())
-            try:
-                code, detail = await b.end_of_session()
-                assert code == grpc.StatusCode.ABORTED
-                assert "its lease has ended" in detail
-                ended = await bench.ended()
-            finally:
-                beating.cancel()
-            assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
-            assert "silent for 1." in ended.reason
-
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_cancel_stops_all_and_is_idempotent(tmp_path: Path) -> None:
@@ -178,7 +113,7 @@ def test_cancel_stops_all_and_is_idempotent(tmp_path: Path) -> None:
             again = await bench.stub.CancelRun(request, timeout=DEADLINE_S)
             assert (again.state, again.reason_code) == (pb.RUN_STATE_CANCELLED, "CANCELLED")
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_a_stale_generation_is_refused_and_news_of_an_end_are_not(tmp_path: Path) -> None:
@@ -205,58 +140,7 @@ def test_a_stale_generation_is_refused_and_news_of_an_end_are_not(tmp_path: Path
             shipped = bench.stub.ShipLogs(late, timeout=DEADLINE_S)
             assert (await status_of(shipped))[0] == grpc.StatusCode.ABORTED  # type: ignore[arg-type]
 
-    run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "said"),
-    [
-        ({"site": "c"}, grpc.StatusCode.FAILED_PRECONDITION, "no site 'c'; there are a, b"),
-        ({"topology_hash": "0" * 64}, grpc.StatusCode.FAILED_PRECONDITION, "another topology"),
-        ({"protocol_min": 7, "protocol_max": 9}, grpc.StatusCode.FAILED_PRECONDITION, "7 to 9"),
-        ({"incarnation": "a-2"}, grpc.StatusCode.ABORTED, "has an agent already, on host host-a"),
-    ],
-    ids=["site", "topology", "version", "second agent"],
-)
-def test_who_may_not_join(
-    tmp_path: Path, fields: dict[str, object], code: grpc.StatusCode, said: str
-) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            await bench.join("a")
-            refused = await bench.dial("a", **fields)
-            status, detail = await refused.end_of_session()
-            assert status == code
-            assert said in detail
-
-    run(scenario())
-
-
-def test_the_same_agent_may_replace_its_own_session(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            (old,) = await bench.join("a")
-            (new,) = await bench.join("a")
-            assert (await old.end_of_session())[0] == grpc.StatusCode.ABORTED
-            await new.say(heartbeat=pb.Heartbeat(sequence=7))
-            assert (await new.hear("heartbeat_ack")).heartbeat_ack.sequence == 7
-
-    run(scenario())
-
-
-def test_a_session_begins_with_hello_and_keeps_to_its_limits(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            rude = FakeAgent("a", bench.stub.Session(timeout=60))
-            await rude.say(heartbeat=pb.Heartbeat())
-            code, detail = await rude.end_of_session()
-            assert (code, "Hello" in detail) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-            (again,) = await bench.join("a")
-            await again.say(digest=pb.Digest(names=["x" * 70_000]))
-            code, detail = await again.end_of_session()
-            assert (code, "limit" in detail) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-
-    run(scenario())
+    run_scenario(scenario())
 
 
 def test_submit_tells_all_mistakes_and_refuses_what_does_not_fit(tmp_path: Path) -> None:
@@ -287,73 +171,7 @@ def test_submit_tells_all_mistakes_and_refuses_what_does_not_fit(tmp_path: Path)
             runs = await bench.stub.ListRuns(pb.ListRunsRequest(), timeout=DEADLINE_S)
             assert [each.run_id for each in runs.runs] == ["one"]
 
-    run(scenario())
-
-
-async def collect(stream: AsyncIterable[pb.LogLine]) -> list[tuple[str, int, str]]:
-    return [(f"{each.site}/{each.source}", each.sequence, each.text) async for each in stream]
-
-
-def test_logs_come_once_in_order_and_are_followed_to_the_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            a, b = await active(bench, "a", "b")
-
-            async def ship(agent: FakeAgent, source: str, first: int, *texts: str) -> None:
-                lines = [
-                    pb.LogLine(site=agent.site, source=source, sequence=first + place, text=text)
-                    for place, text in enumerate(texts)
-                ]
-                request = pb.ShipLogsRequest(
-                    run_id="run-1", generation=agent.generation, site=agent.site, lines=lines
-                )
-                await bench.stub.ShipLogs(request, timeout=DEADLINE_S)
-
-            await ship(a, "rank0", 0, "one", "two")
-            follow = pb.ReadLogsRequest(rank=-1, follow=True)
-            following = asyncio.create_task(
-                collect(bench.stub.ReadLogs(follow, timeout=DEADLINE_S))
-            )
-            await ship(a, "rank0", 1, "two", "three\nfour")
-            await ship(b, "gateway0", 0, "x" * 9000)
-            code, _ = await status_of(ship(b, "../../evil", 0, "x"))
-            assert code == grpc.StatusCode.INVALID_ARGUMENT
-            for agent in (a, b):
-                await agent.end(succeeded=True)
-            lines = await following
-            assert [line for line in lines if line[0] == "a/rank0"] == [
-                ("a/rank0", 0, "one"),
-                ("a/rank0", 1, "two"),
-                ("a/rank0", 2, "three four"),
-            ]
-            (cut,) = [text for name, _, text in lines if name == "b/gateway0"]
-            assert cut.endswith("[cut: 9000 bytes]")
-            tail = pb.ReadLogsRequest(site="a", rank=0, tail=1)
-            last = await collect(bench.stub.ReadLogs(tail, timeout=DEADLINE_S))
-            assert last == [("a/rank0", 2, "three four")]
-
-    run(scenario())
-
-
-def test_events_are_followed_to_the_end(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            agents = await active(bench, "a", "b")
-            request = pb.ReadEventsRequest(follow=True)
-            stream = bench.stub.ReadEvents(request, timeout=DEADLINE_S)
-            for agent in agents:
-                await agent.end(succeeded=True)
-            events = [event async for event in stream]
-            kinds = [event.kind for event in events]
-            assert kinds[0] == "run.submitted"
-            assert kinds[-1] == "run.ended"
-            assert kinds.index("run.preparing") < kinds.index("site.starting")
-            after = pb.ReadEventsRequest(after=events[-2].sequence)
-            rest = bench.stub.ReadEvents(after, timeout=DEADLINE_S)
-            assert [event.kind async for event in rest] == ["run.ended"]
-            await bench.service.wait_for_streams(DEADLINE_S)
-
-    run(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.multiprocess
@@ -380,30 +198,13 @@ def test_an_emulated_wan_gives_each_site_its_own_ports(tmp_path: Path) -> None:
                     await agent.end(succeeded=True)
                 assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
 
-    run(scenario())
+    run_scenario(scenario())
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(100):
         writer.write(data)
     writer.close()
-
-
-def test_a_site_that_is_lost_after_a_stall_tells_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
-            a, b = await active(bench, "a", "b")
-            monkeypatch.setattr(Leases, "stall_s", lambda _self, _now_s: 12.0)
-            b.call.cancel()
-            await a.hear("stop")
-            await a.end()
-            said = (await bench.ended()).failure.message
-            assert "site b" in said
-            assert "this coordinator had itself stood still for 12.0 s" in said
-
-    run(scenario())
 
 
 def test_an_event_that_could_not_be_written_ends_the_coordinator(
@@ -428,27 +229,4 @@ def test_an_event_that_could_not_be_written_ends_the_coordinator(
             with pytest.raises(JournalError, match="disk is full"):
                 await asyncio.wait_for(bench.control.run(), DEADLINE_S)
 
-    run(scenario())
-
-
-def test_a_long_log_does_not_hold_up_the_coordinator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, answered = threading.Event(), threading.Event()
-
-    def skip_to_tail(_reader: LogReader, _num_lines: int) -> None:
-        begun.set()
-        assert answered.wait(5), "the coordinator answered nobody in the meantime"
-
-    async def scenario() -> None:
-        monkeypatch.setattr(LogReader, "skip_to_tail", skip_to_tail)
-        async with coordinating(tmp_path) as bench:
-            await bench.submit()
-            request = pb.ReadLogsRequest(rank=-1, tail=3)
-            reading = bench.stub.ReadLogs(request, timeout=DEADLINE_S)
-            assert await asyncio.to_thread(begun.wait, DEADLINE_S)
-            await bench.get()
-            answered.set()
-            assert [line async for line in reading] == []
-
-    run(scenario())
+    run_scenario(scenario())

@@ -3,149 +3,32 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from protos.errors import (
-    DeadlineExceededError,
-    IsthmusError,
-    LocalProtocolError,
-    NoTokensError,
-    RankLostError,
-)
+from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolError, NoTokensError
 from sites.worker.alone_link import AloneLink
 from sites.worker.collectives import Collectives
-from sites.worker.environment import lone_topology
 from sites.worker.exchange import Exchange
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.initial_state import InitialState
-from sites.worker.link import Link, Reduce, Reduced, Welcome
+from sites.worker.link import Link, Reduce, Reduced
 from sites.worker.process_group import ensure_process_group
-from sites.worker.site import Site
-from sites.worker.transfer import Pending, Slot, read_pieces
-from topology.job import Job
+from tests.fakes.lone_exchanges import (
+    BrokenLink,
+    BrokenSite,
+    DeafLink,
+    ScriptedLink,
+    SecondSite,
+    SlowDevice,
+    StreamTransfer,
+)
 
 LONG_S = 30.0
-
-
-class DeafLink(AloneLink):
-    """Never answers."""
-
-    def reduce(self, request: Reduce) -> None:
-        del request
-
-
-class ScriptedLink(AloneLink):
-    """Answers what a test tells it to."""
-
-    def __init__(self, answer: Callable[[Reduce], Reduced]) -> None:
-        super().__init__()
-        self._answer = answer
-
-    def reduce(self, request: Reduce) -> None:
-        self._on_reduced(self._answer(request))
-
-
-class BrokenLink(AloneLink):
-    """Fails when it is used."""
-
-    def reduce(self, request: Reduce) -> None:
-        raise ZeroDivisionError(f"round {request.round}")
-
-
-class RecordingLink(AloneLink):
-    """Keeps the metrics and digests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.metrics: list[tuple[str, int, Mapping[str, float]]] = []
-        self.steps_hashed: list[int] = []
-        self.has_left = False
-
-    def send_metric(
-        self, kind: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
-    ) -> None:
-        del labels
-        self.metrics.append((kind, step, values))
-
-    def send_digest(
-        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
-    ) -> None:
-        del combined, tensors, names
-        self.steps_hashed.append(step)
-
-    def leave(self) -> None:
-        self.has_left = True
-
-
-class StreamTransfer(HostTransfer):
-    """As on CUDA: a result is in place only for whoever has waited for its future."""
-
-    def __init__(self, collectives: Collectives) -> None:
-        super().__init__(collectives)
-        self.enqueued: list[Callable[[], object]] = []
-
-    def make_future(self) -> torch.futures.Future[torch.Tensor]:
-        transfer = self
-
-        class StreamFuture(torch.futures.Future[torch.Tensor]):
-            def wait(self) -> torch.Tensor:
-                while transfer.enqueued:
-                    transfer.enqueued.pop(0)()
-                return super().wait()
-
-        return StreamFuture()
-
-    def deliver(
-        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
-    ) -> None:
-        self.enqueued.append(partial(read_pieces, slot.padded.clone(), pieces))
-        complete()
-
-
-class SlowDevice(HostTransfer):
-    """A device that has computed a bucket long after it was submitted: half a second ago."""
-
-    def collect(self, slot: Slot, pending: Pending) -> float:  # type: ignore[override]
-        super().collect(slot, pending)
-        return 0.5
-
-
-class BrokenSite(HostTransfer):
-    """A collective fails; what the gateway says of it comes a little later, if it does."""
-
-    cause: Callable[[], None] = staticmethod(lambda: None)
-
-    def collect(self, slot: Slot, pending: Pending) -> None:
-        del slot, pending
-        telling = threading.Timer(0.01, self.cause)
-        telling.daemon = True
-        telling.start()
-        raise RankLostError("a collective inside the site failed: connection closed by peer")
-
-
-class SecondSite(AloneLink):
-    """The sum of this site's values with those of a first site, which are all ones."""
-
-    def reduce(self, request: Reduce) -> None:
-        values = self._regions[request.region]
-        if request.round == 0:
-            values[:4] = 1.0
-        else:
-            values += 1.0
-        values /= 2.0
-        self._on_reduced(
-            Reduced(
-                round=request.round, bucket=request.bucket, weight=2.0, wait_s=0.0, wire_bytes=0
-            )
-        )
 
 
 @pytest.fixture(autouse=True)
@@ -308,124 +191,3 @@ def test_a_round_begins_after_the_last_one(start: Start) -> None:
     exchange.submit([torch.ones(3)], layout=0)
     with pytest.raises(LocalProtocolError, match="before the previous one, a backward pass say"):
         exchange.begin(1.0)
-
-
-def _site(link: RecordingLink) -> Site:
-    """A real site of one rank whose link records."""
-    welcome = Welcome(
-        site="only",
-        site_index=0,
-        sites=("only",),
-        ranks_per_site=(1,),
-        verify_every=2,
-        config_hash="",
-    )
-    return Site(
-        link=link,
-        welcome=welcome,
-        job=Job(name="test", topology="", timeline_every=0),
-        topology=lone_topology(1),
-        run_folder=Path(),
-        device=torch.device("cpu"),
-        owns_group=False,
-    )
-
-
-def test_steps_are_counted_and_logged() -> None:
-    link = RecordingLink()
-    site = _site(link)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(RuntimeError, match="no completed optimizer step"):
-        site.log(loss=1.0)
-    site.synchronize(model, optimizer)
-    for step in range(3):
-        torch.autograd.backward(model(torch.ones(2, 3)).sum())
-        optimizer.step()
-        if step == 0:
-            site.log(loss=torch.tensor(4.0))
-            site.log(late=5)
-    with pytest.raises(RuntimeError, match="already"):
-        site.synchronize(model, optimizer)
-    site.leave()
-    steps = [(kind, step) for kind, step, _ in link.metrics]
-    assert steps == [("step", 1), ("step", 1), ("step", 2), ("step", 3)]
-    assert link.metrics[0][2]["loss"] == 4.0
-    assert link.metrics[1][2] == {"late": 5.0}
-    assert link.metrics[3][2]["step_s"] > 0.0
-    assert link.steps_hashed == [0, 2]
-    assert link.has_left
-
-
-def test_what_is_not_ddp_is_refused() -> None:
-    site = _site(RecordingLink())
-    net = nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="got Linear: wrap the model first"):
-        site.synchronize(net, optimizer)
-    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
-        site.synchronize(nn.parallel.DistributedDataParallel(net), "sgd")  # type: ignore[arg-type]
-    site.leave()
-
-
-@pytest.mark.parametrize(
-    ("tensors", "kind", "said"),
-    [
-        (torch.ones(2), TypeError, "want a list of tensors, got a Tensor"),
-        ([1.0], TypeError, r"tensors\[0\] is a float"),
-        (
-            [torch.ones(1), torch.ones(1, dtype=torch.int64)],
-            TypeError,
-            r"tensors\[1\] is of torch.int64",
-        ),
-        ([torch.ones(1).to_sparse()], TypeError, "to_dense"),
-        ([torch.ones(1)] * 2, ValueError, "comes twice"),
-    ],
-    ids=["no list", "a number", "integers", "sparse", "twice"],
-)
-def test_what_cannot_be_averaged_is_refused(
-    tensors: list[torch.Tensor], kind: type[Exception], said: str
-) -> None:
-    site = _site(RecordingLink())
-    with pytest.raises(kind, match=said):
-        site.all_reduce(tensors)
-    for wrong in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="0 or more"):
-            site.all_reduce([torch.ones(1)], tokens=wrong)
-    with pytest.raises(TypeError, match=r"site\.broadcast: want a list of tensors, got a str"):
-        site.broadcast("model")  # type: ignore[arg-type]
-    site.leave()
-
-
-def test_an_optimizer_with_a_closure_is_refused() -> None:
-    site = _site(RecordingLink())
-    optimizer = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
-    site.average_gradients(optimizer)
-    with pytest.raises(RuntimeError, match="with a closure"):
-        optimizer.step(lambda: 0.0)  # type: ignore[no-untyped-call]
-    with pytest.raises(RuntimeError, match="already"):
-        site.average_gradients(optimizer)
-    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got Linear"):
-        site.average_gradients(nn.Linear(2, 2))  # type: ignore[arg-type]
-    site.leave()
-
-
-def test_without_synchronisation_no_round_is_made() -> None:
-    """Accumulated micro-batches cross once."""
-    link = RecordingLink()
-    site = _site(link)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1, bias=False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    site.synchronize(model, optimizer)
-    with model.no_sync():
-        site.count_tokens(10)
-        torch.autograd.backward(model(torch.ones(2, 3)).sum())
-    site.count_tokens(7)
-    torch.autograd.backward(model(torch.ones(2, 3)).sum())
-    optimizer.step()
-    site.leave()
-    assert link.metrics[0][2]["tokens"] == 17.0
-    assert link.metrics[0][2]["raw_bytes"] == 12.0
-    (weight,) = model.parameters()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [[4.0, 4.0, 4.0]], "both micro-batches, averaged over one rank"

@@ -6,8 +6,6 @@ A case is what to replace in the right document, by what, and what must be told.
 import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, changed, told
-from topology.errors import ConfigError
-from topology.load import load_topology
 
 TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ("version: 1", "version: 2", ["1:10 want version: 1, got 2 [version]"]),
@@ -302,112 +300,6 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
 ]
 
-JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
-    ("topology: topology.yaml\n", "", ["1:1 missing key 'topology' []"]),
-    (
-        "name: small",
-        "name: ../small",
-        ["2:7 want a name of letters, digits, '-' and '_', at most 63; got '../small' [name]"],
-    ),
-    (
-        "codec: bf16",
-        "codec: bf61",
-        [
-            "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk' or 'topk-zstd', got 'bf61' (did you mean 'bf16'?) [exchange.codec]"
-        ],
-    ),
-    (
-        "codec: bf16",
-        "codec: 16",
-        [
-            "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk' or 'topk-zstd', got 16 [exchange.codec]"
-        ],
-    ),
-    ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 4MiB, got '32KiB' [exchange.chunk]"]),
-    ("chunk: 256KiB", "chunk: 8MiB", ["4:32 want 64KiB to 4MiB, got '8MiB' [exchange.chunk]"]),
-    (
-        "chunk: 256KiB",
-        "chunk: 100001B",
-        ["4:32 want a multiple of 4 bytes (float32), got '100001B' [exchange.chunk]"],
-    ),
-    (
-        "chunk: 256KiB",
-        "chunk: 262144",
-        [
-            "4:32 want a size in B, kB, MB, GB, TB, KiB, MiB, GiB, TiB, as 4MiB; got 262144 without a unit [exchange.chunk]"
-        ],
-    ),
-    ("window: 8MiB", "window: 128KiB", ["4:62 want at least the chunk, 256KiB [exchange.window]"]),
-    (
-        "window: 8MiB",
-        "channels_per_link: 0",
-        ["4:73 want auto, or a whole number from 1 to 32; got 0 [exchange.channels_per_link]"],
-    ),
-    ("tree: star", "tree: gather", ["5:32 has no use with tree: gather [reduction.hub]"]),
-    (
-        "tree: star",
-        "tree: stars",
-        [
-            "5:19 want 'auto', 'gather', 'star', 'ring' or 'hierarchy', got 'stars' "
-            "(did you mean 'star'?) [reduction.tree]"
-        ],
-    ),
-    (
-        "parameters_every: 5",
-        "parameters_every: -1",
-        ["6:28 want at least 0, got -1 [verify.parameters_every]"],
-    ),
-    ("steps: 20", "steps: 0", ["8:10 want at least 1, got 0 [trainer.steps]"]),
-    (
-        "steps: 20",
-        "steps: 20\n  step: 3",
-        ["9:3 unknown key 'step' (did you mean 'steps'?) [trainer.step]"],
-    ),
-    (
-        "global_batch: 96",
-        "global_batch: 96.5",
-        ["9:17 want a whole number, got 96.5 [trainer.global_batch]"],
-    ),
-    ("heads: 2", "heads: 3", ["10:39 want a multiple of heads, 3; got 64 [trainer.model.width]"]),
-    ('files: ["*.txt"]', 'files: "*.txt"', ["11:17 want a list, got '*.txt' [trainer.data.files]"]),
-    ('files: ["*.txt"]', 'files: [""]', ["11:18 must not be empty [trainer.data.files.0]"]),
-    (
-        "held_out: 10%",
-        "held_out: 100%",
-        ["11:38 must be less than 100%: nothing would be learnt [trainer.data.held_out]"],
-    ),
-    ("held_out: 10%", "held_out: 0", ["11:38 must be more than 0 [trainer.data.held_out]"]),
-    (
-        "learning_rate: 1e-3",
-        "learning_rate: 1e-5",
-        [
-            "12:30 want at least min_learning_rate, 0.0006; got 1e-05 [trainer.optimizer.learning_rate]"
-        ],
-    ),
-    (
-        "learning_rate: 1e-3",
-        "learning_rate: fast",
-        ["12:30 want a number, got 'fast' [trainer.optimizer.learning_rate]"],
-    ),
-    (
-        "learning_rate: 1e-3",
-        "beta1: 1",
-        ["12:22 want less than 1, got 1 [trainer.optimizer.beta1]"],
-    ),
-    ("version: 1", "version: '1'", ["1:10 want version: 1, got '1' [version]"]),
-    ("verify: {parameters_every: 5}", "verify: true", ["6:9 want a mapping, got true [verify]"]),
-    (
-        "verify: {parameters_every: 5}",
-        "entrypoint: train.py\narguments: [--lr, 0.1]",
-        ["7:19 want a text, got 0.1 [arguments.1]"],
-    ),
-    (
-        "verify: {parameters_every: 5}",
-        "verify: {parameters_every: 5, parameters: true}",
-        ["6:31 unknown key 'parameters' (did you mean 'parameters_every'?) [verify.parameters]"],
-    ),
-]
-
 
 @pytest.mark.parametrize(("old", "new", "expected"), TOPOLOGY_MISTAKES)
 def test_a_mistake_in_a_topology_is_told_at_its_place(
@@ -416,65 +308,6 @@ def test_a_mistake_in_a_topology_is_told_at_its_place(
     assert told("topology", changed(TOPOLOGY, old, new)) == expected
 
 
-@pytest.mark.parametrize(("old", "new", "expected"), JOB_MISTAKES)
-def test_a_mistake_in_a_job_is_told_at_its_place(old: str, new: str, expected: list[str]) -> None:
-    assert told("job", changed(JOB, old, new)) == expected
-
-
 def test_the_documents_that_the_mistakes_are_made_in_are_right() -> None:
     assert told("topology", TOPOLOGY) == []
     assert told("job", JOB) == []
-
-
-def test_mistakes_of_every_kind_are_told_together_in_the_order_of_the_text() -> None:
-    text = TOPOLOGY
-    for old, new in (
-        ("name: tri-coast", "name: tri-coast\nname: again"),
-        ("memory: 80GiB", "memory: 80"),
-        ("nodes: 4", "nodes: 010"),
-        ("like: virginia", "like: virginai"),
-        ("[oregon, virginia]", "[oregon, virgina]"),
-        ("min_sites: 2", "min_sites: 4"),
-        ("detect_within: 15s", "detect_within: 15s, start_within: 10s"),
-        ("emulate: true", "emulates: true"),
-    ):
-        text = changed(text, old, new)
-    assert [line.split()[0] for line in told("topology", text)] == [
-        "3:1",
-        "5:44",
-        "9:12",
-        "16:24",
-        "18:24",
-        "29:45",
-        "29:61",
-        "31:1",
-    ]
-
-
-def test_a_problem_prints_its_line_and_a_caret() -> None:
-    with pytest.raises(ConfigError) as raised:
-        load_topology(changed(TOPOLOGY, "rtt: 62ms", "rtt_mss: 62ms"), "tri.yaml")
-    assert str(raised.value) == (
-        "tri.yaml:17:56: error: unknown key 'rtt_mss' (did you mean 'rtt'?)  [links.0.rtt_mss]\n"
-        "     17 |   - {between: [oregon, virginia], bandwidth: 10Gbit/s, rtt_mss: 62ms, "
-        "loss: 0.001%, jitter: 1ms}\n"
-        f"        | {' ' * 55}^"
-    )
-
-
-def test_a_long_line_is_shown_around_the_caret_and_controls_are_not_sent_to_the_terminal() -> None:
-    text = "a: " + "x" * 300 + "\x1b[31m"
-    with pytest.raises(ConfigError) as raised:
-        load_topology(text, "t.yaml")
-    _, excerpt, caret = str(raised.value).split("\n")
-    assert "\x1b" not in excerpt
-    assert len(excerpt) < 140
-    assert excerpt[caret.index("^")] == "\N{REPLACEMENT CHARACTER}"
-
-
-def test_a_name_as_long_as_the_file_is_not_told_in_full() -> None:
-    text = changed(TOPOLOGY, "emulate: true", "x" * 900 + ": true")
-    with pytest.raises(ConfigError) as raised:
-        load_topology(changed(text, "like: virginia", "like: " + "y" * 5000), "t.yaml")
-    assert len(raised.value.problems) == 2
-    assert len(str(raised.value)) < 2500

@@ -1,0 +1,129 @@
+"""Links and transfers that a lone rank's exchange meets: slow, broken, scripted ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from protos.errors import RankLostError
+from sites.worker.alone_link import AloneLink
+from sites.worker.collectives import Collectives
+from sites.worker.host_transfer import HostTransfer
+from sites.worker.link import Reduce, Reduced
+from sites.worker.transfer import Pending, Slot, read_pieces
+
+
+class DeafLink(AloneLink):
+    """Never answers."""
+
+    def reduce(self, request: Reduce) -> None:
+        del request
+
+
+class ScriptedLink(AloneLink):
+    """Answers what a test tells it to."""
+
+    def __init__(self, answer: Callable[[Reduce], Reduced]) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def reduce(self, request: Reduce) -> None:
+        self._on_reduced(self._answer(request))
+
+
+class BrokenLink(AloneLink):
+    """Fails when it is used."""
+
+    def reduce(self, request: Reduce) -> None:
+        raise ZeroDivisionError(f"round {request.round}")
+
+
+class RecordingLink(AloneLink):
+    """Keeps the metrics and digests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics: list[tuple[str, int, Mapping[str, float]]] = []
+        self.steps_hashed: list[int] = []
+        self.has_left = False
+
+    def send_metric(
+        self, kind: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
+    ) -> None:
+        del labels
+        self.metrics.append((kind, step, values))
+
+    def send_digest(
+        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
+    ) -> None:
+        del combined, tensors, names
+        self.steps_hashed.append(step)
+
+    def leave(self) -> None:
+        self.has_left = True
+
+
+class StreamTransfer(HostTransfer):
+    """As on CUDA: a result is in place only for whoever has waited for its future."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        super().__init__(collectives)
+        self.enqueued: list[Callable[[], object]] = []
+
+    def make_future(self) -> torch.futures.Future[torch.Tensor]:
+        transfer = self
+
+        class StreamFuture(torch.futures.Future[torch.Tensor]):
+            def wait(self) -> torch.Tensor:
+                while transfer.enqueued:
+                    transfer.enqueued.pop(0)()
+                return super().wait()
+
+        return StreamFuture()
+
+    def deliver(
+        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
+    ) -> None:
+        self.enqueued.append(partial(read_pieces, slot.padded.clone(), pieces))
+        complete()
+
+
+class SlowDevice(HostTransfer):
+    """A device that has computed a bucket long after it was submitted: half a second ago."""
+
+    def collect(self, slot: Slot, pending: Pending) -> float:  # type: ignore[override]
+        super().collect(slot, pending)
+        return 0.5
+
+
+class BrokenSite(HostTransfer):
+    """A collective fails; what the gateway says of it comes a little later, if it does."""
+
+    cause: Callable[[], None] = staticmethod(lambda: None)
+
+    def collect(self, slot: Slot, pending: Pending) -> None:
+        del slot, pending
+        telling = threading.Timer(0.01, self.cause)
+        telling.daemon = True
+        telling.start()
+        raise RankLostError("a collective inside the site failed: connection closed by peer")
+
+
+class SecondSite(AloneLink):
+    """The sum of this site's values with those of a first site, which are all ones."""
+
+    def reduce(self, request: Reduce) -> None:
+        values = self._regions[request.region]
+        if request.round == 0:
+            values[:4] = 1.0
+        else:
+            values += 1.0
+        values /= 2.0
+        self._on_reduced(
+            Reduced(
+                round=request.round, bucket=request.bucket, weight=2.0, wait_s=0.0, wire_bytes=0
+            )
+        )

@@ -1,0 +1,86 @@
+"""A run's machine with a clock, and what its sites say."""
+
+from orchestrator.core import events
+from orchestrator.core.events import Endpoint
+from orchestrator.core.failures import Failure
+from orchestrator.core.run import RunMachine
+from orchestrator.core.states import RunState
+from tests.fakes.worlds import topology
+
+START_S = 30.0
+LEASE_S = 5.0
+GRACE_S = 1.0
+COLLECT_S = 1.0
+
+
+class World:
+    """A machine with a clock, and everything that it ever asked for."""
+
+    def __init__(
+        self,
+        num_sites: int = 2,
+        *,
+        ranks: int = 1,
+        emulate: bool = False,
+        emulator: str = "auto",
+    ) -> None:
+        self.sites = tuple("abcdefgh"[:num_sites])
+        self.now_s = 100.0
+        described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
+        self.machine = RunMachine(described, self.now_s)
+        self.actions: list[events.Action] = []
+
+    def tell(self, *told: events.Event) -> list[events.Action]:
+        new = [action for event in told for action in self.machine.handle(event, self.now_s)]
+        self.actions += new
+        return new
+
+    def wait(self, seconds: float) -> list[events.Action]:
+        self.now_s += seconds
+        return self.tell(events.Ticked())
+
+    def sent(self, kind: type[events.Action]) -> list[str]:
+        return [action.site for action in self.actions if isinstance(action, kind)]  # type: ignore[union-attr]
+
+    def is_in(self, state: RunState) -> bool:
+        return self.machine.state is state
+
+    @property
+    def finish(self) -> events.FinishRun:
+        (found,) = [each for each in self.actions if isinstance(each, events.FinishRun)]
+        return found
+
+    def join(self) -> None:
+        self.tell(*(events.SiteJoined(site, f"host-{site}") for site in self.sites))
+
+    def prepare(self) -> None:
+        self.join()
+        self.tell(*(prepared(site) for site in self.sites))
+
+    def activate(self) -> None:
+        self.prepare()
+        self.tell(*(events.SiteRunning(site) for site in self.sites))
+        assert self.is_in(RunState.ACTIVE)
+
+
+def prepared(site: str) -> events.SitePrepared:
+    return events.SitePrepared(site, (Endpoint(site, 0, "127.0.0.1", 1000 + ord(site)),))
+
+
+def failure(world: World, code: str, site: str, age_s: float = 0.0, **more: object) -> Failure:
+    return Failure(
+        code=code,
+        message=f"{code} at site {site}",
+        site=site,
+        reported_by=site,
+        at_s=world.now_s - age_s,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def digest(site: str, number: int) -> events.DigestReported:
+    return events.DigestReported(site, 0, 5, number, (1, number), ("0.weight", "2.weight"))
+
+
+def recorded_events(world: World) -> list[events.RecordEvent]:
+    return [action for action in world.actions if isinstance(action, events.RecordEvent)]

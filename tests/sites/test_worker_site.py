@@ -1,0 +1,149 @@
+"""A rank's view of its site: steps that are counted, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sites.worker.environment import lone_topology
+from sites.worker.link import Welcome
+from sites.worker.process_group import ensure_process_group
+from sites.worker.site import Site
+from tests.fakes.lone_exchanges import RecordingLink
+from topology.job import Job
+
+LONG_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    """This process as the only rank."""
+    ensure_process_group(torch.device("cpu"), LONG_S)
+    yield
+    dist.destroy_process_group()
+
+
+def _site(link: RecordingLink) -> Site:
+    """A real site of one rank whose link records."""
+    welcome = Welcome(
+        site="only",
+        site_index=0,
+        sites=("only",),
+        ranks_per_site=(1,),
+        verify_every=2,
+        config_hash="",
+    )
+    return Site(
+        link=link,
+        welcome=welcome,
+        job=Job(name="test", topology="", timeline_every=0),
+        topology=lone_topology(1),
+        run_folder=Path(),
+        device=torch.device("cpu"),
+        owns_group=False,
+    )
+
+
+def test_steps_are_counted_and_logged() -> None:
+    link = RecordingLink()
+    site = _site(link)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="no completed optimizer step"):
+        site.log(loss=1.0)
+    site.synchronize(model, optimizer)
+    for step in range(3):
+        torch.autograd.backward(model(torch.ones(2, 3)).sum())
+        optimizer.step()
+        if step == 0:
+            site.log(loss=torch.tensor(4.0))
+            site.log(late=5)
+    with pytest.raises(RuntimeError, match="already"):
+        site.synchronize(model, optimizer)
+    site.leave()
+    steps = [(kind, step) for kind, step, _ in link.metrics]
+    assert steps == [("step", 1), ("step", 1), ("step", 2), ("step", 3)]
+    assert link.metrics[0][2]["loss"] == 4.0
+    assert link.metrics[1][2] == {"late": 5.0}
+    assert link.metrics[3][2]["step_s"] > 0.0
+    assert link.steps_hashed == [0, 2]
+    assert link.has_left
+
+
+def test_what_is_not_ddp_is_refused() -> None:
+    site = _site(RecordingLink())
+    net = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match="got Linear: wrap the model first"):
+        site.synchronize(net, optimizer)
+    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got str"):
+        site.synchronize(nn.parallel.DistributedDataParallel(net), "sgd")  # type: ignore[arg-type]
+    site.leave()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "kind", "said"),
+    [
+        (torch.ones(2), TypeError, "want a list of tensors, got a Tensor"),
+        ([1.0], TypeError, r"tensors\[0\] is a float"),
+        (
+            [torch.ones(1), torch.ones(1, dtype=torch.int64)],
+            TypeError,
+            r"tensors\[1\] is of torch.int64",
+        ),
+        ([torch.ones(1).to_sparse()], TypeError, "to_dense"),
+        ([torch.ones(1)] * 2, ValueError, "comes twice"),
+    ],
+    ids=["no list", "a number", "integers", "sparse", "twice"],
+)
+def test_what_cannot_be_averaged_is_refused(
+    tensors: list[torch.Tensor], kind: type[Exception], said: str
+) -> None:
+    site = _site(RecordingLink())
+    with pytest.raises(kind, match=said):
+        site.all_reduce(tensors)
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="0 or more"):
+            site.all_reduce([torch.ones(1)], tokens=wrong)
+    with pytest.raises(TypeError, match=r"site\.broadcast: want a list of tensors, got a str"):
+        site.broadcast("model")  # type: ignore[arg-type]
+    site.leave()
+
+
+def test_an_optimizer_with_a_closure_is_refused() -> None:
+    site = _site(RecordingLink())
+    optimizer = torch.optim.LBFGS(nn.Linear(2, 2).parameters())
+    site.average_gradients(optimizer)
+    with pytest.raises(RuntimeError, match="with a closure"):
+        optimizer.step(lambda: 0.0)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="already"):
+        site.average_gradients(optimizer)
+    with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer, got Linear"):
+        site.average_gradients(nn.Linear(2, 2))  # type: ignore[arg-type]
+    site.leave()
+
+
+def test_without_synchronisation_no_round_is_made() -> None:
+    """Accumulated micro-batches cross once."""
+    link = RecordingLink()
+    site = _site(link)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    site.synchronize(model, optimizer)
+    with model.no_sync():
+        site.count_tokens(10)
+        torch.autograd.backward(model(torch.ones(2, 3)).sum())
+    site.count_tokens(7)
+    torch.autograd.backward(model(torch.ones(2, 3)).sum())
+    optimizer.step()
+    site.leave()
+    assert link.metrics[0][2]["tokens"] == 17.0
+    assert link.metrics[0][2]["raw_bytes"] == 12.0
+    (weight,) = model.parameters()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[4.0, 4.0, 4.0]], "both micro-batches, averaged over one rank"
