@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Isthmus
-from tests.fakes.recorded_runs import record_bench, record_run
+from tests.fakes.recorded_benches import record_bench
+from tests.fakes.recorded_runs import record_run
 
 
 def test_the_latest_run_is_reported_into_its_folder(isthmus: Isthmus, home: Path) -> None:

@@ -19,7 +19,8 @@ from orchestrator.report.run_facts import run_facts
 from orchestrator.run_files import METRICS, strict_json
 from orchestrator.trace.events import trace
 from protos.control.v1 import control_pb2
-from tests.fakes.recorded_runs import metric, record_bench, record_run
+from tests.fakes.recorded_benches import record_bench
+from tests.fakes.recorded_runs import metric, record_run
 from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import MIB, Target
 from tests.topology import documents, fault_documents

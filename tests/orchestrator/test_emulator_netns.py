@@ -1,13 +1,11 @@
-"""The packet emulator with a real kernel: integrity under loss, changes, exits, no privileges."""
+"""The packet emulator with a real kernel: integrity under loss, changes, exits."""
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.losses import LossDeck
 from orchestrator.emulator.namespaces import netns_problem, open_socket
 from orchestrator.emulator.netns_child import NetnsProcess, running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
+from tests.fakes.emulator_configs import netns_config
 from topology.changes import Change
 from topology.errors import ConfigError
 
@@ -37,19 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 def _namespaces_are_allowed() -> None:
     if problem := (os.geteuid() != 0 and "these tests take root") or netns_problem():
         pytest.skip(problem)
-
-
-def config(bytes_per_s: float = 1.25e8, delay_s: float = 0.0, loss: float = 0.0) -> NetnsConfig:
-    return NetnsConfig(
-        sites=("eu", "us"),
-        links=tuple(
-            LinkShape(
-                source=source, target=target, bytes_per_s=bytes_per_s, delay_s=delay_s, loss=loss
-            )
-            for source, target in itertools.permutations(("eu", "us"))
-        ),
-        seed=7,
-    )
 
 
 @pytest.fixture
@@ -106,7 +91,7 @@ def test_a_connection_carries_every_byte_both_ways_although_packets_are_lost(
 ) -> None:
     rng = random.Random(11)
     sent = [rng.randbytes(3 << 20), rng.randbytes(3 << 20)]
-    with running_netns(config(delay_s=0.001, loss=0.01)) as emulator:
+    with running_netns(netns_config(delay_s=0.001, loss=0.01)) as emulator:
         ends = connection(emulator, sockets)
         senders = [
             threading.Thread(target=end.sendall, args=(data,))
@@ -134,7 +119,7 @@ def test_a_connection_carries_every_byte_both_ways_although_packets_are_lost(
 
 def test_the_lost_packets_are_those_that_the_seed_names(sockets: list[socket.socket]) -> None:
     num_packets, loss = 2000, 0.02
-    with running_netns(config(loss=loss)) as emulator:
+    with running_netns(netns_config(loss=loss)) as emulator:
         far = socket_at(emulator, "us", sockets, socket.SOCK_DGRAM)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
         far.bind((emulator.sites["us"].address, PORT))
@@ -155,7 +140,7 @@ def test_the_lost_packets_are_those_that_the_seed_names(sockets: list[socket.soc
 
 
 def test_delays_are_as_configured_and_change_while_it_runs(sockets: list[socket.socket]) -> None:
-    with running_netns(config(delay_s=0.02)) as emulator:
+    with running_netns(netns_config(delay_s=0.02)) as emulator:
         near, far = connection(emulator, sockets)
         assert min(round_trip_s(near, far) for _ in range(5)) >= 0.04
         emulator.apply(
@@ -170,7 +155,7 @@ def test_delays_are_as_configured_and_change_while_it_runs(sockets: list[socket.
 def test_a_cut_blackholes_one_way_and_tcp_goes_on_after_it_is_healed(
     sockets: list[socket.socket],
 ) -> None:
-    with running_netns(config(delay_s=0.001)) as emulator:
+    with running_netns(netns_config(delay_s=0.001)) as emulator:
         near, far = connection(emulator, sockets)
         emulator.apply([Change(kind="cut", source="eu", target="us")])
         near.sendall(b"x")
@@ -186,7 +171,7 @@ def test_a_cut_blackholes_one_way_and_tcp_goes_on_after_it_is_healed(
 
 
 def test_sites_without_a_link_do_not_reach_each_other(sockets: list[socket.socket]) -> None:
-    only = NetnsConfig(sites=("eu", "us"), links=config().links[:1])
+    only = NetnsConfig(sites=("eu", "us"), links=netns_config().links[:1])
     with running_netns(only) as emulator:
         near = socket_at(emulator, "us", sockets, socket.SOCK_DGRAM)
         near.sendto(b"x", (emulator.sites["eu"].address, PORT))
@@ -196,7 +181,7 @@ def test_sites_without_a_link_do_not_reach_each_other(sockets: list[socket.socke
 
 
 def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:
-    with running_netns(config()) as emulator:
+    with running_netns(netns_config()) as emulator:
         nets = [Path(site.net) for site in emulator.sites.values()]
         assert len({net.stat().st_ino for net in nets}) == 2
         os.kill(emulator.pid, signal.SIGKILL)
@@ -207,7 +192,7 @@ def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:
 def test_it_ends_with_its_stdin() -> None:
     done = subprocess.run(
         COMMAND,
-        input=json.dumps(config().to_json()) + "\n",
+        input=json.dumps(netns_config().to_json()) + "\n",
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -223,56 +208,11 @@ def test_it_ends_with_its_stdin() -> None:
 
 
 def test_a_change_that_cannot_be_made_is_refused_and_nothing_else_happens() -> None:
-    with running_netns(config()) as emulator:
+    with running_netns(netns_config()) as emulator:
         with pytest.raises(ConfigError, match=r"changes\.0: there is no link from us to mars"):
             emulator.apply([Change(kind="cut", source="us", target="mars")])
         assert set(emulator.counters()) == {("eu", "us"), ("us", "eu")}
         assert emulator.stop() == 0
-
-
-def run_as_nobody(permissions: str) -> subprocess.Popen[str]:
-    # Not measured: nobody could not write down what was covered, and would say so on stderr.
-    environment = {name: value for name, value in os.environ.items() if "COVERAGE" not in name}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.unprivileged_netns", permissions],
-        env=environment,
-        cwd=Path(__file__).parents[2],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_without_access_to_tun_it_says_so_in_one_line() -> None:
-    with run_as_nobody("600") as child:
-        out, complaint = child.communicate(json.dumps(config().to_json()) + "\n", DEADLINE_S)
-    if complaint.startswith("netns: user namespace:"):
-        pytest.skip(complaint)
-    assert (child.returncode, out) == (2, "")
-    assert complaint == (
-        "netns: /dev/net/tun: Permission denied; it takes root, or unprivileged user namespaces "
-        "and access to /dev/net/tun\n"
-    )
-
-
-def test_root_without_its_capabilities_makes_a_user_namespace_too() -> None:
-    setpriv = shutil.which("setpriv")
-    if setpriv is None or os.geteuid() != 0:
-        pytest.skip("it takes root, and setpriv to give up CAP_SYS_ADMIN")
-    done = subprocess.run(
-        [setpriv, "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", *COMMAND],
-        input=json.dumps(config().to_json()) + "\n",
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    if done.stderr.startswith(("netns: user namespace:", "netns: map of the user namespace:")):
-        pytest.skip(done.stderr)
-    assert (done.returncode, done.stderr) == (0, "")
-    ready = json.loads(done.stdout.splitlines()[0])
-    assert all(site["user"].endswith("/ns/user") for site in ready["sites"])
 
 
 IN_TWO_NAMESPACES = """
@@ -298,60 +238,3 @@ def test_whether_idle_connections_start_slowly_is_as_around_the_emulation() -> N
     if done.stderr.startswith("skip: "):
         pytest.skip(done.stderr)
     assert (done.stdout.split(), done.stderr) == (["0", "1"], "")
-
-
-ECHO = """
-import socket, sys
-with socket.create_server((sys.argv[1], 5000)) as server:
-    print("listening", flush=True)
-    peer, _ = server.accept()
-    with peer:
-        peer.sendall(peer.recv(64))
-"""
-ASK = """
-import socket, sys
-with socket.create_connection((sys.argv[1], 5000), 30) as peer:
-    peer.sendall(b"hello")
-    print(peer.recv(64).decode())
-"""
-
-
-def test_without_root_it_makes_a_user_namespace_that_its_owner_can_enter() -> None:
-    def inside(site: dict[str, str], script: str) -> list[str]:
-        entering = ["-m", "sites.leash", "-", "--enter", site["user"], site["net"], "--"]
-        return [sys.executable, *entering, sys.executable, "-c", script, sites[1]["address"]]
-
-    with run_as_nobody("666") as child:
-        stop = threading.Timer(DEADLINE_S, child.kill)
-        stop.start()
-        try:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.write(json.dumps(config().to_json()) + "\n")
-            child.stdin.flush()
-            line = child.stdout.readline()
-            if not line:
-                assert child.stderr is not None
-                pytest.skip(child.stderr.read())
-            sites = json.loads(line)["sites"]
-            assert sites[0]["user"] == f"/proc/{child.pid}/ns/user"
-            echo = subprocess.Popen(inside(sites[1], ECHO), stdout=subprocess.PIPE, text=True)
-            with echo:
-                try:
-                    assert echo.stdout is not None
-                    assert echo.stdout.readline() == "listening\n"
-                    asked = subprocess.run(
-                        inside(sites[0], ASK),
-                        capture_output=True,
-                        text=True,
-                        timeout=DEADLINE_S,
-                        check=True,
-                    )
-                    assert asked.stdout == "hello\n"
-                finally:
-                    echo.kill()
-            child.stdin.close()
-            assert child.wait(DEADLINE_S) == 0
-        finally:
-            stop.cancel()
-            child.kill()

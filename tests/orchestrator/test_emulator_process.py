@@ -1,4 +1,4 @@
-"""The relay as a process: its lines, its exits, its accuracy, and the `wan` fixture."""
+"""The relay as a process: its lines, its exits, its accuracy."""
 
 import json
 import os
@@ -14,25 +14,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.emulator.child import running_relay
-from orchestrator.emulator.config import RelayConfig, RelayEndpoint
-from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.config import RelayConfig
 from orchestrator.emulator.pipes import MessageWriter
-from orchestrator.emulator.wan_fixture import Wan
+from tests.fakes.emulator_configs import relay_config
 from topology.changes import Change
 from topology.errors import ConfigError
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.relay"]
 DEADLINE_S = 60.0
-
-
-def config(port: int, rate: float = 1e9, delay_s: float = 0.0) -> RelayConfig:
-    return RelayConfig(
-        links=tuple(
-            LinkShape(source=source, target=target, bytes_per_s=rate, delay_s=delay_s)
-            for source, target in (("eu", "us"), ("us", "eu"))
-        ),
-        endpoints=(RelayEndpoint(source="eu", target="us", node=1, host="127.0.0.1", port=port),),
-    )
 
 
 @pytest.mark.slow
@@ -47,7 +36,7 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
             assert child.stdin is not None
             assert child.stdout is not None
             assert child.stderr is not None
-            child.stdin.write(json.dumps(config(9).to_json()) + "\n")
+            child.stdin.write(json.dumps(relay_config(9).to_json()) + "\n")
             child.stdin.flush()
             listening = json.loads(child.stdout.readline())
             counters = json.loads(child.stdout.readline())
@@ -101,7 +90,7 @@ def test_a_wrong_line_is_answered_in_one_line(stdin: str, message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_stdin_that_is_no_pipe_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config(9).to_json()) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps(relay_config(9).to_json()) + "\n")
     with (tmp_path / "config.json").open() as stdin:
         done = subprocess.run(
             COMMAND, stdin=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -115,7 +104,7 @@ def test_a_stdin_that_is_no_pipe_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_refusal_reaches_who_started_it() -> None:
-    made = config(9)
+    made = relay_config(9)
     wrong = RelayConfig(links=made.links, endpoints=made.endpoints, bind_host="203.0.113.7")
     with pytest.raises(ConfigError, match=r"bind_host: 203\.0\.113\.7"), running_relay(wrong):
         pass
@@ -134,7 +123,7 @@ def test_it_comes_before_other_processes_where_it_may() -> None:
         timeout=DEADLINE_S,
         check=False,
     )
-    with running_relay(config(9)) as relay:
+    with running_relay(relay_config(9)) as relay:
         policy = os.sched_getscheduler(relay.pid)
     assert policy == (os.SCHED_RR if may.returncode == 0 else os.SCHED_OTHER)
 
@@ -144,7 +133,7 @@ def test_it_comes_before_other_processes_where_it_may() -> None:
 def test_its_links_are_changed_and_counted_while_it_runs() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
-        running_relay(config(server.getsockname()[1])) as relay,
+        running_relay(relay_config(server.getsockname()[1])) as relay,
     ):
         dial = relay.endpoints[0]
         with socket.create_connection((dial.host, dial.port), DEADLINE_S) as near:
@@ -178,55 +167,10 @@ def test_its_links_are_changed_and_counted_while_it_runs() -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_an_emulator_that_has_gone_is_told_in_its_last_words() -> None:
-    with running_relay(config(9)) as relay:
+    with running_relay(relay_config(9)) as relay:
         os.kill(relay.pid, signal.SIGKILL)
         with pytest.raises(ConfigError, match="the emulator ended with status -9"):
             relay.counters()
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_the_fixture_plays_fault_scripts_and_counts(wan: Wan) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        made = config(server.getsockname()[1])
-        [dial] = wan(made.links, made.endpoints, seed=3)
-        with socket.create_connection((dial.host, dial.port), DEADLINE_S) as near:
-            server.settimeout(DEADLINE_S)
-            far, _ = server.accept()
-            with far:
-                far.settimeout(DEADLINE_S)
-                faults = wan.run_faults(
-                    "version: 1\nfaults:\n"
-                    "  - {at: 0s, link: [eu, us], rtt: 20ms}\n"
-                    "  - {at: 10ms..20ms, cut: [eu, us], for: 10ms}\n"
-                    "  - {at: 50ms, half_open: [eu, us]}\n",
-                    seed=5,
-                )
-                assert [timed.fault for timed in faults.times].count(1) == 6
-                faults.wait(DEADLINE_S)
-                with pytest.raises(ConnectionResetError):
-                    near.recv(1)
-                far.sendall(b"never arrives")
-                wan.apply([Change(kind="reset", source="us", target="eu")])
-                with pytest.raises(ConnectionResetError):
-                    far.recv(1)
-    assert wan.counters()["us", "eu"]["delivered_bytes"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_the_fixture_tells_what_it_cannot_do(wan: Wan) -> None:
-    made = config(9)
-    wan(made.links, made.endpoints)
-    with pytest.raises(ConfigError, match="there is no link from eu to mars"):
-        wan.apply([Change(kind="cut", source="eu", target="mars")])
-    with pytest.raises(ConfigError, match="unknown site 'eux' \\(did you mean 'eu'"):
-        wan.run_faults("version: 1\nfaults:\n  - {at: 1s, cut: [eux, us]}\n")
-    with pytest.raises(ConfigError, match="cannot pause a site"):
-        wan.run_faults("version: 1\nfaults:\n  - {at: 1s, pause: eu, for: 1s}\n")
-    endless = wan.run_faults("version: 1\nfaults:\n  - {at: 1h, cut: [eu, us]}\n")
-    with pytest.raises(TimeoutError, match="goes on after"):
-        endless.wait(0.0)
 
 
 def test_a_reader_that_has_stopped_costs_messages_and_never_waits() -> None:
@@ -264,7 +208,7 @@ def test_round_trip_and_throughput_are_what_was_configured() -> None:
     """
     rate, rtt_s, num_bytes = 6.25e6, 0.06, 4 << 20
     with socket.create_server(("127.0.0.1", 0)) as server:
-        made = config(server.getsockname()[1], rate, rtt_s / 2)
+        made = relay_config(server.getsockname()[1], rate, rtt_s / 2)
         with running_relay(made) as relay:
             dial = relay.endpoints[0]
             with socket.create_connection((dial.host, dial.port), DEADLINE_S) as near:
@@ -299,80 +243,3 @@ def receive(end: socket.socket, num_bytes: int) -> None:
         num_read = len(end.recv(min(num_bytes, 1 << 20)))
         assert num_read, "the connection ended early"
         num_bytes -= num_read
-
-
-USER_TEST = """
-import pathlib
-import socket
-
-import pytest
-
-from orchestrator.emulator.config import RelayEndpoint
-from orchestrator.emulator.link import LinkShape
-
-
-@pytest.mark.parametrize("name", ["passes", "fails"])
-def test_user(wan, name):
-    links = [
-        LinkShape(source="eu", target="us", bytes_per_s=1e8, delay_s=0.01),
-        LinkShape(source="us", target="eu", bytes_per_s=1e8, delay_s=0.01),
-    ]
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        [dial] = wan(
-            links, [RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=port)]
-        )
-        with open("ports", "a") as ports:
-            print(dial.port, file=ports)
-        with socket.create_connection((dial.host, dial.port), 30) as near:
-            far, _ = server.accept()
-            with far:
-                far.settimeout(30)
-                near.sendall(b"hello")
-                assert far.recv(5) == b"hello"
-    assert name == "passes"
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_the_fixture_ends_its_relay_even_when_the_test_fails(tmp_path: Path) -> None:
-    (tmp_path / "test_user.py").write_text(USER_TEST)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "orchestrator.emulator.pytest_plugin", "."],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    ports = [int(port) for port in (tmp_path / "ports").read_text().split()]
-    assert len(ports) == 2
-    for port in ports:
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), DEADLINE_S)
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_the_plugin_loads_nothing_of_ours_before_it_is_used() -> None:
-    script = (
-        "import sys, orchestrator.emulator.pytest_plugin\n"
-        "print([name for name in sys.modules if name.startswith(('orch', 'topo', 'protos'))])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-    )
-    assert done.stdout.strip() == str(
-        ["orchestrator", "orchestrator.emulator", "orchestrator.emulator.pytest_plugin"]
-    )

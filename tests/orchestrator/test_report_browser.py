@@ -16,7 +16,8 @@ from orchestrator.report.facts import RunFacts
 from orchestrator.report.page import page
 from orchestrator.report.reading import read_record
 from orchestrator.report.run_facts import run_facts
-from tests.fakes.recorded_runs import record_bench, record_run
+from tests.fakes.recorded_benches import record_bench
+from tests.fakes.recorded_runs import record_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

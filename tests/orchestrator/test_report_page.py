@@ -26,7 +26,8 @@ from orchestrator.report.run_facts import run_facts
 from orchestrator.report.timelines import MAX_READ_STEPS, TimelineReader, choose
 from orchestrator.run_files import METRICS
 from orchestrator.trace.events import rates
-from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_bench, record_run
+from tests.fakes.recorded_benches import record_bench
+from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_run
 from topology.templates import topology_yaml
 
 HOSTILE = ('"><script>alert(1)</script>', "</title><img src=x onerror=alert(2)>", "a|b`*\u202e\n")
