@@ -17,7 +17,7 @@ from orchestrator.documents import Pair
 from topology.codec_costs import usual_ratio
 from topology.cost.local_sgd import local_round
 from topology.planner.joint_step import JointModel
-from topology.simulator.described_site import timing_of
+from topology.planner.placed_cuts import placed_timings
 from topology.simulator.rounds import Rounds
 from topology.simulator.run import SimulatedRun
 from topology.step_time import gateways_s_per_byte
@@ -78,10 +78,7 @@ def _fragment_s(pair: Pair, run: SimulatedRun, rounds: Rounds) -> float:
 
 
 def _of_cuts(pair: Pair, run: SimulatedRun, step_s: float) -> Predicted:
-    timings = [
-        timing_of(pair.job, site, inside)
-        for site, inside in zip(pair.topology.sites, run.work.inside, strict=True)
-    ]
+    timings = placed_timings(pair.job, pair.topology)
     each_s = [timing.alone_s for timing in timings]
     if run.work.schedule == "off":
         mean_s = math.fsum(each_s) / len(each_s)

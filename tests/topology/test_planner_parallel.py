@@ -20,10 +20,11 @@ from topology.job import Job, LinkCodec
 from topology.link_codecs import plan_codecs
 from topology.placement import restricted, unreached
 from topology.planner.cut_set import fastest_cuts
+from topology.planner.cuts import Cut, Timing, node_share
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import degrees_of, every_cut, parallel_of
-from topology.planner.site_cuts import Cut, SiteCuts, Timing, node_share
+from topology.planner.site_cuts import SiteCuts
 from topology.planner.ways import ways
 from topology.wire_load import chunk_bytes_of
 from topology.workload import DescribedModel, Limits

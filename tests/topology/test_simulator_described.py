@@ -11,8 +11,9 @@ from topology.cost.degrees import Degrees
 from topology.cost.workload import workload_described
 from topology.job import Job, Placed
 from topology.planner.joint_step import JointModel
+from topology.planner.placed_cuts import placed_timings
 from topology.reduction_plans import plan_reduction
-from topology.simulator.described_site import described_buckets, inside_of, timing_of
+from topology.simulator.described_site import described_buckets, inside_of
 from topology.simulator.run import SimulatedRun, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
 from topology.step_time import gradient_bytes
@@ -73,10 +74,7 @@ def test_a_step_is_that_of_the_planner(cut: Parallel, bytes_per_s: float) -> Non
     job, topology = cut_job(cut, 32, 32), pair(bytes_per_s)
     run = simulate(job, topology, Settings(slow_start=False))
     model = JointModel(job, topology, plan_reduction(job, topology))
-    timings = [
-        timing_of(job, site, inside)
-        for site, inside in zip(topology.sites, run.work.inside, strict=True)
-    ]
+    timings = placed_timings(job, topology)
     assert run.mean_step_s == pytest.approx(model.step_s(timings), rel=0.05)
     alone = simulate_alone(job, topology, PLAIN)
     assert alone.mean_step_s == pytest.approx(timings[0].alone_s, rel=0.02)

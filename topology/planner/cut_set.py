@@ -14,10 +14,11 @@ from topology.placement import unreached
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
+from topology.planner.cuts import Timing
 from topology.planner.joint_step import JointModel
 from topology.planner.parallelism import parallel_of
 from topology.planner.shares import EVERY_SPLIT_MAX, Split
-from topology.planner.site_cuts import SiteCuts, Timing
+from topology.planner.site_cuts import SiteCuts
 from topology.planner.ways import Way, ways
 from topology.world import Topology
 

@@ -24,7 +24,7 @@ import numpy as np
 from topology.codec_costs import usual_ratio
 from topology.cycle_mean import largest_cycle_means
 from topology.job import Job
-from topology.planner.site_cuts import Timing
+from topology.planner.cuts import Timing
 from topology.step_time import gateways_s_per_byte, gradient_bytes
 from topology.tree_times import Hop, bytes_of_hops, plan_times_s, rate_of
 from topology.trees import ReductionPlan

@@ -1,9 +1,7 @@
 """The cuts of one site that could be part of a best plan, and their times for any number of sequences.
 
-A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m micro-batches;
-the step after tail_s more. Passages, the bubble, fall along a line until m is the number of stages. What a joint step of several sites depends on besides is when gradients
-leave, and how much of them crosses one node. A cut that is no better than another in any of these is
-no part of a best plan, whatever the links are, and is left out: that loses nothing.
+A cut that is no better than another in anything that a joint step of several sites depends on (cuts.py) is no
+part of a best plan, whatever the links are, and is left out: that loses nothing.
 """
 
 from __future__ import annotations
@@ -11,95 +9,23 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import le
 from typing import TypeVar
 
-from topology.cost.degrees import Degrees, layers_per_stage, stage_parameters
+from topology.cost.degrees import Degrees
 from topology.cost.device import device_of, interior_of
 from topology.cost.layer_time import PassTimes, head_times, layer_times
 from topology.cost.memory import Memory, memory
-from topology.cost.parallel import StepTime, passages, step_from_times
+from topology.cost.parallel import StepTime, step_from_times
 from topology.cost.workload import Workload
+from topology.planner.cuts import Cut, Point, Timing, cut_of
 from topology.planner.parallelism import every_cut, why_not
 from topology.workload import DescribedModel
 from topology.world import Site
 
-Point = tuple[float, ...]
-"""What cuts are compared by: the lower the better, entry by entry."""
 Item = TypeVar("Item")
 _CLOSEST = 400
 """Cuts that do not fit, whose times are looked at: those that lack least."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """One way to cut the model over a site, and its times."""
-
-    degrees: Degrees
-    micro_batch_s: float
-    """Of one more micro-batch, in the slowest stage."""
-    passage_s: float
-    """Of a micro-batch through one stage: what the pipeline's bubble consists of."""
-    reduction_s: float
-    """What the replicas' reduction takes after the backward pass."""
-    tail_s: float
-    """After the exchange: the optimizer, and parameters that are gathered again."""
-    window_s: float
-    """Of the last micro-batch's backward pass: gradients leave during it."""
-    num_releases: int
-    """Layers of a stage: so often do gradients leave."""
-    node_share: float
-    """Of all gradients, what crosses the gateway of the fullest node."""
-    least_bytes: float
-    """Of memory, with one micro-batch in flight."""
-    in_flight_bytes: float
-    """Of each further one; there are never more than stages."""
-
-    def head_s(self, micro_batches: int) -> float:
-        """Return when the backward pass is over."""
-        bubble_s = passages(self.degrees, micro_batches) * self.passage_s
-        return micro_batches * self.micro_batch_s + bubble_s + self.reduction_s
-
-    def memory_bytes(self, num_sequences: int) -> float:
-        """Return what the fullest accelerator needs."""
-        in_flight = min(self.degrees.micro_batches(num_sequences), self.degrees.pipeline)
-        return self.least_bytes + (in_flight - 1) * self.in_flight_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """A cut with a number of sequences."""
-
-    cut: Cut
-    first_s: float
-    """When the first gradients leave."""
-    head_s: float
-    """When the last do: the backward pass is over."""
-
-    @property
-    def alone_s(self) -> float:
-        """Of a step without any other site."""
-        return self.head_s + self.cut.tail_s
-
-    @property
-    def point(self) -> Point:
-        """All that a joint step depends on."""
-        cut = self.cut
-        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, 1 / cut.num_releases)
-
-    @property
-    def preference(self) -> Point:
-        """What decides between cuts that are equal by all else: less to set up, then less memory."""
-        degrees = self.cut.degrees
-        return (
-            degrees.zero_stage,
-            degrees.virtual_stages,
-            degrees.pipeline,
-            degrees.tensor,
-            degrees.context,
-            self.cut.least_bytes,
-        )
 
 
 class SiteCuts:
@@ -141,7 +67,7 @@ class SiteCuts:
     def timings(self, num_sequences: int) -> tuple[Timing, ...]:
         """Return what could be part of a best plan, the fastest by itself first; none: it cannot be done."""
         if num_sequences not in self._timings:
-            able = [self.timing(cut, num_sequences) for cut in self._able(num_sequences)]
+            able = [cut.timing(num_sequences) for cut in self._able(num_sequences)]
             best = undominated(sorted(able, key=_order), lambda each: each.point)
             self._timings[num_sequences] = tuple(best)
         return self._timings[num_sequences]
@@ -150,11 +76,6 @@ class SiteCuts:
         """Return the seconds of the fastest step by itself; infinite if there is none."""
         found = self.timings(num_sequences)
         return found[0].alone_s if found else math.inf
-
-    def timing(self, cut: Cut, num_sequences: int) -> Timing:
-        """Return a cut's times for a site's share of a step."""
-        head_s = cut.head_s(cut.degrees.micro_batches(num_sequences))
-        return Timing(cut, head_s - cut.window_s * (1 - 1 / cut.num_releases), head_s)
 
     def step(self, degrees: Degrees, num_sequences: int) -> StepTime:
         """Return what the step of a cut consists of."""
@@ -165,7 +86,7 @@ class SiteCuts:
 
     def front(self, num_sequences: int) -> list[tuple[Timing, float]]:
         """Return the cuts that no other beats in time and memory, with their bytes, the fastest first."""
-        able = [self.timing(cut, num_sequences) for cut in self._able(num_sequences)]
+        able = [cut.timing(num_sequences) for cut in self._able(num_sequences)]
         pairs = [(each, each.cut.memory_bytes(num_sequences)) for each in sorted(able, key=_order)]
         return undominated(pairs, lambda each: (each[0].alone_s, each[1]))
 
@@ -208,18 +129,7 @@ class SiteCuts:
 
     def _cut(self, degrees: Degrees, needed: Memory) -> Cut:
         one = self.step(degrees, degrees.data * degrees.micro_batch)
-        return Cut(
-            degrees=degrees,
-            micro_batch_s=one.compute_s + one.transfers_s,
-            passage_s=one.bubble_s / max(1, degrees.pipeline - 1),
-            reduction_s=one.gradients.exposed_s,
-            tail_s=one.parameters.exposed_s + one.optimizer_s,
-            window_s=0.0 if self._serial else one.window_s,
-            num_releases=layers_per_stage(self._workload, degrees),
-            node_share=node_share(self._workload, degrees, self.site),
-            least_bytes=needed.total,
-            in_flight_bytes=needed.activations,
-        )
+        return cut_of(self._workload, degrees, self.site, one, needed, serial=self._serial)
 
     def _layer_times(self, degrees: Degrees) -> tuple[PassTimes, PassTimes]:
         key = (
@@ -235,18 +145,6 @@ class SiteCuts:
                 head_times(self._workload, degrees, self._device),
             )
         return self._layers[key]
-
-
-def node_share(workload: Workload, degrees: Degrees, site: Site) -> float:
-    """Return the share of all gradients that crosses the gateway of a site's fullest node, 0 to 1.
-
-    Each rank's shard goes through its own node. Replicas and context ranks share what they hold
-    alike; the first stage has the embedding beside its layers.
-    """
-    dense, experts = stage_parameters(workload, degrees)
-    ranks = degrees.data * degrees.context
-    shard = dense / ranks + experts * degrees.expert / ranks
-    return min(1.0, site.accelerators_per_node * shard / workload.parameters)
 
 
 def undominated(items: Iterable[Item], point: Callable[[Item], Point]) -> list[Item]:

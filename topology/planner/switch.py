@@ -10,15 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from topology.compute import site_shares
-from topology.cost.workload import workload_described
-from topology.errors import ConfigError
 from topology.job import Job, Reduction
 from topology.placement import placed
 from topology.planner.joint_step import JointModel
-from topology.planner.parallelism import parallel_of
+from topology.planner.placed_cuts import placed_timings
 from topology.planner.plan import make_plan
-from topology.planner.shares import Split
-from topology.planner.site_cuts import SiteCuts, Timing
 from topology.planner.ways import Way, named, ways
 from topology.reduction_plans import plan_reduction
 from topology.step_time import StepModel
@@ -81,33 +77,7 @@ def relaunched_s(job: Job, topology: Topology) -> float:
 def _steps(job: Job, topology: Topology) -> Callable[[ReductionPlan], float]:
     """Return what predicts the step of a reduction."""
     if job.workload is not None:
-        timings = _timings(job, topology)
+        timings = placed_timings(job, topology)
         return lambda plan: JointModel(job, topology, plan).step_s(timings)
     sequences = [max(site_shares(job, topology, site)) for site in topology.sites]
     return lambda plan: StepModel(job, topology, plan).step_s(sequences)
-
-
-def _timings(job: Job, topology: Topology) -> list[Timing]:
-    """Return the times of each site's cut; where nobody knows how it cuts the model, of its fastest."""
-    assert job.workload is not None
-    described = workload_described(job.workload)
-    written = {each.site: each.parallel for each in job.placement}
-    serial = job.exchange.schedule == "serial"
-    found = []
-    for site, sequences in zip(topology.sites, _sequences(job, topology), strict=True):
-        cuts = SiteCuts(job.workload, described, site, serial=serial)
-        own = [cut for cut in cuts.cuts if parallel_of(cut.degrees) == written.get(site.name)]
-        able = [cuts.timing(own[0], sequences)] if own else cuts.timings(sequences)
-        if not able:
-            raise ConfigError(f"site {site.name}: {cuts.closest()}")
-        found.append(able[0])
-    return found
-
-
-def _sequences(job: Job, topology: Topology) -> Split:
-    """Return the sequences of each site: as placed, or an even share."""
-    if job.placement:
-        count = {each.site: each.sequences for each in job.placement}
-        return tuple(count[site.name] for site in topology.sites)
-    num_ranks = topology.num_ranks
-    return tuple(-(-job.global_batch * site.num_ranks // num_ranks) for site in topology.sites)

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from topology.buckets import FLOAT32_BYTES, Bucket
 from topology.cost.degrees import Degrees, layers_per_stage
 from topology.cost.device import device_of, interior_of
-from topology.cost.layer_time import head_times, layer_times
+from topology.cost.layer_time import head_times
 from topology.cost.overlap import overlap, ready_times_s
-from topology.cost.parallel import StepTime, passages, step_from_times
+from topology.cost.parallel import StepTime, step_time
 from topology.cost.workload import Workload, workload_described
 from topology.job import Job
+from topology.planner.cuts import node_share
 from topology.planner.parallelism import degrees_of
-from topology.planner.site_cuts import Cut, Timing, node_share
 from topology.simulator.pipeline import PipelineTime, Stage, StageLink, simulate_pipeline
 from topology.simulator.rounds import BUCKETS_MAX
 from topology.simulator.site_work import GatewayCost, SiteWork
@@ -100,9 +100,10 @@ def described_sites(
 def inside_of(job: Job, site: Site) -> Inside:
     """Return how a site cuts the job's model, and its step."""
     workload, (degrees, sequences) = _workload(job), _part(job, site)
-    one = _step(workload, degrees, site, degrees.data * degrees.micro_batch)
-    whole = _step(workload, degrees, site, sequences)
-    head = head_times(workload, degrees, device_of(site.accelerator))
+    device, interior = device_of(site.accelerator), interior_of(site)
+    one = step_time(workload, degrees, device, interior, degrees.data * degrees.micro_batch)
+    whole = step_time(workload, degrees, device, interior, sequences)
+    head = head_times(workload, degrees, device)
     forward_s = one.compute_s - head.total_s - one.window_s
     stage = Stage(
         forward_s=forward_s + one.transfers_s / 2, backward_s=one.window_s + one.transfers_s / 2
@@ -113,26 +114,6 @@ def inside_of(job: Job, site: Site) -> Inside:
     stages = [*([stage] * (degrees.pipeline - 1)), last]
     pipeline = _pipeline(stages, whole.num_micro_batches, degrees.virtual_stages)
     return Inside(site=site.name, degrees=degrees, step=whole, pipeline=pipeline)
-
-
-def timing_of(job: Job, site: Site, inside: Inside) -> Timing:
-    """Return a site's step as the planner's closed form takes it (topology/planner/joint_step.py)."""
-    workload, step = _workload(job), inside.step
-    is_serial = job.exchange.schedule == "serial"
-    cut = Cut(
-        degrees=inside.degrees,
-        micro_batch_s=(step.compute_s + step.transfers_s) / step.num_micro_batches,
-        passage_s=step.bubble_s / (passages(inside.degrees, step.num_micro_batches) or 1),
-        reduction_s=step.gradients.exposed_s,
-        tail_s=step.parameters.exposed_s + step.optimizer_s,
-        window_s=0.0 if is_serial else step.window_s,
-        num_releases=layers_per_stage(workload, inside.degrees),
-        node_share=node_share(workload, inside.degrees, site),
-        least_bytes=0.0,
-        in_flight_bytes=0.0,
-    )
-    head_s = cut.head_s(step.num_micro_batches)
-    return Timing(cut, head_s - cut.window_s * (1 - 1 / cut.num_releases), head_s)
 
 
 def _workload(job: Job) -> Workload:
@@ -146,13 +127,6 @@ def _part(job: Job, site: Site) -> tuple[Degrees, int]:
     assert job.workload is not None, "the job describes its model"
     assert mine.parallel is not None, "the job says how each site cuts it"
     return degrees_of(mine.parallel, job.workload), mine.sequences
-
-
-def _step(workload: Workload, degrees: Degrees, site: Site, num_sequences: int) -> StepTime:
-    device, inside = device_of(site.accelerator), interior_of(site)
-    layer = layer_times(workload, degrees, device, inside)
-    head = head_times(workload, degrees, device)
-    return step_from_times(workload, degrees, device, inside, num_sequences, layer, head)
 
 
 def _pipeline(stages: Sequence[Stage], num_micro_batches: int, num_parts: int) -> PipelineTime:

@@ -1,0 +1,151 @@
+"""One way to cut a model over a site, and its times as plans reckon with them. Pure.
+
+A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m micro-batches;
+the step after tail_s more. What a joint step of several sites depends on besides is when gradients
+leave, and how much of them crosses one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topology.cost.degrees import Degrees, layers_per_stage, stage_parameters
+from topology.cost.device import device_of, interior_of
+from topology.cost.memory import Memory, memory
+from topology.cost.parallel import StepTime, passages, step_time
+from topology.cost.workload import Workload
+from topology.world import Site
+
+Point = tuple[float, ...]
+"""What cuts are compared by: the lower the better, entry by entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One way to cut the model over a site, and its times."""
+
+    degrees: Degrees
+    micro_batch_s: float
+    """Of one more micro-batch, in the slowest stage."""
+    passage_s: float
+    """Of a micro-batch through one stage: what the pipeline's bubble consists of."""
+    reduction_s: float
+    """What the replicas' reduction takes after the backward pass."""
+    tail_s: float
+    """After the exchange: the optimizer, and parameters that are gathered again."""
+    window_s: float
+    """Of the last micro-batch's backward pass: gradients leave during it."""
+    num_releases: int
+    """Layers of a stage: so often do gradients leave."""
+    node_share: float
+    """Of all gradients, what crosses the gateway of the fullest node."""
+    least_bytes: float
+    """Of memory, with one micro-batch in flight."""
+    in_flight_bytes: float
+    """Of each further one; there are never more than stages."""
+
+    def head_s(self, micro_batches: int) -> float:
+        """Return when the backward pass is over."""
+        bubble_s = passages(self.degrees, micro_batches) * self.passage_s
+        return micro_batches * self.micro_batch_s + bubble_s + self.reduction_s
+
+    def timing(self, num_sequences: int) -> Timing:
+        """Return its times for a site's share of a step."""
+        head_s = self.head_s(self.degrees.micro_batches(num_sequences))
+        return Timing(self, head_s - self.window_s * (1 - 1 / self.num_releases), head_s)
+
+    def memory_bytes(self, num_sequences: int) -> float:
+        """Return what the fullest accelerator needs."""
+        in_flight = min(self.degrees.micro_batches(num_sequences), self.degrees.pipeline)
+        return self.least_bytes + (in_flight - 1) * self.in_flight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A cut with a number of sequences."""
+
+    cut: Cut
+    first_s: float
+    """When the first gradients leave."""
+    head_s: float
+    """When the last do: the backward pass is over."""
+
+    @property
+    def alone_s(self) -> float:
+        """Of a step without any other site."""
+        return self.head_s + self.cut.tail_s
+
+    @property
+    def point(self) -> Point:
+        """All that a joint step depends on."""
+        cut = self.cut
+        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, 1 / cut.num_releases)
+
+    @property
+    def preference(self) -> Point:
+        """What decides between cuts that are equal by all else: less to set up, then less memory."""
+        degrees = self.cut.degrees
+        return (
+            degrees.zero_stage,
+            degrees.virtual_stages,
+            degrees.pipeline,
+            degrees.tensor,
+            degrees.context,
+            self.cut.least_bytes,
+        )
+
+
+def cut_of(
+    workload: Workload,
+    degrees: Degrees,
+    site: Site,
+    one: StepTime,
+    needed: Memory,
+    *,
+    serial: bool,
+) -> Cut:
+    """Return a cut whose step is known.
+
+    Args:
+        workload: the model.
+        degrees: the cut.
+        site: that it is of.
+        one: its step with one micro-batch.
+        needed: what that takes of an accelerator's memory.
+        serial: nothing leaves before the backward pass has ended.
+    """
+    return Cut(
+        degrees=degrees,
+        micro_batch_s=one.compute_s + one.transfers_s,
+        passage_s=one.bubble_s / (passages(degrees, 1) or 1),
+        reduction_s=one.gradients.exposed_s,
+        tail_s=one.parameters.exposed_s + one.optimizer_s,
+        window_s=0.0 if serial else one.window_s,
+        num_releases=layers_per_stage(workload, degrees),
+        node_share=node_share(workload, degrees, site),
+        least_bytes=needed.total,
+        in_flight_bytes=needed.activations,
+    )
+
+
+def given_cut(workload: Workload, degrees: Degrees, site: Site, *, serial: bool) -> Cut:
+    """Return the cut that somebody has chosen; arguments as of `cut_of`.
+
+    Raises:
+        ValueError: the model cannot be cut so.
+    """
+    device, inside = device_of(site.accelerator), interior_of(site)
+    one = step_time(workload, degrees, device, inside, degrees.data * degrees.micro_batch)
+    return cut_of(workload, degrees, site, one, memory(workload, degrees, 1), serial=serial)
+
+
+def node_share(workload: Workload, degrees: Degrees, site: Site) -> float:
+    """Return the share of all gradients that crosses the gateway of a site's fullest node, 0 to 1.
+
+    Each rank's shard goes through its own node. Replicas and context ranks share what they hold
+    alike; the first stage has the embedding beside its layers.
+    """
+    dense, experts = stage_parameters(workload, degrees)
+    ranks = degrees.data * degrees.context
+    shard = dense / ranks + experts * degrees.expert / ranks
+    return min(1.0, site.accelerators_per_node * shard / workload.parameters)
