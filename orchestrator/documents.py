@@ -9,7 +9,8 @@ from pathlib import Path
 from protos.limits import DOCUMENT_BYTES
 from topology.checks import check_pair
 from topology.errors import ConfigError, Problem
-from topology.faults import FaultScript, load_faults
+from topology.fault_loading import load_faults
+from topology.faults import FaultScript
 from topology.job import Job
 from topology.load import document_kind, load_job, load_topology, split_overrides
 from topology.overrides import read_with_overrides

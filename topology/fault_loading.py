@@ -20,8 +20,17 @@ def check_faults(text: str, source: str, topology: Topology | None = None) -> in
     return len(_read(text, source, topology).faults)
 
 
-def load(text: str, source: str, topology: Topology) -> FaultScript:
-    """Do what `topology.faults.load_faults` says."""
+def load_faults(text: str, source: str, topology: Topology) -> FaultScript:
+    """Return the fault script that a YAML text describes.
+
+    Args:
+        text: Of the whole file.
+        source: What messages call it: the file's name.
+        topology: Whose sites and links it names.
+
+    Raises:
+        ConfigError: with every problem, each at its line and column.
+    """
     model = _read(text, source, topology)
     return FaultScript(
         seed=model.seed,

@@ -1,6 +1,6 @@
 """Fault scripts: what happens to the emulated WAN, and when.
 
-`load_faults` reads one, `expand` turns it into times. Nothing is left to chance: a time that the
+fault_loading.py reads one, `expand` turns it into times. Nothing is left to chance: a time that the
 script gives as a range depends only on the seed and on which fault of the script it belongs to, so
 a seed means the same times on every machine, and a fault added at the end moves none before it.
 
@@ -78,23 +78,6 @@ class TimedChange:
     change: Change | Pause
     fault: int
     """Position in the script of the fault that it follows from; the last of several."""
-
-
-def load_faults(text: str, source: str, topology: Topology) -> FaultScript:
-    """Return the fault script that a YAML text describes.
-
-    Args:
-        text: Of the whole file.
-        source: What messages call it: the file's name.
-        topology: Whose sites and links it names.
-
-    Raises:
-        ConfigError: with every problem, each at its line and column.
-    """
-    # Only here: who has a script already, as every emulator, should not wait for pydantic.
-    from topology.fault_loading import load
-
-    return load(text, source, topology)
 
 
 def figures_of(topology: Topology) -> dict[Pair, Figures]:

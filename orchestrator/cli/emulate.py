@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -227,12 +226,3 @@ def _clean(output: Output, home: Path, arguments: Sequence[str]) -> int:
         "up": up,
     }
     return output.result(data, "\n".join(lines) or "nothing was left behind")
-
-
-def how_to_enter(name: str, site: dict[str, Any]) -> list[str]:
-    """Return the two command lines that lead into a site."""
-    user = f"--user={site['user']} --preserve-credentials " if site["user"] else ""
-    return [
-        f"isthmus emulate --enter {shlex.quote(name)} {shlex.quote(site['site'])} -- COMMAND",
-        f"nsenter {user}--net={site['net']} COMMAND",
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from orchestrator.cli.emulate import how_to_enter
 from orchestrator.cli.output import Output
 from orchestrator.emulator.emulations import claimed
 from orchestrator.emulator.standing import Listeners, Standing, Wanted
@@ -89,7 +89,7 @@ def _places(state: Mapping[str, Any]) -> list[str]:
     kind = state["emulator"]["kind"]
     lines = [f"emulation {state['name']} is up ({kind}); Ctrl-C ends it"]
     for site in state["sites"]:
-        ours, raw = how_to_enter(state["name"], site)
+        ours, raw = _how_to_enter(state["name"], site)
         lines += [f"{site['site']}  {site['address']}", f"  {ours}", f"  {raw}"]
     if not state["sites"] and not state["endpoints"]:
         lines.append("no site reaches another through it: --serve says what there is to reach")
@@ -98,3 +98,12 @@ def _places(state: Mapping[str, Any]) -> list[str]:
         address = f"{each['host']}:{each['port']}"
         lines.append(f"{each['source']} reaches {each['target']}{node} at {address}")
     return lines
+
+
+def _how_to_enter(name: str, site: dict[str, Any]) -> list[str]:
+    """Return the two command lines that lead into a site."""
+    user = f"--user={site['user']} --preserve-credentials " if site["user"] else ""
+    return [
+        f"isthmus emulate --enter {shlex.quote(name)} {shlex.quote(site['site'])} -- COMMAND",
+        f"nsenter {user}--net={site['net']} COMMAND",
+    ]

@@ -14,13 +14,31 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from orchestrator.emulator.link import LinkShape, Transmitter
 from topology.changes import FIGURES
 
-if TYPE_CHECKING:
-    from orchestrator.emulator.flow import Flow
+
+class Crossing(Protocol):
+    """What a link knows of a flow that crosses it, or whose acknowledgements would (flow.py)."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def release(self) -> None:
+        """Read again: the link has room."""
+
+    def update(self) -> None:
+        """One of its links has been cut or healed."""
+
+    def retime(self, now_s: float, stretch: float, later_s: float) -> None:
+        """Follow the link's other figures with what has not left its transmitter yet."""
+
+    def take_back(self) -> list[float]:
+        """Take all that is on its way off the link; return when each would have arrived."""
+
+    def admit_again(self, now_s: float) -> None:
+        """Put the first of what was taken back on its way, from the start."""
 
 
 class SharedLink:
@@ -35,12 +53,12 @@ class SharedLink:
         """Handed to receivers since the start."""
         self.held_bytes = 0
         """Taken from senders and not yet handed over: queued, in flight, or not accepted."""
-        self.flows: set[Flow] = set()
+        self.flows: set[Crossing] = set()
         """Those that cross it."""
-        self.returning: set[Flow] = set()
+        self.returning: set[Crossing] = set()
         """Those whose acknowledgements would cross it."""
         self._configured = transmitter.shape
-        self._waiting: deque[Flow] = deque()
+        self._waiting: deque[Crossing] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -48,7 +66,7 @@ class SharedLink:
         """What it is like now."""
         return self.transmitter.shape
 
-    def hold(self, flow: Flow) -> None:
+    def hold(self, flow: Crossing) -> None:
         """Let `flow` wait until the queue has room again."""
         self._waiting.append(flow)
         if self._timer is None:

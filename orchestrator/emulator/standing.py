@@ -30,7 +30,8 @@ from orchestrator.signals import first_signal
 from orchestrator.wan import dialled
 from topology.changes import Change, Pause
 from topology.errors import ConfigError
-from topology.faults import FaultScript, TimedChange, load_faults
+from topology.fault_loading import load_faults
+from topology.faults import FaultScript, TimedChange
 from topology.world import Topology
 
 START_S = 30.0

@@ -27,7 +27,8 @@ from tests.topology import documents, fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
 from topology.editing import with_measured
 from topology.errors import ConfigError
-from topology.faults import expand, load_faults
+from topology.fault_loading import load_faults
+from topology.faults import expand
 from topology.importing.importing import Wishes, import_topology
 from topology.load import document_kind, load_job, load_topology, split_overrides
 from topology.reading import read_document

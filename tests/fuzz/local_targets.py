@@ -23,7 +23,7 @@ from tests.fuzz.target import KIB, Target
 from tests.topology import fault_documents
 from topology.changes import Change, Pause
 from topology.errors import ConfigError
-from topology.faults import load_faults
+from topology.fault_loading import load_faults
 from topology.load import load_job, load_topology
 
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")

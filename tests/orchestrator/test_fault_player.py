@@ -12,7 +12,8 @@ from orchestrator.emulator.fault_player import MAX_FAULTS, FaultPlayer, needs_re
 from tests.fakes.worlds import topology
 from topology.changes import Change, Pause
 from topology.errors import ConfigError
-from topology.faults import FaultScript, TimedChange, expand, load_faults
+from topology.fault_loading import load_faults
+from topology.faults import FaultScript, TimedChange, expand
 
 WITHIN_S = 20.0
 WORLD = topology(3)

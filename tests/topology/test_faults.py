@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 from topology.changes import Change, Pause
 from topology.errors import ConfigError
-from topology.faults import (
-    Fault,
-    FaultScript,
-    Figures,
-    Pair,
-    Span,
-    TimedChange,
-    expand,
-    figures_of,
-    load_faults,
-)
+from topology.fault_loading import load_faults
+from topology.faults import Fault, FaultScript, Figures, Pair, Span, TimedChange, expand, figures_of
 from topology.load import load_topology
 
 CHAIN = load_topology(TOPOLOGY, "topology.yaml")

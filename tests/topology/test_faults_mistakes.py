@@ -5,8 +5,7 @@ import pytest
 from tests.topology.documents import changed
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 from topology.errors import ConfigError
-from topology.fault_loading import check_faults
-from topology.faults import load_faults
+from topology.fault_loading import check_faults, load_faults
 from topology.load import document_kind, load_topology
 
 DURATION = "want a duration in ns, us, ms, s, min, h, as 80ms; got"

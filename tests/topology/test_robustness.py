@@ -9,7 +9,8 @@ import pytest
 from tests.topology import fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
 from topology.errors import ConfigError
-from topology.faults import FaultScript, expand, load_faults
+from topology.fault_loading import load_faults
+from topology.faults import FaultScript, expand
 from topology.load import load_job, load_topology
 from topology.reading import read_document
 
