@@ -21,32 +21,23 @@ from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.namespaces import open_socket
 from orchestrator.emulator.netns_child import NetnsProcess, running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
+from scripts.echo_sink import DEADLINE_S, PIECE, EchoSink, ping_s
 
-PIECE = bytes(256 << 10)
 PORT = 5000
-DEADLINE_S = 60.0
 PAYLOAD_SHARE = 1448 / 1500
 
 
-class Sink:
-    """A server at site `b` that echoes what starts with `p`, and counts what it reads otherwise."""
+class Sites:
+    """Two emulated sites: connections from the first to a sink at the second."""
 
     def __init__(self, emulator: NetnsProcess, congestion: str) -> None:
+        self.emulator = emulator
         self._near, self._far = emulator.sites["a"], emulator.sites["b"]
         self._congestion = congestion.encode()
-        self._listener = open_socket(self._far.net)
-        self._listener.bind((self._far.address, PORT))
-        self._listener.listen(64)
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-        self.num_bytes = 0
-
-    def close(self) -> None:
-        """End the server; its connections have ended with their clients."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(DEADLINE_S)
+        listener = open_socket(self._far.net)
+        listener.bind((self._far.address, PORT))
+        listener.listen(64)
+        self.sink = EchoSink(listener)
 
     def connect(self) -> socket.socket:
         """Return a connection from site `a`."""
@@ -57,30 +48,9 @@ class Sink:
         client.connect((self._far.address, PORT))
         return client
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                client.settimeout(DEADLINE_S)
-                thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _serve(self, client: socket.socket) -> None:
-        buffer = bytearray(1 << 20)
-        with client, contextlib.suppress(OSError):
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while num_read := client.recv_into(buffer):
-                if buffer[0] == ord("p"):
-                    client.sendall(buffer[:num_read])
-                else:
-                    self.num_bytes += num_read
-
 
 @contextlib.contextmanager
-def world(
-    rate_bits_per_s: float, rtt_s: float, loss: float, congestion: str
-) -> Iterator[tuple[Sink, NetnsProcess]]:
+def world(rate_bits_per_s: float, rtt_s: float, loss: float, congestion: str) -> Iterator[Sites]:
     """Emulate two sites, with a sink at the second; loss only towards it."""
     links = tuple(
         LinkShape(
@@ -93,26 +63,15 @@ def world(
         for source, target in itertools.permutations("ab", 2)
     )
     with running_netns(NetnsConfig(sites=("a", "b"), links=links, seed=1)) as emulator:
-        sink = Sink(emulator, congestion)
+        sites = Sites(emulator, congestion)
         try:
-            yield sink, emulator
+            yield sites
         finally:
-            sink.close()
-
-
-def ping_s(client: socket.socket, count: int) -> list[float]:
-    """Return round-trip times of small messages."""
-    times_s = []
-    for _ in range(count):
-        began_s = time.perf_counter()
-        client.sendall(b"ping")
-        client.recv(16)
-        times_s.append(time.perf_counter() - began_s)
-    return times_s
+            sites.sink.close()
 
 
 def throughput(
-    sink: Sink, emulator: NetnsProcess, num_connections: int, warm_s: float, seconds: float
+    sites: Sites, num_connections: int, warm_s: float, seconds: float
 ) -> tuple[float, float]:
     """Return bytes of payload per second that arrive once warm, and the emulator's cores."""
     stop = threading.Event()
@@ -122,17 +81,17 @@ def throughput(
             while not stop.is_set():
                 client.sendall(PIECE)
 
-    clients = [sink.connect() for _ in range(num_connections)]
+    clients = [sites.connect() for _ in range(num_connections)]
     threads = [threading.Thread(target=send, args=(client,)) for client in clients]
     for thread in threads:
         thread.start()
     time.sleep(warm_s)
-    process = psutil.Process(emulator.pid)
-    before, cpu_before_s = sink.num_bytes, sum(process.cpu_times()[:2])
+    process = psutil.Process(sites.emulator.pid)
+    before, cpu_before_s = sites.sink.num_bytes, sum(process.cpu_times()[:2])
     began_s = time.perf_counter()
     time.sleep(seconds)
     took_s = time.perf_counter() - began_s
-    rate = (sink.num_bytes - before) / took_s
+    rate = (sites.sink.num_bytes - before) / took_s
     cores = (sum(process.cpu_times()[:2]) - cpu_before_s) / took_s
     stop.set()
     for client, thread in zip(clients, threads, strict=True):
@@ -145,14 +104,14 @@ def throughput(
 def row(rate_bits_per_s: float, rtt_s: float, loss: float, congestion: str, seconds: float) -> str:
     """Measure one link; return its row."""
     warm_s = 1.0 + 20 * rtt_s
-    with world(rate_bits_per_s, rtt_s, loss, congestion) as (sink, emulator):
-        with sink.connect() as client:
+    with world(rate_bits_per_s, rtt_s, loss, congestion) as sites:
+        with sites.connect() as client:
             idle_s = sorted(ping_s(client, 20))
         rates, cores = [], 0.0
         for num_connections in (1, 4):
-            rate, cores = throughput(sink, emulator, num_connections, warm_s, seconds)
+            rate, cores = throughput(sites, num_connections, warm_s, seconds)
             rates.append(rate * 8 / rate_bits_per_s / PAYLOAD_SHARE)
-        link = emulator.counters()["a", "b"]
+        link = sites.emulator.counters()["a", "b"]
     num_packets = link["sent_bytes"] / 1500
     return (
         f"{rate_bits_per_s / 1e6:5.0f} {rtt_s * 1e3:5.0f} {loss * 100:6.2f} |"

@@ -19,57 +19,21 @@ import psutil
 from orchestrator.emulator.child import RelayProcess, running_relay
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint
 from orchestrator.emulator.link import LinkShape
+from scripts.echo_sink import DEADLINE_S, PIECE, EchoSink, ping_s
 
 RATES_BITS_PER_S = (10e6, 100e6, 500e6, 1e9)
 RTTS_S = (0.0, 0.02, 0.08, 0.2)
-PIECE = bytes(256 << 10)
-DEADLINE_S = 60.0
-
-
-class Sink:
-    """A server that echoes what starts with `p`, and counts what it reads otherwise."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-        self.num_bytes = 0
-
-    def close(self) -> None:
-        """End the server; its connections have ended with their clients."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(DEADLINE_S)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                client.settimeout(DEADLINE_S)
-                thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
-    def _serve(self, client: socket.socket) -> None:
-        buffer = bytearray(1 << 20)
-        with client, contextlib.suppress(ConnectionError):
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while num_read := client.recv_into(buffer):
-                if buffer[0] == ord("p"):
-                    client.sendall(buffer[:num_read])
-                else:
-                    self.num_bytes += num_read
 
 
 @contextlib.contextmanager
 def world(
     rate_bits_per_s: float, rtt_s: float, num_sites: int
-) -> Iterator[tuple[Sink, list[tuple[str, int]], RelayProcess]]:
+) -> Iterator[tuple[EchoSink, list[tuple[str, int]], RelayProcess]]:
     """Run a relay between `num_sites` sites, all of whose gateways are one sink."""
     sites = [f"site{index}" for index in range(num_sites)]
-    sink = Sink()
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = int(listener.getsockname()[1])
+    sink = EchoSink(listener)
     pairs = list(itertools.permutations(sites, 2))
     config = RelayConfig(
         links=tuple(
@@ -79,7 +43,7 @@ def world(
             for source, target in pairs
         ),
         endpoints=tuple(
-            RelayEndpoint(source=source, target=target, node=0, host="127.0.0.1", port=sink.port)
+            RelayEndpoint(source=source, target=target, node=0, host="127.0.0.1", port=port)
             for source, target in pairs
         ),
     )
@@ -97,17 +61,6 @@ def connect(address: tuple[str, int]) -> socket.socket:
     return client
 
 
-def ping_s(client: socket.socket, count: int) -> list[float]:
-    """Return round-trip times of small messages."""
-    times_s = []
-    for _ in range(count):
-        began_s = time.perf_counter()
-        client.sendall(b"ping")
-        client.recv(16)
-        times_s.append(time.perf_counter() - began_s)
-    return times_s
-
-
 def flood(clients: list[socket.socket], until_s: float) -> list[threading.Thread]:
     """Start a thread a connection that sends until then."""
 
@@ -122,7 +75,7 @@ def flood(clients: list[socket.socket], until_s: float) -> list[threading.Thread
     return threads
 
 
-def throughput(sink: Sink, clients: list[socket.socket], rtt_s: float, seconds: float) -> float:
+def throughput(sink: EchoSink, clients: list[socket.socket], rtt_s: float, seconds: float) -> float:
     """Return bytes per second that arrive, without the ramp of half an RTT."""
     threads = flood(clients, time.perf_counter() + seconds + rtt_s)
     time.sleep(rtt_s / 2 + 0.3)

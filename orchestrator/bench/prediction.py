@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from orchestrator.bench.record import Predicted
 from topology.codec_costs import RATIOS
@@ -38,23 +39,48 @@ def predict(
     is_emulated = topology.emulate or emulator == "relay"
     topology = dataclasses.replace(topology, emulator=emulator, emulate=is_emulated)
     by_site_s = [step_compute_s(job, topology, site) for site in topology.sites]
+    shares = [sum(site_shares(job, topology, site)) for site in topology.sites]
     if job.exchange.schedule == "off":
-        compute_s = expected_s = math.fsum(by_site_s) / len(by_site_s)
-        exchange_s, efficiency = 0.0, 1.0
-    else:
-        compute_s = max(by_site_s)
-        # What was measured is a mean over all links: of several codecs it says nothing about one.
-        is_known = bool(job.exchange.codecs) or job.exchange.codec in RATIOS
-        ratio = None if is_known else wire_ratio
-        predicted = step_time(job, topology, ratio)
-        exchange_s, expected_s = predicted.exchange_s, predicted.step_s
-        shares = [sum(site_shares(job, topology, site)) for site in topology.sites]
-        alone = math.fsum(share / site_s for share, site_s in zip(shares, by_site_s, strict=True))
-        efficiency = job.trainer.global_batch / expected_s / alone
+        return by_themselves(by_site_s, step_s)
+    # What was measured is a mean over all links: of several codecs it says nothing about one.
+    is_known = bool(job.exchange.codecs) or job.exchange.codec in RATIOS
+    predicted = step_time(job, topology, None if is_known else wire_ratio)
+    return together(shares, by_site_s, predicted.exchange_s, predicted.step_s, step_s)
+
+
+def by_themselves(alone_s: Sequence[float], step_s: float) -> Predicted:
+    """Return the prediction for sites that exchange nothing; arguments as of `together`."""
+    mean_s = math.fsum(alone_s) / len(alone_s)
     return Predicted(
-        compute_s=compute_s,
+        compute_s=mean_s,
+        exchange_s=0.0,
+        step_s=mean_s,
+        efficiency=1.0,
+        deviation=step_s / mean_s - 1,
+    )
+
+
+def together(
+    shares: Sequence[float],
+    alone_s: Sequence[float],
+    exchange_s: float,
+    expected_s: float,
+    step_s: float,
+) -> Predicted:
+    """Return the prediction for sites that wait for each other.
+
+    Args:
+        shares: of a step's work, each site's, in any unit.
+        alone_s: each site's step by itself.
+        exchange_s: if nothing hid it.
+        expected_s: the step of all.
+        step_s: as it was measured or simulated.
+    """
+    alone = math.fsum(share / site_s for share, site_s in zip(shares, alone_s, strict=True))
+    return Predicted(
+        compute_s=max(alone_s),
         exchange_s=exchange_s,
         step_s=expected_s,
-        efficiency=efficiency,
+        efficiency=math.fsum(shares) / expected_s / alone,
         deviation=step_s / expected_s - 1,
     )

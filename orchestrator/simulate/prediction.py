@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from orchestrator.bench.prediction import predict
+from orchestrator.bench.prediction import by_themselves, predict, together
 from orchestrator.bench.record import Predicted
 from orchestrator.documents import Pair
 from topology.codec_costs import usual_ratio
@@ -59,7 +59,7 @@ def _of_rounds(
     each_s = [site.alone_s(1.0, is_serial=False)[1] for site in alone.work.sites]
     compute_s, fragment_s = max(each_s), _fragment_s(pair, run, rounds)
     found = local_round(rounds.steps, compute_s, fragment_s, rounds.fragments, rounds.overlap_steps)
-    return _predicted(run, compute_s, rounds.fragments * fragment_s, found.step_s, each_s, step_s)
+    return together(_tokens(run), each_s, rounds.fragments * fragment_s, found.step_s, step_s)
 
 
 def _fragment_s(pair: Pair, run: SimulatedRun, rounds: Rounds) -> float:
@@ -81,29 +81,11 @@ def _of_cuts(pair: Pair, run: SimulatedRun, step_s: float) -> Predicted:
     timings = placed_timings(pair.job, pair.topology)
     each_s = [timing.alone_s for timing in timings]
     if run.work.schedule == "off":
-        mean_s = math.fsum(each_s) / len(each_s)
-        return _predicted(run, mean_s, 0.0, mean_s, each_s, step_s)
+        return by_themselves(each_s, step_s)
     model = JointModel(pair.job, pair.topology, run.work.plan)
-    exchange_s = model.exchange_s(timings)
-    return _predicted(run, max(each_s), exchange_s, model.step_s(timings), each_s, step_s)
+    exchange_s, expected_s = model.exchange_s(timings), model.step_s(timings)
+    return together(_tokens(run), each_s, exchange_s, expected_s, step_s)
 
 
-def _predicted(
-    run: SimulatedRun,
-    compute_s: float,
-    exchange_s: float,
-    expected_s: float,
-    alone_s: list[float],
-    step_s: float,
-) -> Predicted:
-    """Return a prediction; `alone_s` are the steps of the sites by themselves."""
-    tokens = [site.tokens for site in run.work.sites]
-    alone = math.fsum(each / by_itself for each, by_itself in zip(tokens, alone_s, strict=True))
-    efficiency = 1.0 if run.work.schedule == "off" else math.fsum(tokens) / expected_s / alone
-    return Predicted(
-        compute_s=compute_s,
-        exchange_s=exchange_s,
-        step_s=expected_s,
-        efficiency=efficiency,
-        deviation=step_s / expected_s - 1,
-    )
+def _tokens(run: SimulatedRun) -> list[float]:
+    return [site.tokens for site in run.work.sites]

@@ -8,14 +8,15 @@ import pytest
 
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_run
+from tests.fakes.described import TWO_SITES_YAML
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML, TOPOLOGY_YAML
+from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML
 from topology.run_documents import DocumentText, load_run
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    (tmp_path / "topology.yaml").write_text(TOPOLOGY_YAML)
+    (tmp_path / "topology.yaml").write_text(TWO_SITES_YAML)
     (tmp_path / "job.yaml").write_text(JOB_YAML)
     (tmp_path / "train.py").write_text("")
     return tmp_path / "job.yaml"

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.bench.record import BENCH, read_bench
 from tests.cli.conftest import Isthmus
+from tests.fakes.described import TWO_SITES_YAML
 
 pytestmark = pytest.mark.slow
 
@@ -123,20 +124,6 @@ def test_a_fault_script_is_played_and_stands_in_the_report(
     assert "only rate, rtt, cut" in refused.envelope["error"]["message"]
 
 
-TWO_SITES = """\
-version: 1
-name: two
-accelerators: {chip: {peak: {bf16: 100TFLOP/s}, memory: 80GiB, mfu: 0.5}}
-sites:
-  - name: a
-    nodes: 2
-    accelerators_per_node: 4
-    accelerator: chip
-    fabric: {node: 450GB/s, cluster: 100GB/s, latency: 8us}
-  - {name: b, like: a}
-links:
-  - {between: [a, b], bandwidth: 1Tbit/s, rtt: 2ms}
-"""
 DESCRIBED = """\
 version: 1
 name: mine
@@ -149,7 +136,7 @@ workload: {layers: 16, width: 1024, heads: 16, vocabulary: 32000, context: 512, 
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
     """A job that describes its model, for two sites of eight accelerators each."""
-    (tmp_path / "topology.yaml").write_text(TWO_SITES)
+    (tmp_path / "topology.yaml").write_text(TWO_SITES_YAML)
     (tmp_path / "job.yaml").write_text(DESCRIBED)
     return tmp_path / "job.yaml"
 

@@ -16,6 +16,21 @@ MODEL = DescribedModel(
     layers=8, width=2048, heads=16, vocabulary=32000, context=2048, global_batch=16
 )
 """Half a billion parameters."""
+TWO_SITES_YAML = """\
+version: 1
+name: two
+accelerators: {chip: {peak: {bf16: 100TFLOP/s}, memory: 80GiB, mfu: 0.5}}
+sites:
+  - name: a
+    nodes: 2
+    accelerators_per_node: 4
+    accelerator: chip
+    fabric: {node: 450GB/s, cluster: 100GB/s, latency: 8us}
+  - {name: b, like: a}
+links:
+  - {between: [a, b], bandwidth: 1Tbit/s, rtt: 2ms}
+"""
+"""Two sites of eight accelerators each."""
 
 
 def described_job(model: DescribedModel = MODEL, **wishes: object) -> Job:

@@ -27,13 +27,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 STAR_3 = ReductionPlan(3, (star(3, 2),), "")
 
 
+def broken(*_: object) -> None:
+    raise ZeroDivisionError("of nothing")
+
+
 def test_a_bug_in_taking_a_frame_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the peer would send the frame again and again, and both would wait for ever."""
-
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("of nothing")
 
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members:
@@ -50,9 +51,6 @@ def test_a_bug_in_a_links_thread_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or what its stream had taken would never be acknowledged, and nobody would know why."""
-
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("of nothing")
 
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members:

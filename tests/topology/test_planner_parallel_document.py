@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.described import MODEL, described_job, sites_of_nodes
+from tests.fakes.described import MODEL, TWO_SITES_YAML, described_job, sites_of_nodes
 from tests.fakes.plannable import a_job, a_world
 from tests.topology.documents import changed, told
 from topology.cost.local_sgd import local_round
@@ -37,20 +37,6 @@ JOB = described_job(
 )
 PLAN = make_plan(JOB, WORLD)
 
-TOPOLOGY_YAML = """\
-version: 1
-name: two
-accelerators: {chip: {peak: {bf16: 100TFLOP/s}, memory: 80GiB, mfu: 0.5}}
-sites:
-  - name: a
-    nodes: 2
-    accelerators_per_node: 4
-    accelerator: chip
-    fabric: {node: 450GB/s, cluster: 100GB/s, latency: 8us}
-  - {name: b, like: a}
-links:
-  - {between: [a, b], bandwidth: 1Tbit/s, rtt: 2ms}
-"""
 JOB_YAML = """\
 version: 1
 name: mine
@@ -88,11 +74,11 @@ def test_what_is_written_is_read_back_with_its_degrees() -> None:
 
 
 def test_a_launch_gets_the_degrees() -> None:
-    job, topology = load_job(JOB_YAML, "job.yaml"), load_topology(TOPOLOGY_YAML, "topology.yaml")
+    job, topology = load_job(JOB_YAML, "job.yaml"), load_topology(TWO_SITES_YAML, "topology.yaml")
     plan = PlanFile(plan_text(make_plan(job, topology)), "plan.yaml")
     run = load_run(
         DocumentText(JOB_YAML, "job.yaml", plan.overrides()),
-        DocumentText(TOPOLOGY_YAML, "topology.yaml"),
+        DocumentText(TWO_SITES_YAML, "topology.yaml"),
     )
     search = ParallelSearch(job, topology)
     choice = search.best()
@@ -110,12 +96,12 @@ def test_a_launch_gets_the_degrees() -> None:
     ],
 )
 def test_edited_degrees_are_checked(old: str, new: str, message: str) -> None:
-    job, topology = load_job(JOB_YAML, "job.yaml"), load_topology(TOPOLOGY_YAML, "topology.yaml")
+    job, topology = load_job(JOB_YAML, "job.yaml"), load_topology(TWO_SITES_YAML, "topology.yaml")
     text = plan_text(make_plan(job, topology)).replace(old, new, 1)
     with pytest.raises(ConfigError) as raised:
         load_run(
             DocumentText(JOB_YAML, "job.yaml", PlanFile(text, "plan.yaml").overrides()),
-            DocumentText(TOPOLOGY_YAML, "topology.yaml"),
+            DocumentText(TWO_SITES_YAML, "topology.yaml"),
         )
     assert message in str(raised.value)
 
@@ -175,7 +161,7 @@ def test_it_explains_itself() -> None:
 def test_units_make_no_difference() -> None:
     job = load_job(JOB_YAML, "job.yaml")
     one, other = (
-        load_topology(TOPOLOGY_YAML.replace("1Tbit/s", text), "t.yaml")
+        load_topology(TWO_SITES_YAML.replace("1Tbit/s", text), "t.yaml")
         for text in ("1Tbit/s", "1000000Mbit/s")
     )
     assert make_plan(job, one) == make_plan(job, other)
