@@ -10,12 +10,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
 import grpc
 
+from orchestrator.interruption import INTERRUPTION, LOOK_S
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import DeadlineExceededError, IsthmusError, error_for
 from protos.limits import CONTROL_CHANNEL_BYTES
@@ -62,8 +63,10 @@ class Client:
         self._silence_s = silence_s
         self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
+        self._held = ExitStack()
 
     def __enter__(self) -> Self:
+        self._held.enter_context(INTERRUPTION.holding())
         return self
 
     def __exit__(
@@ -73,9 +76,12 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self._channel.close()
+        self._held.close()
 
     def submit(self, run_id: str, job: control_pb2.Document, topology: control_pb2.Document) -> str:
         """Submit a run and return its id; the same id again answers the same run.
+
+        A signal does not end the wait for the answer: nobody would know whether the run goes on.
 
         Raises:
             ConfigError: the coordinator found mistakes in the documents.
@@ -87,18 +93,14 @@ class Client:
 
     def get_run(self, run_id: str) -> control_pb2.Run:
         """Return a run as it is now; an empty id is the latest."""
-        with self._mapped():
-            request = control_pb2.GetRunRequest(run_id=run_id)
-            return self._stub.GetRun(request, timeout=self._call_s)
+        return self._ask(self._stub.GetRun, control_pb2.GetRunRequest(run_id=run_id))
 
     def list_runs(self) -> list[control_pb2.Run]:
         """Return all runs that the coordinator knows, newest first."""
-        with self._mapped():
-            answer = self._stub.ListRuns(control_pb2.ListRunsRequest(), timeout=self._call_s)
-            return list(answer.runs)
+        return list(self._ask(self._stub.ListRuns, control_pb2.ListRunsRequest()).runs)
 
     def cancel_run(self, run_id: str) -> control_pb2.Run:
-        """Ask for the end of a run; a run that has ended stays as it is."""
+        """Ask for the end of a run, whatever signals come; a run that has ended stays as it is."""
         with self._mapped():
             request = control_pb2.CancelRunRequest(run_id=run_id)
             return self._stub.CancelRun(request, timeout=self._call_s)
@@ -151,7 +153,7 @@ class Client:
                     if wait_s <= 0:
                         raise DeadlineExceededError(f"{run_id or 'the run'} has not ended in time")
                 try:
-                    item = items.get(timeout=wait_s)
+                    item = INTERRUPTION.next_of(items, wait_s)
                 except queue.Empty:
                     if wait_s == self._silence_s:
                         self.get_run(run_id)
@@ -166,6 +168,20 @@ class Client:
             abandoned.set()
             call.cancel()
             reader.join(self._call_s)
+
+    def _ask(
+        self, method: grpc.UnaryUnaryMultiCallable[Request, Message], request: Request
+    ) -> Message:
+        """Return what a call answers; a signal ends the wait for it."""
+        with self._mapped():
+            call = method.future(request, timeout=self._call_s)  # it ends by then
+            try:
+                while True:
+                    INTERRUPTION.check()
+                    with suppress(grpc.FutureTimeoutError):
+                        return call.result(timeout=LOOK_S)
+            finally:
+                call.cancel()
 
     @contextmanager
     def _mapped(self, invalid: Callable[[str], Exception] | None = None) -> Iterator[None]:

@@ -21,6 +21,7 @@ from orchestrator.emulator.config import shapes_of
 from orchestrator.emulator.netns_child import running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
 from orchestrator.emulator.tun import DEVICE
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.log_files import last_line
 from topology.errors import ConfigError
 from topology.world import Topology
@@ -69,7 +70,7 @@ def measure_gloo(
         ConfigError: packets cannot be emulated here.
     """
     names = tuple(site.name for site in topology.sites)
-    with contextlib.ExitStack() as stack:
+    with INTERRUPTION.holding(), contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-gloo-")))
         places: Mapping[str, SiteNamespace] = {}
         if is_emulated:
@@ -123,6 +124,7 @@ def _wait(peers: Mapping[str, subprocess.Popen[bytes]], folder: Path, deadline_s
         running = [name for name in running if peers[name].returncode is None]
         if running and time.monotonic() > deadline_s:
             raise MeasurementError(f"Gloo at {running[0]} did not end in time")
+        INTERRUPTION.check()
         time.sleep(POLL_S)
 
 

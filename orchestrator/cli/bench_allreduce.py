@@ -21,13 +21,13 @@ from orchestrator.bench.allreduce_record import (
 )
 from orchestrator.bench.allreduce_run import AllReduce, MeasureGloo
 from orchestrator.bench.allreduce_table import AllReduceTables
-from orchestrator.cli.display import unwinding_sigterm
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import Decorator, Duration, home_option, json_option, set_option
-from orchestrator.cli.output import INTERRUPTED, Output
+from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.emulator.namespaces import netns_problem
 from orchestrator.home import home_folder, is_run_id, new_run_id
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.view import figures
 from topology.job import CODECS, TREES
 from topology.units import UnitError, format_size, parse_size
@@ -266,18 +266,18 @@ def _measure(output: Output, bench: AllReduce, folder: Path) -> int:
     Raises:
         CommandError: something failed.
     """
-    interrupted = False
-    with unwinding_sigterm():
+    interrupted = None
+    with INTERRUPTION.holding():
         try:
             bench.run()
-        except KeyboardInterrupt:
-            interrupted = True
+        except KeyboardInterrupt as error:
+            interrupted = INTERRUPTION.answer(error)
     if not output.as_json:
         Console().print(AllReduceTables(bench.bench))
     output.note(f"kept in {folder / ALLREDUCE}")
     data = {**to_json(bench.bench), "folder": str(folder)}
-    if interrupted:
-        return output.result({**data, "interrupted": True}, exit_code=INTERRUPTED)
+    if interrupted is not None:
+        return output.result({**data, "interrupted": True}, exit_code=interrupted)
     failed = [each for each in bench.bench.settings if each.failed is not None]
     where = {"bench": str(folder / ALLREDUCE)}
     if failed:

@@ -16,13 +16,13 @@ from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
 from orchestrator.cli.bench_progress import BenchProgress
-from orchestrator.cli.display import unwinding_sigterm
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import Duration, home_option, json_option, set_option
-from orchestrator.cli.output import INTERRUPTED, Output
+from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
 from orchestrator.home import home_folder, is_run_id, new_run_id
+from orchestrator.interruption import INTERRUPTION
 from topology.hashing import config_hash
 from topology.job import COMPUTES
 from topology.world import EMULATORS
@@ -159,7 +159,8 @@ def _measure(
     output: Output, folder: Path, bench: Bench, points: Sequence[Point], timeout_s: float
 ) -> int:
     """Make the runs, and tell what they came to."""
-    with unwinding_sigterm(), BenchProgress(points) as progress:
+    exit_code = None
+    with INTERRUPTION.holding(), BenchProgress(points) as progress:
 
         def launch(pair: Pair, home: Path, run_id: str) -> Ended:
             return run_to_end(pair, home, run_id, timeout_s=timeout_s, show=progress.show)
@@ -169,15 +170,13 @@ def _measure(
         )
         try:
             scaling.run()
-        except KeyboardInterrupt:
-            interrupted = True
-        else:
-            interrupted = False
-    return _tell(output, folder, scaling.bench, interrupted=interrupted)
+        except KeyboardInterrupt as error:
+            exit_code = INTERRUPTION.answer(error)
+    return _tell(output, folder, scaling.bench, exit_code)
 
 
-def _tell(output: Output, folder: Path, bench: Bench, *, interrupted: bool) -> int:
-    """Print the tables or the envelope; return the exit status.
+def _tell(output: Output, folder: Path, bench: Bench, interrupted: int | None) -> int:
+    """Print the tables or the envelope; return the exit status, `interrupted` if it is one.
 
     Raises:
         CommandError: a run failed.
@@ -187,9 +186,9 @@ def _tell(output: Output, folder: Path, bench: Bench, *, interrupted: bool) -> i
     path = str(folder / BENCH)
     output.note(f"kept in {path}")
     data = {**dataclasses.asdict(bench), "folder": str(folder)}
-    if interrupted:
+    if interrupted is not None:
         output.note(f"interrupted. Go on: the same command with --name {bench.name} --resume")
-        return output.result({**data, "interrupted": True}, exit_code=INTERRUPTED)
+        return output.result({**data, "interrupted": True}, exit_code=interrupted)
     failed = [run for setting in bench.settings for run in setting.runs if run.failed]
     if failed:
         raise CommandError(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 import click
 from rich.console import Console
@@ -16,6 +14,7 @@ from orchestrator.cli.failure import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_summary
 from orchestrator.cli.views import failure_view, outcome_view, reason_code, state_name, where_of
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.view.live import LiveTable, plain_line
 from orchestrator.view.summary import RunSummary
 from protos.catalogue import CATALOGUE
@@ -32,22 +31,9 @@ def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
     if not console.is_terminal or console.is_dumb_terminal:
         yield PlainProgress()
         return
-    with unwinding_sigterm(), Live(console=console, auto_refresh=False, transient=True) as live:
+    live = Live(console=console, auto_refresh=False, transient=True)
+    with INTERRUPTION.holding(), live:
         yield lambda run: live.update(LiveTable(run), refresh=True)
-
-
-@contextmanager
-def unwinding_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack: a live table has hidden the terminal's cursor."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class PlainProgress:

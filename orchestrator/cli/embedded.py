@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.cli.failure import CommandError
 from orchestrator.home import LOG, RunFolder
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.log_files import last_line
 
 START_S = 60.0
@@ -45,19 +46,24 @@ def started_coordinator(
         *faults,
         *(word for site in sites for word in ("--site", site)),
     ]
-    with (folder.path / LOG).open("ab") as log:
-        process = subprocess.Popen(
+    with INTERRUPTION.holding():
+        process = _started(command, folder.path / LOG)
+        try:
+            yield _wait_until_listening(process, folder, time.monotonic() + start_s)
+        except BaseException:
+            _stop(process)
+            raise
+
+
+def _started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as lines:
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=lines,
+            stderr=lines,
             start_new_session=True,  # a terminal's Ctrl-C and hang-up are not for it
         )
-    try:
-        yield _wait_until_listening(process, folder, time.monotonic() + start_s)
-    except BaseException:
-        _stop(process)
-        raise
 
 
 def _wait_until_listening(
@@ -76,6 +82,7 @@ def _wait_until_listening(
                 f"the coordinator {how}: {last_line(log)}",
                 {"run_id": folder.run_id, "log_path": str(log)},
             )
+        INTERRUPTION.check()
         time.sleep(POLL_S)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 import sys
@@ -29,6 +28,7 @@ from orchestrator.emulator.fidelity import (
     worst,
 )
 from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.signals import run_command
 from orchestrator.view import figures as shown
 from orchestrator.view.tables import Column, FittingTable
 
@@ -57,7 +57,7 @@ def run_check(
             raise click.UsageError(f"--check: {path} has no two sites with a link each way")
     effort = QUICK if quick else FULL
     output.note(f"measuring for about {shown.duration(max(10.0, effort.estimate_s(scenes)))}")
-    measured = asyncio.run(_measure(output, scenes, module, effort))
+    measured = run_command(lambda: _measure(output, scenes, module, effort))
     return _finish(output, module, measured)
 
 

@@ -20,11 +20,12 @@ from orchestrator.cli.options import (
     set_option,
     topology_option,
 )
-from orchestrator.cli.output import INTERRUPTED, Output
+from orchestrator.cli.output import Output
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.home import RunFolder, home_folder, is_run_id, new_run_id
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.plans import as_launched, with_plan
 from protos.control.v1 import control_pb2
 from topology.world import EMULATORS
@@ -108,12 +109,13 @@ def command(
         )
     try:
         return _follow(output, folder, home, deadline_s)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        exit_code = INTERRUPTION.answer(error)
         output.note(
             f"detached; the run goes on. Follow it: isthmus status {folder.run_id} --watch. "
             f"Stop it: isthmus cancel {folder.run_id}"
         )
-        return output.result({"run_id": folder.run_id, "detached": True}, exit_code=INTERRUPTED)
+        return output.result({"run_id": folder.run_id, "detached": True}, exit_code=exit_code)
 
 
 def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:

@@ -12,7 +12,8 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from orchestrator.cli.failure import describe
-from orchestrator.cli.output import CLOSED_PIPE, INTERRUPTED, Output, discard_streams
+from orchestrator.cli.output import CLOSED_PIPE, Output, discard_streams
+from orchestrator.interruption import INTERRUPTION
 
 PROGRAM = "isthmus"
 COMPLETE_VARIABLE = "_ISTHMUS_COMPLETE"
@@ -108,16 +109,21 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; return its exit status. Nothing is raised."""
+    """Run one command line; return its exit status. Nothing is raised.
+
+    Args:
+        arguments: Of the command line; None: this program's.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output.of(given)
     try:
-        return _guarded(given, output)
+        with INTERRUPTION.listening(is_program=arguments is None):
+            return _guarded(given, output)
     except BrokenPipeError:
         discard_streams()
         return CLOSED_PIPE
-    except KeyboardInterrupt:  # a second one, while the first was being answered
-        return INTERRUPTED
+    except KeyboardInterrupt as error:  # while something else was being answered
+        return INTERRUPTION.answer(error)
 
 
 def _guarded(arguments: list[str], output: Output) -> int:
@@ -127,9 +133,11 @@ def _guarded(arguments: list[str], output: Output) -> int:
         return done.exit_code
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt:
-        return output.interrupted()
+    except KeyboardInterrupt as error:
+        return output.interrupted(INTERRUPTION.answer(error))
     except Exception as error:  # noqa: BLE001 - the root: each becomes one line and an exit status
+        if INTERRUPTION.raised is not None:  # an import, say, has made its own error of that
+            return output.interrupted(INTERRUPTION.answer(INTERRUPTION.raised))
         return output.failed(describe(error))
 
 

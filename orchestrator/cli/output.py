@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from orchestrator.cli.failure import Failure
+from orchestrator.interruption import INTERRUPTION
 from protos import envelope
 from protos.catalogue import CATALOGUE
 
-INTERRUPTED = 130
 CLOSED_PIPE = 141
 """128 + SIGPIPE, as a shell reports a program that wrote to a closed pipe."""
 
@@ -29,6 +29,7 @@ class Output:
         self.streaming = streaming
         self.command = "isthmus"
         """Known once the command line was read that far."""
+        self._is_told = False
         # Sites' names and logs may hold what a terminal's encoding does not; never die of it.
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -84,14 +85,18 @@ class Output:
         self.note(f"{click.style('hint:', fg='cyan')} {hint}")
         return failure.exit_code
 
-    def interrupted(self) -> int:
-        """End after Ctrl-C; return the exit status."""
-        return self.result({"interrupted": True}, exit_code=INTERRUPTED)
+    def interrupted(self, exit_code: int) -> int:
+        """End after Ctrl-C or SIGTERM; return the exit status. What has been told stays told."""
+        if self._is_told:
+            return exit_code
+        return self.result({"interrupted": True}, exit_code=exit_code)
 
     def _last(self, line: str) -> None:
         if self.streaming:
             line = json.dumps({"event": "terminal", **json.loads(line)})
-        _write(line, err=False)
+        with INTERRUPTION.holding():  # all of it, or nothing
+            self._is_told = True
+            click.echo(line)
 
 
 def discard_streams() -> None:
@@ -107,7 +112,8 @@ def discard_streams() -> None:
 
 def _write(text: str, *, err: bool) -> None:
     color = False if os.environ.get("NO_COLOR") else None  # None: only on a terminal
-    click.echo(text, err=err, color=color)
+    with INTERRUPTION.releasing():  # who reads may take its time
+        click.echo(text, err=err, color=color)
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value

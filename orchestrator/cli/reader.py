@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.cli.views import TERMINAL
 from orchestrator.client import Client, CoordinatorUnreachableError
 from orchestrator.home import SUMMARY, RunFolder, find_run, home_folder
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.recorded import RecordedRun
 from orchestrator.report.reading import read_record
 from orchestrator.report.records import RunRecord
@@ -121,6 +122,7 @@ class RunReader:
         while self._folder.living_coordinator() is not None:
             if time.monotonic() > deadline_s:
                 raise error
+            INTERRUPTION.check()
             time.sleep(POLL_S)
 
 

@@ -16,6 +16,7 @@ from orchestrator.cli.submission import submit
 from orchestrator.cli.views import reason_code
 from orchestrator.documents import Pair
 from orchestrator.home import RunFolder
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.journal import JournalError
 from orchestrator.recorded import RecordedRun
 from protos.catalogue import CATALOGUE
@@ -51,22 +52,30 @@ def run_to_end(
         show: Is given the run at each change and each second.
         coordinator: Its address; None: one is started.
     """
+    with INTERRUPTION.holding():
+        try:
+            folder = submit(pair, home, run_id, coordinator)
+        except (CommandError, IsthmusError) as error:
+            return Ended(NOT_EMULATED, Failed(code=error.code, message=str(error)))
+        failed = _outcome(home, run_id, timeout_s, show)
+        _wait_until_gone(folder)
+        return Ended(_emulator(folder), failed)
+
+
+def _outcome(
+    home: Path, run_id: str, timeout_s: float, show: Callable[[control_pb2.Run], None]
+) -> Failed | None:
+    """Follow a run to its end, and return how it failed, if it did."""
     try:
-        folder = submit(pair, home, run_id, coordinator)
-    except (CommandError, IsthmusError) as error:
-        return Ended(NOT_EMULATED, Failed(code=error.code, message=str(error)))
-    try:
-        failed = _follow(home, run_id, time.monotonic() + timeout_s, show)
+        return _follow(home, run_id, time.monotonic() + timeout_s, show)
     except DeadlineExceededError:
         _cancel(home, run_id)
-        failed = Failed(code="TIMED_OUT", message=f"it took longer than {timeout_s:g} s")
+        return Failed(code="TIMED_OUT", message=f"it took longer than {timeout_s:g} s")
     except IsthmusError as error:
-        failed = Failed(code=error.code, message=str(error))
+        return Failed(code=error.code, message=str(error))
     except BaseException:
         _cancel(home, run_id)
         raise
-    _wait_until_gone(folder)
-    return Ended(_emulator(folder), failed)
 
 
 def _follow(
@@ -94,6 +103,7 @@ def _wait_until_gone(folder: RunFolder) -> None:
     """Wait for the coordinator's own end: what it still does would be part of the next measurement."""
     deadline_s = time.monotonic() + STOP_S
     while folder.living_coordinator() is not None and time.monotonic() < deadline_s:
+        INTERRUPTION.check()
         time.sleep(POLL_S)
 
 
