@@ -32,13 +32,12 @@ _log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
-_helpers: Final[dict[str, dict[str, Callable[..., Any]]]] = {}
-"""By module and name."""
+_inlined: Final[set[Callable[..., Any]]] = set()
 
 
 def inlined(function: Function) -> Function:
-    """Let kernels of the same module call a function of numbers; compiled with each of them."""
-    _helpers.setdefault(function.__module__, {})[function.__name__] = function
+    """Let kernels, and others like it, call a function of numbers; compiled with each kernel."""
+    _inlined.add(function)
     return function
 
 
@@ -69,8 +68,7 @@ def _translate(
 ) -> bytes:
     from sites.codecs.kernels.translating import translate
 
-    helpers = _helpers.get(function.__module__, {})
-    return translate(function, helpers, returns, arguments, symbol)
+    return translate(function, _inlined, returns, arguments, symbol)
 
 
 def _folder() -> Path | None:

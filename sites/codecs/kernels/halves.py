@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import numpy.typing as npt
 
 from sites.codecs.kernels.compiling import inlined, kernel
-from sites.codecs.kernels.signatures import (
-    FLOAT,
-    FLOATS,
-    HALVES,
-    NOTHING,
-    READ_FLOATS,
-    READ_HALVES,
-)
+from sites.codecs.kernels.numbers import INFINITE, MAGNITUDE, Floats, magnitude, mean, with_owed
+from sites.codecs.kernels.signatures import FLOAT, FLOATS, HALVES, NOTHING, READ_FLOATS, READ_HALVES
 
-Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.uint16]
-
-_INFINITE: Final = np.uint32(0x7F800000)
-_MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
-_NAN: Final = np.float32(np.nan)
-"""0x7FC00000: what a sum is that is not a number."""
 
 
 @inlined
@@ -38,19 +24,13 @@ def _half_of(value: np.float32) -> np.uint16:
     upper = np.uint32(bits >> np.uint32(16))
     odd = np.uint32(upper & np.uint32(1))
     rounded = np.uint32(np.uint32(np.uint32(bits + odd) + np.uint32(0x7FFF)) >> np.uint32(16))
-    is_nan = np.uint32(bits & _MAGNITUDE) > _INFINITE
+    is_nan = np.uint32(bits & MAGNITUDE) > INFINITE
     return np.uint16(np.uint32(upper | np.uint32(0x40)) if is_nan else rounded)
 
 
 @inlined
 def _widened(half: np.uint16) -> np.float32:
     return np.uint32(np.uint32(half) << np.uint32(16)).view(np.float32)
-
-
-@inlined
-def _mean(left: np.float32, right: np.float32, divisor: np.float32) -> np.float32:
-    quotient = np.float32((left + right) / divisor)
-    return quotient if quotient == quotient else _NAN
 
 
 @kernel(NOTHING, READ_FLOATS, HALVES)
@@ -75,12 +55,11 @@ def round_owed(values: Floats, owed: Floats, halves: Halves) -> None:
         halves: uint16, shape (n,).
     """
     for i in range(halves.size):
-        value = values[i]
-        total = np.float32(value + owed[i] if value == value else value)
+        total = with_owed(values[i], owed[i])
         half = _half_of(total)
         halves[i] = half
         lost = np.float32(total - _widened(half))
-        is_finite = (np.float32(lost).view(np.uint32) & _MAGNITUDE) < _INFINITE
+        is_finite = magnitude(lost) < INFINITE
         owed[i] = lost if is_finite else np.float32(0)
 
 
@@ -95,11 +74,11 @@ def write(halves: Halves, out: Floats) -> None:
 def add(halves: Halves, out: Floats, divisor: np.float32) -> None:
     """Widen, add to `out` and divide the sums."""
     for i in range(halves.size):
-        out[i] = _mean(out[i], _widened(halves[i]), divisor)
+        out[i] = mean(out[i], _widened(halves[i]), divisor)
 
 
 @kernel(NOTHING, READ_HALVES, READ_HALVES, FLOATS, FLOAT)
 def write_sum(halves: Halves, other: Halves, out: Floats, divisor: np.float32) -> None:
     """Widen two parts, add them and divide the sums."""
     for i in range(halves.size):
-        out[i] = _mean(_widened(halves[i]), _widened(other[i]), divisor)
+        out[i] = mean(_widened(halves[i]), _widened(other[i]), divisor)

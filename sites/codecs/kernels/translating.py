@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Final
 
 import llvmlite.binding as llvm
@@ -27,7 +27,7 @@ _LLVM_NAMES: Final = {
 
 def translate(
     function: Callable[..., Any],
-    helpers: Mapping[str, Callable[..., Any]],
+    inlined: Set[Callable[..., Any]],
     returns: Type,
     arguments: Sequence[Type],
     symbol: str,
@@ -36,22 +36,32 @@ def translate(
 
     Args:
         function: the kernel.
-        helpers: the functions that it or they may call, by the names that they go by.
+        inlined: the functions that it or they may call, by any name of their modules.
         returns: type of its result.
         arguments: of each argument.
         symbol: what the function is called in the file.
     """
-    scope = dict(function.__globals__)
-    for name, helper in helpers.items():
-        scope[name] = numba.njit(error_model="numpy")(
-            types.FunctionType(helper.__code__, scope, name)  # sees the others compiled
-        )
+    scope = _scope(function.__globals__, inlined, {})
     signature = f"{returns.name}({', '.join(each.name for each in arguments)})"
     copy = types.FunctionType(function.__code__, scope, function.__name__)
     compiled = numba.njit(signature, error_model="numpy")(copy)
     overload: Any = next(iter(compiled.overloads.values()))
     module = llvm.parse_assembly(overload.library.get_llvm_str())
     return _object_file(module, overload.fndesc.llvm_func_name, symbol, arguments)
+
+
+def _scope(
+    names: dict[str, Any], inlined: Set[Callable[..., Any]], known: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return a module's names with what is inlined compiled, as it is in the modules that they come from."""
+    scope = known[id(names)] = dict(names)
+    for name, each in names.items():
+        if isinstance(each, types.FunctionType) and each in inlined:
+            theirs = each.__globals__
+            home = known.get(id(theirs)) or _scope(theirs, inlined, known)
+            copy = types.FunctionType(each.__code__, home, each.__name__)
+            scope[name] = numba.njit(error_model="numpy")(copy)
+    return scope
 
 
 def _object_file(
