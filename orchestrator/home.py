@@ -6,6 +6,7 @@ HOME/runs/RUN/   of an embedded run: also its coordinator's state (docs/architec
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -16,7 +17,7 @@ from pathlib import Path
 import platformdirs
 
 from orchestrator.state_lock import is_abandoned
-from protos.errors import NotFoundError
+from protos.errors import NotFoundError, StateConflictError
 
 ANNOUNCED = "coordinator.json"
 """Written by a coordinator while it listens: {"address", "pid", "generation"}."""
@@ -26,6 +27,8 @@ LOG = "coordinator.log"
 SUMMARY = "summary.json"
 TOPOLOGY = "topology.yaml"
 JOB = "job.yaml"
+CLAIM_TRIES = 3
+"""For a run's folder that others claim and give back at the same time."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -64,6 +67,14 @@ class RunFolder:
     def remember_remote(self, address: str) -> None:
         """Note the coordinator that the run was given to."""
         (self.path / REMOTE).write_text(json.dumps({"address": address}) + "\n")
+
+    def give_back(self) -> None:
+        """Have the folder be no run's any more: nothing was submitted. What else wrote there stays."""
+        # The job last: while it is there, nobody else begins to write.
+        for name in (TOPOLOGY, REMOTE, JOB):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a coordinator's log says why it did not start
+            self.path.rmdir()
 
     def living_coordinator(self) -> str | None:
         """Return where the folder's own coordinator listens; None once its process is gone.
@@ -108,15 +119,26 @@ def claim_run_folder(home: Path, run_id: str, job_text: str) -> tuple[RunFolder,
     """Return the folder of a run, and whether it is new: of several who ask at once, for one only.
 
     A folder is a run's from the moment on when the job is in it.
+
+    Raises:
+        StateConflictError: others claim it and give it back all the time.
     """
     folder = RunFolder(home / "runs" / run_id)
+    for _ in range(CLAIM_TRIES):
+        with contextlib.suppress(FileNotFoundError):  # it was given back at this moment
+            return folder, _claim(folder, job_text)
+    raise StateConflictError(f"{folder.path} comes and goes: choose another --run-id")
+
+
+def _claim(folder: RunFolder, job_text: str) -> bool:
+    """Write a run's job, unless there is one; return whether it was written."""
     folder.path.mkdir(parents=True, exist_ok=True)
     try:
         with (folder.path / JOB).open("x", encoding="utf-8") as file:
             file.write(job_text)
     except FileExistsError:
-        return folder, False
-    return folder, True
+        return False
+    return True
 
 
 def _submitted(folder: RunFolder) -> tuple[int, str]:

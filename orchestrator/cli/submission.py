@@ -10,7 +10,7 @@ from orchestrator.cli.embedded import started_coordinator
 from orchestrator.cli.failure import CommandError
 from orchestrator.client import Client
 from orchestrator.documents import Pair
-from orchestrator.home import JOB, TOPOLOGY, RunFolder, claim_run_folder
+from orchestrator.home import TOPOLOGY, RunFolder, claim_run_folder
 from protos.control.v1 import control_pb2
 
 
@@ -54,8 +54,7 @@ def submit(
             ) as address:
                 _submit_to(address, pair, run_id)
     except BaseException:
-        # Without its job the folder is not a run's: nothing was submitted.
-        (folder.path / JOB).unlink()
+        folder.give_back()
         raise
     return folder
 

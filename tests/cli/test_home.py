@@ -13,6 +13,7 @@ import pytest
 from orchestrator.home import (
     ANNOUNCED,
     JOB,
+    LOG,
     RunFolder,
     claim_run_folder,
     find_run,
@@ -54,6 +55,19 @@ def test_the_latest_is_the_last_submitted_whatever_its_name(tmp_path: Path) -> N
     assert [folder.run_id for folder in run_folders(tmp_path)] == ["aardvark", "newt", "zebra"]
     assert find_run(tmp_path, "").run_id == "aardvark"
     assert find_run(tmp_path, "newt").run_id == "newt"
+
+
+def test_a_folder_that_is_given_back_keeps_what_others_wrote(tmp_path: Path) -> None:
+    folder, _ = claim_run_folder(tmp_path, "mine", "version: 1\n")
+    folder.remember_remote("127.0.0.1:7443")
+    (folder.path / LOG).write_text("why it did not start\n")
+    folder.give_back()
+    assert [each.name for each in folder.path.iterdir()] == [LOG]
+    again, is_new = claim_run_folder(tmp_path, "mine", "version: 1\n")
+    assert is_new
+    (again.path / LOG).unlink()
+    again.give_back()
+    assert not again.path.exists()
 
 
 @pytest.mark.parametrize("run_id", ["none", "../escape", "/etc", ".", "a b", ""])

@@ -98,6 +98,17 @@ def test_what_was_refused_leaves_no_run(
     assert isthmus(*arguments).code == 0
 
 
+@pytest.mark.parametrize("command", ["launch", "probe"])
+def test_an_unreachable_coordinator_leaves_nothing(
+    isthmus: Isthmus, files: Path, home: Path, command: str
+) -> None:
+    document = files / ("job.yaml" if command == "launch" else "topology.yaml")
+    done = isthmus(command, document, "--coordinator", "127.0.0.1:1", "--json")
+    assert done.code == 4
+    assert done.envelope["error"]["code"] == "COORDINATOR_UNREACHABLE"
+    assert list((home / "runs").iterdir()) == []
+
+
 def test_the_same_run_id_is_the_same_run(
     isthmus: Isthmus, files: Path, home: Path, scripted: ScriptedCoordinator, address: str
 ) -> None:
