@@ -18,6 +18,7 @@ from orchestrator.emulator.backend import (
     parse_ready,
 )
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint, parse_listening, shapes_of
+from orchestrator.emulator.endpoints import dialled
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
 from orchestrator.emulator.namespaces import netns_problem
 from orchestrator.emulator.netns_config import NetnsConfig
@@ -197,22 +198,6 @@ class Wan:
                 for link in counters
             ]
         )
-
-
-def dialled(topology: Topology, listening: Iterable[Endpoint]) -> tuple[RelayEndpoint, ...]:
-    """Return one endpoint for each gateway and each site that has links to and from it."""
-    return tuple(
-        RelayEndpoint(
-            source=site.name,
-            target=gateway.site,
-            node=gateway.node,
-            host=gateway.host,
-            port=gateway.port,
-        )
-        for gateway in listening
-        for site in topology.sites
-        if topology.link(site.name, gateway.site) and topology.link(gateway.site, site.name)
-    )
 
 
 def _books(endpoints: Iterable[RelayEndpoint]) -> dict[str, tuple[Endpoint, ...]]:

@@ -20,6 +20,7 @@ from orchestrator.core.wan_stage import FALLBACK
 from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
 from orchestrator.emulator.config import RelayConfig, parse_listening, shapes_of
 from orchestrator.emulator.emulations import STATE
+from orchestrator.emulator.endpoints import dialled
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
 from orchestrator.emulator.namespaces import netns_problem
 from orchestrator.emulator.netns_config import NetnsConfig
@@ -27,7 +28,6 @@ from orchestrator.emulator.requests import answering
 from orchestrator.local_agents import ended_with
 from orchestrator.run_files import write_atomically
 from orchestrator.signals import first_signal
-from orchestrator.wan import dialled
 from topology.changes import Change, Pause
 from topology.errors import ConfigError
 from topology.fault_loading import load_faults
