@@ -4,7 +4,7 @@ The first import on a machine compiles for seconds, later ones load what was kep
 its own for each processor, compiler and text of these modules, so nothing in it is ever out of date, and
 processes that start together write the same to it; each file under another name first. What is loaded is run:
 so it is taken only from files that nobody else can write, and each names the place that it was made for.
-Where no such folder can be written, each process compiles for itself.
+Where no such folder can be written, each process compiles for itself. What nobody uses any more is removed: unused.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +27,7 @@ import platformdirs
 
 from sites.codecs.kernels.machine_code import load, processor
 from sites.codecs.kernels.signatures import Type
+from sites.codecs.kernels.unused import note_use, remove_unused
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +90,8 @@ def _folder() -> Path | None:
 
 
 _FOLDER: Final = _folder()
+if _FOLDER is not None:
+    note_use(_FOLDER, time.time())
 
 
 def _kept(symbol: str) -> bytes | None:
@@ -132,6 +136,7 @@ def _write(symbol: str, object_file: bytes) -> None:
         except OSError:
             written.unlink(missing_ok=True)
             raise
+    remove_unused(_FOLDER, time.time())
 
 
 def _digest(folder: Path, symbol: str, object_file: bytes) -> bytes:
