@@ -19,7 +19,7 @@ from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, EXACT
 from sites.gateway.grid import grid
 from tests.fakes.exchanges import Exchanges
-from tests.sites.test_reduction import BUCKET, Reference
+from tests.fakes.reductions import BUCKET, Reference
 from tests.sites.test_reduction_plans import given_trees
 from tests.topology.test_trees import both_ways, job, world
 from topology.job import CODECS

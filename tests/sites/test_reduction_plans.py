@@ -10,7 +10,7 @@ from protos.frame import Kind
 from sites.codecs.registry import BY_NAME, EXACT
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Bucket, BucketReduction, Own, Send, roles
-from tests.sites.test_reduction import check_rounds
+from tests.fakes.reductions import check_rounds
 from tests.topology.test_trees import check_plan, job, random_world
 from topology.errors import ConfigError
 from topology.job import NamedTree

@@ -1,19 +1,12 @@
 """Jobs and topologies for simulations: equal sites, a step of about a second."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from topology.job import Exchange, Job, Model, Reduction, Trainer
+from topology.simulator.run import SimulatedRun
 from topology.simulator.settings import Settings
-from topology.world import (
-    Accelerator,
-    Endpoint,
-    Fabric,
-    Failure,
-    Link,
-    Site,
-    Topology,
-)
+from topology.world import Accelerator, Endpoint, Fabric, Failure, Link, Site, Topology
 
 PLAIN = Settings(gateways_take_time=False)
 """Only links and compute, as the closed forms have it."""
@@ -102,3 +95,9 @@ def a_job(
             model=Model(layers=layers, heads=4, width=width, context=128),
         ),
     )
+
+
+def ends(run: SimulatedRun) -> Iterator[float]:
+    """Yield when each site ends each step."""
+    for step in run.steps:
+        yield from (site.end_s for site in step)
