@@ -6,6 +6,8 @@ import sys
 # Read when grpc is imported. A server with fork support on can crash the process.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# A socket wakes its reader when the frame is there, or nearly, and not for each packet of it.
+os.environ.setdefault("GRPC_EXPERIMENTS", "tcp_rcv_lowat,tcp_frame_size_tuning")
 
 from sites.gateway.main import main
 
