@@ -41,3 +41,25 @@ def first_channels(
     least = 2 if held_bytes >= _ENOUGH_FOR_TWO_BYTES else 1
     needed = math.ceil(held_bytes / send_buffer_bytes) if send_buffer_bytes else 1
     return max(1, min(max(needed, least), most))
+
+
+def chunks_abreast(
+    wanted: int | None,
+    most: int,
+    bytes_per_s: float,
+    rtt_s: float,
+    send_buffer_bytes: int | None = SEND_BUFFER_BYTES,
+) -> float:
+    """Return how many chunks are side by side on a link, on the average; arguments as `first_channels`.
+
+    As many as it has connections, once it holds that many times what makes a further one worth while. In
+    between fewer: of a chunk on each of two, the second begins when the first one has left its sender.
+    So chunks never take longer on a link for its being wider.
+    """
+    if wanted is not None:
+        return wanted
+    held_bytes = bytes_per_s * rtt_s
+    abreast = min(2.0, held_bytes / _ENOUGH_FOR_TWO_BYTES)
+    if send_buffer_bytes is not None:
+        abreast = max(abreast, held_bytes / send_buffer_bytes)
+    return max(1.0, min(abreast, most))

@@ -78,6 +78,11 @@ def rate_flops_per_s(accelerator: Accelerator) -> float:
     return peak_flops_per_s(accelerator) * accelerator.mfu
 
 
+def sequence_s(job: Job, site: Site) -> float:
+    """Return the seconds of one sequence, forward and backward, on one accelerator of `site`."""
+    return flops_per_sequence(job.trainer.model) / rate_flops_per_s(site.accelerator)
+
+
 def layer_times(job: Job, site: Site, num_sequences: int) -> tuple[LayerTime, ...]:
     """Return the seconds of each layer for `num_sequences` on one accelerator of `site`.
 

@@ -21,59 +21,33 @@ codecs (topology/codec_costs.py), and for sending and receiving. Left out: the o
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topology.buckets import FLOAT32_BYTES, buckets_of
-from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
-from topology.compute import (
-    flops_per_sequence,
-    layers,
-    num_parameters,
-    rate_flops_per_s,
-    site_shares,
-)
-from topology.cost.workload import workload_described
+from topology.codec_costs import usual_ratio
+from topology.compute import sequence_s, site_shares
 from topology.cycle_mean import largest_cycle_means
-from topology.fabric import reduce_scatter_s
-from topology.job import Job, Model
-from topology.link_codecs import plan_codecs
+from topology.gateway_times import cards_s, gateways_s_per_byte
+from topology.job import Job
 from topology.reduction_plans import plan_reduction
+from topology.releases import between, gradient_bytes, knots, releases, within_s
 from topology.rested_links import RestedLinks
 from topology.tree_times import Hop, bytes_of_hops, crossings_s, rate_of
 from topology.trees import ReductionPlan
-from topology.wire_load import tree_ratios, wire_load, wire_loads
-from topology.world import Site, Topology
+from topology.wire_load import wire_load, wire_loads
+from topology.world import Topology
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
 
-_KNOTS = 8
-"""Releases whose crossings are worked out; those of others lie between them, for connections that are warm
-take a time that grows with the bytes along a line, to within a chunk."""
-
-
 _EXCHANGES = 4
 """With which windows are followed: they settle within two or three, or go to and fro."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Gradients that leave together."""
-
-    num_bytes: int
-    left_bytes: int
-    """These, and all that leave later."""
-    share_after: float
-    """Of a micro-batch's compute, forward and backward: what is still to do when they leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,40 +62,6 @@ class MeanStep:
     """How long a step's bytes keep each directed link busy."""
     gateway_s: tuple[float, ...]
     """How long a step's bytes keep the site's gateways busy."""
-
-
-def sequence_s(job: Job, site: Site) -> float:
-    """Return the seconds of one sequence, forward and backward, on one accelerator of `site`."""
-    return flops_per_sequence(job.trainer.model) / rate_flops_per_s(site.accelerator)
-
-
-def gradient_bytes(job: Job) -> int:
-    """Return the float32 bytes that all sites sum up each step."""
-    if job.workload is not None:
-        return FLOAT32_BYTES * workload_described(job.workload).parameters
-    return FLOAT32_BYTES * num_parameters(job.trainer.model)
-
-
-def releases(job: Job) -> tuple[Release, ...]:
-    """Return what leaves together in a step, in the order of leaving."""
-    num_bytes = gradient_bytes(job)
-    if job.exchange.schedule == "serial":
-        return (Release(num_bytes, num_bytes, 0.0),)
-    return _releases(job.trainer.model, job.exchange.bucket_bytes)
-
-
-@functools.lru_cache(maxsize=256)
-def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
-    flops = [layer.flops_per_token for layer in layers(model)]
-    buckets = buckets_of(model, bucket_bytes)
-    left_bytes = sum(each.raw_bytes for each in buckets)
-    found = []
-    for bucket in buckets:
-        # Backward is two thirds of it, and goes down to the first layer.
-        after = 2 / 3 * math.fsum(flops[: bucket.last_layer]) / math.fsum(flops)
-        found.append(Release(bucket.raw_bytes, left_bytes, after))
-        left_bytes -= bucket.raw_bytes
-    return tuple(found)
 
 
 class StepModel:
@@ -160,7 +100,7 @@ class StepModel:
         self._warm_s: Floats | None = None
         """Of what has not left before each release; by release, source and target."""
         self._is_gather = plan.is_gather
-        self._within_s = _within_s(topology, self._releases)
+        self._within_s = within_s(topology, self._releases)
         self._share_after = np.array([each.share_after for each in self._releases])
         # Each bucket is reduced and gathered, one after another, for every site.
         self._floor_s = float(2 * self._within_s.sum(axis=1).max())
@@ -181,7 +121,7 @@ class StepModel:
                 self._floor_s,
                 *self.link_s.values(),
                 *self.gateway_s,
-                *_cards_s(topology, self.link_bytes),
+                *cards_s(topology, self.link_bytes),
             )
 
     def _cross(
@@ -189,16 +129,16 @@ class StepModel:
     ) -> None:
         """Work out the crossings; no gateway is faster than `per_byte_s`."""
         left_bytes = np.array([each.left_bytes for each in self._releases], dtype=np.float64)
-        knots = _knots(left_bytes)
-        sizes = [self._releases[index].left_bytes for index in knots]
+        chosen = knots(left_bytes)
+        sizes = [self._releases[index].left_bytes for index in chosen]
         loads = wire_loads(job, topology, plan, sizes, ratio)
         warm = [dataclasses.replace(each, first_window_bytes=None) for each in loads]
         crossings = crossings_s(plan, topology, warm)
         self._links = RestedLinks(plan, topology, loads[0])
         least_s = per_byte_s * left_bytes
-        between = _between(crossings, left_bytes[knots], left_bytes)
+        between_s = between(crossings, left_bytes[chosen], left_bytes)
         self._warm_s = np.where(
-            np.isinf(between), -math.inf, np.maximum(between, least_s[:, None, None])
+            np.isinf(between_s), -math.inf, np.maximum(between_s, least_s[:, None, None])
         )
         self._least_s, self._left_bytes = float(least_s[0]), left_bytes
         [first_s], _ = self._links.crossings_s(self._links.first_h[None])
@@ -349,90 +289,3 @@ def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanS
         link_s=model.link_s,
         gateway_s=model.gateway_s,
     )
-
-
-def _within_s(topology: Topology, parts: Sequence[Release]) -> Floats:
-    """Return the seconds of each bucket's reduce-scatter inside each site; shape (sites, releases)."""
-    known: dict[object, list[float]] = {}
-    for site in topology.sites:
-        key = _inside(site)
-        if key not in known:
-            known[key] = [reduce_scatter_s(site, each.num_bytes) for each in parts]
-    return np.array([known[_inside(site)] for site in topology.sites])
-
-
-def _inside(site: Site) -> object:
-    """Return what equal sites' collectives depend on."""
-    return (site.nodes, site.accelerators_per_node, site.fabric)
-
-
-def _knots(left_bytes: Floats) -> list[int]:
-    """Return the releases whose crossings are worked out: all, or some in equal ratios of bytes."""
-    if len(left_bytes) <= _KNOTS:
-        return list(range(len(left_bytes)))
-    wanted = np.geomspace(left_bytes[0], left_bytes[-1], _KNOTS)
-    nearest = np.abs(np.log(left_bytes[:, None] / wanted)).argmin(axis=0)
-    return sorted({0, len(left_bytes) - 1, *nearest.tolist()})
-
-
-def _between(known_s: Floats, at_bytes: Floats, wanted_bytes: Floats) -> Floats:
-    """Return crossings of any sizes from those of some, along lines.
-
-    Args:
-        known_s: Shape (knots, sites, sites); -inf stays.
-        at_bytes: Of the knots, falling.
-        wanted_bytes: Falling, between the first and the last of these.
-    """
-    if len(at_bytes) == len(wanted_bytes):
-        return known_s
-    after = np.clip(np.searchsorted(-at_bytes, -wanted_bytes), 1, len(at_bytes) - 1)
-    part = (at_bytes[after - 1] - wanted_bytes) / (at_bytes[after - 1] - at_bytes[after])
-    one, other = known_s[after - 1], known_s[after]
-    there = np.isfinite(one)
-    rise = np.where(there, other, 0.0) - np.where(there, one, 0.0)
-    found: Floats = np.where(there, one + part[:, None, None] * rise, -math.inf)
-    return found
-
-
-def gateways_s_per_byte(
-    job: Job, topology: Topology, plan: ReductionPlan, ratio: float
-) -> list[float]:
-    """Return how long each site's gateway works for one byte of float32, if it is its site's only one.
-
-    In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
-    the result; and it sends up and down, which is as much as it receives.
-    """
-    codecs = plan_codecs(job, topology, plan)
-    ratios = tree_ratios(job, topology, plan, ratio)
-    if plan.is_gather:
-        parts = [
-            (1.0, [plan.num_sites - 1] * plan.num_sites, [plan.num_sites - 1] * plan.num_sites)
-        ]
-    else:
-        total = sum(tree.weight for tree in plan.trees)
-        parts = []
-        for tree in plan.trees:
-            children = Counter(tree.parent.values())
-            below = [children[site] for site in range(plan.num_sites)]
-            sent = [each + (tree.root != site) for site, each in enumerate(below)]
-            parts.append((tree.weight / total, below, sent))
-    found = [0.0] * plan.num_sites
-    for codec, each_ratio, (share, below, sent) in zip(codecs, ratios, parts, strict=True):
-        cost = COSTS[codec]
-        for site in range(plan.num_sites):
-            coding_s = 1 / cost.encode_bytes_per_s + (below[site] + 1) / cost.decode_bytes_per_s
-            found[site] += share * (coding_s + sent[site] * each_ratio / GATEWAY_BYTES_PER_S)
-    return found
-
-
-def _cards_s(topology: Topology, link_bytes: Mapping[Hop, float]) -> list[float]:
-    """Return how long a step's bytes keep each site's network cards busy, each way."""
-    busy_s = []
-    for site in topology.sites:
-        if site.nic_bytes_per_s is not None:
-            for end in (0, 1):
-                crossing = math.fsum(
-                    each for hop, each in link_bytes.items() if hop[end] == site.index
-                )
-                busy_s.append(crossing / (site.nodes * site.nic_bytes_per_s))
-    return busy_s

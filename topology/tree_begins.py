@@ -103,11 +103,18 @@ class Crossing:
         chunk_kr = np.array([load.chunk_bytes for load in loads]).T
         self.is_used_kr = count_kr > 0
         count_kr = np.maximum(count_kr, 1.0)
-        abreast_r = np.array([load.num_abreast for load in loads])
         self.bytes_kr = count_kr * chunk_kr
         """Of each tree; of one that is not used, more than none."""
-        self.granule_kr = np.minimum(abreast_r, count_kr) * chunk_kr
-        """Of the chunks that are abreast."""
+        abreast_dksr = np.ones(self.window_dksr.shape)
+        for leg in self._legs:
+            abreast_dksr[leg] = [load.abreast_on(self.shape.hop(leg)) for load in loads]
+        self.granule_dksr = np.minimum(abreast_dksr, count_kr[:, None]) * chunk_kr[:, None]
+        """Of the chunks that are abreast on a leg's link."""
+        self.share_kr = np.ones(self.bytes_kr.shape)
+        """Of a tree's bytes, the least that is abreast on a link."""
+        for leg in self._legs:
+            share_r = self.granule_dksr[leg] / self.bytes_kr[leg[1]]
+            self.share_kr[leg[1]] = np.minimum(self.share_kr[leg[1]], share_r)
 
     def _filled(
         self, of_leg: dict[Leg, Link], otherwise: float, figure: Callable[[Link], float]
@@ -154,7 +161,7 @@ class Crossing:
 
     def first_s(self, leg: Leg, load: int, grown_bytes: float) -> float:
         """Return how long a leg's first chunks take, its link having sent so much before."""
-        granule, link = self.granule_kr[leg[1], load], (self.rate_dks[leg], self.rtt_dks[leg])
+        granule, link = self.granule_dksr[(*leg, load)], (self.rate_dks[leg], self.rtt_dks[leg])
         window_bytes = self.window_dksr[(*leg, load)]
         waited_s = unused_s(grown_bytes + granule, *link, window_bytes)
         waited_s -= unused_s(grown_bytes, *link, window_bytes)
@@ -178,9 +185,18 @@ def unused_of_s(num_bytes: Floats, rate: Floats, rtt_s: Floats, window_bytes: Fl
 
 def begun(crossing: Crossing) -> Floats:
     """Return when each leg begins if all sites do at 0, of links that are warm; shape (D, K, S, R)."""
-    shape, begins_dksr = crossing.shape, np.zeros(crossing.window_dksr.shape)
-    first_dksr = crossing.granule_kr[:, None] / crossing.rate_dks[..., None]
-    first_dksr = first_dksr + crossing.rtt_dks[..., None] / 2
+    granules_dksr = crossing.granule_dksr / crossing.rate_dks[..., None]
+    return _begun(crossing.shape, granules_dksr + crossing.rtt_dks[..., None] / 2)
+
+
+def soonest(crossing: Crossing) -> Floats:
+    """Return when legs begin at the soonest, however wide links are; shape (D, K, S)."""
+    return _begun(crossing.shape, crossing.rtt_dks[..., None] / 2)[..., 0]
+
+
+def _begun(shape: Shape, first_dksr: Floats) -> Floats:
+    """Return when legs begin, whose first chunks take so long."""
+    begins_dksr = np.zeros(first_dksr.shape)
     up_ksr, down_ksr = begins_dksr[UP], begins_dksr[DOWN]
     for depth in reversed(shape.depths):
         trees, sites = shape.at(depth)

@@ -6,12 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
+from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
 from topology.codec_costs import COSTS, RATIOS, usual_ratio
 from topology.job import Job
 from topology.link_codecs import codec_between, plan_codecs
 from topology.slow_start import FIRST_WINDOW_PACKETS
-from topology.tree_times import Load
+from topology.tree_times import Hop, Load
 from topology.trees import ReductionPlan
 from topology.world import Topology
 
@@ -112,6 +112,22 @@ def channels_of(job: Job, topology: Topology) -> int:
     )
 
 
+def _abreast_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
+    """Return how many chunks are side by side on each directed link, by the indices of its sites."""
+    buffer_bytes = send_buffer_bytes_of(topology)
+    index = {site.name: site.index for site in topology.sites}
+    return {
+        (index[link.source], index[link.target]): chunks_abreast(
+            job.exchange.channels_per_link,
+            link.max_flows or FLOWS_MAX,
+            link.bytes_per_s,
+            link.rtt_s,
+            buffer_bytes,
+        )
+        for link in topology.links
+    }
+
+
 def send_buffer_bytes_of(topology: Topology) -> int | None:
     """Return what one connection can have on the way at most; None: no limit."""
     # Emulated sites may buffer as much as they like: orchestrator/emulator/namespaces.py.
@@ -153,6 +169,7 @@ def wire_loads(
 ) -> list[Load]:
     """Return the loads of exchanges of several sizes, in float32 bytes; else as `wire_load`."""
     cut_bytes, num_channels = chunk_bytes_of(job, topology), channels_of(job, topology)
+    abreast = _abreast_of_links(job, topology)
     ratios = tree_ratios(job, topology, plan, ratio)
     is_packets = has_packets(topology)
     factor = PACKET_FACTOR if is_packets else 1.0
@@ -162,7 +179,7 @@ def wire_loads(
         num_abreast = min(num_channels, num_chunks)
         chunk_bytes = tuple((raw_bytes * x / num_chunks + FRAME_BYTES) * factor for x in ratios)
         window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES if is_packets else None
-        found.append(Load(num_chunks, num_abreast, chunk_bytes, window_bytes))
+        found.append(Load(num_chunks, num_abreast, chunk_bytes, window_bytes, abreast))
     return found
 
 

@@ -16,11 +16,11 @@ from orchestrator.bench.record import Predicted
 from orchestrator.documents import Pair
 from topology.codec_costs import usual_ratio
 from topology.cost.local_sgd import local_round
+from topology.gateway_times import gateways_s_per_byte
 from topology.planner.joint_step import JointModel
 from topology.planner.placed_cuts import placed_timings
 from topology.simulator.rounds import Rounds
 from topology.simulator.run import SimulatedRun
-from topology.step_time import gateways_s_per_byte
 from topology.wire_load import has_packets
 from topology.wire_time import crossing_times_s
 

@@ -16,6 +16,7 @@ from tests.topology.test_trees_packing import (
     script,
 )
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
+from topology.gateway_times import gateways_s_per_byte
 from topology.hashing import config_hash
 from topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
 from topology.link_codecs import codec_between, plan_codecs, smallest
@@ -26,7 +27,7 @@ from topology.run_documents import RunDocuments
 from topology.simulator.run import link_loads
 from topology.simulator.settings import Settings
 from topology.simulator.step_work import step_work
-from topology.step_time import gateways_s_per_byte, step_time
+from topology.step_time import step_time
 from topology.tree_shapes import widest_tree
 from topology.tree_times import Load, bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
 from topology.trees import ReductionPlan, Tree, star

@@ -12,7 +12,8 @@ from topology.placement import restricted
 from topology.planner.codings import Coding
 from topology.planner.shares import Split
 from topology.planner.ways import Way
-from topology.step_time import StepModel, gradient_bytes
+from topology.releases import gradient_bytes
+from topology.step_time import StepModel
 from topology.tree_times import bytes_of_hops
 from topology.wire_load import wire_load
 from topology.world import Topology

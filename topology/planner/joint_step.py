@@ -23,9 +23,10 @@ import numpy as np
 
 from topology.codec_costs import usual_ratio
 from topology.cycle_mean import largest_cycle_means
+from topology.gateway_times import gateways_s_per_byte
 from topology.job import Job
 from topology.planner.cuts import Timing
-from topology.step_time import gateways_s_per_byte, gradient_bytes
+from topology.releases import gradient_bytes
 from topology.tree_times import Hop, bytes_of_hops, plan_times_s, rate_of
 from topology.trees import ReductionPlan
 from topology.wire_load import wire_load
@@ -129,12 +130,9 @@ class JointModel:
             raw_bytes = math.ceil(self._raw_bytes * share)
             load = wire_load(self._job, self._topology, self._plan, raw_bytes, self._ratio)
             nodes = min(site.nodes for site in self._topology.sites)
-            window_bytes = None if is_warm else load.first_window_bytes
-            load = dataclasses.replace(
-                load,
-                num_abreast=min(nodes * load.num_abreast, load.num_chunks),
-                first_window_bytes=None if window_bytes is None else nodes * window_bytes,
-            )
+            load = load.of_gateways(nodes)
+            if is_warm:
+                load = dataclasses.replace(load, first_window_bytes=None)
             rows: list[list[tuple[int, float]]] = [[] for _ in self._indices]
             times_s = plan_times_s(self._plan, self._topology, load)
             for (source, target), crossing_s in times_s.items():

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from topology.codec_costs import usual_ratio
+from topology.compute import sequence_s
 from topology.cost.money import accelerators_usd
 from topology.job import Job
 from topology.placement import restricted, unreached
@@ -25,7 +26,7 @@ from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.shares import balanced, busiest
 from topology.planner.site_set import EXACT_SITES, SiteSet
 from topology.planner.ways import ways
-from topology.step_time import gradient_bytes, sequence_s
+from topology.releases import gradient_bytes
 from topology.world import Topology
 
 EVERY_SET_SITES = 10

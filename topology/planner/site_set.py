@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from topology.codec_costs import usual_ratio
+from topology.compute import sequence_s
 from topology.job import Job, LinkCodec
 from topology.pairs import pairs_of
 from topology.plan_wishes import PlanWishes
@@ -18,7 +19,8 @@ from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.shares import Split, busiest, improved
 from topology.planner.ways import Way
-from topology.step_time import StepModel, gradient_bytes, sequence_s
+from topology.releases import gradient_bytes
+from topology.step_time import StepModel
 from topology.tree_times import seconds_per_byte
 from topology.wire_load import chunk_bytes_of, tree_ratios
 from topology.world import Topology
@@ -29,7 +31,7 @@ _QUICK_WAYS = 3
 """Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
 _THOROUGH_WAYS = 6
 """And once it is."""
-CHUNKS = (1 << 20, 256 << 10, 4 << 20)
+CHUNKS = tuple(size << 10 for size in (1024, 256, 4096, 512, 2048, 128, 64))
 BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
 """Sizes that are tried beside the job's own."""
 

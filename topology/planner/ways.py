@@ -11,7 +11,7 @@ from topology.job import Job, NamedTree, Reduction
 from topology.pairs import Pairs, pairs_of
 from topology.reduction_plans import packings, plan_reduction, weighted
 from topology.tree_hierarchy import groups_by_delay, hierarchy
-from topology.tree_shapes import best_hub, ring_paths, widest_tree, width
+from topology.tree_shapes import best_hub, ring_paths, rooted, spans, widest_tree, width
 from topology.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
@@ -20,6 +20,8 @@ MIXED_SITES = 4
 MIXES = ((1, 1), (2, 1), (1, 2))
 """Small weights share out few chunks best. And these do not follow from rates, so that a wider link does not
 take away what was best without it."""
+EVERY_TREE_SITES = 4
+"""Up to so many sites every tree is tried alone: 16 of them."""
 EVERY_RING_SITES = 5
 """Up to so many sites all orders of a ring are tried: 12 of them; of more, the widest that is found."""
 
@@ -103,7 +105,8 @@ def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree,
     widest = widest_tree(pairs)
     if widest is None:
         return
-    yield f"tree at {pairs.names[widest.root]}", (widest,)
+    for tree in _trees(pairs, widest):
+        yield f"tree at {pairs.names[tree.root]}", (tree,)
     for order in _rings(pairs):
         yield f"ring {' - '.join(pairs.names[site] for site in order)}", ring_paths(order)
     groups = groups_by_delay(pairs)
@@ -119,6 +122,14 @@ def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree,
             trees = weighted(pairs, packing)
             form = f"{len(trees)} weighted trees"
             yield form if len(trees) > 1 else f"tree at {pairs.names[trees[0].root]}", trees
+
+
+def _trees(pairs: Pairs, widest: Tree) -> Iterable[Tree]:
+    """Return trees of any form: of few sites all, each with the best root; else the widest."""
+    if pairs.num_sites > EVERY_TREE_SITES:
+        return [widest]
+    forms = itertools.combinations(pairs.bytes_per_s, pairs.num_sites - 1)
+    return [rooted(pairs, edges, 1) for edges in forms if spans(edges, pairs.num_sites)]
 
 
 def _weighing(tree: Tree, weight: int) -> Tree:

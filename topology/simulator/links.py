@@ -2,7 +2,7 @@
 
 A flow is some chunks of one bucket on one tree. The link takes waiting flows in the order of their keys,
 (step, bucket, segment), as a gateway's queue does, at its full rate. A flow's first granule, as many
-chunks as the link has connections, arrives one granule's time and half a round trip after it began;
+chunks as are side by side on the link, arrives one granule's time and half a round trip after it began;
 the next site passes it on from then on, for chunks are reduced one by one (topology/simulator/servers.py
 says when this is exact).
 
@@ -51,6 +51,7 @@ class FifoLink:
         bytes_per_s: float,
         rtt_s: float,
         first_window_bytes: float | None = None,
+        granules: float = 1.0,
     ) -> None:
         """Make a link that was idle for ever.
 
@@ -60,6 +61,7 @@ class FifoLink:
             bytes_per_s: its rate.
             rtt_s: half of it is the delay.
             first_window_bytes: of all connections together; None: there is no slow start.
+            granules: of a flow, that are side by side on this link.
         """
         self.bytes_per_s = bytes_per_s
         self.delay_s = rtt_s / 2
@@ -69,6 +71,7 @@ class FifoLink:
         self._target = target
         self._rtt_s = rtt_s
         self._first_window_bytes = first_window_bytes
+        self._granules = granules
         self._waiting: list[tuple[Key, int, Flow]] = []
         self._num_sent = 0
         self._free_s = float("-inf")
@@ -113,12 +116,13 @@ class FifoLink:
     def _begin(self) -> None:
         now_s, flow = self._engine.now_s, heapq.heappop(self._waiting)[2]
         self._shrink(now_s - self._free_s)
-        work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(flow.granule_bytes)
+        granule_bytes = min(flow.num_bytes, self._granules * flow.granule_bytes)
+        work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(granule_bytes)
         self._grown_bytes += flow.num_bytes
         self._free_s = now_s + work_s
         self.busy_s += work_s
         self.sent_bytes += flow.num_bytes
-        last_s = max(self._free_s, flow.last_s + flow.granule_bytes / self.bytes_per_s)
+        last_s = max(self._free_s, flow.last_s + granule_bytes / self.bytes_per_s)
         _, bucket, segment = flow.key
         arrives_s, last_s = now_s + granule_s + self.delay_s, last_s + self.delay_s
         self._engine.at(arrives_s, flow.deliver, self._target, bucket, segment, last_s)

@@ -62,6 +62,7 @@ class Network:
                     link.bytes_per_s,
                     link.rtt_s,
                     work.first_window_bytes if is_rested_slow(link.congestion) else None,
+                    work.granules_of_links.get(hop, 1.0),
                 )
                 for hop, link in self._links.items()
             }

@@ -60,6 +60,7 @@ def segments_of(
     for bucket, load in zip(buckets, loads, strict=True):
         # Flows that share a link leave as a whole, so there each chunk is one.
         abreast = 1 if is_fair else load.num_abreast
+        most = 1 if is_fair else load.most_abreast
         num_turns = max(1, round(load.num_chunks / turn_chunks))
         cuts = [load.num_chunks * turn // num_turns for turn in range(num_turns + 1)]
         sizes = [end - begin for begin, end in itertools.pairwise(cuts)]
@@ -72,7 +73,7 @@ def segments_of(
                     min(abreast, count) / count,
                     codecs[tree],
                 )
-                for tree, count in _flows(zip(sizes, turns, strict=False), abreast)
+                for tree, count in _flows(zip(sizes, turns, strict=False), most)
             )
         )
     return tuple(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from topology.buckets import Bucket, buckets_of
@@ -18,6 +18,7 @@ from topology.simulator.rounds import Rounds, RoundWork, fragment_buckets
 from topology.simulator.segments import Segment, segments_of
 from topology.simulator.settings import Settings
 from topology.simulator.site_work import GatewayCost, SiteWork, trainer_work
+from topology.tree_times import Hop
 from topology.trees import ReductionPlan
 from topology.wire_load import PACKET_FACTOR, wire_loads
 from topology.world import Topology
@@ -38,6 +39,9 @@ class StepWork:
     has_packets: bool
     first_window_bytes: float | None
     num_abreast: int
+    """Chunks that are side by side on every link, at most."""
+    granules_of_links: Mapping[Hop, float]
+    """How many times that on each directed link, on the average."""
     inside: tuple[Inside, ...] = ()
     """Of each site, where the job describes its model."""
     rounds: RoundWork | None = None
@@ -81,6 +85,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
         packets = wire_loads(job, packeted, plan, sizes, ratio)
         windows = [each.first_window_bytes or 0.0 for each in packets]
     codecs, is_fair = plan_codecs(job, topology, plan), settings.sharing == "fair"
+    num_abreast, abreast = max(each.num_abreast for each in loads), loads[0].abreast_of_links or {}
     return StepWork(
         topology=topology,
         plan=plan,
@@ -90,7 +95,8 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
         segments=segments_of(plan, codecs, buckets, loads, is_fair=is_fair),
         has_packets=has_packets,
         first_window_bytes=max(windows) if has_slow_start else None,
-        num_abreast=max(each.num_abreast for each in loads),
+        num_abreast=num_abreast,
+        granules_of_links={hop: each / num_abreast for hop, each in abreast.items()},
         inside=insides,
         rounds=rounds,
     )
