@@ -9,6 +9,8 @@ class Leases:
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._heard_s: dict[str, float] = {}
+        self._renewed: set[str] = set()
+        """Whose lease began anew when this process had stood still, and who has not been heard since."""
         self._ticked_s: float | None = None
         self._stall_s = 0.0
         self._stall_ended_s = 0.0
@@ -16,22 +18,27 @@ class Leases:
     def hear(self, site: str, now_s: float) -> None:
         """Note that a site is alive; this begins or renews its lease."""
         self._heard_s[site] = now_s
+        self._renewed.discard(site)
 
     def drop(self, site: str) -> None:
         """Forget a site whose agent has gone."""
         self._heard_s.pop(site, None)
+        self._renewed.discard(site)
 
     def expired(self, now_s: float) -> dict[str, float]:
         """Return the sites whose lease has ended, and for how long each was silent, in seconds.
 
         Call it many times a lease. If it was not called for a fifth of one, this process itself
-        stood still, and what the sites sent meanwhile has yet to be read: then all leases begin anew.
+        stood still, and what the sites sent meanwhile has yet to be read: then leases begin anew. Each only
+        once, until its site is heard again: a process that is stopped again and again still misses a dead one.
         """
         gap_s = self._gap_s(now_s)
         self._ticked_s = now_s
         if gap_s > self._lease_s / 5:
             self._stall_s, self._stall_ended_s = gap_s, now_s
-            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+            anew = self._heard_s.keys() - self._renewed
+            self._heard_s.update(dict.fromkeys(anew, now_s))
+            self._renewed |= anew
         return {
             site: now_s - heard_s
             for site, heard_s in self._heard_s.items()

@@ -36,6 +36,8 @@ class Outcome:
     why: str = ""
     may_try_again: bool = False
     """Nothing is wrong with the plan: a later round may do."""
+    is_silent: bool = False
+    """A site said nothing, and ranks of others may have waited for it until the deadline."""
 
 
 class PlanSwitch:
@@ -80,7 +82,13 @@ class PlanSwitch:
     def tick(self, now_s: float) -> None:
         """Time has passed."""
         if self.outcome is None and now_s >= self._deadline_s:
-            self._abort(min(self._missing), "it did not answer in time", may_try_again=True)
+            self.outcome = Outcome(
+                is_committed=False,
+                site=min(self._missing),
+                why="it did not answer in time",
+                may_try_again=True,
+                is_silent=True,
+            )
 
     def _abort(self, site: str, why: str, *, may_try_again: bool = False) -> None:
         self.outcome = Outcome(is_committed=False, site=site, why=why, may_try_again=may_try_again)

@@ -38,7 +38,9 @@ from topology.units import format_duration
 from topology.world import Topology
 
 ATTEMPTS = 6
-"""At a switch; each looks twice as far ahead as the one before."""
+"""At a switch; each looks twice as far ahead as the one before, and after a silence beyond its own deadline."""
+_AHEAD_OF_SILENCE = 2.0
+"""Times the deadline, for rounds were fewer while ranks waited than they will be."""
 _AHEAD_S = 1.0
 """For reports, which are half a second old, and for the agents' turns."""
 _AHEAD_ROUND_TRIPS = 8
@@ -93,6 +95,8 @@ class ReplanMachine:
         self._from_round = 0
         self._epoch = 0
         self._attempt = 0
+        self._was_silent = False
+        """A site did not answer, and ranks waited for it: they shall not a second time."""
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -167,7 +171,7 @@ class ReplanMachine:
                 else "no other trees are predicted to be faster"
             )
             return self._give_up({"why": why, **figures}, now_s)
-        self._attempt = 0
+        self._attempt, self._was_silent = 0, False
         return self._propose(now_s)
 
     def _give_up(self, detail: Mapping[str, object], now_s: float) -> list[Action]:
@@ -201,6 +205,8 @@ class ReplanMachine:
         self._stage = _Stage.SWITCHING
         self._epoch += 1
         ahead_s = self._ahead_s * 2**self._attempt
+        if self._was_silent:
+            ahead_s += _AHEAD_OF_SILENCE * self._decide_within_s
         self._from_round = max(self._clock.after(ahead_s), self._switched_round + 1)
         self._attempt += 1
         self._switch = PlanSwitch(
@@ -239,6 +245,7 @@ class ReplanMachine:
         detail = {"epoch": self._epoch, "why": outcome.why}
         recorded = RecordEvent("plan.aborted", outcome.site, detail)
         if outcome.may_try_again and self._attempt < ATTEMPTS:
+            self._was_silent |= outcome.is_silent
             self._stage, self._earliest_s = _Stage.WAITING, now_s + _AGAIN_S
             return [recorded]
         why = f"not all sites could switch: site {outcome.site}: {outcome.why}"

@@ -1,5 +1,7 @@
 import math
 
+import pytest
+
 from orchestrator.core.leases import Leases
 from orchestrator.core.metrics import MAX_LOSSES, OPEN_STEPS, RunMetrics
 from orchestrator.core.states import RunState
@@ -110,6 +112,21 @@ def test_a_coordinator_that_stood_still_blames_nobody() -> None:
     for tick in range(50):
         assert leases.expired(60.0 + tick * 0.1) == {}
     assert list(leases.expired(65.1)) == ["a"]
+
+
+@pytest.mark.parametrize("gap_s", [1.1, 2.0, 4.9])
+def test_a_coordinator_that_stands_still_again_and_again_misses_a_dead_site(gap_s: float) -> None:
+    leases = Leases(5.0)
+    for site in ("a", "b"):
+        leases.hear(site, 0.0)
+    now_s = 0.0
+    lost: dict[str, float] = {}
+    while not lost:
+        now_s += gap_s
+        lost = leases.expired(now_s)
+        leases.hear("b", now_s + 0.01)
+    assert list(lost) == ["a"]
+    assert now_s <= 2 * (5.0 + gap_s), "it looks no more often"
 
 
 def test_a_long_stall_is_told_for_as_long_as_its_consequences_come_in() -> None:

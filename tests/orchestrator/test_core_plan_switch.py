@@ -58,7 +58,11 @@ def test_a_deadline_and_a_loss() -> None:
     assert switch.outcome is None
     switch.tick(10.0)
     assert switch.outcome == Outcome(
-        is_committed=False, site="b", why="it did not answer in time", may_try_again=True
+        is_committed=False,
+        site="b",
+        why="it did not answer in time",
+        may_try_again=True,
+        is_silent=True,
     )
     lost = a_switch()
     lost.gone("c")

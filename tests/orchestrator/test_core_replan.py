@@ -242,6 +242,25 @@ def test_it_gives_up_after_some_attempts_and_rests() -> None:
     assert world.kinds().count("plan.aborted") == ATTEMPTS
 
 
+def test_a_site_that_never_answers_holds_ranks_up_once_and_for_a_lease_at_most() -> None:
+    """Ranks go on as the gateways let them: none begins a proposed round before its outcome."""
+    world = World()
+    asked: SendPrepareReduction | None = world.propose()
+    held_s = 0.0
+    for _ in range(int(2 * SETTINGS.gap_s)):
+        world.now_s += 0.5
+        if asked is not None and world.round + 1 >= asked.from_round:
+            held_s += 0.5
+        else:
+            world.round += 1
+        told = world.tell(LinkReported("a", "b", "0", world.round, {}), events.Ticked())
+        if of(told, SendDecideReduction):
+            asked = None
+        asked = next(iter(of(told, SendPrepareReduction)), asked)
+    assert world.kinds().count("plan.aborted") == ATTEMPTS
+    assert 0 < held_s <= DETECT_S
+
+
 @pytest.mark.parametrize(
     "event",
     [events.SiteEnded("b", succeeded=True), events.SiteLost("b", "gone")],
