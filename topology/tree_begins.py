@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 UP, DOWN = 0, 1
+_WIDEST = np.array(1e15)
+"""Bytes per second that nothing takes time with."""
 Leg = tuple[int, int, int]
 """Direction, tree, lower end."""
 
@@ -40,6 +42,9 @@ class Shape:
         self.root_k = np.array([tree.root for tree in plan.trees])
         self.parent_ks = np.array(
             [[tree.parent.get(site, site) for site in sites] for tree in plan.trees]
+        )
+        self.is_leaf_ks = np.array(
+            [[site not in tree.parent.values() for site in sites] for tree in plan.trees]
         )
         self.depth_ks = np.zeros_like(self.parent_ks)
         above_ks = np.tile(np.arange(plan.num_sites), (len(plan.trees), 1))
@@ -190,8 +195,14 @@ def begun(crossing: Crossing) -> Floats:
 
 
 def soonest(crossing: Crossing) -> Floats:
-    """Return when legs begin at the soonest, however wide links are; shape (D, K, S)."""
-    return _begun(crossing.shape, crossing.rtt_dks[..., None] / 2)[..., 0]
+    """Return when legs begin at the soonest, however wide links are; shape (D, K, S, R)."""
+    first_dksr = np.zeros(crossing.window_dksr.shape) + crossing.rtt_dks[..., None] / 2
+    if crossing.is_slow:
+        # What leaves at once waits for windows, if these are small; what comes later may find them open.
+        up_ksr = (crossing.granule_dksr[UP], _WIDEST, crossing.rtt_dks[UP][..., None])
+        waits_ksr = unused_of_s(*up_ksr, crossing.window_dksr[UP])
+        first_dksr[UP] += np.where(crossing.shape.is_leaf_ks[..., None], waits_ksr, 0.0)
+    return _begun(crossing.shape, first_dksr)
 
 
 def _begun(shape: Shape, first_dksr: Floats) -> Floats:

@@ -180,7 +180,9 @@ def _legs(crossing: Crossing) -> _Legs:
         there = tuple(each[is_there_hm] for each in legs)
         shared = _shared(crossing, legs, is_there_hm, begins_dksr, share_krp[legs[1]])
         left_s[there], waits_s[there] = (each_s[is_there_hm] for each_s in shared)
-    left_s[..., 0] = waits_s[..., 0] = -math.inf  # the first chunks go before all others
+    is_first = granule_dksrp >= crossing.bytes_kr[:, None, :, None]
+    is_first = is_first | (np.arange(num_shares) == 0)
+    left_s[is_first] = waits_s[is_first] = -math.inf  # the first chunks go before all others
     starts_s, ends_s = work_s(before_dksrp), work_s(until_dksrp)
     return _Legs(starts_s, ends_s, left_s, waits_s, crossing.rtt_dks / 2, begins_dksr)
 
@@ -206,7 +208,7 @@ def _shared(
     """
     is_used_hmr = crossing.is_used_kr[legs[1]] & is_there_hm[..., None]
     begins_hmr = np.where(is_used_hmr, begins_dksr[legs], _NEVER_S)
-    soonest_hmr = np.where(is_used_hmr, soonest(crossing)[legs][..., None], _NEVER_S)
+    soonest_hmr = np.where(is_used_hmr, soonest(crossing)[legs], _NEVER_S)
     bytes_hmr = np.where(is_used_hmr, crossing.bytes_kr[legs[1]], 0.0)
     rate_h1, rtt_h1 = crossing.rate_dks[legs][:, :1], crossing.rtt_dks[legs][:, :1]
     window_hr = crossing.window_dksr[legs][:, 0]
