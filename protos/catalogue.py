@@ -49,7 +49,7 @@ _ENTRIES = (
     Entry(
         "FILE_EXISTS",
         "A file would be overwritten.",
-        "Name another folder, or pass --force.",
+        "Name another place, or pass --force.",
         ExitCode.REFUSED,
     ),
     Entry(
