@@ -157,7 +157,14 @@ class Gateway:
 
     def receive(self, sender: Sender, frame: Frame) -> None:
         """Take a peer's frame over."""
+        self.greeted(sender)
         self._exchange.receive(sender, frame)
+
+    def greeted(self, sender: Sender) -> None:
+        """A peer has asked whether this gateway lives."""
+        link = self._links.all.get(sender)
+        if link is not None:
+            link.reached()
 
     def peer_left(self, sender: Sender) -> None:
         """A peer has finished."""

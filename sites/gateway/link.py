@@ -120,6 +120,10 @@ class Link:
             raise PeerLostError(f"{self.peer} left before the run's end", self.peer.site)
         return num_bytes
 
+    def reached(self) -> None:
+        """The peer has said something over its own link to here."""
+        self._watch.reached()
+
     def peer_left(self) -> None:
         """The peer has finished: it needs nothing more, and may go away."""
         self._outbox.leave()

@@ -1,7 +1,8 @@
 """Is the peer there? Greets it until it answers, then asks from time to time.
 
 On a channel of its own, where no chunk is in the way. That, and acknowledgements, is what silence is
-measured by; and greetings tell the link's round trip.
+measured by; and greetings tell the link's round trip. The peer asks, too: one that answers but has not asked or
+sent anything for as long has lost its own link to this gateway, and what is waited for will never come.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class PeerWatch:
         self._config = config
         self._outbox = outbox
         self._heard_s = 0.0
+        self._reached_s: float | None = None
+        """When the peer last said something by itself; None: not since this watch was made."""
+        self._is_doubted = False
 
     def channel(self) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
@@ -70,7 +74,8 @@ class PeerWatch:
         """Ask from time to time whether the peer lives, until the link is over.
 
         Raises:
-            PeerLostError: it has been silent for `peer_lost_s`.
+            PeerLostError: it has been silent for `peer_lost_s`, or has sent nothing by itself for that long
+                and two looks: it may have to be read yet.
         """
         interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
         channel = self.channel()
@@ -79,6 +84,7 @@ class PeerWatch:
                 not self._outbox.closed.wait(min(interval_s, self._patience_s))
                 and not self._outbox.is_over
             ):
+                self._raise_if_unreached()
                 try:
                     self.hello(channel, min(self._config.peer_lost_s / 3, self._patience_s))
                 except grpc.RpcError as error:
@@ -104,8 +110,12 @@ class PeerWatch:
         self._outbox.note_round_trip(self._heard_s - begun_s, is_idle=is_idle)
 
     def heard(self) -> None:
-        """The peer has said something."""
+        """The peer has answered something."""
         self._heard_s = time.monotonic()
+
+    def reached(self) -> None:
+        """The peer has said something by itself, over its own link; for any thread."""
+        self._reached_s = time.monotonic()
 
     def raise_if_refused(self, error: grpc.RpcError) -> None:
         """Raise what a final answer means; anything else may be tried again.
@@ -124,6 +134,16 @@ class PeerWatch:
                 f"{self.peer} has not answered for {silent_s:.1f} s: {details(error)}",
                 self.peer.site,
             ) from error
+
+    def _raise_if_unreached(self) -> None:
+        silent_s = 0.0 if self._reached_s is None else time.monotonic() - self._reached_s
+        was_doubted, self._is_doubted = self._is_doubted, silent_s > self._config.peer_lost_s
+        if was_doubted and self._is_doubted:
+            raise PeerLostError(
+                f"{self.peer} answers, but has sent nothing by itself for {silent_s:.1f} s: it has "
+                "lost its link to here",
+                self.peer.site,
+            )
 
     @property
     def _patience_s(self) -> float:

@@ -119,6 +119,9 @@ class ProbingGateway:
         """
         raise LocalProtocolError("a frame came to a gateway that only measures links")
 
+    def greeted(self, sender: Sender) -> None:
+        """A peer has asked whether this gateway lives; probes have deadlines of their own."""
+
     def peer_left(self, sender: Sender) -> None:
         """A peer has left: it needs no more turns."""
         self._finished(self._config.sites[sender[0]])

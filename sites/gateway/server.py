@@ -57,6 +57,9 @@ class Receiver(Protocol):
     def receive(self, sender: Sender, frame: Frame) -> None:
         """Take a frame over; never wait."""
 
+    def greeted(self, sender: Sender) -> None:
+        """The peer asks whether this gateway lives."""
+
     def peer_left(self, sender: Sender) -> None:
         """The peer has finished."""
 
@@ -126,6 +129,7 @@ class ExchangeServer(ExchangeServicer):
         except IsthmusError as error:
             _log.warning("refused site %r: %s", request.site, error)
             _abort(context, error)
+        self._receiver.greeted(sender)
         return HelloResponse(protocol=protocol, build=build(), session=self._session_of(sender))
 
     def Leave(  # noqa: N802 - gRPC fixes the name

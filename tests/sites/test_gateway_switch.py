@@ -247,6 +247,28 @@ def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
     links.close()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_peer_that_has_lost_its_own_link_is_noticed_by_who_waits_for_it(tmp_path: Path) -> None:
+    """One way: it answers whoever asks, and what it has to send never leaves it."""
+    with gateways(configs_of(tmp_path, STARS[0], peer_lost_s=1.2)) as members, ExitStack() as stack:
+        ranks = [join(stack, member) for member in members]
+        for member in members:
+            member.wait("connected")
+        assert all(each["accepted"] for each in propose(members, STARS[1], epoch=1, from_round=1))
+        decide(members, 1, commit=True)
+        reduce_once(ranks, 0, 50, WEIGHTS, seed=0)
+        members[1].gateway._links.drop([(2, 0)])  # as one does that no plan needs
+        (rank,) = ranks[2]
+        rank.share(0, 50)
+        rank.reduce(1, 0, 50, 1.0)
+        failed = members[2].wait("failed")
+        assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
+        assert "has sent nothing by itself" in failed["message"], failed
+        answer = rank.receive()
+        assert (answer["op"], answer["site"]) == ("failed", SITES[1])
+
+
 def test_lines_of_the_agent(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_text(
