@@ -20,13 +20,10 @@ from sites.codecs.registry import BY_NAME, EXACT
 from sites.gateway.grid import grid
 from tests.fakes.exchanges import Exchanges
 from tests.fakes.reductions import BUCKET, Reference
-from tests.sites.test_reduction_plans import given_trees
-from tests.topology.test_trees import both_ways, job, world
+from tests.fakes.tree_worlds import FORMS, make_plan
 from topology.job import CODECS
-from topology.reduction_plans import plan_reduction
 from topology.trees import ReductionPlan
 
-FORMS = ("gather", "star", "ring", "hierarchy", "given")
 SPECIAL = (
     0x7FC00000, 0x7FC12345, 0xFFC00001, 0x7F800001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F000000, 0x00000001,
     0x80000000,
@@ -46,19 +43,6 @@ class CarefulReference(Reference):
         if owed is not None:
             owed[~np.isfinite(owed)] = 0
         return decoded
-
-
-def make_plan(form: str, num_sites: int, seed: int) -> ReductionPlan:
-    """Return a plan of that form, as it is made for sites that all have links to each other."""
-    chance = random.Random(seed)
-    pairs = [(one, other) for other in range(num_sites) for one in range(other)]
-    links = (
-        (*pair, chance.choice((1e6, 9e6, 9e7)), chance.choice((0.001, 0.08))) for pair in pairs
-    )
-    topology = world(num_sites, both_ways(*links))
-    if form == "given":
-        return plan_reduction(job(trees=given_trees(chance, topology)), topology)
-    return plan_reduction(job(form), topology)
 
 
 def make_parts(

@@ -15,7 +15,7 @@ from sites.gateway.bucket_run import Post
 from sites.gateway.link import Link
 from sites.gateway.proposal import Proposal
 from tests.fakes.exchanges import Exchanges, _Wire
-from tests.sites.test_bit_identity import FORMS, make_plan
+from tests.fakes.tree_worlds import FORMS, make_plan
 from topology.trees import ReductionPlan, star
 
 ROUNDS = 4

@@ -11,34 +11,12 @@ from sites.codecs.registry import BY_NAME, EXACT
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Bucket, BucketReduction, Own, Send, roles
 from tests.fakes.reductions import check_rounds
-from tests.topology.test_trees import check_plan, job, random_world
+from tests.fakes.tree_worlds import check_plan, given_trees, job, random_world
 from topology.errors import ConfigError
-from topology.job import NamedTree
 from topology.reduction_plans import plan_reduction
 from topology.trees import ReductionPlan, star
-from topology.world import Topology
 
 FORMS = ("auto", "star", "gather", "ring", "hierarchy")
-
-
-def given_trees(chance: random.Random, topology: Topology) -> tuple[NamedTree, ...]:
-    """Return a few trees over the topology's links, grown at random."""
-    names = [site.name for site in topology.sites]
-    trees = []
-    for _ in range(chance.randint(1, 3)):
-        root = chance.choice(names)
-        parents: dict[str, str] = {}
-        while len(parents) < len(names) - 1:
-            ways = [
-                (child, parent)
-                for parent in (root, *parents)
-                for child in names
-                if child not in (root, *parents) and topology.link(child, parent) is not None
-            ]
-            child, parent = chance.choice(ways)
-            parents[child] = parent
-        trees.append(NamedTree(root=root, parents=parents, weight=chance.randint(1, 9)))
-    return tuple(trees)
 
 
 def possible_plans(chance: random.Random) -> list[tuple[str, ReductionPlan]]:

@@ -20,8 +20,8 @@ from sites.worker.host_transfer import HostTransfer
 from sites.worker.link import Reduce
 from sites.worker.packing import Packer
 from sites.worker.process_group import ensure_process_group
+from tests.fakes.two_sites import NAMES, bits, run
 from tests.sites import average_programs as programs
-from tests.sites.test_worker_ranks import NAMES, bits, run
 from topology.job import Exchange as ExchangeWish
 
 LONG_S = 30.0

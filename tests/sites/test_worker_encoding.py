@@ -30,12 +30,11 @@ from tests.fakes.exchanges import Exchanges
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways
 from tests.fakes.ranks import results, run_ranks
+from tests.fakes.tree_worlds import make_plan
+from tests.fakes.two_sites import bits, gateway_processes
 from tests.sites import worker_programs
 from tests.sites.encoding_programs import train_encoding
-from tests.sites.test_bit_identity import make_plan
 from tests.sites.test_device_codecs import EACH, body_codec
-from tests.sites.test_worker_gateways import gateways as gateway_processes
-from tests.sites.test_worker_ranks import bits
 from topology.errors import ConfigError
 from topology.trees import ReductionPlan, star
 

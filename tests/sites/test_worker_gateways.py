@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +11,17 @@ import pytest
 import torch
 
 from protos.metrics import BUCKET, STEP, TIMELINE
-from sites.gateway.config import gateway_config
-from sites.worker.environment import Environment
 from sites.worker.timeline import FIRST_STEPS
-from tests.fakes.gateway_process import GatewayProcess
-from tests.fakes.ranks import RANKS_S, environment, results, run_ranks
+from tests.fakes.ranks import RANKS_S, results, run_ranks
+from tests.fakes.two_sites import NAMES, SITES, bits, expected_grads, gateway_processes
 from tests.sites import worker_programs as programs
-from tests.sites.test_worker_ranks import NAMES, SITES, bits, expected_grads
 from tests.sites.training_programs import train_plain, train_sharded
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 
 
-@contextmanager
-def gateways(
-    folder: Path, codec: str, ranks_per_site: Sequence[int] = SITES
-) -> Iterator[tuple[list[GatewayProcess], list[Path]]]:
-    """Start a gateway for each site and connect them."""
-    paths = [folder / f"gateway{site}" for site in range(len(ranks_per_site))]
-    environ = environment(folder, 0, 0, ranks_per_site, paths[0])
-    overrides = f'{{"job": ["exchange.codec={codec}"]}}'
-    documents = Environment.read({**environ, "ISTHMUS_OVERRIDES": overrides})
-    names = [site.name for site in documents.topology.sites]
-    with ExitStack() as stack:
-        processes = [stack.enter_context(GatewayProcess(folder / f"{name}.log")) for name in names]
-        for name, path, process in zip(names, paths, processes, strict=True):
-            config = gateway_config(
-                documents.job,
-                documents.topology,
-                run_id="run",
-                generation=1,
-                config_hash="hash",
-                site=name,
-                node=0,
-                bind_host="127.0.0.1",
-                socket_path=str(path),
-            )
-            # Small chunks, so that a bucket has several, which end within ranks' shards.
-            process.configure(dataclasses.replace(config, chunk_bytes=1024, verify_every=1))
-        for process in processes:
-            peers = zip(names, processes, strict=True)
-            process.connect(*[(name, peer) for name, peer in peers if peer is not process])
-        for process in processes:
-            process.wait("connected")
-        yield processes, paths
-
-
 def test_two_sites_train_as_one_process(tmp_path: Path) -> None:
-    with gateways(tmp_path, "split") as (processes, paths):
+    with gateway_processes(tmp_path, "split") as (processes, paths):
         codes = run_ranks(tmp_path, paths, SITES, programs.train)
         ended = [process.end() for process in processes]
         lines = [line for process in processes for line in process.lines]
@@ -124,7 +85,7 @@ def _values(lines: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, flo
 
 
 def test_a_lost_gateway_ends_every_rank(tmp_path: Path) -> None:
-    with gateways(tmp_path, "bf16") as (processes, paths):
+    with gateway_processes(tmp_path, "bf16") as (processes, paths):
 
         def kill() -> None:
             # One rank's first digest would not do: others may still be about to begin to train.
@@ -150,7 +111,7 @@ def test_under_a_codec_that_rounds_sites_stay_equal(
     tmp_path: Path, program: Callable[[Path, str], None]
 ) -> None:
     ranks_per_site = (2, 2)
-    with gateways(tmp_path, "int4", ranks_per_site) as (processes, paths):
+    with gateway_processes(tmp_path, "int4", ranks_per_site) as (processes, paths):
         codes = run_ranks(tmp_path, paths, ranks_per_site, program, ["exchange.codec=int4"])
         ended = [process.end() for process in processes]
         lines = [line for process in processes for line in process.lines]

@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from protos import metrics
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import Program, results, run_ranks
+from tests.fakes.ranks import results, run_ranks
+from tests.fakes.two_sites import NAMES, SITES, bits, expected_grads, run
 from tests.sites import worker_programs as programs
 
-SITES = (1, 3)
-NAMES = ["site0-rank0", "site1-rank0", "site1-rank1", "site1-rank2"]
-
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
-
-
-def run(
-    folder: Path,
-    program: Program,
-    *,
-    verify_every: int = 1,
-    swap_from_round: int | None = None,
-    fail_at: tuple[int, int, dict[str, str] | None] | None = None,
-    job: Sequence[str] = (),
-) -> tuple[dict[str, Any], FakeGateways]:
-    """Run a program in all ranks of both sites; each must end well."""
-    with FakeGateways(
-        folder, SITES, verify_every=verify_every, swap_from_round=swap_from_round, fail_at=fail_at
-    ) as gateways:
-        paths = [gateways.path(site) for site in range(len(SITES))]
-        codes = run_ranks(folder, paths, SITES, program, job)
-    assert codes == dict.fromkeys(NAMES, 0)
-    assert gateways.problems == []
-    return results(folder), gateways
-
-
-def bits(tensor: torch.Tensor) -> list[int]:
-    """A tensor's bytes: equality that NaN does not escape."""
-    found: list[int] = tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
-    return found
-
-
-def expected_grads(net: nn.Module, step: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    """One process over the batches of all ranks: the average weighted by tokens."""
-    total = [torch.zeros_like(each) for each in net.parameters()]
-    weight = 0.0
-    micro_batches = (0, 1) if step >= programs.FIRST_ACCUMULATED_STEP else (0,)
-    for rank in range(sum(SITES)):
-        tokens = programs.tokens_of(step, rank)
-        weight += tokens
-        net.zero_grad()
-        for micro in micro_batches:
-            loss = programs.loss_of(net, step, rank, micro, dtype) / len(micro_batches)
-            torch.autograd.backward(loss)
-        for sum_, each in zip(total, net.parameters(), strict=True):
-            assert each.grad is not None
-            sum_ += tokens * each.grad
-    return [each / weight for each in total]
 
 
 def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from protos import metrics
 from sites.worker.exchange import MAX_BUCKETS
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
+from tests.fakes.two_sites import bits
 from tests.sites import training_programs as programs
-from tests.sites.test_worker_ranks import bits
 from tests.sites.worker_programs import build, loss_of, tokens_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from tests.fakes.tree_worlds import both_ways, random_world, world
 from tests.topology.test_placement import load, mistakes
-from tests.topology.test_trees import both_ways, random_world, world
 from tests.topology.test_trees_packing import (
     GIGABIT,
     all_spanning_trees,

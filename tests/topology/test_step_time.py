@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from tests.topology.test_trees import TRIANGLE, both_ways, world
+from tests.fakes.tree_worlds import TRIANGLE, both_ways, world
 from tests.topology.test_wire_time import job, relayed
 from topology.compute import num_parameters, step_compute_s
 from topology.cycle_mean import largest_cycle_means

@@ -2,85 +2,31 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fakes.tree_worlds import (
+    LINE,
+    SQUARE,
+    TRIANGLE,
+    both_ways,
+    check_plan,
+    job,
+    random_world,
+    world,
+)
 from topology.errors import ConfigError
-from topology.job import Job, NamedTree, Reduction
+from topology.job import Job
 from topology.pairs import pairs_of
 from topology.reduction_plans import plan_reduction
 from topology.tree_hierarchy import groups_by_delay, hierarchy
 from topology.tree_shapes import ring_paths, rooted, way_up
 from topology.tree_times import shares_of_hops
 from topology.trees import ReductionPlan, Tree, star
-from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
-
-CPU = Accelerator(name="cpu", peak_flops_per_s={"fp32": 1e9}, memory_bytes=1 << 30, mfu=0.3)
-
-
-def world(num_sites: int, links: Iterable[tuple[int, int, float, float]]) -> Topology:
-    """Return a topology of sites s0, s1, ... with directed links (source, target, rate, RTT)."""
-    return Topology(
-        name="t",
-        sites=tuple(
-            Site(
-                name=f"s{index}",
-                index=index,
-                nodes=1,
-                accelerators_per_node=1,
-                accelerator=CPU,
-                address="127.0.0.1",
-            )
-            for index in range(num_sites)
-        ),
-        links=tuple(
-            Link(
-                source=f"s{one}",
-                target=f"s{other}",
-                bytes_per_s=rate,
-                rtt_s=rtt_s,
-                rtt_origin="rtt",
-            )
-            for one, other, rate, rtt_s in links
-        ),
-        failure=Failure(detect_within_s=15, min_sites=1, start_within_s=120),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
-    )
-
-
-def both_ways(*links: tuple[int, int, float, float]) -> list[tuple[int, int, float, float]]:
-    return [*links, *((other, one, rate, rtt) for one, other, rate, rtt in links)]
-
-
-def random_world(chance: random.Random, num_sites: int) -> Topology:
-    """Return a connected topology: a random tree, and some links beside it."""
-    pairs = {(chance.randrange(child), child) for child in range(1, num_sites)}
-    for _ in range(chance.randrange(2 * num_sites)):
-        one, other = sorted(chance.sample(range(num_sites), 2))
-        pairs.add((one, other))
-    rates, rtts = [1e6, 5e6, 9e6, 9e7], [0.001, 0.01, 0.08]
-    links = ((*pair, chance.choice(rates), chance.choice(rtts)) for pair in sorted(pairs))
-    return world(num_sites, both_ways(*links))
-
-
-def job(
-    tree: str = "auto",
-    hub: str | None = None,
-    groups: tuple[tuple[str, ...], ...] = (),
-    trees: tuple[NamedTree, ...] = (),
-) -> Job:
-    wanted = Reduction(tree=tree, hub=hub, groups=groups, trees=trees)
-    return Job(name="j", topology="t.yaml", reduction=wanted)
-
-
-TRIANGLE = world(3, both_ways((0, 1, 20.0, 0.06), (1, 2, 50.0, 0.01), (0, 2, 10.0, 0.07)))
-LINE = world(4, both_ways((0, 1, 20.0, 0.01), (1, 2, 20.0, 0.01), (2, 3, 20.0, 0.01)))
-SQUARE = world(
-    4, both_ways((0, 1, 9.0, 0.01), (1, 2, 9.0, 0.01), (2, 3, 9.0, 0.01), (0, 3, 9.0, 0.01))
-)
+from topology.world import Topology
 
 
 def refusals(wanted: Job, topology: Topology) -> list[str]:
@@ -88,24 +34,6 @@ def refusals(wanted: Job, topology: Topology) -> list[str]:
     with pytest.raises(ConfigError) as raised:
         plan_reduction(wanted, topology)
     return [f"{problem.path}: {problem.message}" for problem in raised.value.problems]
-
-
-def check_plan(plan: ReductionPlan, topology: Topology, told: str = "") -> None:
-    """Each tree reaches every site, without a circle, over links that are there both ways."""
-    sites = range(len(topology.sites))
-    for tree in plan.trees:
-        assert tree.weight >= 1, told
-        assert set(tree.parent) | {tree.root} == set(sites), told
-        assert tree.root not in tree.parent, told
-        for site in sites:
-            steps, at = 0, site
-            while at != tree.root:
-                at, steps = tree.parent[at], steps + 1
-                assert steps < len(sites), f"a circle, {told}"
-    for site in sites:
-        for other in plan.neighbours(site):
-            assert site in plan.neighbours(other), told
-            assert topology.link(f"s{site}", f"s{other}") is not None, told
 
 
 def test_a_star_is_the_one_whose_slowest_link_is_fastest() -> None:

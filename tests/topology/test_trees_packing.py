@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-from tests.topology.test_trees import both_ways, check_plan, random_world, world
+from tests.fakes.tree_worlds import both_ways, check_plan, random_world, world
 from topology.job import Exchange, Job, Reduction
 from topology.pairs import Edge, Pairs, pairs_of
 from topology.reduction_plans import plan_reduction

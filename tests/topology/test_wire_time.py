@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from protos.frame import HEADER_BYTES
-from tests.topology.test_trees import LINE, TRIANGLE, both_ways, world
+from tests.fakes.tree_worlds import LINE, TRIANGLE, both_ways, world
 from topology.codec_costs import COSTS
 from topology.job import Exchange, Job, Reduction
 from topology.reduction_plans import plan_reduction
