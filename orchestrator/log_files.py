@@ -1,4 +1,7 @@
-"""The shipped logs of a run: RUN/logs/SITE/SOURCE.log, one line a line, in the order of their sequence."""
+"""The shipped logs of a run: RUN/logs/SITE/SOURCE.log, one line a line, in the order of their sequence.
+
+Of each source the newest parts are kept (parts.py).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.parts import Limits, Part, PartWriter, parts_of
 from protos.control.v1 import control_pb2
 from protos.errors import RemoteProtocolError
 from protos.limits import LOG_LINE_BYTES
 
 FOLDER = "logs"
+LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
+"""Of one source."""
 CHUNK_BYTES = 256 << 10
 """Read at once; many lines fit."""
 _LAST_BYTES = 4096
@@ -28,6 +34,7 @@ class LogWriter:
         self._folder = run_folder / FOLDER
         self._next: dict[tuple[str, str], int] = {}
         """The sequence that each source is expected to go on with."""
+        self._writers: dict[tuple[str, str], PartWriter] = {}
 
     def append(self, site: str, lines: Iterable[control_pb2.LogLine]) -> None:
         """Write the lines that are new.
@@ -50,17 +57,28 @@ class LogWriter:
                 texts.setdefault(line.source, []).append(_one_line(line.text))
         (self._folder / site).mkdir(parents=True, exist_ok=True)
         for source, written in texts.items():
-            path = self._folder / site / f"{source}.log"
-            with path.open("a", encoding="utf-8", errors="replace") as file:
-                file.write("".join(written))
+            self._writer(site, source).append(written)
         self._next = sequences
+
+    def _writer(self, site: str, source: str) -> PartWriter:
+        writer = self._writers.get((site, source))
+        if writer is None:
+            path = self._folder / site / f"{source}.log"
+            writer = self._writers[site, source] = PartWriter(path, LIMITS)
+        return writer
 
 
 @dataclass(slots=True)
 class _File:
+    """How far one source was read."""
+
     path: Path
+    """Of its first part."""
+    part: Part
     offset: int = 0
+    """In `part`."""
     num_lines: int = 0
+    """Before `offset`, in all parts there ever were."""
 
 
 class LogReader:
@@ -76,34 +94,34 @@ class LogReader:
         """
         self._folder = run_folder / FOLDER
         self._site = site
-        self._file_name = f"rank{rank}.log" if rank >= 0 else "*.log"
+        self._source = f"rank{rank}" if rank >= 0 else ""
         self._files: dict[Path, _File] = {}
 
     def skip_to_tail(self, num_lines: int) -> None:
         """Go to the last lines, this many a source."""
         for file in self._discover():
-            ends = deque([(0, 0)], maxlen=num_lines + 1)
-            for line in _complete_lines(file):
-                ends.append((ends[-1][0] + len(line), ends[-1][1] + 1))
-            file.offset, file.num_lines = ends[0]
+            ends = deque([(file.part, file.offset, file.num_lines)], maxlen=num_lines + 1)
+            for _ in _new_lines(file):
+                ends.append((file.part, file.offset, file.num_lines))
+            file.part, file.offset, file.num_lines = ends[0]
 
     def read(self) -> Iterator[control_pb2.LogLine]:
         """Yield the complete lines that have been written since; each source's in order."""
         for file in self._discover():
-            for line in _complete_lines(file):
+            for line in _new_lines(file):
                 yield control_pb2.LogLine(
                     site=file.path.parent.name,
                     source=file.path.stem,
-                    sequence=file.num_lines,
+                    sequence=file.num_lines - 1,
                     text=line.decode(errors="replace").rstrip("\n"),
                 )
-                file.offset += len(line)
-                file.num_lines += 1
 
     def _discover(self) -> list[_File]:
-        for path in sorted(self._folder.glob(f"*/{self._file_name}")):
-            if not self._site or path.parent.name == self._site:
-                self._files.setdefault(path, _File(path))
+        for found in sorted(self._folder.glob("*/*.log*")):
+            path = found.with_name(f"{found.name.partition('.')[0]}.log")
+            is_wanted = self._source in {"", path.stem} and self._site in {"", path.parent.name}
+            if is_wanted and path not in self._files:
+                self._files[path] = _File(path, Part(0, path))
         return list(self._files.values())
 
 
@@ -119,10 +137,24 @@ def last_line(log: Path) -> str:
     return "its log is empty"
 
 
-def _complete_lines(file: _File) -> Iterator[bytes]:
-    """Yield a file's lines from its offset on, up to the last line break there is now."""
-    with file.path.open("rb") as opened:
-        opened.seek(file.offset)
+def _new_lines(file: _File) -> Iterator[bytes]:
+    """Go on through a source's complete lines that there are now, and yield each when it is behind."""
+    for part in parts_of(file.path):
+        if part.first < file.part.first:
+            continue
+        if part.first > file.part.first:
+            file.part, file.offset, file.num_lines = part, 0, part.first
+        with contextlib.suppress(FileNotFoundError):  # the oldest goes while it is waited for
+            for line in _complete_lines(part.path, file.offset):
+                file.offset += len(line)
+                file.num_lines += 1
+                yield line
+
+
+def _complete_lines(path: Path, offset: int) -> Iterator[bytes]:
+    """Yield a part's lines from an offset on, up to the last line break there is now."""
+    with path.open("rb") as opened:
+        opened.seek(offset)
         rest = b""
         while chunk := opened.read(CHUNK_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.home import JOB, SUMMARY, TOPOLOGY
+from orchestrator.parts import Limits, PartWriter
 
 METRICS = "metrics.jsonl"
+METRICS_LIMITS = Limits(part_bytes=64 << 20, num_parts=16)
+"""A run of three sites writes about 10 kB/s: a day."""
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,7 @@ class RunFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._can_measure = True
+        self._metrics = PartWriter(folder / METRICS, METRICS_LIMITS)
 
     def write_documents(self, topology: str, job: str) -> None:
         """Keep both documents as they were submitted; the client may have written them already.
@@ -42,8 +46,7 @@ class RunFiles:
         if not self._can_measure:
             return
         try:
-            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-                file.write("".join(f"{strict_json(record)}\n" for record in records))
+            self._metrics.append([f"{strict_json(record)}\n" for record in records])
         except OSError as error:
             self._can_measure = False
             log.error("%s: %s; metrics are not kept any more", self.folder / METRICS, error)  # noqa: TRY400 - the reason is in the line

@@ -15,6 +15,7 @@ from orchestrator.bench.measurement import MeasurementError, measure
 from orchestrator.bench.plan import Planned, Point, planned_runs
 from orchestrator.bench.record import BENCH, Bench, Failed, Measured, Run, write_bench
 from orchestrator.documents import Pair
+from orchestrator.parts import parts_of
 from orchestrator.run_files import METRICS
 
 RUNS = "runs"
@@ -189,11 +190,12 @@ def read_records(path: Path) -> Iterator[Mapping[str, Any]]:
         MeasurementError: it is not there, or a line is no JSON object.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                record = json.loads(line)
-                if not isinstance(record, dict):
-                    raise MeasurementError(f"{path}:{number}: want a JSON object")
-                yield record
+        for part in parts_of(path):
+            with part.path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise MeasurementError(f"{part.path}:{number}: want a JSON object")
+                    yield record
     except (OSError, ValueError) as error:
         raise MeasurementError(f"{path}: {error}") from error

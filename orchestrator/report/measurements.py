@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from orchestrator.parts import parts_of
 from orchestrator.report.records import EmulatedSample, Fault, LinkSample, RunRecord
 from orchestrator.report.timelines import TimelineReader, hold_back
 from orchestrator.view import figures
@@ -36,8 +37,14 @@ class Measurements:
         """Take every line; one that makes no sense is counted, not believed."""
         record = self._record
         try:
-            for line in _lines(path):
-                self._take(line)
+            parts = parts_of(path)
+            for part in parts:
+                for line in _lines(part.path):
+                    self._take(line)
+            if parts[0].first:
+                record.gaps.append(
+                    f"{path}: its first {parts[0].first} lines, for only the newest are kept"
+                )
         except FileNotFoundError:
             record.gaps.append(f"there is no {path}: nothing was measured")
         except OSError as error:

@@ -1,0 +1,86 @@
+"""Files of lines that grow for weeks: written in parts, of which the newest are kept.
+
+The first part has the file's own name, later ones the number of their first line behind it: `rank0.log`,
+`rank0.log.84120`. Nothing is ever renamed, and a part is complete when there is a later one, so who reads
+while somebody writes needs no lock: list the parts, then read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a file is kept: `num_parts`, the one that is being written included."""
+
+    part_bytes: int
+    """A part is full from here on; lines are not cut."""
+    num_parts: int
+
+    @property
+    def kept_bytes(self) -> int:
+        """At most, but for what the last lines of parts are longer."""
+        return self.part_bytes * self.num_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part, as its name says."""
+
+    first: int
+    """Number of its first line in the whole file, from 0."""
+    path: Path
+
+
+class PartWriter:
+    """Appends lines to one file. One writer for each, from its beginning."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        """Write nothing yet.
+
+        Args:
+            path: Of the first part; its folder is there by the first `append`.
+            limits: What is kept.
+        """
+        self._path = path
+        self._limits = limits
+        self._num_lines = 0
+        self._part = Part(0, path)
+
+    def append(self, lines: list[str]) -> None:
+        """Append lines, each with its line break.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        with self._part.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write("".join(lines))
+            num_bytes = file.tell()
+        self._num_lines += len(lines)
+        if num_bytes >= self._limits.part_bytes:
+            self._begin_part()
+
+    def _begin_part(self) -> None:
+        """Let the next lines go to a new part, and the oldest parts go."""
+        self._part = Part(self._num_lines, _name(self._path, self._num_lines))
+        self._part.path.touch()
+        for part in parts_of(self._path)[: -self._limits.num_parts]:
+            part.path.unlink(missing_ok=True)
+
+
+def parts_of(path: Path) -> list[Part]:
+    """Return the parts that there are of a file, in their order; of one that is not there, its first."""
+    found = []
+    for each in path.parent.glob(f"{path.name}.*"):
+        number = each.name.removeprefix(f"{path.name}.")
+        if number.isascii() and number.isdecimal():
+            found.append(Part(int(number), each))
+    if path.is_file() or not found:
+        found.append(Part(0, path))
+    return sorted(found, key=lambda part: part.first)
+
+
+def _name(path: Path, first: int) -> Path:
+    return path.with_name(f"{path.name}.{first}")
