@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from sites.worker.link import Reduced
-from sites.worker.step_times import Crossing, RoundTimes
 from sites.worker.transfer import Pending, Slot
+from topology.step_parts import Crossing, RoundTimes
 
 
 @dataclass(slots=True)

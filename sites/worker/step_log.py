@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from protos import metrics
 from sites.worker.link import Link
 from sites.worker.rounds import Round
-from sites.worker.step_times import attribute
 from sites.worker.timeline import Timeline
+from topology.step_parts import step_parts
 
 
 class StepLog:
@@ -46,20 +46,20 @@ class StepLog:
     def end_step(self, rounds: Sequence[Round]) -> None:
         """Count a step that synchronised in `rounds`, and make its record."""
         self.flush()
-        end_s = self._now_s()
-        times = attribute(self._start_s, end_s, [each.times for each in rounds])
+        start_s, end_s = self._start_s, self._now_s()
+        parts = step_parts(start_s, end_s, [each.times for each in rounds])
         self.num_steps += 1
         if self._sends:
-            self._timeline.send(self.num_steps, self._start_s, end_s, rounds)
+            self._timeline.send(self.num_steps, start_s, end_s, rounds)
         self._start_s = end_s
         self._values = {
-            metrics.STEP_S: times.step_s,
-            metrics.COMPUTE_S: times.compute_s,
-            metrics.INTRA_S: times.intra_s,
-            metrics.EXPOSED_INTER_S: times.exposed_inter_s,
-            metrics.WAIT_S: times.wait_s,
-            metrics.HIDDEN_INTER_S: times.hidden_inter_s,
-            metrics.INTER_S: times.inter_s,
+            metrics.STEP_S: end_s - start_s,
+            metrics.COMPUTE_S: parts.compute_s,
+            metrics.INTRA_S: parts.intra_s,
+            metrics.EXPOSED_INTER_S: parts.exposed_inter_s,
+            metrics.WAIT_S: parts.wait_s,
+            metrics.HIDDEN_INTER_S: parts.hidden_inter_s,
+            metrics.INTER_S: parts.inter_s,
             metrics.ENCODE_S: sum(each.encode_s for each in rounds),
             metrics.DECODE_S: sum(each.decode_s for each in rounds),
             metrics.TOKENS: sum(each.weight for each in rounds),

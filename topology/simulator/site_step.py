@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from topology.simulator.parts import BucketTimes, Parts
+from topology.simulator.parts import BucketTimes
+from topology.step_parts import StepParts
 
 REPEATS = 1e-9
 """Of a step: rounding."""
@@ -32,7 +33,7 @@ class SiteStep:
     begin_s: float
     computed_s: float
     end_s: float
-    parts: Parts
+    parts: StepParts
     buckets: tuple[BucketTimes, ...] | None
     """Those that left in it; None where nobody keeps them."""
 

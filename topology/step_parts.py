@@ -1,4 +1,4 @@
-"""Where the time of a step went. Pure.
+"""Where the time of a step went, measured by a rank or simulated. Pure.
 
 After the last bucket has been handed over, backward has nothing left to compute: until the last
 bucket's result is back, communication is exposed. In this window, the time in which at least one
@@ -34,11 +34,9 @@ class RoundTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
-    """A step and its parts, in seconds: the four behind `step_s` add up to it."""
+class StepParts:
+    """Of a step, in seconds: the first four add up to it."""
 
-    step_s: float
-    """The whole step."""
     compute_s: float
     intra_s: float
     exposed_inter_s: float
@@ -49,7 +47,7 @@ class StepTimes:
     """Buckets were with the gateway before backward had computed the last; not a part."""
 
 
-def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> StepTimes:
+def step_parts(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> StepParts:
     """Divide the step [start_s, end_s] that contained `rounds`."""
     exposed_s = wait_s = crossing_s = inter_s = hidden_s = 0.0
     for each in rounds:
@@ -66,8 +64,7 @@ def attribute(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> Ste
         hidden_s += _covered_s(away, (start_s, each.last_submit_s))
         if away:
             inter_s += max(end for _, end in away) - min(start for start, _ in away)
-    return StepTimes(
-        step_s=end_s - start_s,
+    return StepParts(
         compute_s=max(0.0, end_s - start_s - exposed_s),
         intra_s=max(0.0, exposed_s - crossing_s),
         exposed_inter_s=max(0.0, crossing_s - wait_s),
