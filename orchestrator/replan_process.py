@@ -10,12 +10,14 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.reduction_json import reduction_from, reduction_to
+from topology.codec_turns import has_same_turns
 from topology.errors import ConfigError
 from topology.hashing import reduction_hash
+from topology.job import Reduction
 from topology.link_codecs import plan_codecs
 from topology.measured_links import LinkFigures, with_measured
 from topology.placement import placed
@@ -23,6 +25,7 @@ from topology.planner.switch import Switch, best_switch, relaunched_s
 from topology.planner.ways import named
 from topology.reduction_plans import plan_reduction
 from topology.run_documents import DocumentText, RunDocuments, load_run
+from topology.trees import ReductionPlan
 from topology.wire_load import chunk_bytes_of
 
 _NICE = 10
@@ -49,7 +52,8 @@ def main() -> int:
     }
     measured = with_measured(run.described, figures, request["at"])
     try:
-        switch = best_switch(job, measured, chunk_bytes_of(run.job, here))
+        allows = _same_codecs(run) if request["keeps_codecs"] else _any
+        switch = best_switch(job, measured, chunk_bytes_of(run.job, here), allows)
         _say({"op": "switch", **_to_json(run, switch)})
         _say({"op": "relaunch", "step_s": relaunched_s(job, measured)})
     except ConfigError as error:
@@ -58,12 +62,27 @@ def main() -> int:
     return 0
 
 
+def _any(_reduction: Reduction) -> bool:
+    return True
+
+
+def _same_codecs(run: RunDocuments) -> Callable[[Reduction], bool]:
+    """Return what tells whether a reduction leaves every chunk the codec that it had when the run began."""
+    began = _executed(run, run.job.reduction)
+    return lambda reduction: has_same_turns(began, _executed(run, reduction))
+
+
+def _executed(run: RunDocuments, reduction: Reduction) -> tuple[ReductionPlan, tuple[str, ...]]:
+    """Return what sites make of a reduction: its plan, and the codec of each tree."""
+    here = placed(run.job, run.described)
+    job = dataclasses.replace(run.job, reduction=reduction)
+    plan = plan_reduction(job, here)
+    return plan, plan_codecs(job, here, plan)
+
+
 def _to_json(run: RunDocuments, switch: Switch) -> dict[str, Any]:
     """Return a switch, with the hash of what sites will make of it."""
-    here = placed(run.job, run.described)
-    job = dataclasses.replace(run.job, reduction=switch.reduction)
-    plan = plan_reduction(job, here)
-    codecs = plan_codecs(job, here, plan)
+    plan, codecs = _executed(run, switch.reduction)
     return {
         "form": switch.form,
         "reduction": reduction_to(switch.reduction),

@@ -119,6 +119,7 @@ class Replanner:
                 {"source": source, "target": target, **dataclasses.asdict(figures)}
                 for (source, target), figures in asked.figures.items()
             ],
+            "keeps_codecs": asked.keeps_codecs,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 

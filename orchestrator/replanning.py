@@ -134,4 +134,5 @@ def prepared_from(site: str, message: control_pb2.ReductionPrepared) -> Reductio
         round=message.round,
         is_late=message.late,
         why=" ".join(message.why.split())[:MAX_WHY],
+        must_keep_codecs=message.codecs_fixed,
     )

@@ -24,6 +24,8 @@ class ReductionPrepared:
     is_late: bool
     """It had begun the proposal's first round: a later one may do."""
     why: str
+    must_keep_codecs: bool = False
+    """Its ranks encode: every chunk has to keep its codec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Outcome:
     """Nothing is wrong with the plan: a later round may do."""
     is_silent: bool = False
     """A site said nothing, and ranks of others may have waited for it until the deadline."""
+    must_keep_codecs: bool = False
+    """A plan may do that leaves every chunk its codec."""
 
 
 class PlanSwitch:
@@ -66,7 +70,13 @@ class PlanSwitch:
         if answer.site not in self._missing:
             return
         if not answer.is_accepted:
-            self._abort(answer.site, answer.why, may_try_again=answer.is_late)
+            self.outcome = Outcome(
+                is_committed=False,
+                site=answer.site,
+                why=answer.why,
+                may_try_again=answer.is_late,
+                must_keep_codecs=answer.must_keep_codecs,
+            )
         elif answer.plan_hash != self._plan_hash:
             self._abort(answer.site, "it understood another plan: is it of another build?")
         else:
@@ -90,5 +100,5 @@ class PlanSwitch:
                 is_silent=True,
             )
 
-    def _abort(self, site: str, why: str, *, may_try_again: bool = False) -> None:
-        self.outcome = Outcome(is_committed=False, site=site, why=why, may_try_again=may_try_again)
+    def _abort(self, site: str, why: str) -> None:
+        self.outcome = Outcome(is_committed=False, site=site, why=why)

@@ -95,6 +95,8 @@ class ReplanMachine:
         self._from_round = 0
         self._epoch = 0
         self._attempt = 0
+        self._keeps_codecs = False
+        """Ranks encode, as a site has said: only plans come into question that leave chunks their codecs."""
         self._was_silent = False
         """A site did not answer, and ranks waited for it: they shall not a second time."""
 
@@ -154,7 +156,10 @@ class ReplanMachine:
             )
             for each in self._causes
         ]
-        return [*recorded, PlanAgain(self._reduction, self._figures)]
+        return [*recorded, self._plan_again()]
+
+    def _plan_again(self) -> PlanAgain:
+        return PlanAgain(self._reduction, self._figures, self._keeps_codecs)
 
     def _planned_again(self, planned: SwitchPlanned, now_s: float) -> list[Action]:
         """Switch, if that is worth it and possible."""
@@ -248,6 +253,10 @@ class ReplanMachine:
             self._was_silent |= outcome.is_silent
             self._stage, self._earliest_s = _Stage.WAITING, now_s + _AGAIN_S
             return [recorded]
+        if outcome.must_keep_codecs and not self._keeps_codecs:
+            self._keeps_codecs = True
+            self._stage, self._planned = _Stage.PLANNING, None
+            return [recorded, self._plan_again()]
         why = f"not all sites could switch: site {outcome.site}: {outcome.why}"
         return [recorded, *self._give_up({"why": why}, now_s)]
 

@@ -80,6 +80,8 @@ class PlanAgain:
     """That the run has; None: its job's."""
     figures: Mapping[Pair, LinkFigures]
     """Of links that are not as the topology says."""
+    keeps_codecs: bool = False
+    """Every chunk has to keep the codec that it had when the run began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class PlanSwitch:
                 round=max(int(each["round"]) for each in self._answers),
                 late=bool(refusals) and all(each["late"] for each in refusals),
                 why=why,
+                codecs_fixed=any(each["codecs_fixed"] for each in refusals),
             )
         )
 

@@ -73,11 +73,15 @@ class PlanSwitches:
         self._write({"op": "plan_begun", "epoch": begun.epoch, "round": begun.round})
 
     def _prepare(self, proposal: Proposal) -> None:
-        why = ""
+        why, is_fixed = "", False
         accepted, round_ = False, self._exchange.round
         try:
             with self._preparing:
-                why = self._problem(proposal) or self._connect(proposal)
+                why = self._problem(proposal)
+                if not why:
+                    why = self._encoding.problem_with(proposal.plan, proposal.codecs)
+                    is_fixed = bool(why)
+                why = why or self._connect(proposal)
                 if not why:
                     accepted, round_ = self._exchange.propose(proposal)
                 if accepted:
@@ -97,6 +101,7 @@ class PlanSwitches:
                 "hash": proposal.hash,
                 "round": round_,
                 "late": is_late,
+                "codecs_fixed": is_fixed,
                 "why": f"round {round_} has begun" if is_late else why,
             }
         )
@@ -107,7 +112,7 @@ class PlanSwitches:
             dataclasses.replace(self._config, plan=proposal.plan, codecs=proposal.codecs)
         except ConfigError as error:
             return error.problems[0].message
-        return self._encoding.problem_with(proposal.plan, proposal.codecs)
+        return ""
 
     def _connect(self, proposal: Proposal) -> str:
         """Open the links that a plan needs beside those there are; return why not, or nothing."""

@@ -20,6 +20,7 @@ from sites.gateway.config import GatewayConfig
 from sites.gateway.forms import Form
 from sites.gateway.grid import grid
 from sites.gateway.local_messages import Reduce
+from topology.codec_turns import has_same_turns
 from topology.trees import ReductionPlan
 
 
@@ -95,19 +96,6 @@ class RankEncoding:
                 f"{name}: {reduce.encoded_bytes} encoded bytes; its {len(chunks)} chunks, from "
                 f"{chunks.start} on, have {expected}"
             )
-
-
-def has_same_turns(
-    one: tuple[ReductionPlan, Sequence[str]], other: tuple[ReductionPlan, Sequence[str]]
-) -> bool:
-    """Return whether two plans, each with its trees' codecs, give every turn the same codec.
-
-    Sequences with periods p and q that are equal for p + q turns are equal for ever (Fine and Wilf, 1965).
-    """
-    turns = range(sum(len(plan.turns) for plan, _ in (one, other)))
-    return all(
-        len({codecs[plan.tree_index(turn)] for plan, codecs in (one, other)}) == 1 for turn in turns
-    )
 
 
 def _has_body(codec: Codec) -> bool:

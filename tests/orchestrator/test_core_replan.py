@@ -242,6 +242,26 @@ def test_it_gives_up_after_some_attempts_and_rests() -> None:
     assert world.kinds().count("plan.aborted") == ATTEMPTS
 
 
+def test_where_ranks_encode_another_plan_is_looked_for_that_leaves_codecs_alone() -> None:
+    world = World()
+    assert not world.drift().keeps_codecs
+    again: list[PlanAgain] = []
+    for _ in range(2):
+        (asked, *_) = of(world.tell(BETTER), SendPrepareReduction)
+        refusal = accepted("b", asked, is_accepted=False, why="encoded", must_keep_codecs=True)
+        told = world.tell(refusal)
+        assert not any(each.commit for each in of(told, SendDecideReduction))
+        again = of(told, PlanAgain)
+        if asked.epoch == 1:
+            (planning,) = again
+            assert planning.keeps_codecs
+            assert planning.figures
+    assert not again, "it is looked for once"
+    assert world.kinds()[-1] == "plan.kept"
+    (later,) = of(world.go(SETTINGS.gap_s, PLANNED / 100), PlanAgain)
+    assert later.keeps_codecs, "ranks encode until the end"
+
+
 def test_a_site_that_never_answers_holds_ranks_up_once_and_for_a_lease_at_most() -> None:
     """Ranks go on as the gateways let them: none begins a proposed round before its outcome."""
     world = World()

@@ -19,6 +19,7 @@ from orchestrator.replanner import Answer, Replanner
 from orchestrator.replanning import settings_of
 from protos.control.v1 import control_pb2
 from tests.fakes.worlds import JOB, topology_text
+from topology.codec_turns import has_same_turns
 from topology.hashing import reduction_hash
 from topology.job import NamedTree, Reduction
 from topology.link_codecs import plan_codecs
@@ -83,6 +84,15 @@ def test_trees_have_codecs_as_sites_derive_them_and_mistakes_are_told() -> None:
     assert "int8" in sites_codecs
     assert switch.after_s < switch.before_s
     assert switch.plan_hash == reduction_hash(plan, sites_codecs)
+    (kept,) = answers(PlanAgain(None, CUT, keeps_codecs=True), 1, job)
+    assert isinstance(kept, SwitchPlanned)
+    began = load_job(job, "job.yaml")
+    ones = []
+    for each in (began, dataclasses.replace(began, reduction=kept.reduction)):
+        plan = plan_reduction(each, world)
+        ones.append((plan, plan_codecs(each, world, plan)))
+    assert has_same_turns(*ones)
+    assert switch.after_s < kept.after_s <= kept.before_s == switch.before_s
     (failed,) = answers(PlanAgain(Reduction(tree="star", hub="z"), CUT), 1)
     assert isinstance(failed, PlanningFailed)
     assert "unknown site 'z'" in failed.why

@@ -41,8 +41,18 @@ class Site:
 
 
 def answer(epoch: int, **changes: object) -> Mapping[str, Any]:
-    fields = {"accepted": True, "hash": "h", "round": 4, "late": False, "why": ""}
-    return {"op": "plan_prepared", "epoch": epoch, **fields, **changes}
+    fields = {"accepted": True, "hash": "h", "round": 4, "late": False, "codecs_fixed": False}
+    return {"op": "plan_prepared", "epoch": epoch, "why": "", **fields, **changes}
+
+
+def test_that_ranks_encode_is_passed_on() -> None:
+    site = Site()
+    site.prepare(1, STAR)
+    site.switch.prepared(answer(1))
+    site.switch.prepared(answer(1, accepted=False, why="ranks encode", codecs_fixed=True))
+    (put,) = site.put
+    assert isinstance(put, ReductionPrepared)
+    assert (put.accepted, put.late, put.codecs_fixed) == (False, False, True)
 
 
 def test_gateways_get_the_plan_by_site_index() -> None:

@@ -133,6 +133,7 @@ def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) ->
         coded = propose(members, STARS[0], epoch=3, from_round=10, codec="int8")
         assert [each["accepted"] for each in coded] == [True, False, True]
         assert "ranks of site" in coded[1]["why"]
+        assert [each["codecs_fixed"] for each in coded] == [False, True, False]
         decide(members, 3, commit=False)
 
         for round_ in (1, 2):

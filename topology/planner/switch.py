@@ -36,7 +36,12 @@ class Switch:
     """And with this one; the same, if nothing is better."""
 
 
-def best_switch(job: Job, topology: Topology, cut_bytes: int) -> Switch:
+def best_switch(
+    job: Job,
+    topology: Topology,
+    cut_bytes: int,
+    allows: Callable[[Reduction], bool] = lambda _: True,
+) -> Switch:
     """Return the reduction with which a run's step would be shortest.
 
     Args:
@@ -44,6 +49,7 @@ def best_switch(job: Job, topology: Topology, cut_bytes: int) -> Switch:
         topology: Described in full, as its links are now.
         cut_bytes: Of the run's chunks, in float32: they are cut as they were when it began, whatever its links
             have become.
+        allows: Whether a reduction, other than the run's own, comes into question at all.
 
     Raises:
         ConfigError: nothing can be said of its steps.
@@ -57,6 +63,8 @@ def best_switch(job: Job, topology: Topology, cut_bytes: int) -> Switch:
     best = Way(present.why, present, named(present, [site.name for site in here.sites]))
     best_s = before_s
     for way in ways(dataclasses.replace(job, reduction=Reduction()), here):
+        if not allows(way.reduction):
+            continue
         step_s = predict(way.plan)
         if step_s < best_s:
             best, best_s = way, step_s

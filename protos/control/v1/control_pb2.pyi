@@ -655,6 +655,7 @@ class ReductionPrepared(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     LATE_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
+    CODECS_FIXED_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
@@ -667,6 +668,8 @@ class ReductionPrepared(google.protobuf.message.Message):
     """not accepted because `from_round` had begun: a later one may do"""
     why: builtins.str
     """why not, in one line"""
+    codecs_fixed: builtins.bool
+    """not accepted because ranks encode: every chunk has to keep the codec that it had at the start"""
     def __init__(
         self,
         *,
@@ -678,8 +681,9 @@ class ReductionPrepared(google.protobuf.message.Message):
         round: builtins.int = ...,
         late: builtins.bool = ...,
         why: builtins.str = ...,
+        codecs_fixed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "epoch", b"epoch", "generation", b"generation", "late", b"late", "plan_hash", b"plan_hash", "round", b"round", "run_id", b"run_id", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accepted", b"accepted", "codecs_fixed", b"codecs_fixed", "epoch", b"epoch", "generation", b"generation", "late", b"late", "plan_hash", b"plan_hash", "round", b"round", "run_id", b"run_id", "why", b"why"]) -> None: ...
 
 global___ReductionPrepared = ReductionPrepared
 
