@@ -118,6 +118,7 @@ class LogShipper:
         for place, (source, tail) in enumerate(self._tails.values()):
             share = self._allowance_bytes / (len(self._tails) - place)
             if share >= 1:
+                tail.free()  # nothing is pending: what was read has been shipped
                 lines, read_bytes = tail.read(int(share))
                 self._allowance_bytes -= read_bytes
                 self._add(source, lines)

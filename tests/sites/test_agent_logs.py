@@ -13,6 +13,8 @@ import pytest
 from protos.control.v1.control_pb2 import ShipLogsRequest
 from protos.errors import PeerLostError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
+from sites.agent import tail as tail_module
+from sites.agent.disk import free_beginning
 from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.tail import KEEP_BYTES, LAG_BYTES, Tail
 
@@ -161,3 +163,45 @@ def test_lines_are_shipped_while_the_run_goes_on(tmp_path: Path) -> None:
 
     asyncio.run(story())
     assert receiver.texts("rank0") == ["line 0", "line 1", "line 2"]
+
+
+def test_the_disk_gets_back_what_was_read_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a writer that does not append, as a rank that torchrun redirects."""
+    monkeypatch.setattr(tail_module, "ON_DISK_BYTES", 64 << 10)
+    path = tmp_path / "log"
+    tail, lines = Tail(path), []
+    line = b"x" * 1023 + b"\n"
+    with path.open("wb", buffering=0) as writer:
+        for _ in range(100):
+            for _ in range(10):
+                writer.write(line)
+            tail.free()
+            lines += tail.read(PLENTY)[0]
+            writer.flush()
+    assert lines == ["x" * 1023] * 1000
+    assert path.stat().st_size == 1000 << 10
+    assert tail.finish() == []
+    if has_holes(tmp_path):
+        assert path.stat().st_blocks * 512 <= 3 * (64 << 10)
+        assert path.read_bytes().endswith(64 * line)
+
+
+def has_holes(folder: Path) -> bool:
+    """Whether the file system can give back a part of a file."""
+    probe = folder / "probe"
+    probe.write_bytes(b"x")
+    try:
+        free_beginning(probe, 1)
+    except OSError:
+        return False
+    return probe.read_bytes() == b"\0"
+
+
+def test_where_there_are_no_holes_files_stay_whole(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="none"):
+        free_beginning(tmp_path / "none", 1)
+    tail = Tail(tmp_path / "none")
+    tail._offset = 1 << 40
+    tail.free()
