@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 from topology.compute import share
 from topology.errors import ConfigError
@@ -17,31 +17,46 @@ from topology.reduction_plans import plan_reduction
 from topology.step_time import StepModel
 from topology.world import Topology
 
-_FORMS = 4
+FORMS = 4
 """Other reductions that are named, the fastest."""
+Weighed = tuple[str, float, float]
+"""What, seconds a step, US dollars a step."""
+
+
+class Estimates(Protocol):
+    """A search, as far as it weighs sets of sites."""
+
+    topology: Topology
+
+    def estimate(self, names: Iterable[str]) -> Choice | None:
+        """Return a good choice for these sites; None where there is none."""
+
+    def best_of(self, names: Iterable[str]) -> Choice | None:
+        """Return the best choice in which exactly these sites take part; None where there is none."""
 
 
 def alternatives(search: Search, choice: Choice) -> list[dict[str, Any]]:
     """Return other plans with their step time and cost, the fastest first; the choice is not among them."""
     found = [
-        *_other_sites(search, choice),
+        *other_sites(search, choice),
         *_other_codecs(search, choice),
         *_undecided(search, choice),
         *_naive(search),
     ]
-    found += sorted(_other_forms(search, choice), key=lambda each: each[1])[:_FORMS]
-    unique = {what: (step_s, usd) for what, step_s, usd in reversed(found)}
-    ordered = sorted(unique.items(), key=lambda each: each[1])
+    return ordered(found, _other_forms(search, choice))
+
+
+def ordered(found: Iterable[Weighed], forms: Iterable[Weighed]) -> list[dict[str, Any]]:
+    """Return what was weighed as plain values, the fastest first; of the other reductions only the fastest."""
+    best = sorted(forms, key=lambda each: each[1])[:FORMS]
+    unique = {what: (step_s, usd) for what, step_s, usd in reversed([*found, *best])}
     return [
-        {"what": what, "step_s": step_s, "usd_per_step": usd} for what, (step_s, usd) in ordered
+        {"what": what, "step_s": step_s, "usd_per_step": usd}
+        for what, (step_s, usd) in sorted(unique.items(), key=lambda each: each[1])
     ]
 
 
-Weighed = tuple[str, float, float]
-"""What, seconds a step, US dollars a step."""
-
-
-def _other_sites(search: Search, choice: Choice) -> Iterator[Weighed]:
+def other_sites(search: Estimates, choice: Choice) -> Iterator[Weighed]:
     """All sites, and the best one by itself."""
     names = tuple(site.name for site in search.topology.sites)
     if choice.sites != names:

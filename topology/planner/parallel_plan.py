@@ -9,6 +9,7 @@ from typing import Any
 
 from topology.cost.workload import utilisation
 from topology.job import Job
+from topology.planner.alternatives import Weighed, ordered, other_sites
 from topology.planner.choice import money
 from topology.planner.cut_set import CutChoice
 from topology.planner.joint_step import JointModel
@@ -18,7 +19,6 @@ from topology.planner.ways import ways
 from topology.planner.worth import crossing, widened
 from topology.world import Site, Topology
 
-_FORMS = 4
 _FRONT = 8
 """Cuts of a site that are listed, the fastest of those that nothing beats in time and memory."""
 _LACKING = 3
@@ -94,32 +94,10 @@ def max_peak(site: Site) -> float:
     return peaks.get("bf16", max(peaks.values()))
 
 
-Weighed = tuple[str, float, float]
-"""What, seconds a step, US dollars a step."""
-
-
 def cut_alternatives(search: ParallelSearch, choice: CutChoice) -> list[dict[str, Any]]:
     """Return other plans with their step time and cost, the fastest first; the choice is not among them."""
-    found = [*_other_sites(search, choice), *_other_settings(search, choice)]
-    found += sorted(_other_forms(search, choice), key=lambda each: each[1])[:_FORMS]
-    unique = {what: (step_s, usd) for what, step_s, usd in reversed(found)}
-    ordered = sorted(unique.items(), key=lambda each: each[1])
-    return [
-        {"what": what, "step_s": step_s, "usd_per_step": usd} for what, (step_s, usd) in ordered
-    ]
-
-
-def _other_sites(search: ParallelSearch, choice: CutChoice) -> Iterator[Weighed]:
-    names = tuple(site.name for site in search.topology.sites)
-    if choice.sites != names:
-        everybody = search.estimate(names)
-        if everybody is not None:
-            yield "all sites", everybody.step_s, everybody.usd_per_step
-    if len(choice.sites) > 1:
-        alone = [each for each in (search.best_of([name]) for name in names) if each is not None]
-        best = min(alone, key=lambda each: each.rank, default=None)
-        if best is not None:
-            yield f"{best.sites[0]} alone", best.step_s, best.usd_per_step
+    found = [*other_sites(search, choice), *_other_settings(search, choice)]
+    return ordered(found, _other_forms(search, choice))
 
 
 def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weighed]:

@@ -12,7 +12,7 @@ from topology.planner.parallel_plan import all_widened
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.planner.regime import regime
-from topology.planner.why import compute_at
+from topology.planner.why import compute_at, summary
 from topology.units import format_duration, format_fraction, format_rate, format_size, significant
 
 _BINDS = 0.97
@@ -55,28 +55,13 @@ def cut_sentences(
     sites: Sequence[dict[str, Any]],
 ) -> list[str]:
     """Return the explanation, a sentence or two an entry."""
-    told = [_summary(search, choice), f"What binds: {bound}."]
+    told = [summary(choice, len(search.topology.sites)), f"What binds: {bound}."]
     told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
     told += _cuts(search, choice, inside)
     if len(choice.sites) > 1:
         told += [_hidden(choice, model), _needed(search, choice)]
         told += _regime(search, choice, model)
     return told
-
-
-def _summary(search: ParallelSearch, choice: CutChoice) -> str:
-    who = ", ".join(
-        f"{site} {count}" for site, count in zip(choice.sites, choice.sequences, strict=True)
-    )
-    crossing = (
-        "nothing crosses"
-        if len(choice.sites) == 1
-        else f"gradients cross as {choice.coding}, by {choice.way.form}"
-    )
-    return (
-        f"{len(choice.sites)} of {len(search.topology.sites)} sites take part, with sequences of a "
-        f"step each: {who}; {crossing}. A step takes {format_duration(choice.step_s)}."
-    )
 
 
 def _left_out(search: ParallelSearch, site: dict[str, Any], choice: CutChoice) -> str:

@@ -74,7 +74,7 @@ def sentences(
     sites: list[dict[str, Any]],
 ) -> list[str]:
     """Return the explanation, a sentence or two an entry."""
-    told = [_summary(search, choice), f"What binds: {bound}."]
+    told = [summary(choice, len(search.topology.sites)), f"What binds: {bound}."]
     told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
     told += _uneven(search, choice)
     told += _codecs(search, choice, weighed)
@@ -90,8 +90,8 @@ def sentences(
     return told
 
 
-def _summary(search: Search, choice: Choice) -> str:
-    num_sites = len(search.topology.sites)
+def summary(choice: Choice, num_sites: int) -> str:
+    """Return what was decided in a sentence or two; `num_sites` could have taken part."""
     who = ", ".join(
         f"{site} {count}" for site, count in zip(choice.sites, choice.sequences, strict=True)
     )
@@ -102,7 +102,7 @@ def _summary(search: Search, choice: Choice) -> str:
     )
     return (
         f"{len(choice.sites)} of {num_sites} sites take part, with sequences of a step each: {who}; "
-        f"{crossing}. A step takes {format_duration(significant(choice.step_s, 4))}."
+        f"{crossing}. A step takes {format_duration(choice.step_s)}."
     )
 
 
