@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
@@ -100,7 +100,7 @@ def main() -> None:
     numel = int(arguments.chunk_mib * (1 << 18))
     chunks = [gradient[start : start + numel] for start in range(0, len(gradient), numel)]
     table = Table(
-        "codec",
+        Column("codec", no_wrap=True),
         "ratio",
         "relative error",
         "encode GB/s",
