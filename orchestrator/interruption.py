@@ -66,16 +66,22 @@ class Interruption:
             is_program: The process ends after it: from then on signals end it without a word.
         """
         self._forget()
+        self._num_held = 1  # the handlers themselves
         before = {}
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     before[signum] = signal.signal(signum, self._note)
         try:
-            yield
-        finally:
+            try:
+                self._num_held = 0
+                yield
+            finally:
+                self._num_held = 1
+        finally:  # of its own, for the one before may be interrupted, if no other will be
             for signum, handler in before.items():
                 signal.signal(signum, signal.SIG_DFL if is_program else handler)
+            self._num_held = 0
 
     @contextmanager
     def holding(self) -> Iterator[None]:

@@ -128,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _guarded(arguments: list[str], output: Output) -> int:
     try:
+        INTERRUPTION.check()
         return _dispatch(arguments, output)
     except click.exceptions.Exit as done:  # --help, --version
         return done.exit_code

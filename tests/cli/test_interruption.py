@@ -100,7 +100,7 @@ def test_a_signal_at_any_moment_of_a_launch(isthmus: Isthmus, files: Path, home:
     arguments = ["launch", str(files / "job.yaml"), "--set", "plan.automatic=false"]
     interrupted_at(isthmus, None, signal.SIGINT, arguments)
     _, num_lines, _ = interrupted_at(isthmus, None, signal.SIGINT, arguments)
-    for seed in range(12):
+    for seed in range(8):
         chance = random.Random(seed)
         signum = chance.choice(SIGNALS)
         # Half of them among the last, where it submits and follows.
@@ -150,7 +150,7 @@ def test_the_cursor_is_given_back_whenever_the_signal_comes(
     monkeypatch.setenv("ISTHMUS_HOME", str(tmp_path))
     num_lines, _, _ = on_a_terminal(None, signal.SIGINT)
     num_hidden = 0
-    for seed in range(12):
+    for seed in range(8):
         line = random.Random(seed).randrange(num_lines // 2, num_lines)
         _, code, shown = on_a_terminal(line, signal.SIGTERM)
         assert code == 143, f"{seed=} {line=} {shown!r}"

@@ -14,12 +14,13 @@ TraceFunction: TypeAlias = "Callable[[FrameType, str, object], TraceFunction]"
 
 
 class SignalAt:
-    """Counts the main thread's lines, and sends this process one signal at one of them."""
+    """Counts the main thread's lines while it has a handler, and sends it one signal at one of them."""
 
     def __init__(self, line: int | None, signum: int) -> None:
         self.num_lines = 0
         self._line = line
         self._signum = signum
+        self._before = signal.getsignal(signum)
         self._is_sent = threading.Lock()
 
     def send(self) -> None:
@@ -31,7 +32,7 @@ class SignalAt:
 
     def trace(self, _frame: FrameType, event: str, _: object) -> TraceFunction:
         """Be told of a line, as `sys.settrace` tells it."""
-        if event == "line":
+        if event == "line" and signal.getsignal(self._signum) is not self._before:
             self.num_lines += 1
             if self.num_lines == self._line and self._is_sent.acquire(blocking=False):
                 signal.raise_signal(self._signum)  # its handler runs before this returns
