@@ -109,7 +109,9 @@ def between(known_s: Floats, at_bytes: Floats, wanted_bytes: Floats) -> Floats:
     after = np.clip(np.searchsorted(-at_bytes, -wanted_bytes), 1, len(at_bytes) - 1)
     part = (at_bytes[after - 1] - wanted_bytes) / (at_bytes[after - 1] - at_bytes[after])
     one, other = known_s[after - 1], known_s[after]
-    there = np.isfinite(one)
-    rise = np.where(there, other, 0.0) - np.where(there, one, 0.0)
-    found: Floats = np.where(there, one + part[:, None, None] * rise, -math.inf)
+    # Of fewer chunks some trees have none, and then nobody waits for what only they carry.
+    falls = np.isfinite(one) & np.isfinite(other)
+    rise = np.where(falls, other, 0.0) - np.where(falls, one, 0.0)
+    alone = np.where(part[:, None, None] < 1, one, other)
+    found: Floats = np.where(falls, one + part[:, None, None] * rise, alone)
     return found

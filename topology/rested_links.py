@@ -12,6 +12,7 @@ infinite.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -56,11 +57,7 @@ class RestedLinks:
         """The windows that connections begin with, once and for all; bytes."""
         self.full_h: Floats = np.maximum(self.first_h, self._rate_h * self._rtt_h)
         """Those that fill the links."""
-        self._crossing: Crossing | None = None
-        if not plan.is_gather:
-            counts = chunks_of_trees(plan, load.num_chunks)
-            by_tree = [counts[tree] for tree in range(len(plan.trees))]
-            self._crossing = Crossing(plan, topology, [load], [by_tree])
+        self._plan, self._topology, self._load = plan, topology, load
         self._known: dict[bytes, tuple[Floats, Floats]] = {}
 
     @property
@@ -82,7 +79,7 @@ class RestedLinks:
         Returns:
             Seconds, shape (B, S, T) and (B, H); of crossings -inf where nobody waits.
         """
-        if self._crossing is None:
+        if self._plan.is_gather:
             used_bh = self._bytes_h / self._rate_h
             used_bh = used_bh + unused_of_s(self._bytes_h, self._rate_h, self._rtt_h, window_bh)
             there_bst = np.full((len(window_bh), self._num_sites, self._num_sites), -math.inf)
@@ -101,12 +98,18 @@ class RestedLinks:
     def _over_trees(self, window_h: Floats) -> tuple[Floats, Floats]:
         key = window_h.tobytes()
         if key not in self._known:
-            assert self._crossing is not None, "these are trees"
             window_st = np.full((self._num_sites, self._num_sites), math.inf)
             window_st[self._hop_h] = window_h
             times_st, uses_st = flow_and_uses_s(self._crossing.with_windows(window_st))
             self._known[key] = times_st, uses_st[self._hop_h]
         return self._known[key]
+
+    @functools.cached_property
+    def _crossing(self) -> Crossing:
+        """The load on the plan's trees."""
+        counts = chunks_of_trees(self._plan, self._load.num_chunks)
+        by_tree = [counts[tree] for tree in range(len(self._plan.trees))]
+        return Crossing(self._plan, self._topology, [self._load], [by_tree])
 
     def windows_after(self, window_bh: Floats, idle_bh: Floats) -> Floats:
         """Return the windows of the next exchange, after pauses of so many seconds."""

@@ -21,6 +21,7 @@ codecs (topology/codec_costs.py), and for sending and receiving. Left out: the o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,8 +96,6 @@ class StepModel:
         self._rows: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
         self._links: RestedLinks | None = None
         """None: nothing crosses."""
-        self.exchange_s = 0.0
-        """Seconds of one exchange that nothing hides, of connections that begin."""
         self._warm_s: Floats | None = None
         """Of what has not left before each release; by release, source and target."""
         self._is_gather = plan.is_gather
@@ -141,8 +140,14 @@ class StepModel:
             np.isinf(between_s), -math.inf, np.maximum(between_s, least_s[:, None, None])
         )
         self._least_s, self._left_bytes = float(least_s[0]), left_bytes
+
+    @functools.cached_property
+    def exchange_s(self) -> float:
+        """Seconds of one exchange that nothing hides, of connections that begin."""
+        if self._links is None:
+            return 0.0
         [first_s], _ = self._links.crossings_s(self._links.first_h[None])
-        self.exchange_s = max(0.0, float(np.maximum(first_s, self._least_s).max()))
+        return max(0.0, float(np.maximum(first_s, self._least_s).max()))
 
     @property
     def floor_s(self) -> float:

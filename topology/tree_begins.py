@@ -110,16 +110,14 @@ class Crossing:
         count_kr = np.maximum(count_kr, 1.0)
         self.bytes_kr = count_kr * chunk_kr
         """Of each tree; of one that is not used, more than none."""
-        abreast_dksr = np.ones(self.window_dksr.shape)
+        abreast_dksr = np.full(self.window_dksr.shape, math.inf)
         for leg in self._legs:
-            abreast_dksr[leg] = [load.abreast_on(self.shape.hop(leg)) for load in loads]
+            # Of one exchange's loads, all have the same links.
+            abreast_dksr[leg] = loads[0].abreast_on(self.shape.hop(leg))
         self.granule_dksr = np.minimum(abreast_dksr, count_kr[:, None]) * chunk_kr[:, None]
         """Of the chunks that are abreast on a leg's link."""
-        self.share_kr = np.ones(self.bytes_kr.shape)
+        self.share_kr = self.granule_dksr.min(axis=(0, 2)) / self.bytes_kr
         """Of a tree's bytes, the least that is abreast on a link."""
-        for leg in self._legs:
-            share_r = self.granule_dksr[leg] / self.bytes_kr[leg[1]]
-            self.share_kr[leg[1]] = np.minimum(self.share_kr[leg[1]], share_r)
 
     def _filled(
         self, of_leg: dict[Leg, Link], otherwise: float, figure: Callable[[Link], float]

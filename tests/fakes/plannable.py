@@ -96,3 +96,12 @@ def a_job(batch: int = 16, **wishes: object) -> Job:
         trainer=Trainer(compute="modelled", global_batch=batch, micro_batch=2, model=SMALL),
         plan=dataclasses.replace(PlanWishes(), **wishes),  # type: ignore[arg-type] # by name
     )
+
+
+def a_job_of_one_size(batch: int, **wishes: object) -> Job:
+    """Return a job whose chunks and buckets have one size: plans are made faster."""
+    job = a_job(batch, **wishes)
+    one = dataclasses.replace(
+        job.exchange, window_bytes=job.exchange.chunk_bytes, schedule="serial"
+    )
+    return dataclasses.replace(job, exchange=one)

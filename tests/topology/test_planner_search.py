@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.plannable import a_job, a_random_world, a_world
+from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world, a_world
 from topology.codec_costs import RELATIVE_ERRORS
 from topology.job import Job, LinkCodec, Reduction
 from topology.link_codecs import plan_codecs
-from topology.load import load_job, load_topology
 from topology.pairs import pairs_of
 from topology.placement import restricted, unreached
 from topology.planner.choice import Sizing
@@ -23,7 +22,6 @@ from topology.planner.shares import Split, busiest
 from topology.planner.site_set import sizings
 from topology.planner.ways import ways
 from topology.step_time import StepModel
-from topology.templates import job_yaml, topology_yaml
 from topology.tree_shapes import ring_paths
 from topology.trees import ReductionPlan, star
 from topology.wire_load import chunk_bytes_of
@@ -182,15 +180,6 @@ def random_part(chance: random.Random, topology: Topology) -> Topology:
             return part
 
 
-def a_job_of_one_size(batch: int, **wishes: object) -> Job:
-    """Return a job whose chunks and buckets have one size: plans are made faster."""
-    job = a_job(batch, **wishes)
-    one = dataclasses.replace(
-        job.exchange, window_bytes=job.exchange.chunk_bytes, schedule="serial"
-    )
-    return dataclasses.replace(job, exchange=one)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_sites", [6, 8, 11, 16])
 def test_of_many_sites_it_is_no_worse_than_random_plans(num_sites: int) -> None:
@@ -262,50 +251,6 @@ def test_too_few_sequences_leave_sites_out_or_give_no_plan() -> None:
     assert choice is not None
     assert choice.sites == ("s0",)
     assert Search(a_job(2), world).best() is None
-
-
-def with_wider(topology: Topology, names: frozenset[str], factor: float) -> Topology:
-    links = tuple(
-        dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor)
-        if {link.source, link.target} == names
-        else link
-        for link in topology.links
-    )
-    return dataclasses.replace(topology, links=links)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_more_bandwidth_never_gives_a_slower_plan(seed: int) -> None:
-    chance = random.Random(seed)
-    topology = a_random_world(chance, 3)
-    job = a_job_of_one_size(8, codecs=("fp32", "int8"))
-    before_s = float("inf")
-    for _ in range(4):
-        choice = Search(job, topology).best()
-        assert choice is not None
-        assert choice.step_s <= before_s * (1 + 1e-9), f"{seed=}"
-        before_s = choice.step_s
-        picked = chance.choice(topology.links)
-        wider = frozenset((picked.source, picked.target))
-        topology = with_wider(topology, wider, chance.uniform(1.0, 4.0))
-
-
-@pytest.mark.slow
-def test_a_wider_link_does_not_take_away_the_trees_that_were_best() -> None:
-    # 13 chunks: weights of 9 to 5, as rates ask for, share them out worse than 2 to 1.
-    job = load_job(job_yaml("three-coasts"), "job.yaml")
-    topology = load_topology(topology_yaml("three-coasts"), "topology.yaml")
-    before = Search(job, topology).best()
-    assert before is not None
-    for pair in itertools.combinations([site.name for site in topology.sites], 2):
-        for factor in (1.1, 1.5, 3.0, 10.0):
-            wider = with_wider(topology, frozenset(pair), factor)
-            choice = Search(job, wider).best()
-            assert choice is not None
-            assert len(choice.sites) == 3, f"{pair} {factor}"
-            # Wider links let gateways cut larger chunks, and a chunk that is early may be in another's way.
-            assert choice.step_s <= before.step_s * 1.01, f"{pair} {factor}"
 
 
 def test_links_that_cost_nothing_leave_nothing_but_compute() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from topology.errors import ConfigError
@@ -15,11 +16,17 @@ from topology.tree_shapes import best_hub, ring_paths, rooted, spans, widest_tre
 from topology.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
-MIXED_SITES = 4
-"""Up to so many sites, two stars share the chunks in each of MIXES."""
-MIXES = ((1, 1), (2, 1), (1, 2))
-"""Small weights share out few chunks best. And these do not follow from rates, so that a wider link does not
-take away what was best without it."""
+MIXES = {
+    3: tuple(
+        weights
+        for count in (2, 3)
+        for weights in itertools.product((1, 2, 3), repeat=count)
+        if sum(weights) <= 4 and math.gcd(*weights) == 1
+    ),
+    4: ((1, 1), (2, 1), (1, 2)),
+}
+"""Weights of several stars, by the number of sites. Small weights share out few chunks best. And these do
+not follow from rates, so that a wider link does not take away what was best without it."""
 EVERY_TREE_SITES = 4
 """Up to so many sites every tree is tried alone: 16 of them."""
 EVERY_RING_SITES = 5
@@ -113,10 +120,10 @@ def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree,
     levels = hierarchy(pairs, groups) if 1 < len(groups) < pairs.num_sites else None
     if levels is not None:
         yield f"two levels with their root at {pairs.names[levels.root]}", (levels,)
-    if with_packings and 2 < pairs.num_sites <= MIXED_SITES:
-        for two, mix in itertools.product(itertools.combinations(sorted(hubs), 2), MIXES):
-            stars = (star(pairs.num_sites, hub) for hub in two)
-            yield "2 weighted trees", tuple(map(_weighing, stars, mix))
+    for mix in MIXES.get(pairs.num_sites, ()) if with_packings else ():
+        for some in itertools.combinations(sorted(hubs), len(mix)):
+            stars = (star(pairs.num_sites, hub) for hub in some)
+            yield f"{len(mix)} weighted trees", tuple(map(_weighing, stars, mix))
     if with_packings and pairs.num_sites > 2:
         for packing in packings(pairs, width(pairs, widest)):
             trees = weighted(pairs, packing)
