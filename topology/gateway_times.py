@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S
 from topology.job import Job
 from topology.link_codecs import plan_codecs
-from topology.tree_times import Hop
+from topology.tree_load import Hop
 from topology.trees import ReductionPlan
 from topology.wire_load import tree_ratios
 from topology.world import Topology

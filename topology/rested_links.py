@@ -21,7 +21,8 @@ import numpy as np
 from topology.slow_start import RTO_MIN_S
 from topology.tree_begins import Crossing, unused_of_s
 from topology.tree_flow import flow_and_uses_s
-from topology.tree_times import Load, bytes_of_hops, chunks_of_trees
+from topology.tree_load import Load
+from topology.tree_times import bytes_of_hops, chunks_of_trees
 from topology.trees import ReductionPlan
 from topology.world import Topology
 

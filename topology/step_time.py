@@ -37,7 +37,8 @@ from topology.job import Job
 from topology.reduction_plans import plan_reduction
 from topology.releases import between, gradient_bytes, knots, releases, within_s
 from topology.rested_links import RestedLinks
-from topology.tree_times import Hop, bytes_of_hops, crossings_s, rate_of
+from topology.tree_load import Hop
+from topology.tree_times import bytes_of_hops, crossings_s, rate_of
 from topology.trees import ReductionPlan
 from topology.wire_load import wire_load, wire_loads
 from topology.world import Topology

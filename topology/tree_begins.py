@@ -21,7 +21,7 @@ from topology.world import Link, Topology
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from topology.tree_times import Load
+    from topology.tree_load import Load
 
     Floats = NDArray[np.float64]
     Places = NDArray[np.intp]

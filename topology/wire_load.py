@@ -11,7 +11,7 @@ from topology.codec_costs import COSTS, RATIOS, usual_ratio
 from topology.job import Job
 from topology.link_codecs import codec_between, plan_codecs
 from topology.slow_start import FIRST_WINDOW_PACKETS
-from topology.tree_times import Hop, Load
+from topology.tree_load import Hop, Load
 from topology.trees import ReductionPlan
 from topology.world import Topology
 

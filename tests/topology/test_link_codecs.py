@@ -28,8 +28,9 @@ from topology.simulator.run import link_loads
 from topology.simulator.settings import Settings
 from topology.simulator.step_work import step_work
 from topology.step_time import step_time
+from topology.tree_load import Load
 from topology.tree_shapes import widest_tree
-from topology.tree_times import Load, bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
+from topology.tree_times import bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
 from topology.trees import ReductionPlan, Tree, star
 from topology.wire_load import FRAME_BYTES, chunk_bytes_of, tree_ratios, wire_load
 from topology.wire_time import exchange_time_s

@@ -17,8 +17,9 @@ from topology.planner.search import Search
 from topology.reduction_plans import packings, weighted
 from topology.step_time import StepModel
 from topology.templates import job_yaml, topology_yaml
+from topology.tree_load import Load
 from topology.tree_shapes import ring_paths, widest_tree, width
-from topology.tree_times import Load, plan_times_s
+from topology.tree_times import plan_times_s
 from topology.trees import ReductionPlan, Tree, star
 from topology.wire_load import chunk_bytes_of
 from topology.world import Topology

@@ -15,7 +15,7 @@ from topology.simulator.links import FifoLink, Flow
 from topology.simulator.servers import Server
 from topology.simulator.sharing import FairNetwork, max_min
 from topology.slow_start import RTO_MIN_S, num_halvings, window_after
-from topology.tree_times import Load
+from topology.tree_load import Load
 from topology.world import Link
 
 

@@ -27,7 +27,8 @@ from topology.gateway_times import gateways_s_per_byte
 from topology.job import Job
 from topology.planner.cuts import Timing
 from topology.releases import gradient_bytes
-from topology.tree_times import Hop, bytes_of_hops, plan_times_s, rate_of
+from topology.tree_load import Hop
+from topology.tree_times import bytes_of_hops, plan_times_s, rate_of
 from topology.trees import ReductionPlan
 from topology.wire_load import wire_load
 from topology.world import Topology

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from topology.buckets import Bucket
-from topology.tree_times import Load
+from topology.tree_load import Load
 from topology.trees import ReductionPlan
 
 FLOWS_PER_STEP = 10_000

@@ -18,7 +18,7 @@ from topology.simulator.rounds import Rounds, RoundWork, fragment_buckets
 from topology.simulator.segments import Segment, segments_of
 from topology.simulator.settings import Settings
 from topology.simulator.site_work import GatewayCost, SiteWork, trainer_work
-from topology.tree_times import Hop
+from topology.tree_load import Hop
 from topology.trees import ReductionPlan
 from topology.wire_load import PACKET_FACTOR, wire_loads
 from topology.world import Topology
