@@ -1,0 +1,161 @@
+"""The plan file as it is written. What its decisions may say is what a job may."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from topology.exchange_models import (
+    LINK_CODECS_MAX,
+    Bucket,
+    Channels,
+    Chunk,
+    LinkCodecModel,
+    ReductionModel,
+)
+from topology.fields import Count, Number, Strict, Text, choice, version_one
+from topology.job import CODECS
+from topology.job_models import PlacedModel
+
+Seconds = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0)]
+Dollars = Annotated[Number, Field(ge=0)]
+
+
+class MadeForModel(Strict):
+    """What the plan follows from: topology.hashing.plan_hashes."""
+
+    job: Text
+    topology: Text
+
+
+class DecidedExchangeModel(Strict):
+    """How gradients cross."""
+
+    codec: Annotated[str, *choice(CODECS)]
+    codecs: Annotated[list[LinkCodecModel], Field(max_length=LINK_CODECS_MAX)] = Field(
+        default_factory=list
+    )
+    """Of links that have their own; none: as the job has it."""
+    chunk: Chunk
+    bucket: Bucket
+    channels_per_link: Channels
+
+
+class DecisionsModel(Strict):
+    """What a launch with this plan does."""
+
+    placement: Annotated[list[PlacedModel], Field(min_length=1)]
+    exchange: DecidedExchangeModel
+    reduction: ReductionModel
+    micro_batch: Count | None = None
+
+
+class PredictedModel(Strict):
+    """What a step comes to."""
+
+    step_s: Seconds
+    compute_s: Seconds
+    """Of the site that computes longest."""
+    exchange_s: Seconds
+    """Of an exchange that nothing hides."""
+    efficiency: Share
+    """Of what the sites that take part commit each by itself."""
+    tokens_per_s: Share
+    egress_bytes_per_step: Share
+    usd_per_step: Dollars
+
+
+class AlternativeModel(Strict):
+    """Another plan that was weighed."""
+
+    what: Text
+    step_s: Seconds
+    usd_per_step: Dollars
+
+
+class SiteModel(Strict):
+    """One site of the topology, taking part or not."""
+
+    site: Text
+    sequences: Annotated[int, Field(ge=0)]
+    compute_s: Seconds
+    step_s_otherwise: Seconds | None = None
+    """Without it, or with it if it takes no part; absent where that cannot be."""
+
+
+class LinkModel(Strict):
+    """One link between sites that take part."""
+
+    between: Annotated[list[Text], Field(min_length=2, max_length=2)]
+    busy: Share
+    """Of a step, in the busier direction."""
+    step_s_with_one_more_gbit_s: Seconds
+    codecs: list[Text] = Field(default_factory=list)
+    """Of the chunks that cross it."""
+    connections: Annotated[int, Field(ge=0)] = 0
+    """That each two gateways begin with."""
+    connections_because: Text = "not said"
+
+
+class FrontModel(Strict):
+    """A cut that no other beats in time and memory."""
+
+    cut: Text
+    alone_s: Seconds
+    memory_bytes: Share
+
+
+class InsideModel(Strict):
+    """What happens inside a site that takes part: of a job that describes its model."""
+
+    site: Text
+    cut: Text
+    micro_batches: Count
+    alone_s: Seconds
+    """Of a step without other sites; `busy_s` to `optimizer_s` are what it consists of."""
+    busy_s: Seconds
+    """Of the slowest stage: its layers, with `collectives_s` of tensor, context and expert groups."""
+    collectives_s: Seconds
+    transfers_s: Seconds
+    bubble_s: Seconds
+    exposed_s: Seconds
+    """Of the replicas' own exchange."""
+    optimizer_s: Seconds
+    window_s: Seconds
+    """In which gradients may leave unseen."""
+    memory_bytes: Share
+    memory_of_bytes: Share
+    fullest_node: Share
+    """Of all gradients, what crosses its gateway."""
+    mfu: Share
+    """Of the joint step."""
+    front: list[FrontModel]
+    too_large: list[Text]
+    """Why cuts that would be faster do not fit."""
+
+
+class InputModel(Strict):
+    """A figure that the plan rests on."""
+
+    what: Text
+    value: Text
+    origin: Text
+
+
+class PlanFileModel(Strict):
+    """A plan file."""
+
+    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    made_for: MadeForModel
+    decisions: DecisionsModel
+    predicted: PredictedModel
+    binding: Text
+    why: list[Text]
+    warnings: list[Text]
+    alternatives: list[AlternativeModel]
+    sites: list[SiteModel]
+    links: list[LinkModel]
+    inside: list[InsideModel] = Field(default_factory=list)
+    inputs: list[InputModel]
