@@ -97,9 +97,10 @@ def test_a_signal_at_any_moment_ends_a_command_that_waits(isthmus: Isthmus, name
 
 @pytest.mark.slow
 def test_a_signal_at_any_moment_of_a_launch(isthmus: Isthmus, files: Path, home: Path) -> None:
-    arguments = ["launch", str(files / "job.yaml"), "--set", "plan.automatic=false"]
+    arguments = ["launch", str(files / "job.yaml")]
     interrupted_at(isthmus, None, signal.SIGINT, arguments)
-    _, num_lines, _ = interrupted_at(isthmus, None, signal.SIGINT, arguments)
+    done, num_lines, scripted = interrupted_at(isthmus, None, signal.SIGINT, arguments)
+    assert (done.code, len(scripted.submitted)) == (130, 1), done
     for seed in range(8):
         chance = random.Random(seed)
         signum = chance.choice(SIGNALS)
