@@ -68,7 +68,7 @@ class Link:
             self._outbox,
             self._watch,
             generation=config.generation,
-            start=self._start,
+            on_failure=self._stream_failed,
             on_progress=on_progress,
         )
         self._growth = ChannelGrowth(
@@ -157,7 +157,7 @@ class Link:
     def close(self) -> None:
         """End the streams and threads. Frames that were not acknowledged are dropped."""
         self._outbox.close()
-        self._streams.cancel()
+        self._streams.close()
         with self._lock:
             threads = list(self._threads)
         for thread in threads:
@@ -169,6 +169,14 @@ class Link:
             return
         self._outbox.leave()
         self._on_failure(failure)
+
+    def _stream_failed(self, error: BaseException) -> None:
+        """On a thread of its own, for who hears of a failure may close the link, and wait for its streams."""
+
+        def fail() -> None:
+            raise error
+
+        self._start(fail, "failed")
 
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(

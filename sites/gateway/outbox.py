@@ -1,14 +1,14 @@
 """The frames of one link, shared by those who queue them and the streams that carry them.
 
-A send queue with a lock and a clock around it. Streams wait here for their next frame. A frame, or room
-for one, wakes one stream, which wakes the next if it leaves something: to wake all for each would cost
-more than to send a small one. Whoever ends the link wakes them all.
+A send queue with a lock and a clock around it. Nobody waits here for a frame: streams ask for the next, and if there
+is none that may leave, they are told once when one is pushed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from protos.frame import ChunkKey, Frame, pack
 from sites.gateway.send_queue import LinkTotals, Outgoing, SendQueue, outgoing
@@ -27,9 +27,9 @@ class Outbox:
         self.has_left = False
         """The peer needs nothing more, or is lost."""
         self._lock = threading.Lock()
-        self._ready = threading.Condition(self._lock)
-        """Streams wait for a frame that may leave."""
-        self._num_waiting = 0
+        self._wake: Callable[[], None] = _nobody
+        self._is_waited_for = False
+        """The latest stream that asked for a frame got none."""
         self._emptied = threading.Condition(self._lock)
         self._queue = SendQueue(window)
 
@@ -60,43 +60,50 @@ class Outbox:
         with self._lock:
             if self.has_left:
                 return 0
-            if self._num_waiting:
+            is_waited_for = self._is_waited_for
+            if is_waited_for:
                 self._queue.note_idle(time.monotonic())
+            # Where others wait already, it is for the window or the pace.
+            is_first = not self._queue.unsent_bytes
             self._queue.push(outgoing(frame.key, data, raw_bytes))
-            self._ready.notify()
+        if is_waited_for and is_first:
+            self._wake()
         return len(data)
 
-    def take(self, stream: int, broken: threading.Event) -> Outgoing | None:
-        """Wait until a stream may send, and return what; None once the link or the stream has ended."""
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have streams that `take` gave nothing told, from any thread, when there may be something."""
+        self._wake = wake
+
+    def take(self, stream: int) -> Outgoing | None:
+        """Return what a stream may send now; None: nothing may leave, or the link has ended.
+
+        Then it waits for `wake`, or for the pace, or for what makes room in the window: an acknowledgement.
+        """
         with self._lock:
-            while not (self.is_over or broken.is_set()):
-                now_s = time.monotonic()
-                item = self._queue.take(stream, now_s)
-                if item is not None:
-                    if self._queue.unsent_bytes:
-                        self._ready.notify()
-                    return item
-                delay_s = self._queue.window.delay_s(now_s)
-                self._num_waiting += 1
-                self._ready.wait(delay_s if 0 < delay_s < _CHECK_S else _CHECK_S)
-                self._num_waiting -= 1
-            return None
+            if self.is_over:
+                return None
+            item = self._queue.take(stream, time.monotonic())
+            self._is_waited_for = item is None
+            return item
+
+    def delay_s(self) -> float:
+        """Return for how long the pace lets nothing leave; none if not above 0."""
+        return self._queue.window.delay_s(time.monotonic())
 
     def acknowledge(self, key: ChunkKey) -> None:
         """A frame was taken over by the peer."""
         with self._lock:
             self._queue.acknowledge(key, time.monotonic())
-            if self._queue.unsent_bytes:
-                self._ready.notify()
-            elif self._queue.is_empty:
+            if self._queue.is_empty:
                 self._emptied.notify_all()
 
     def requeue(self, stream: int) -> int:
         """A stream broke: what it has not had acknowledged is sent again. Return how many frames."""
         with self._lock:
             again = self._queue.requeue(stream, time.monotonic())
-            self._ready.notify_all()  # the broken one too, which may have been the one that was woken
-            return again
+        if again:
+            self._wake()
+        return again
 
     def wait_empty(self, deadline_s: float) -> bool:
         """Wait until everything is acknowledged; return whether it was by then (monotonic)."""
@@ -123,20 +130,20 @@ class Outbox:
         with self._lock:
             self.has_left = True
             self._queue.clear(time.monotonic())
-            self._wake_all()
+            self._emptied.notify_all()
 
     def close(self) -> None:
         """Let all go who wait. Frames that were not acknowledged are dropped."""
         with self._lock:
             self.closed.set()
             self._queue.clear(time.monotonic())
-            self._wake_all()
+            self._emptied.notify_all()
 
     def totals(self) -> LinkTotals:
         """Return what the link has carried so far."""
         with self._lock:
             return self._queue.totals(time.monotonic())
 
-    def _wake_all(self) -> None:
-        self._ready.notify_all()
-        self._emptied.notify_all()
+
+def _nobody() -> None:
+    """No stream listens yet."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 import grpc
+import grpc.aio
 
 from protos.errors import PeerLostError
 from sites.gateway.config import GatewayConfig
@@ -44,6 +45,12 @@ class PeerWatch:
     def channel(self) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
         return grpc.insecure_channel(
+            f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
+        )
+
+    def stream_channel(self) -> grpc.aio.Channel:
+        """Return a fresh connection for asyncio, of the running loop; the caller closes it."""
+        return grpc.aio.insecure_channel(
             f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
         )
 

@@ -54,7 +54,7 @@ class ProbingGateway:
         self._thread: threading.Thread | None = None
         self._server = ExchangeServer(config, self)
         self._served = ProbeServer(config, self._server.site_of, self._finished)
-        self._served.register(self._server.grpc_server)
+        self._server.add(self._served.register)
 
     @property
     def failure(self) -> Failure | None:

@@ -6,18 +6,20 @@ many bytes as the run's own job explains.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Final, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
 
 import grpc
+import grpc.aio
 
-from protos.errors import STATUS, DeadlineExceededError, IsthmusError, RemoteProtocolError
+from protos.errors import DeadlineExceededError, IsthmusError, RemoteProtocolError
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig
-from sites.gateway.transport import SESSION_KEY
+from sites.gateway.server import Context, abort
 from topology.job import Probe
 
 _log = logging.getLogger(__name__)
@@ -29,10 +31,10 @@ PIECE_BYTES_MAX: Final = 1 << 20
 _TURN_BYTES_MIN: Final = 256 << 20
 _RATE_SLACK: Final = 4.0
 """A link may carry so much more than it was said to."""
-_POLL_S: Final = 0.1
+_POLL_S: Final = 0.02
 
-SiteOf = Callable[[str, grpc.ServicerContext], str]
-"""Names the site that a session belongs to, or aborts."""
+SiteOf = Callable[[Context], Awaitable[str]]
+"""Names the site that calls, or aborts."""
 
 
 def turn_s(probe: Probe, rtt_s: float) -> float:
@@ -60,13 +62,12 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         self._probe = config.probe
         self._site_of = site_of
         self._on_finished = on_finished
-        self._lock = threading.Lock()
         self._measuring = ""
         """The site whose turn it is; empty: none of the peers'."""
         self._received_bytes = 0
         self._num_pours = 0
 
-    def register(self, server: grpc.Server) -> None:
+    def register(self, server: grpc.aio.Server) -> None:
         """Add the methods to a server that has not been started."""
         probe_pb2_grpc.add_ProbeServicer_to_server(self, server)
         pour: grpc.RpcMethodHandler[bytes, bytes]
@@ -75,65 +76,53 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
             (grpc.method_handlers_generic_handler(PROBE_SERVICE, {POUR: pour}),)
         )
 
-    def Turn(  # noqa: N802 - gRPC fixes the name
-        self, request_iterator: Iterator[probe_pb2.TurnRequest], context: grpc.ServicerContext
-    ) -> Iterator[probe_pb2.TurnResponse]:
+    async def Turn(  # noqa: N802 - gRPC fixes the name
+        self, request_iterator: AsyncIterator[probe_pb2.TurnRequest], context: Context
+    ) -> AsyncIterator[probe_pb2.TurnResponse]:
         """Give the caller the turn, and say what came in whenever it asks."""
-        site = self._caller(context)
-        while not self.turn.acquire(timeout=_POLL_S):
-            if not context.is_active():  # the caller waits no longer
-                return
+        site = await self._site_of(context)
+        while not self.turn.acquire(blocking=False):  # noqa: ASYNC110 - a thread may hold it, too
+            await asyncio.sleep(_POLL_S)  # ends with the call, if the caller waits no longer
         try:
-            deadline_s = time.monotonic() + turn_s(self._probe, self._links[site].rtt_s)
-            watch = threading.Timer(deadline_s - time.monotonic(), context.cancel)
-            watch.daemon = True
-            watch.start()
-            try:
-                with self._lock:
-                    self._measuring, self._received_bytes = site, 0
-                yield self._counted()
-                for _ in request_iterator:
-                    if time.monotonic() > deadline_s:
-                        _abort(context, DeadlineExceededError("the turn has taken too long"))
+            self._measuring, self._received_bytes = site, 0
+            yield self._counted()
+            async with asyncio.timeout(turn_s(self._probe, self._links[site].rtt_s)):
+                async for _ in request_iterator:
                     yield self._counted()
-            finally:
-                watch.cancel()
+        except TimeoutError:
+            await abort(context, DeadlineExceededError("the turn has taken too long"))
         finally:
-            with self._lock:
-                self._measuring = ""
+            self._measuring = ""
             self.turn.release()
 
-    def Echo(  # noqa: N802 - gRPC fixes the name
-        self, request: probe_pb2.EchoRequest, context: grpc.ServicerContext
+    async def Echo(  # noqa: N802 - gRPC fixes the name
+        self, request: probe_pb2.EchoRequest, context: Context
     ) -> probe_pb2.EchoResponse:
         """Answer at once."""
-        self._caller(context)
+        await self._site_of(context)
         return probe_pb2.EchoResponse()
 
-    def Finish(  # noqa: N802 - gRPC fixes the name
-        self, request: probe_pb2.FinishRequest, context: grpc.ServicerContext
+    async def Finish(  # noqa: N802 - gRPC fixes the name
+        self, request: probe_pb2.FinishRequest, context: Context
     ) -> probe_pb2.FinishResponse:
         """Note that a peer has measured all its links."""
-        self._on_finished(self._caller(context))
+        self._on_finished(await self._site_of(context))
         return probe_pb2.FinishResponse()
 
-    def _pour(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        site = self._caller(context)
-        with self._lock:
-            self._num_pours += 1
-            num_pours = self._num_pours
+    async def _pour(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        site = await self._site_of(context)
+        self._num_pours += 1
         try:
             # Twice as many, for those that still end.
-            if num_pours > 2 * max(self._probe.connections):
+            if self._num_pours > 2 * max(self._probe.connections):
                 raise RemoteProtocolError(f"more than {max(self._probe.connections)} connections")
-            for piece in requests:
+            async for piece in requests:
                 self._take(site, len(piece))
         except IsthmusError as error:
             _log.warning("site %s: %s", site, error)
-            _abort(context, error)
+            await abort(context, error)
         finally:
-            with self._lock:
-                self._num_pours -= 1
+            self._num_pours -= 1
         return b""
 
     def _take(self, site: str, num_bytes: int) -> None:
@@ -147,24 +136,11 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         most_bytes = max(_TURN_BYTES_MIN, _RATE_SLACK * link.bytes_per_s * allowed_s)
         if num_bytes > PIECE_BYTES_MAX:
             raise RemoteProtocolError(f"a piece of {num_bytes} bytes: want {PIECE_BYTES_MAX}")
-        with self._lock:
-            if self._measuring != site:
-                raise RemoteProtocolError(f"it is not the turn of site {site}")
-            self._received_bytes += num_bytes
-            if self._received_bytes > most_bytes:
-                raise RemoteProtocolError(f"more than {most_bytes:.0f} bytes in one turn")
+        if self._measuring != site:
+            raise RemoteProtocolError(f"it is not the turn of site {site}")
+        self._received_bytes += num_bytes
+        if self._received_bytes > most_bytes:
+            raise RemoteProtocolError(f"more than {most_bytes:.0f} bytes in one turn")
 
     def _counted(self) -> probe_pb2.TurnResponse:
-        with self._lock:
-            return probe_pb2.TurnResponse(
-                received_bytes=self._received_bytes, now_s=time.monotonic()
-            )
-
-    def _caller(self, context: grpc.ServicerContext) -> str:
-        metadata = dict(context.invocation_metadata())
-        return self._site_of(str(metadata.get(SESSION_KEY, "")), context)
-
-
-def _abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
-    context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
-    raise AssertionError("abort raises")
+        return probe_pb2.TurnResponse(received_bytes=self._received_bytes, now_s=time.monotonic())

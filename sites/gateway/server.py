@@ -1,19 +1,18 @@
 """The receiving side: Hello, Push and Leave from the gateways of other sites.
 
-A process of its own serves them, on a pool of threads large enough that streams, which hold a thread
-each, never starve the small calls.
+All of them are served by tasks of the gateway's loop (`wire_loop.py`), which never wait for anything but peers.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn, Protocol
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import wait
+from typing import Any, Never, Protocol
 
 import grpc
+import grpc.aio
 
 from protos.errors import (
     STATUS,
@@ -40,19 +39,23 @@ from sites.gateway.channels import CHANNELS_MAX
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.transport import SERVICE, SESSION_KEY, server_options
+from sites.gateway.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 
 _CORRUPT_FRAMES_MAX = 3
 """A peer's frames that may fail their checksum and be asked for again, a run."""
 _STOP_GRACE_S = 0.2
+_START_S = 10.0
+_STOP_S = 5.0
 
 Sender = tuple[int, int]
 """Site index and node of a gateway."""
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Receiver(Protocol):
-    """Who gets what peers send. Called from many threads."""
+    """Who gets what peers send. Called on the loop's thread; never waits."""
 
     def receive(self, sender: Sender, frame: Frame) -> None:
         """Take a frame over; never wait."""
@@ -73,32 +76,15 @@ class ExchangeServer(ExchangeServicer):
     def __init__(self, config: GatewayConfig, receiver: Receiver) -> None:
         self._config = config
         self._receiver = receiver
-        self._lock = threading.Lock()
+        self._wire: WireLoop | None = None
+        self._server: grpc.aio.Server | None = None
+        self._servicers: list[Callable[[grpc.aio.Server], None]] = []
         self._sessions: dict[str, Sender] = {}
         self._corrupt: dict[Sender, int] = {}
-        gateways = sum(
-            config.nodes_per_site[config.sites.index(each.site)] for each in config.links
-        )
-        # Twice the streams, for those that are coming back while the broken ones still end. A thread
-        # begins with its first call.
-        num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
-        self._server = grpc.server(
-            ThreadPoolExecutor(num_rpcs, thread_name_prefix="rpc"),
-            options=server_options(config),
-            maximum_concurrent_rpcs=num_rpcs,
-        )
-        add_ExchangeServicer_to_server(self, self._server)
-        # Raw bytes both ways: no serializers, so gRPC hands over what is on the wire.
-        push: grpc.RpcMethodHandler[bytes, bytes]
-        push = grpc.stream_stream_rpc_method_handler(self._push)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Push": push}),)
-        )
 
-    @property
-    def grpc_server(self) -> grpc.Server:
-        """What serves: other services may be added before `start`."""
-        return self._server
+    def add(self, register: Callable[[grpc.aio.Server], None]) -> None:
+        """Have another service registered, before `start`."""
+        self._servicers.append(register)
 
     def start(self) -> int:
         """Listen on the configured host; return the port.
@@ -106,37 +92,68 @@ class ExchangeServer(ExchangeServicer):
         Raises:
             OSError: the host's address cannot be bound.
         """
-        host = self._config.bind_host
-        try:
-            port = self._server.add_insecure_port(f"{host}:0")
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}: is it an address of this machine?") from error
-        self._server.start()
-        return port
+        self._wire = WireLoop.acquire()
+        return self._wire.run(self._start()).result(_START_S)
 
     def close(self) -> None:
-        """End all streams and stop."""
-        self._server.stop(_STOP_GRACE_S).wait(timeout=5)
+        """End all streams and stop. Idempotent."""
+        wire, self._wire = self._wire, None
+        if wire is None:
+            return
+        wait([wire.run(self._stop())], _STOP_S)
+        WireLoop.release()
+
+    async def _start(self) -> int:
+        config = self._config
+        gateways = sum(
+            config.nodes_per_site[config.sites.index(each.site)] for each in config.links
+        )
+        # Twice the streams, for those that are coming back while the broken ones still end.
+        num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
+        server = self._server = grpc.aio.server(
+            options=server_options(config), maximum_concurrent_rpcs=num_rpcs
+        )
+        add_ExchangeServicer_to_server(self, server)
+        # Raw bytes both ways: no serializers, so gRPC hands over what is on the wire.
+        push: grpc.RpcMethodHandler[bytes, bytes]
+        push = grpc.stream_stream_rpc_method_handler(self._push)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Push": push}),)
+        )
+        for register in self._servicers:
+            register(server)
+        try:
+            port = server.add_insecure_port(f"{config.bind_host}:0")
+        except RuntimeError as error:
+            raise OSError(
+                f"cannot listen on {config.bind_host}: is it an address of this machine?"
+            ) from error
+        await server.start()
+        return port
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(_STOP_GRACE_S)
 
     # ---------------------------------------------------------------- the service
 
-    def Hello(  # noqa: N802 - gRPC fixes the name
-        self, request: HelloRequest, context: grpc.ServicerContext
+    async def Hello(  # noqa: N802 - gRPC fixes the name
+        self, request: HelloRequest, context: Context
     ) -> HelloResponse:
         """Open a session, or say again that it is open."""
         try:
             protocol, sender = self._admit(request)
         except IsthmusError as error:
             _log.warning("refused site %r: %s", request.site, error)
-            _abort(context, error)
+            await abort(context, error)
         self._receiver.greeted(sender)
         return HelloResponse(protocol=protocol, build=build(), session=self._session_of(sender))
 
-    def Leave(  # noqa: N802 - gRPC fixes the name
-        self, request: LeaveRequest, context: grpc.ServicerContext
+    async def Leave(  # noqa: N802 - gRPC fixes the name
+        self, request: LeaveRequest, context: Context
     ) -> LeaveResponse:
         """A peer's gateway ends."""
-        sender = self._sender(request.session, context)
+        sender = await self._sender(request.session, context)
         if not request.code:
             _log.info("site %s has finished", self._config.sites[sender[0]])
             self._receiver.peer_left(sender)
@@ -153,27 +170,26 @@ class ExchangeServer(ExchangeServicer):
             )
         return LeaveResponse()
 
-    def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    async def _push(self, _: AsyncIterator[bytes], context: Context) -> None:
         """Take frames over, one after another, and acknowledge each."""
-        metadata = dict(context.invocation_metadata())
-        sender = self._sender(str(metadata.get(SESSION_KEY, "")), context)
-        for message in requests:
+        sender = await self._sender(session_of(context), context)
+        while isinstance(message := await context.read(), bytes):  # else: the end
             try:
                 frame = unpack(message)
             except CorruptDataError as error:
                 self._count_corrupt(sender, error)
-                _abort(context, error)
+                await abort(context, error)
             except IsthmusError as error:
-                self._refuse(sender, error, context)
+                await self._refuse(sender, error, context)
             try:
                 self._receiver.receive(sender, frame)
             except IsthmusError as error:
-                self._refuse(sender, error, context)
+                await self._refuse(sender, error, context)
             except Exception as error:  # a task's root: else the peer would send it for ever
                 _log.exception("a frame of round %d was not taken", frame.key.round)
                 self._receiver.fail(Failure.of(error))
                 raise
-            yield pack_ack(frame.key, frame.generation)
+            await context.write(pack_ack(frame.key, frame.generation))
 
     # ---------------------------------------------------------------- who may do what
 
@@ -213,37 +229,33 @@ class ExchangeServer(ExchangeServicer):
             raise ConfigMismatchError(f"site {request.site} has no node {request.node}")
         return protocol, (index, request.node)
 
-    def site_of(self, session: str, context: grpc.ServicerContext) -> str:
-        """Return the site whose session it is; an unknown one is ABORTED."""
-        return self._config.sites[self._sender(session, context)[0]]
+    async def site_of(self, context: Context) -> str:
+        """Return the site whose session a call names; an unknown one is ABORTED."""
+        sender = await self._sender(session_of(context), context)
+        return self._config.sites[sender[0]]
 
     def _session_of(self, sender: Sender) -> str:
-        with self._lock:
-            for session, known in self._sessions.items():
-                if known == sender:
-                    return session
-            session = secrets.token_hex(16)
-            self._sessions[session] = sender
-            return session
+        for session, known in self._sessions.items():
+            if known == sender:
+                return session
+        session = secrets.token_hex(16)
+        self._sessions[session] = sender
+        return session
 
-    def _sender(self, session: str, context: grpc.ServicerContext) -> Sender:
-        with self._lock:
-            sender = self._sessions.get(session)
+    async def _sender(self, session: str, context: Context) -> Sender:
+        sender = self._sessions.get(session)
         if sender is None:
-            _abort(context, StaleGenerationError("an unknown session: say Hello first"))
+            await abort(context, StaleGenerationError("an unknown session: say Hello first"))
         return sender
 
-    def _refuse(
-        self, sender: Sender, error: IsthmusError, context: grpc.ServicerContext
-    ) -> NoReturn:
+    async def _refuse(self, sender: Sender, error: IsthmusError, context: Context) -> Never:
         self._receiver.fail(Failure.of(error, self._config.sites[sender[0]]))
-        _abort(context, error)
+        await abort(context, error)
 
     def _count_corrupt(self, sender: Sender, error: CorruptDataError) -> None:
         """Have a damaged frame sent again, but not for ever."""
         site = self._config.sites[sender[0]]
-        with self._lock:
-            count = self._corrupt[sender] = self._corrupt.get(sender, 0) + 1
+        count = self._corrupt[sender] = self._corrupt.get(sender, 0) + 1
         _log.warning("a frame from site %s was damaged on its way: %s", site, error)
         if count > _CORRUPT_FRAMES_MAX:
             self._receiver.fail(
@@ -255,6 +267,12 @@ class ExchangeServer(ExchangeServicer):
             )
 
 
-def _abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
-    context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))
-    raise AssertionError("abort raises")
+def session_of(context: Context) -> str:
+    """Return the session that a call names in its metadata; empty if it names none."""
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get(SESSION_KEY, ""))
+
+
+async def abort(context: Context, error: IsthmusError) -> Never:
+    """End a call with what an error means to its caller."""
+    await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), str(error))

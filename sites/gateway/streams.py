@@ -3,33 +3,45 @@
 So a slow connection holds up nothing but its own frame. A stream that breaks gives back what was not
 acknowledged and is opened again on a fresh connection, for after an outage that beats waiting for
 the old one's retransmission.
+
+They are tasks of the gateway's loop (`wire_loop.py`). One of them that has nothing to send is idle; idle ones
+get frames in turn as the outbox lets them go: when one is pushed, when an acknowledgement makes room, or when the
+pace allows it, for which the link has one timer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import wait
 
 import grpc
+import grpc.aio
 
 from protos.errors import StaleGenerationError
 from protos.frame import unpack_ack
 from sites.gateway.greeting import BACKOFF_FIRST_S, BACKOFF_MAX_S, details
 from sites.gateway.outbox import Outbox
 from sites.gateway.peer_watch import PeerWatch
+from sites.gateway.send_queue import Outgoing
 from sites.gateway.transport import PUSH_METHOD, SESSION_KEY
+from sites.gateway.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 
-Start = Callable[[Callable[[], None], str], None]
-"""Runs something on a thread of the link, by that name."""
+_CHECK_S = 1.0
+"""How often idle streams look around, whatever nobody told them."""
+_END_S = 2.0
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class Streams:
-    """As many streams as `grow` was asked for, until the outbox is over."""
+    """As many streams as `grow` was asked for, until the outbox is over. `close` always."""
 
     def __init__(
         self,
@@ -37,7 +49,7 @@ class Streams:
         watch: PeerWatch,
         *,
         generation: int,
-        start: Start,
+        on_failure: Callable[[BaseException], None],
         on_progress: Callable[[], None],
     ) -> None:
         """Start none.
@@ -46,58 +58,87 @@ class Streams:
             outbox: what they carry.
             watch: knows the peer; hears of every answer.
             generation: what acknowledgements must name.
-            start: as in `Link`.
+            on_failure: called on the loop's thread with what ended a stream for good; must not block.
             on_progress: called when a frame has left the outbox; must not block.
         """
         self.num_streams = 0
         self._outbox = outbox
         self._watch = watch
         self._generation = generation
-        self._start = start
+        self._on_failure = on_failure
         self._on_progress = on_progress
         self._lock = threading.Lock()
-        self._calls: dict[int, grpc.Call] = {}
+        self._wire: WireLoop | None = None
+        self._is_closed = False
+        # Of the loop's thread alone:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle: dict[int, asyncio.Future[Outgoing]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def grow(self, num_streams: int) -> None:
         """Start streams until there are so many. Called by one thread at a time."""
-        for index in range(self.num_streams, num_streams):
-            self._start(functools.partial(self._run, index), f"stream-{index}")
+        with self._lock:
+            if self._is_closed:
+                return
+            if self._wire is None:
+                self._wire = WireLoop.acquire()
+                self._outbox.listen(self._wake)
+            for index in range(self.num_streams, num_streams):
+                self._wire.call(functools.partial(self._open, index))
         self.num_streams = max(self.num_streams, num_streams)
         self._outbox.widen(self.num_streams)
 
-    def cancel(self) -> None:
-        """Break all streams; the outbox is closed, so they do not come back."""
+    def close(self) -> None:
+        """End all streams; the outbox is closed, so they do not come back. Idempotent."""
         with self._lock:
-            calls = list(self._calls.values())
-        for call in calls:
-            call.cancel()
+            self._is_closed = True
+            wire, self._wire = self._wire, None
+        if wire is None:
+            return
+        wait([wire.run(self._end())], _END_S)
+        WireLoop.release()
 
-    def _run(self, index: int) -> None:
+    # ---------------------------------------------------------------- on the loop's thread
+
+    def _open(self, index: int) -> None:
+        task = asyncio.create_task(self._run(index), name=f"stream-{index}-{self._watch.peer.site}")
+        task.add_done_callback(self._report)
+        self._tasks.append(task)
+
+    def _report(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_failure(error)
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _run(self, index: int) -> None:
         backoff_s = BACKOFF_FIRST_S
         while not self._outbox.is_over:
-            with self._watch.channel() as channel:
-                if self._push(channel, index):
+            async with self._watch.stream_channel() as channel:
+                if await self._push(channel, index):
                     backoff_s = BACKOFF_FIRST_S
             # Full jitter, so that streams which broke together do not come back together.
-            self._outbox.closed.wait(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
+            await asyncio.sleep(random.uniform(0, backoff_s))  # noqa: S311 - not a secret
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
-    def _push(self, channel: grpc.Channel, index: int) -> bool:
+    async def _push(self, channel: grpc.aio.Channel, index: int) -> bool:
         """Run one stream until it ends; return whether any frame got through.
 
         Raises:
             IsthmusError: the peer will never take this stream.
         """
-        push: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(PUSH_METHOD)
-        broken = threading.Event()
-        call = push(self._frames(index, broken), metadata=((SESSION_KEY, self._watch.session),))
-        with self._lock:
-            self._calls[index] = call
-        if self._outbox.is_over:
-            call.cancel()
+        push: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(PUSH_METHOD)
+        call = push(metadata=((SESSION_KEY, self._watch.session),))
+        sending = asyncio.create_task(self._send(call, index))
+        sending.add_done_callback(self._report)
         progressed = False
         try:
-            for answer in call:
+            while isinstance(answer := await call.read(), bytes):  # else: the end
                 self._acknowledge(answer)
                 progressed = True
         except grpc.RpcError as error:
@@ -105,20 +146,47 @@ class Streams:
             if not self._outbox.is_over:
                 _log.warning("stream %d to %s broke: %s", index, self._watch.peer, details(error))
         finally:
-            broken.set()
+            sending.cancel()
+            await asyncio.wait([sending])
             call.cancel()
-            with self._lock:
-                del self._calls[index]
             again = self._outbox.requeue(index)
             if again and not self._outbox.is_over:
                 _log.info("%d frames to %s are sent again", again, self._watch.peer)
         return progressed
 
-    def _frames(self, index: int, broken: threading.Event) -> Iterator[bytes]:
-        """Yield frames as the window allows; called by gRPC's own thread."""
-        while (item := self._outbox.take(index, broken)) is not None:
-            self._on_progress()
-            yield item.data
+    async def _send(self, call: Call, index: int) -> None:
+        """Send frames as the window allows. If the call ends, who reads its answers hears why."""
+        try:
+            while True:
+                waiter = asyncio.get_running_loop().create_future()
+                self._idle[index] = waiter
+                self._feed()
+                item = await waiter
+                self._on_progress()
+                await call.write(item.data)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return
+        finally:
+            self._idle.pop(index, None)
+
+    def _feed(self) -> None:
+        """Give idle streams, in turn, the frames that may leave now."""
+        while self._idle:
+            index = next(iter(self._idle))
+            item = self._outbox.take(index)
+            if item is None:
+                break
+            waiter = self._idle.pop(index)
+            if not waiter.cancelled():
+                waiter.set_result(item)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._idle and not self._outbox.is_over:
+            delay_s = self._outbox.delay_s()
+            loop = asyncio.get_running_loop()
+            delay_s = delay_s if 0 < delay_s < _CHECK_S else _CHECK_S
+            self._timer = loop.call_later(delay_s, self._feed)
 
     def _acknowledge(self, answer: bytes) -> None:
         key, generation = unpack_ack(answer)
@@ -126,3 +194,12 @@ class Streams:
             raise StaleGenerationError(f"{self._watch.peer} acknowledged generation {generation}")
         self._watch.heard()
         self._outbox.acknowledge(key)
+        self._feed()
+
+    # ---------------------------------------------------------------- on any thread
+
+    def _wake(self) -> None:
+        """There may be something for an idle stream."""
+        wire = self._wire
+        if wire is not None:
+            wire.call(self._feed)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import queue
 import socket
-import threading
 import time
 from pathlib import Path
 
@@ -30,15 +28,22 @@ LINK = PeerLink(site="birch", bytes_per_s=125e6, rtt_s=0.08, max_flows=16)
 PEER = Peer("birch", 0, "127.0.0.1", 1)
 
 
+class CountedStreams(Streams):
+    """Are counted, and not run."""
+
+    def grow(self, num_streams: int) -> None:
+        self.num_streams = max(self.num_streams, num_streams)
+
+
 def growing(folder: Path, wanted: int | None) -> tuple[ChannelGrowth, Streams, Outbox]:
     """Return a link's parts, whose streams are counted and not run."""
     outbox = Outbox(Window(bytes_per_s=125e6, rtt_s=0.08, most_bytes=1 << 25))
     config = gateway_config(folder, ReductionPlan(2, (), "gather"), 0)
-    streams = Streams(
+    streams = CountedStreams(
         outbox,
         PeerWatch(config, PEER, outbox),
         generation=1,
-        start=lambda _target, _name: None,
+        on_failure=lambda _error: None,
         on_progress=lambda: None,
     )
     return ChannelGrowth(wanted, LINK, PEER, outbox, streams), streams, outbox
@@ -148,35 +153,36 @@ def test_where_nothing_leaves_the_host_nothing_is_lost(
     assert (len(freed), len(counted)) == ((1, 0) if rtt_s < 1e-3 else (0, 1))
 
 
-def test_each_frame_wakes_a_stream_that_waits_for_one(tmp_path: Path) -> None:
-    """And what one of them leaves behind, the next takes: nobody waits beside a frame that may leave."""
-    outbox = Outbox(Window(bytes_per_s=1e12, rtt_s=0.08, most_bytes=1 << 25))
-    taken: queue.Queue[int] = queue.Queue()
+def pushed(outbox: Outbox, chunks: range) -> None:
+    for chunk in chunks:
+        key = ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION)
+        assert outbox.push(Frame(key, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
 
-    def carry(stream: int, broken: threading.Event) -> None:
-        while (item := outbox.take(stream, broken)) is not None:
-            taken.put(item.key.chunk)
 
-    broken = [threading.Event() for _ in range(4)]
-    streams = [threading.Thread(target=carry, args=each) for each in enumerate(broken)]
-    for each in streams:
-        each.start()
-    try:
-        for chunk in range(200):
-            key = ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION)
-            assert outbox.push(Frame(key, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
-        assert sorted(taken.get(timeout=10) for _ in range(200)) == list(range(200))
-        broken[0].set()
-        again = outbox.requeue(0)
-        assert len({taken.get(timeout=10) for _ in range(again)}) == again
-        for chunk in range(200):
-            outbox.acknowledge(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION))
-        assert outbox.wait_empty(time.monotonic() + 10)
-    finally:
-        outbox.close()
-        for each in streams:
-            each.join(10)
-    assert not any(each.is_alive() for each in streams)
+def test_streams_are_told_once_when_there_is_something_for_them_again() -> None:
+    outbox = Outbox(Window(bytes_per_s=1e15, rtt_s=0.08, most_bytes=1 << 25))
+    told: list[None] = []
+    outbox.listen(lambda: told.append(None))
+    pushed(outbox, range(2))
+    assert not told, "no stream has asked yet"
+    taken = [outbox.take(stream) for stream in (0, 1, 0)]
+    assert [item and item.key.chunk for item in taken] == [0, 1, None]
+    pushed(outbox, range(2, 9))
+    assert len(told) == 1, "who is told takes all of them"
+    assert [item.key.chunk for _ in range(7) if (item := outbox.take(1))] == [*range(2, 9)]
+    assert outbox.take(0) is None
+    assert outbox.requeue(0) == 1
+    assert len(told) == 2, "what a broken stream had is there again"
+    assert outbox.requeue(0) == 0
+    assert len(told) == 2
+    again = outbox.take(1)
+    assert again is not None
+    assert again.key.chunk == 0
+    for chunk in range(9):
+        outbox.acknowledge(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION))
+    assert outbox.wait_empty(time.monotonic() + 10)
+    outbox.close()
+    assert outbox.take(0) is None
 
 
 def test_what_is_pushed_after_the_peer_left_is_dropped(tmp_path: Path) -> None:

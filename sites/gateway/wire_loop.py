@@ -1,0 +1,79 @@
+"""The thread on which a gateway's streams run, all of them, as tasks of one event loop.
+
+With threads of their own, each frame woke seven of them, one after another, and each had to get the
+interpreter's lock from the one before: on a machine with few cores that cost more than carrying it.
+gRPC has one source of events a process for asyncio, so one loop serves all links of all gateways in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, ClassVar, TypeVar
+
+_JOIN_S = 5.0
+_END_S = 2.0
+
+Result = TypeVar("Result")
+
+
+class WireLoop:
+    """An event loop on a thread of its own. `acquire` it, and `release` it once nothing runs there."""
+
+    _shared: ClassVar[WireLoop | None] = None
+    _num_users: ClassVar[int] = 0
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
+
+    @classmethod
+    def acquire(cls) -> WireLoop:
+        """Return the process's loop; the first who asks starts it."""
+        with cls._lock:
+            if cls._shared is None:
+                cls._shared = cls()
+                cls._shared._thread.start()
+            cls._num_users += 1
+            return cls._shared
+
+    @classmethod
+    def release(cls) -> None:
+        """The last of those who have acquired the loop ends it. Not on the loop's own thread."""
+        with cls._lock:
+            cls._num_users -= 1
+            if cls._num_users or cls._shared is None:
+                return
+            ended, cls._shared = cls._shared, None
+            ended.loop.call_soon_threadsafe(ended.loop.stop)
+            ended._thread.join(_JOIN_S)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have something done there soon; may be called from any thread. Once the loop has ended: never."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a task there; may be called from any thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            self.loop.run_until_complete(_end_tasks())
+        finally:
+            self.loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancel what gRPC still had to do, and wait for it: it would be noticed when memory is freed."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_END_S)
