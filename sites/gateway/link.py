@@ -124,6 +124,10 @@ class Link:
         """The peer has said something over its own link to here."""
         self._watch.reached()
 
+    def wanted_again(self) -> None:
+        """Another plan needs the link. The peer may have dropped its own while none did: it is given time anew."""
+        self._watch.reached()
+
     def peer_left(self) -> None:
         """The peer has finished: it needs nothing more, and may go away."""
         self._outbox.leave()

@@ -86,6 +86,8 @@ class PeerLinks:
     def add(self, sites: Iterable[int]) -> dict[Sender, Link]:
         """Make the links to some sites that there are not yet, and return these; the caller opens them.
 
+        Of those that there are, the peers may just be making their own again.
+
         Raises:
             LocalProtocolError: this site has no link to one of them.
         """
@@ -98,6 +100,9 @@ class PeerLinks:
         with self._lock:
             if self._is_closed:
                 raise LocalProtocolError("this gateway is stopping")
+            for sender, link in self._links.items():
+                if sender[0] in wanted:
+                    link.wanted_again()
             added = {
                 sender: Link(
                     self._config,

@@ -143,7 +143,8 @@ class PeerWatch:
             ) from error
 
     def _raise_if_unreached(self) -> None:
-        silent_s = 0.0 if self._reached_s is None else time.monotonic() - self._reached_s
+        reached_s = self._reached_s  # other threads write it
+        silent_s = 0.0 if reached_s is None else time.monotonic() - reached_s
         was_doubted, self._is_doubted = self._is_doubted, silent_s > self._config.peer_lost_s
         if was_doubted and self._is_doubted:
             raise PeerLostError(

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from protos.errors import PeerLostError
+from sites.gateway import peer_watch
 from sites.gateway.agent_port import Decide, Prepare, read_commands
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.exchange import Exchange
@@ -245,6 +248,37 @@ def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
     assert failures == [lost]
     assert seen[-1].keys() == {(1, 0)}
     assert links.add([2]).keys() == {(2, 0)}, "a later plan may want it again"
+    links.close()
+
+
+def test_a_peer_makes_a_link_again_that_another_plan_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had dropped its own, and is silent since: a plan that both begin to need must not end the run."""
+    clock = [100.0]
+    monkeypatch.setattr(peer_watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    links = PeerLinks(
+        configs_of(tmp_path, STARS[0], peer_lost_s=2.0)[0],
+        on_change=lambda _: None,
+        on_failure=lambda failure: pytest.fail(str(failure)),
+        on_progress=lambda: None,
+        needs=lambda _: True,
+    )
+    links.meet(Peer(site, 0, "127.0.0.1", 9) for site in SITES[1:3])
+    links.add([1])
+    link = links.all[1, 0]
+    link.reached()
+    look = link._watch._raise_if_unreached
+    clock[0] += 2.1
+    look()
+    assert links.add([1]) == {}
+    for _ in range(4):
+        clock[0] += 0.5
+        look()
+    clock[0] += 0.1
+    look()
+    with pytest.raises(PeerLostError, match=r"has sent nothing by itself for 2\.1 s"):
+        look()
     links.close()
 
 
