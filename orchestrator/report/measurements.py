@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -37,16 +38,11 @@ class Measurements:
         """Take every line; one that makes no sense is counted, not believed."""
         record = self._record
         try:
-            parts = parts_of(path)
-            for part in parts:
-                for line in _lines(part.path):
-                    self._take(line)
-            if parts[0].first:
-                record.gaps.append(
-                    f"{path}: its first {parts[0].first} lines, for only the newest are kept"
-                )
-        except FileNotFoundError:
-            record.gaps.append(f"there is no {path}: nothing was measured")
+            first = self._take_parts(path)
+            if first is None:
+                record.gaps.append(f"there is no {path}: nothing was measured")
+            elif first:
+                record.gaps.append(f"{path}: its first {first} lines, for only the newest are kept")
         except OSError as error:
             record.gaps.append(f"{path}: {error.strerror}")
         if self._num_odd:
@@ -61,6 +57,20 @@ class Measurements:
         if record.job is not None and record.job.exchange.schedule == "serial":
             hold_back(record.timelines)
         record.faults.sort(key=lambda fault: fault.wall_s)
+
+    def _take_parts(self, path: Path) -> int | None:
+        """Take the lines of all parts; return the number of the first one, None if no part is there.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        first = None
+        for part in parts_of(path):
+            with contextlib.suppress(FileNotFoundError):  # the oldest goes while a run is read
+                for line in _lines(part.path):
+                    self._take(line)
+                first = part.first if first is None else first
+        return first
 
     def _take(self, line: bytes) -> None:
         try:

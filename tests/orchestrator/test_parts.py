@@ -10,6 +10,7 @@ import pytest
 from orchestrator import log_files, run_files
 from orchestrator.log_files import LogReader, LogWriter
 from orchestrator.parts import Limits, PartWriter, parts_of
+from orchestrator.report import measurements
 from orchestrator.report.reading import read_record
 from orchestrator.run_files import METRICS, RunFiles
 from protos.control.v1 import control_pb2
@@ -106,7 +107,9 @@ def test_the_tail_may_begin_in_an_earlier_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_report_reads_all_parts_and_says_what_is_gone(tmp_path: Path) -> None:
+def test_a_report_reads_all_parts_and_says_what_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = RunFiles(tmp_path)
     for step in range(60):
         files.append_metrics([metric("a", "evaluation", step, 1.0 + step, {"held_out_loss": 2.0})])
@@ -117,3 +120,9 @@ def test_a_report_reads_all_parts_and_says_what_is_gone(tmp_path: Path) -> None:
     record = read_record(run, [])
     assert [step for step, _ in record.evaluations] == list(range(parts[0].first, 60))
     assert any(f"its first {parts[0].first} lines" in gap for gap in record.gaps), record.gaps
+    # The oldest part goes just when it was to be read.
+    parts[0].path.unlink()
+    monkeypatch.setattr(measurements, "parts_of", lambda _: parts)
+    record = read_record(run, [])
+    assert [step for step, _ in record.evaluations] == list(range(parts[1].first, 60))
+    assert any(f"its first {parts[1].first} lines" in gap for gap in record.gaps), record.gaps
