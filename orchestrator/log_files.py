@@ -58,7 +58,7 @@ class LogWriter:
         (self._folder / site).mkdir(parents=True, exist_ok=True)
         for source, written in texts.items():
             self._writer(site, source).append(written)
-        self._next = sequences
+            self._next[site, source] = sequences[site, source]
 
     def _writer(self, site: str, source: str) -> PartWriter:
         writer = self._writers.get((site, source))

@@ -7,6 +7,7 @@ while somebody writes needs no lock: list the parts, then read them.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,13 +51,21 @@ class PartWriter:
         self._part = Part(0, path)
 
     def append(self, lines: list[str]) -> None:
-        """Append lines, each with its line break.
+        """Append lines, each with its line break; all of them or none.
 
         Raises:
             OSError: the disk refuses.
         """
-        with self._part.path.open("a", encoding="utf-8", errors="replace") as file:
-            file.write("".join(lines))
+        data = memoryview("".join(lines).encode(errors="replace"))
+        with self._part.path.open("ab", buffering=0) as file:
+            began_bytes = file.tell()
+            try:
+                while data:
+                    data = data[file.write(data) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(began_bytes)  # who tries again begins at a line
+                raise
             num_bytes = file.tell()
         self._num_lines += len(lines)
         if num_bytes >= self._limits.part_bytes:

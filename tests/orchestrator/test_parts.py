@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,24 @@ def test_logs_are_followed_across_parts(tmp_path: Path, seed: int) -> None:
     for source, sequences in seen.items():
         assert sequences == sorted(set(sequences)), f"{seed=}"
         assert sequences[-1] == written[source] - 1, f"{seed=}"
+
+
+def test_what_a_full_disk_has_refused_is_written_once_when_it_comes_again(tmp_path: Path) -> None:
+    writer = LogWriter(tmp_path)
+    lines = [*shipped("rank0", 0, 3), *shipped("rank1", 0, 2000)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="File too large"):
+                writer.append("a", lines)
+            assert not (tmp_path / "logs" / "a" / "rank1.log").read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.append("a", lines)
+    for source, count in (("rank0", 3), ("rank1", 2000)):
+        told = [str(number) for number in range(count)]
+        assert whole(tmp_path / "logs" / "a" / f"{source}.log") == told
 
 
 @pytest.mark.usefixtures("small")
