@@ -100,22 +100,18 @@ def command(
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
-    folder = submit(pair, home_folder(home), run_id or new_run_id(), coordinator, faults)
-    output.text(folder.run_id)
-    if detach:
-        output.note(f"follow it: isthmus status {folder.run_id} --watch")
-        return output.result(
-            {"run_id": folder.run_id, "folder": str(folder.path), "detached": True}
-        )
-    try:
-        return _follow(output, folder, home, deadline_s)
-    except KeyboardInterrupt as error:
-        exit_code = INTERRUPTION.answer(error)
-        output.note(
-            f"detached; the run goes on. Follow it: isthmus status {folder.run_id} --watch. "
-            f"Stop it: isthmus cancel {folder.run_id}"
-        )
-        return output.result({"run_id": folder.run_id, "detached": True}, exit_code=exit_code)
+    with INTERRUPTION.holding():  # whoever interrupts it is told whether there is a run
+        folder = submit(pair, home_folder(home), run_id or new_run_id(), coordinator, faults)
+        try:
+            return _tell(output, folder, home, deadline_s, detach=detach)
+        except KeyboardInterrupt as error:
+            exit_code = INTERRUPTION.answer(error)
+            output.note(
+                f"detached; the run goes on. Follow it: isthmus status {folder.run_id} --watch. "
+                f"Stop it: isthmus cancel {folder.run_id}"
+            )
+            data = {"run_id": folder.run_id, "detached": True}
+            return output.result(data, exit_code=exit_code)
 
 
 def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:
@@ -142,6 +138,18 @@ def _faults(
         raise click.UsageError("--faults: the WAN is not emulated here; give --emulate too")
     load_faults_file(path, pair.topology)
     return ["--faults", str(path.absolute()), *([] if seed is None else ["--seed", str(seed)])]
+
+
+def _tell(
+    output: Output, folder: RunFolder, home: Path | None, deadline_s: float | None, *, detach: bool
+) -> int:
+    """Say what the run is called, and follow it unless it is to be left alone."""
+    output.text(folder.run_id)
+    if not detach:
+        return _follow(output, folder, home, deadline_s)
+    output.note(f"follow it: isthmus status {folder.run_id} --watch")
+    data = {"run_id": folder.run_id, "folder": str(folder.path), "detached": True}
+    return output.result(data)
 
 
 def _follow(output: Output, folder: RunFolder, home: Path | None, deadline_s: float | None) -> int:
