@@ -146,14 +146,20 @@ class Interruption:
         now_s = self._now_s()
         if self._first_s is not None:
             if now_s - self._first_s > SAME_S:
-                self._leave(signum)
+                self.leave(signum)
             return
         self._first_s, self._pending = now_s, signum
         if not self._num_held:
             self.raised = Interrupted(signum)
             raise self.raised
 
-    def _leave(self, signum: int) -> None:
+    def answered(self) -> None:
+        """A signal was taken elsewhere (signals.py): the next one is a second."""
+        if self._first_s is None:
+            self._first_s = self._now_s()
+
+    def leave(self, signum: int) -> None:
+        """End the process at once."""
         if os.isatty(2):
             os.write(2, SHOW_CURSOR)  # a live table may have hidden it
         self._exit_now(128 + signum)

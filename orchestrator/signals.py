@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -23,13 +22,12 @@ def run_command(main: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
 
     async def until_signalled() -> Result:
         with first_signal() as signalled:
-            INTERRUPTION.check()  # whether one has come before it would have been seen here
             running = asyncio.create_task(main(), name="command")
             waits: list[asyncio.Future[Any]] = [signalled, running]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 running.cancel()
-                await asyncio.wait([running])
+                await asyncio.gather(running, return_exceptions=True)
                 raise Interrupted(signalled.result())
             return running.result()
 
@@ -39,7 +37,11 @@ def run_command(main: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
 
 @contextmanager
 def first_signal() -> Iterator[asyncio.Future[int]]:
-    """Give what the first SIGTERM or SIGINT resolves; a second one ends the process at once."""
+    """Give what the first SIGTERM or SIGINT resolves; a second one ends the process at once.
+
+    Raises:
+        Interrupted: one came before it would have been seen here, while a command held something.
+    """
     loop = asyncio.get_running_loop()
     first: asyncio.Future[int] = loop.create_future()
     first_s = 0.0
@@ -50,14 +52,17 @@ def first_signal() -> Iterator[asyncio.Future[int]]:
             first_s = loop.time()
             first.set_result(signum)
         elif loop.time() - first_s > SAME_S:
-            os._exit(128 + signum)
+            INTERRUPTION.leave(signum)
 
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     for each in before:
         loop.add_signal_handler(each, on_signal, int(each))
     try:
+        INTERRUPTION.check()
         yield first
     finally:
+        if first.done():
+            INTERRUPTION.answered()
         for each, handler in before.items():
             loop.remove_signal_handler(each)
             signal.signal(each, handler)

@@ -16,6 +16,7 @@ from rich.live import Live
 from orchestrator.cli.output import Output
 from orchestrator.emulator.emulations import claimed
 from orchestrator.emulator.standing import Listeners, Standing, Wanted
+from orchestrator.interruption import INTERRUPTION
 from orchestrator.view.emulation import EmulationTable
 from topology.faults import TimedChange
 
@@ -32,7 +33,7 @@ def run_emulation(output: Output, wanted: Wanted, home: Path, name: str | None) 
     """
     # It is followed: who reads it needs to know where the sites are while it runs.
     output.streaming = True
-    with claimed(home, name, wanted.topology.name) as folder:
+    with INTERRUPTION.holding(), claimed(home, name, wanted.topology.name) as folder:
         shown = Shown(output, wanted)
         listeners = Listeners(on_up=shown.up, on_fault=shown.fault, on_counters=shown.counters)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import queue
 import random
@@ -22,7 +23,7 @@ from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import load_pair
 from orchestrator.home import run_folders
 from orchestrator.interruption import INTERRUPTION, SAME_S, Interrupted, Interruption
-from orchestrator.signals import run_command
+from orchestrator.signals import first_signal, run_command
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus, Result
 from tests.cli.runs import a_run
@@ -317,3 +318,45 @@ def test_a_coroutine_is_cancelled() -> None:
     with INTERRUPTION.listening(is_program=False), pytest.raises(Interrupted):
         run_command(measure)
     assert ended
+
+
+def test_what_a_cancelled_coroutine_fails_with_is_not_told_and_a_second_signal_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left_with: list[int] = []
+    monkeypatch.setattr(INTERRUPTION, "_exit_now", left_with.append)
+    clock = [100.0]
+    monkeypatch.setattr(INTERRUPTION, "_now_s", lambda: clock[0])
+
+    async def measure() -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.wait_for(asyncio.Event().wait(), 60)
+        finally:
+            raise OSError("what it used is gone")
+
+    with INTERRUPTION.listening(is_program=False), INTERRUPTION.holding():
+        with pytest.raises(Interrupted):
+            run_command(measure)
+        gc.collect()
+        clock[0] += 2 * SAME_S
+        signal.raise_signal(signal.SIGTERM)
+    assert left_with == [143]
+    assert not caplog.records
+
+
+def test_a_signal_before_a_loop_listens_is_raised_there() -> None:
+    async def never() -> None:
+        raise AssertionError("nothing is begun")
+
+    async def serve() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        with first_signal():
+            await never()
+
+    with (
+        INTERRUPTION.listening(is_program=False),
+        INTERRUPTION.holding(),
+        pytest.raises(Interrupted),
+    ):
+        asyncio.run(serve())
