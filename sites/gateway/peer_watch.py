@@ -40,7 +40,8 @@ class PeerWatch:
         self._heard_s = 0.0
         self._reached_s: float | None = None
         """When the peer last said something by itself; None: not since this watch was made."""
-        self._is_doubted = False
+        self._doubted_s: float | None = None
+        """Since when the peer was silent that the look before found silent for too long."""
 
     def channel(self) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
@@ -145,8 +146,11 @@ class PeerWatch:
     def _raise_if_unreached(self) -> None:
         reached_s = self._reached_s  # other threads write it
         silent_s = 0.0 if reached_s is None else time.monotonic() - reached_s
-        was_doubted, self._is_doubted = self._is_doubted, silent_s > self._config.peer_lost_s
-        if was_doubted and self._is_doubted:
+        if silent_s <= self._config.peer_lost_s:
+            return
+        # Of the same silence: if both gateways stand still again and again, each look may find another.
+        was_doubted, self._doubted_s = self._doubted_s == reached_s, reached_s
+        if was_doubted:
             raise PeerLostError(
                 f"{self.peer} answers, but has sent nothing by itself for {silent_s:.1f} s: it has "
                 "lost its link to here",

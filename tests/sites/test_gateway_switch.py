@@ -20,11 +20,14 @@ from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
 from sites.gateway.greeting import Peer
 from sites.gateway.link import Link
+from sites.gateway.outbox import Outbox
 from sites.gateway.peer_links import PeerLinks
+from sites.gateway.peer_watch import PeerWatch
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.rank_encoding import RankEncoding
 from sites.gateway.server import Sender
+from sites.gateway.transport import window_of
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, join, reduce_once
 from topology.trees import ReductionPlan, star
@@ -280,6 +283,23 @@ def test_a_peer_makes_a_link_again_that_another_plan_wants(
     with pytest.raises(PeerLostError, match=r"has sent nothing by itself for 2\.1 s"):
         look()
     links.close()
+
+
+def test_pauses_of_the_whole_machine_are_not_one_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(peer_watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    config = configs_of(tmp_path, STARS[0], peer_lost_s=2.0)[0]
+    peer = Peer(SITES[1], 0, "127.0.0.1", 9)
+    watch = PeerWatch(config, peer, Outbox(window_of(config, config.links[0])))
+    for _ in range(3):
+        watch.reached()
+        clock[0] += 2.1  # both stand still, and this side is the first to go on
+        watch._raise_if_unreached()
+    clock[0] += 0.4
+    with pytest.raises(PeerLostError, match=r"for 2\.5 s"):
+        watch._raise_if_unreached()
 
 
 @pytest.mark.slow
