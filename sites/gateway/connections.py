@@ -1,7 +1,7 @@
 """What the kernel knows of this process's TCP connections to a peer: gRPC does not tell.
 
-Their sockets are found among the process's open files, by where they lead, and asked; of those that
-stay on the host one setting is changed. Each is asked through a duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
+Their sockets are found among the process's open files, by where they lead, and asked; BBR's are told two things
+that it cannot know. Each is asked through a duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
 """
 
 from __future__ import annotations
@@ -11,22 +11,29 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 _TOTAL_RETRANS_AT: Final = 100  # linux/tcp.h, struct tcp_info
+_MIN_RTT_US_AT: Final = 148
 _DATA_SEGS_OUT_AT: Final = 156
 _INFO_BYTES: Final = 160
 _NAME_BYTES: Final = 16
 _EVERYWHERE: Final = b"reno"
 """Every Linux has it, and lets everybody use it."""
 _OPEN_FILES = Path("/proc/self/fd")
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _SEND_BUFFER_MAX = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SLOW_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _PAYLOAD_SHARE: Final = 0.75
 """Of a send buffer's limit; the rest is the kernel's bookkeeping. Measured: 0.6 to 0.85."""
+_LONGER: Final = 2.0
+"""BBR keeps twice a round trip on the way: where that has become longer than this, it has to know."""
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +59,12 @@ def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
 
 def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
     """Count the segments of all connections that lead to one of `addresses`."""
-    sent, sent_again, name = 0, 0, ""
-    for duplicate in _sockets():
-        with contextlib.suppress(OSError), duplicate:  # not connected, or no longer
-            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-                continue  # a rank's, or one of netlink that the resolver has open for a moment
-            remote = duplicate.getpeername()
-            if (_plain(remote[0]), remote[1]) not in addresses:
-                continue
-            info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            if len(info) == _INFO_BYTES:
-                sent += struct.unpack_from("=I", info, _DATA_SEGS_OUT_AT)[0]
-                sent_again += struct.unpack_from("=I", info, _TOTAL_RETRANS_AT)[0]
-                name = _congestion_control(duplicate)
-    return Segments(sent, sent_again, name)
+    found = _ask(addresses, _segments)
+    return Segments(
+        sum(each.sent for each in found),
+        sum(each.sent_again for each in found),
+        found[-1].congestion_control if found else "",
+    )
 
 
 def free_local(addresses: frozenset[tuple[str, int]]) -> bool:
@@ -74,18 +73,20 @@ def free_local(addresses: frozenset[tuple[str, int]]) -> bool:
     BBR spreads what is sent over time, by a timer. Between two processes of a host no queue is spared by
     that, and a transfer takes up to twice as long.
     """
-    is_local = False
-    for duplicate in _sockets():
-        with contextlib.suppress(OSError), duplicate:  # not connected, no longer, or not allowed
-            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
-                continue
-            own, remote = duplicate.getsockname(), duplicate.getpeername()
-            if (_plain(remote[0]), remote[1]) not in addresses or own[0] != remote[0]:
-                continue
-            is_local = True
-            if _congestion_control(duplicate).startswith("bbr"):
-                duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _EVERYWHERE)
-    return is_local
+    return any(_ask(addresses, _free))
+
+
+def begin_bbr_anew(addresses: frozenset[tuple[str, int]], rtt_s: float) -> int:
+    """Have BBR begin anew on connections to `addresses` that have nothing on the way; return how many.
+
+    It then takes the shortest round trip that the kernel has seen for just measured, and keeps its window. Where
+    the path has become more than twice as long, BBR is left to find that out.
+
+    Args:
+        addresses: as of `addresses_of`.
+        rtt_s: the idle link's round trip of late.
+    """
+    return sum(_ask(addresses, partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
 
 
 def send_buffer_bytes() -> int | None:
@@ -108,6 +109,67 @@ def starts_slowly_after_idle() -> bool:
 def _congestion_control(connection: socket.socket) -> str:
     name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
     return name.split(b"\0", 1)[0].decode("ascii", "replace")
+
+
+def _allowed() -> frozenset[str]:
+    """Return the algorithms that this process may choose."""
+    try:
+        return frozenset(_ALLOWED.read_text().split())
+    except OSError:
+        return frozenset()
+
+
+def _segments(connection: socket.socket) -> Segments:
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    if len(info) < _INFO_BYTES:
+        return Segments()
+    return Segments(
+        struct.unpack_from("=I", info, _DATA_SEGS_OUT_AT)[0],
+        struct.unpack_from("=I", info, _TOTAL_RETRANS_AT)[0],
+        _congestion_control(connection),
+    )
+
+
+def _free(connection: socket.socket) -> bool:
+    """Take BBR from a connection if it stays on this host; return whether it does."""
+    if connection.getsockname()[0] != connection.getpeername()[0]:
+        return False
+    if _congestion_control(connection).startswith("bbr"):
+        _choose(connection, _EVERYWHERE)
+    return True
+
+
+def _begin_bbr_anew(connection: socket.socket, rtt_s: float, allowed: frozenset[str]) -> bool:
+    name = _congestion_control(connection)
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    # What may not be chosen may not be left either: there would be no way back.
+    if not name.startswith("bbr") or name not in allowed or len(info) < _INFO_BYTES:
+        return False
+    shortest_s = 1e-6 * struct.unpack_from("=I", info, _MIN_RTT_US_AT)[0]
+    if rtt_s > _LONGER * shortest_s:
+        return False
+    _choose(connection, _EVERYWHERE)
+    _choose(connection, name.encode())
+    return True
+
+
+def _choose(connection: socket.socket, name: bytes) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+
+
+def _ask(
+    addresses: frozenset[tuple[str, int]], ask: Callable[[socket.socket], Answer]
+) -> list[Answer]:
+    """Return the answers of all connections to one of `addresses`, but of those that end meanwhile or may not be asked."""
+    answers = []
+    for duplicate in _sockets():
+        with contextlib.suppress(OSError), duplicate:  # not connected, or no longer
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                continue  # a rank's, or one of netlink that the resolver has open for a moment
+            remote = duplicate.getpeername()
+            if (_plain(remote[0]), remote[1]) in addresses:
+                answers.append(ask(duplicate))
+    return answers
 
 
 def _sockets() -> Iterator[socket.socket]:

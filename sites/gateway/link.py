@@ -2,7 +2,8 @@
 
 An outbox holds what is to be sent (`outbox.py`), streams carry it over connections of their own
 (`streams.py`), as many as the link takes (`channel_growth.py`), and beside them somebody asks now
-and then whether the peer lives (`peer_watch.py`). The link starts these, and ends them together.
+and then whether the peer lives (`peer_watch.py`), and somebody has TCP use the pauses (`pauses.py`). The link starts
+these, and ends them together.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.failure import Failure
 from sites.gateway.greeting import Peer, details
 from sites.gateway.outbox import Outbox
+from sites.gateway.pauses import Pauses
 from sites.gateway.peer_watch import PeerWatch
 from sites.gateway.send_queue import LinkTotals
 from sites.gateway.streams import Streams
@@ -74,6 +76,7 @@ class Link:
         self._growth = ChannelGrowth(
             config.channels_per_link, link, peer, self._outbox, self._streams
         )
+        self._pauses = Pauses(peer, self._outbox, link.rtt_s)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -108,6 +111,7 @@ class Link:
         self._growth.begin()
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
+        self._start(self._pauses.run, "pauses")
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import struct
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from sites.gateway.channels import channels_for, idle_cost_s, is_held_back, loss
 from sites.gateway.connections import (
     Segments,
     addresses_of,
+    begin_bbr_anew,
     free_local,
     segments_to,
     send_buffer_bytes,
@@ -142,6 +145,44 @@ def test_connections_that_stay_on_the_host_are_not_paced() -> None:
             paced = is_local and before.startswith("bbr")
             assert after == ("reno" if paced else before)
             client.close()
+
+
+def has_bbr() -> bool:
+    return "bbr" in Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+
+
+def bandwidth_known_to_bbr(connection: socket.socket) -> int:
+    """Return BBR's estimate, bytes/s (linux/inet_diag.h, struct tcp_bbr_info); others have none."""
+    known = connection.getsockopt(socket.IPPROTO_TCP, 26, 20)
+    return int(struct.unpack_from("=Q", known)[0]) if known else 0
+
+
+@pytest.mark.skipif(not has_bbr(), reason="this kernel has no BBR for everybody")
+@pytest.mark.parametrize(
+    ("algorithm", "rtt_s", "begins"),
+    [(b"bbr", 0.0, True), (b"bbr", 0.1, False), (b"reno", 0.0, False)],
+)
+def test_bbr_begins_anew_where_the_path_is_as_long_as_ever(
+    algorithm: bytes, rtt_s: float, begins: bool
+) -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        addresses = addresses_of(*listener.getsockname())
+        client = stack.enter_context(socket.socket())
+        client.settimeout(10)
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, algorithm)
+        client.connect(listener.getsockname())
+        served = stack.enter_context(listener.accept()[0])
+        served.settimeout(10)
+        for _ in range(5):
+            client.sendall(bytes(4096))
+            assert served.recv(4096, socket.MSG_WAITALL)
+            served.sendall(b"x")
+            assert client.recv(1) == b"x", "so everything is acknowledged"
+        assert (bandwidth_known_to_bbr(client) > 0) == (algorithm == b"bbr")
+        assert begin_bbr_anew(addresses, rtt_s) == begins
+        assert (bandwidth_known_to_bbr(client) > 0) == (algorithm == b"bbr" and not begins)
+        assert segments_to(addresses).congestion_control == algorithm.decode()
 
 
 def test_sockets_of_other_families_are_passed_over() -> None:

@@ -1,0 +1,107 @@
+"""When a link has BBR begin anew: in pauses, and only then."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from protos.frame import ChunkKey, Frame, Kind
+from sites.gateway import pauses
+from sites.gateway.greeting import Peer
+from sites.gateway.outbox import Outbox
+from sites.gateway.pauses import Pauses
+from sites.gateway.window import Window
+
+PEER = Peer("birch", 0, "127.0.0.1", 1)
+KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
+
+
+class Looks:
+    """Stands for the event that ends a link: does something whenever somebody waits, and in the end ends it."""
+
+    def __init__(self) -> None:
+        self.turns: list[Callable[[], object]] = []
+        self.waited_s: list[float] = []
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waited_s.append(timeout_s)
+        if not self.turns:
+            return True
+        self.turns.pop(0)()
+        return False
+
+    def is_set(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the round trips with which BBR was had begin anew."""
+    found: list[float] = []
+    monkeypatch.setattr(pauses, "begin_bbr_anew", lambda _addresses, rtt_s: found.append(rtt_s))
+    return found
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+@pytest.fixture
+def outbox(looks: Looks) -> Outbox:
+    outbox = Outbox(Window(bytes_per_s=125e6, rtt_s=0.08, most_bytes=1 << 25))
+    outbox.closed = looks  # type: ignore[assignment]
+    return outbox
+
+
+def nothing() -> None:
+    """Happens."""
+
+
+def test_pauses_are_used_and_only_pauses(begun: list[float], outbox: Outbox, looks: Looks) -> None:
+    def send() -> None:
+        assert len(begun) == 1
+        outbox.push(Frame(KEY, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
+        assert outbox.take(0)
+
+    def arrive() -> None:
+        assert len(begun) == 1, "not while the frame was on its way"
+        outbox.acknowledge(KEY)
+
+    looks.turns = [nothing, send, nothing, arrive]
+    Pauses(PEER, outbox, 0.08).run()
+    assert begun == [0.08, 0.08]
+    assert max(looks.waited_s) < 2.5, "of BBR's ten seconds, and its third version's five"
+    assert min(looks.waited_s) > 0.05
+
+
+def test_a_measured_round_trip_counts_more_than_the_configured(
+    begun: list[float], outbox: Outbox, looks: Looks
+) -> None:
+    looks.turns = [lambda: outbox.note_round_trip(0.05, is_idle=True)]
+    Pauses(PEER, outbox, 0.08).run()
+    assert begun == [0.05]
+
+
+def test_a_link_that_is_over_is_left_alone(
+    begun: list[float], outbox: Outbox, looks: Looks
+) -> None:
+    looks.turns = [outbox.leave]
+    Pauses(PEER, outbox, 0.08).run()
+    assert not begun
+    assert len(looks.waited_s) == 1
+
+
+def test_a_name_that_is_not_known_for_a_while_ends_nothing(
+    begun: list[float], outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(host: str, port: int) -> frozenset[tuple[str, int]]:
+        raise socket.gaierror(socket.EAI_AGAIN, f"{host}:{port}: temporary failure")
+
+    monkeypatch.setattr(pauses, "addresses_of", unknown)
+    looks.turns = [nothing, nothing]
+    Pauses(PEER, outbox, 0.08).run()
+    assert not begun
+    assert len(looks.waited_s) == 3
