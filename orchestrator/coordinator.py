@@ -31,10 +31,10 @@ from orchestrator.wan import FaultPlan
 from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
+from topology.documents.placement import restricted
 from topology.errors import ConfigError
-from topology.faults import FaultScript
-from topology.models import is_loopback
-from topology.placement import restricted
+from topology.faults.script import FaultScript
+from topology.models.topology import is_loopback
 from topology.timeouts import Timeouts
 from topology.world import Endpoint, Topology
 

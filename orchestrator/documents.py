@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protos.limits import DOCUMENT_BYTES
-from topology.checks import check_pair
+from topology.documents.checks import check_pair
+from topology.documents.load import document_kind, load_job, load_topology, split_overrides
+from topology.documents.run_documents import DocumentText, joined
 from topology.errors import ConfigError, Problem
-from topology.fault_loading import load_faults
-from topology.faults import FaultScript
+from topology.faults.loading import load_faults
+from topology.faults.script import FaultScript
 from topology.job import Job
-from topology.load import document_kind, load_job, load_topology, split_overrides
-from topology.overrides import read_with_overrides
-from topology.run_documents import DocumentText, joined
+from topology.text.overrides import read_with_overrides
 from topology.world import Topology
 
 _KINDS = {"topology": "a topology", "job": "a job", "faults": "a fault script", "plan": "a plan"}

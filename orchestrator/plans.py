@@ -9,9 +9,9 @@ from orchestrator.documents import Pair, load_pair, mistaken, read_text
 from topology.errors import ConfigError, Problem
 from topology.hashing import plan_hashes
 from topology.job import Job
-from topology.overrides import read_with_overrides
 from topology.planner.document import PlanFile, overrides_of
 from topology.planner.plan import make_plan
+from topology.text.overrides import read_with_overrides
 
 
 def plan_of(pair: Pair) -> dict[str, Any]:

@@ -14,19 +14,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.reduction_json import reduction_from, reduction_to
-from topology.codec_turns import has_same_turns
+from topology.documents.placement import placed
+from topology.documents.run_documents import DocumentText, RunDocuments, load_run
 from topology.errors import ConfigError
 from topology.hashing import reduction_hash
 from topology.job import Reduction
-from topology.link_codecs import plan_codecs
-from topology.measured_links import LinkFigures, with_measured
-from topology.placement import placed
+from topology.measured.links import LinkFigures, with_measured
 from topology.planner.switch import Switch, best_switch, relaunched_s
 from topology.planner.ways import named
 from topology.reduction_plans import plan_reduction
-from topology.run_documents import DocumentText, RunDocuments, load_run
-from topology.trees import ReductionPlan
-from topology.wire_load import chunk_bytes_of
+from topology.traffic.wire_load import chunk_bytes_of
+from topology.trees.codec_turns import has_same_turns
+from topology.trees.link_codecs import plan_codecs
+from topology.trees.trees import ReductionPlan
 
 _NICE = 10
 """It may share its machine with ranks."""

@@ -13,9 +13,9 @@ from orchestrator.core.replan import ReplanMachine
 from orchestrator.replanner import Replanner
 from protos import metrics
 from protos.control.v1 import control_pb2
+from topology.documents.load import load_job
 from topology.errors import ConfigError
 from topology.job import Job, Reduction
-from topology.load import load_job
 from topology.plan_wishes import Replan
 from topology.world import Topology
 

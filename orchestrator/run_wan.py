@@ -12,8 +12,8 @@ from orchestrator.core import events
 from orchestrator.emulator.backend import EmulatorError
 from orchestrator.home import LOG
 from orchestrator.wan import FaultPlan, Listeners, NamespacesRefusedError, Wan
-from topology.changes import Pause
-from topology.faults import TimedChange
+from topology.faults.changes import Pause
+from topology.faults.script import TimedChange
 from topology.timeouts import Timeouts
 from topology.world import Topology
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from protos.control.v1 import control_pb2
 from protos.errors import ConfigMismatchError
-from topology.checks import check_pair
+from topology.documents.checks import check_pair
+from topology.documents.run_documents import DocumentText, load_run
 from topology.hashing import topology_hash
 from topology.job import Job
-from topology.run_documents import DocumentText, load_run
 from topology.world import Topology
 
 

@@ -23,9 +23,9 @@ from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
 from orchestrator.emulator.namespaces import netns_problem
 from orchestrator.emulator.netns_config import NetnsConfig
 from protos import metrics
-from topology.changes import Change, Pause
 from topology.errors import ConfigError
-from topology.faults import FaultScript, TimedChange
+from topology.faults.changes import Change, Pause
+from topology.faults.script import FaultScript, TimedChange
 from topology.world import Topology
 
 COUNTERS_KEPT_EVERY_S = 5.0

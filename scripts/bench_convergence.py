@@ -37,7 +37,7 @@ from sites.trainer.learning import (
     token_losses,
 )
 from topology.job import CODECS, Exchange, Model, Optimizer, Trainer
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 SHARES = ((0, 10), (10, 16))
 """Samples of the batch, by site: unequal."""

@@ -31,8 +31,8 @@ from orchestrator.emulator.netns_child import running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
 from sites.gateway.config import HELD_BYTES
-from topology.channels import FLOWS_MAX
-from topology.wire_load import chunk_bytes_for
+from topology.traffic.channels import FLOWS_MAX
+from topology.traffic.wire_load import chunk_bytes_for
 
 
 @contextlib.contextmanager

@@ -22,11 +22,11 @@ from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
 from orchestrator.home import new_run_id
 from orchestrator.run_files import METRICS
-from topology.compute import flops_per_sequence
+from topology.cost.compute import flops_per_sequence
 from topology.job import Model
 from topology.simulator.run import simulate
 from topology.simulator.settings import Settings
-from topology.step_time import step_time
+from topology.timing.step_time import step_time
 
 MODEL = Model(layers=24, heads=4, width=64, context=64)
 SEQUENCES = 8

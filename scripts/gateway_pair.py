@@ -22,7 +22,7 @@ from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
 from sites.worker.gateway_link import GatewayLink
 from sites.worker.link import Reduce, Reduced
 from sites.worker.region import create_region
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 SITES = ("a", "b")
 DEADLINE_S = 120.0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the JSON Schemas of the YAML documents beside the models they are made from.
+"""Write the JSON Schemas of the YAML documents into topology/, from the models that check them.
 
 Usage: python scripts/gen_schemas.py [--check]
 With --check nothing is written: exit 1 when a committed schema is out of date.
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from topology.schema import SCHEMAS, schema_text  # noqa: E402
+from topology.documents.schema import SCHEMAS, schema_text  # noqa: E402
 
 
 def main(argv: list[str]) -> int:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from sites.trainer.reference import train_alone
+from topology.documents.load import load_job
 from topology.errors import ConfigError
-from topology.load import load_job
 
 
 def main() -> int:

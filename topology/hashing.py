@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from topology.job import Job, Trainer
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 

@@ -1,4 +1,4 @@
-"""A training job as the rest of isthmus sees it. Made from YAML by topology.load; frozen."""
+"""A training job as the rest of isthmus sees it. Made from YAML by topology.documents.load; frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,13 +39,13 @@ The last two are for measuring: `serial` shows what overlap is worth, and with `
 by itself, which is what an efficiency of 1 means.
 """
 COMPUTES = ("real", "modelled")
-"""`modelled`: a step takes the time that the topology's accelerators would need (topology/compute.py);
+"""`modelled`: a step takes the time that the topology's accelerators would need (topology/cost/compute.py);
 tensors and communication are real, and nothing is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCodec:
-    """The codec of one link, both ways. Sites by name; topology.link_codecs checks them."""
+    """The codec of one link, both ways. Sites by name; topology.trees.link_codecs checks them."""
 
     between: tuple[str, str]
     codec: str
@@ -57,7 +57,7 @@ class Exchange:
 
     codec: str = "split"
     codecs: tuple[LinkCodec, ...] = ()
-    """Of links that have one of their own (topology/link_codecs.py)."""
+    """Of links that have one of their own (topology/trees/link_codecs.py)."""
     exact: tuple[str, ...] = ()
     """Patterns of names: such parameters' gradients cross as fp32, like those of one dimension."""
     error_feedback: bool = True
@@ -79,7 +79,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTree:
-    """A reduction tree as a job writes it. Sites by name; topology.named_trees checks them."""
+    """A reduction tree as a job writes it. Sites by name; topology.trees.named_trees checks them."""
 
     root: str
     parents: Mapping[str, str]

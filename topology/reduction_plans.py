@@ -3,15 +3,15 @@
 Pure, and in integers and exact fractions up to the plan's whole-number weights: every site makes the
 plan for itself, from the configuration whose hash all have compared, and all must make the same.
 
-`auto` compares, by topology.tree_times, on what a step brings (the gradient of the model that ships;
+`auto` compares, by topology.traffic.tree_times, on what a step brings (the gradient of the model that ships;
 of a script of the user's own, whose model is not known, JUDGED_BYTES):
 
 - the star, or else the tree, whose slowest link is fastest;
 - gather, where all pairs have links: one way instead of two, but every byte on every link;
 - the best packing of stars, and of trees of any form over the fast links, and over all
-  (topology.tree_packing): every link as busy as is of use, by the weights.
+  (topology.trees.packing): every link as busy as is of use, by the weights.
 
-Where links have codecs of their own, all of this counts each tree's own bytes (topology.link_codecs).
+Where links have codecs of their own, all of this counts each tree's own bytes (topology.trees.link_codecs).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from topology.codec_costs import RATIOS, usual_ratio
-from topology.compute import num_parameters
+from topology.cost.compute import num_parameters
 from topology.errors import ConfigError, Problem
 from topology.job import Job
-from topology.named_trees import named_groups, named_trees, refused
-from topology.pairs import Pairs, pairs_of
 from topology.suggest import did_you_mean
-from topology.tree_hierarchy import Groups, groups_by_delay, hierarchy
-from topology.tree_packing import Packing, pack_stars, pack_trees
-from topology.tree_shapes import best_hub, ring_paths, rooted, widest_tree, width
-from topology.tree_times import plan_times_s, seconds_per_byte
-from topology.tree_weights import small_weights
-from topology.trees import ReductionPlan, Tree, star
-from topology.wire_load import tree_ratios, wire_load
+from topology.traffic.tree_times import plan_times_s, seconds_per_byte
+from topology.traffic.wire_load import tree_ratios, wire_load
+from topology.trees.hierarchy import Groups, groups_by_delay, hierarchy
+from topology.trees.named_trees import named_groups, named_trees, refused
+from topology.trees.packing import Packing, pack_stars, pack_trees
+from topology.trees.pairs import Pairs, pairs_of
+from topology.trees.shapes import best_hub, ring_paths, rooted, widest_tree, width
+from topology.trees.trees import ReductionPlan, Tree, star
+from topology.trees.weights import small_weights
 from topology.world import Topology
 
 JUDGED_BYTES = 256 << 20

@@ -1,6 +1,6 @@
 """The world as the rest of isthmus sees it: sites and directed links, all figures in base units.
 
-Made from YAML by topology.load; frozen. Rates are bytes per second, times are seconds.
+Made from YAML by topology.documents.load; frozen. Rates are bytes per second, times are seconds.
 """
 
 from collections.abc import Mapping

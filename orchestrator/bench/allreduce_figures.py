@@ -1,6 +1,6 @@
 """From the metric records of a run of the all-reduce script to its figures. Pure.
 
-The bound is `topology/wire_time.py`'s time for the bytes that were sent, on links that lose to packet
+The bound is `topology/timing/wire_time.py`'s time for the bytes that were sent, on links that lose to packet
 headers what TCP must (3.5 % of the rate where packets are emulated) but never start slowly: connections
 are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest link.
 """
@@ -16,7 +16,7 @@ from orchestrator.bench.allreduce_record import Figures, LinkUse, Times
 from orchestrator.bench.measurement import MeasurementError
 from protos import metrics
 from topology.job import Job
-from topology.wire_time import exchange_time_s
+from topology.timing.wire_time import exchange_time_s
 from topology.world import Topology
 
 PAYLOAD_SHARE = 0.965

@@ -13,7 +13,7 @@ from typing import Final
 import yaml
 
 from orchestrator.documents import Pair, load_pair, load_topology_file
-from topology.load import split_overrides
+from topology.documents.load import split_overrides
 from topology.reduction_plans import plan_reduction
 
 _LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"

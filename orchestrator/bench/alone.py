@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 
 from orchestrator.documents import Pair, load_pair
-from topology.compute import site_shares
-from topology.document import Document
-from topology.overrides import read_with_overrides
-from topology.references import ancestry, site_names
+from topology.cost.compute import site_shares
+from topology.documents.references import ancestry, site_names
+from topology.text.document import Document
+from topology.text.overrides import read_with_overrides
 from topology.world import Site
 
 _INHERITED = ("nodes", "accelerators_per_node", "accelerator", "fabric", "launcher")

@@ -14,7 +14,7 @@ from orchestrator.documents import Pair, load_pair
 from orchestrator.plans import as_launched
 from topology.errors import ConfigError, Problem
 from topology.hashing import config_hash
-from topology.overrides import read_with_overrides
+from topology.text.overrides import read_with_overrides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

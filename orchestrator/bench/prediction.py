@@ -1,7 +1,7 @@
 """What a step should take by the topology's figures alone, and how far the measured one is from it. Pure.
 
 - exchange off: a site's compute time; sites do not wait for each other, so the mean over them.
-- else as topology/step_time.py has it.
+- else as topology/timing/step_time.py has it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from orchestrator.bench.record import Predicted
 from topology.codec_costs import RATIOS
-from topology.compute import site_shares, step_compute_s
+from topology.cost.compute import site_shares, step_compute_s
 from topology.job import Job
-from topology.step_time import step_time
+from topology.timing.step_time import step_time
 from topology.world import Topology
 
 

@@ -142,7 +142,7 @@ class LinkUse:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What topology/compute.py and topology/wire_time.py expect of a step, without measuring."""
+    """What topology/cost/compute.py and topology/timing/wire_time.py expect of a step, without measuring."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     compute_s: float

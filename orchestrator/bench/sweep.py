@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from orchestrator.bench.record import Sweep
-from topology.document import Document
 from topology.errors import ConfigError, Problem
+from topology.text.document import Document
 
 MAX_SETTINGS = 500
 """At a minute a run, two days of one repeat: more is a slip of the keyboard."""

@@ -145,7 +145,7 @@ def _refuse_mixtures(modes: Sequence[str], options: Sequence[str]) -> None:
 def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -> tuple[Any, Any]:
     """Return the topology and the fault script; without one, a script without faults."""
     from orchestrator.documents import load_faults_file, load_topology_file
-    from topology.faults import FaultScript, figures_of
+    from topology.faults.script import FaultScript, figures_of
 
     topology = load_topology_file(path, overrides)
     if faults_path is not None:

@@ -18,7 +18,7 @@ from orchestrator.emulator.emulations import claimed
 from orchestrator.emulator.standing import Listeners, Standing, Wanted
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.view.emulation import EmulationTable
-from topology.faults import TimedChange
+from topology.faults.script import TimedChange
 
 
 def run_emulation(output: Output, wanted: Wanted, home: Path, name: str | None) -> int:

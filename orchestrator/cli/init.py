@@ -10,7 +10,7 @@ from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import Output
 from orchestrator.home import JOB, TOPOLOGY
-from topology.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
+from topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 
 
 @click.command("init")

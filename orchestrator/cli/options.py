@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.failure import CommandError
-from topology.models import is_loopback
+from topology.models.topology import is_loopback
 from topology.units import UnitError, parse_duration, parse_rate
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

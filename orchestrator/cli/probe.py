@@ -39,10 +39,10 @@ from orchestrator.run_files import METRICS
 from orchestrator.view import figures as shown
 from orchestrator.view.tables import Column, FittingTable
 from protos.control.v1 import control_pb2
-from topology.drift import FAR
-from topology.editing import with_measured
 from topology.job import Probe
-from topology.reading import read_document
+from topology.measured.drift import FAR
+from topology.measured.editing import with_measured
+from topology.text.reading import read_document
 from topology.units import format_duration, format_rate
 from topology.world import EMULATORS
 

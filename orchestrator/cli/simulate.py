@@ -25,7 +25,7 @@ from orchestrator.simulate.figures import result, setting_runs
 from orchestrator.simulate.folder import write_run
 from orchestrator.simulate.question import Point, load_settings
 from orchestrator.simulate.tables import further_tables, inside_data
-from topology.faults import TimedChange, expand
+from topology.faults.script import TimedChange, expand
 from topology.hashing import config_hash
 from topology.simulator.engine import SimulationError
 from topology.simulator.run import SimulatedRun, simulate, simulate_alone

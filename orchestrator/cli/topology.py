@@ -97,7 +97,7 @@ def import_command(
 @click.pass_obj
 def presets_command(output: Output) -> int:
     """List what `isthmus init --preset` starts from."""
-    from topology.templates import PRESETS
+    from topology.presets.templates import PRESETS
 
     _print(output, {"preset": list(PRESETS), "": list(PRESETS.values())})
     return output.result({"presets": [{"name": n, "what": w} for n, w in PRESETS.items()]})
@@ -109,7 +109,7 @@ def presets_command(output: Output) -> int:
 def accelerators_command(output: Output) -> int:
     """List the accelerators that a topology may name, their figures, and who says so."""
     from topology.catalogue.accelerators import catalogue
-    from topology.models import Dtype
+    from topology.models.topology import Dtype
     from topology.units import format_fraction, format_size
 
     entries = catalogue().values()
@@ -146,7 +146,7 @@ def accelerators_command(output: Output) -> int:
 def show_command(output: Output, file: Path, overrides: tuple[str, ...]) -> int:
     """Show the sites and links of FILE as they are used: names followed, round trips derived."""
     from orchestrator.documents import load_topology_file
-    from topology.load import split_overrides
+    from topology.documents.load import split_overrides
 
     own, others = split_overrides(overrides)
     if others:

@@ -14,11 +14,11 @@ from orchestrator.cli.options import json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, load_topology_file, read_text
 from orchestrator.plans import read_plan
-from topology.drift import drifts
+from topology.documents.load import document_kind, split_overrides
+from topology.documents.schema import SCHEMAS, schema_text
 from topology.errors import ConfigError
-from topology.fault_loading import check_faults
-from topology.load import document_kind, split_overrides
-from topology.schema import SCHEMAS, schema_text
+from topology.faults.loading import check_faults
+from topology.measured.drift import drifts
 from topology.world import Topology
 
 

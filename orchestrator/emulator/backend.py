@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.local_agents import ended_with
 from protos.errors import IsthmusError
-from topology.changes import Change
+from topology.faults.changes import Change
 
 RELAY = "orchestrator.emulator.relay"
 NETNS = "orchestrator.emulator.netns"

@@ -23,8 +23,8 @@ from orchestrator.emulator.config import (
     apply_line,
     parse_listening,
 )
-from topology.changes import Change
 from topology.errors import ConfigError
+from topology.faults.changes import Change
 
 ANSWER_WITHIN_S = 20.0
 STOP_WITHIN_S = 5.0

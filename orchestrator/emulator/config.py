@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from orchestrator.emulator.link import LinkShape
-from topology.changes import Change
 from topology.errors import ConfigError
-from topology.faults import figures_of
+from topology.faults.changes import Change
+from topology.faults.script import figures_of
 from topology.world import Topology
 
 MAX_ENDPOINTS = 4096

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from orchestrator.emulator.backend import EmulatorError
-from topology.changes import Change, Pause
 from topology.errors import ConfigError
-from topology.faults import Fault, FaultScript, Span, TimedChange, expand
+from topology.faults.changes import Change, Pause
+from topology.faults.script import Fault, FaultScript, Span, TimedChange, expand
 
 MAX_FAULTS = 10_000
 """Of a script and what was added while it played: enough for days by hand."""

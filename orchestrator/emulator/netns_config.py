@@ -10,8 +10,8 @@ from typing import Any
 from orchestrator.emulator.config import parse_apply, parse_list, parse_object, parse_scalar
 from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.tun import MAX_SITES
-from topology.changes import Change
 from topology.errors import ConfigError
+from topology.faults.changes import Change
 
 KINDS_HERE = ("shape", "cut", "heal")
 """What a link of packets can do. Resets and half-open connections follow from cuts and ends."""

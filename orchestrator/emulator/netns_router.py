@@ -22,7 +22,7 @@ from typing import Any
 from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.packet_link import PacketLink
 from orchestrator.emulator.packets import MAX_FRAME_BYTES, parse
-from topology.changes import Change
+from topology.faults.changes import Change
 
 FRAMES_PER_TURN = 64
 TURN_S = 0.00025

@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.emulator.backend import APPLY_S, EmulatorError
 from orchestrator.emulator.emulations import SOCKET
-from topology.changes import Change, Pause
 from topology.errors import ConfigError, Problem
+from topology.faults.changes import Change, Pause
 
 REQUEST_S = APPLY_S + 2
 """The emulator's own deadline comes first, and says more."""

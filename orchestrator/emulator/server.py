@@ -26,8 +26,8 @@ from orchestrator.emulator.connection import Address, Connection
 from orchestrator.emulator.link import LinkShape, Transmitter
 from orchestrator.emulator.listener import Listener
 from orchestrator.emulator.shared_link import SharedLink
-from topology.changes import Change
 from topology.errors import ConfigError
+from topology.faults.changes import Change
 
 MAX_CONNECTIONS = 1024
 """More than a relay's sites would ever open; beyond it new ones are closed at once."""

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from orchestrator.emulator.link import LinkShape, Transmitter
-from topology.changes import FIGURES
+from topology.faults.changes import FIGURES
 
 
 class Crossing(Protocol):

@@ -28,10 +28,10 @@ from orchestrator.emulator.requests import answering
 from orchestrator.local_agents import ended_with
 from orchestrator.run_files import write_atomically
 from orchestrator.signals import first_signal
-from topology.changes import Change, Pause
 from topology.errors import ConfigError
-from topology.fault_loading import load_faults
-from topology.faults import FaultScript, TimedChange
+from topology.faults.changes import Change, Pause
+from topology.faults.loading import load_faults
+from topology.faults.script import FaultScript, TimedChange
 from topology.world import Topology
 
 START_S = 30.0

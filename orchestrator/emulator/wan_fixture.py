@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from orchestrator.emulator.child import LinkCounters, RelayProcess, running_relay
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint, shapes_of
 from orchestrator.emulator.link import LinkShape
-from topology.changes import Change
 from topology.errors import ConfigError
-from topology.fault_loading import load_faults
-from topology.faults import FaultScript, TimedChange, expand
+from topology.faults.changes import Change
+from topology.faults.loading import load_faults
+from topology.faults.script import FaultScript, TimedChange, expand
 from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
 
 STOP_WITHIN_S = 60.0
@@ -120,7 +120,7 @@ class Wan:
         """Begin to play a fault script; it goes on beside the test, and ends with it.
 
         Args:
-            script: YAML, or what `topology.fault_loading.load_faults` made of it.
+            script: YAML, or what `topology.faults.loading.load_faults` made of it.
             seed: Instead of the script's own.
 
         Raises:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.documents import Pair, loaded_topology, read_text
+from topology.documents.load import load_job
 from topology.job import Probe
-from topology.load import load_job
 from topology.units import format_duration
 from topology.world import Topology
 

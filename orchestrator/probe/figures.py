@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.run_files import METRICS
 from protos import metrics
-from topology.document import Document
+from topology.text.document import Document
 from topology.units import format_duration, format_fraction, format_rate
 from topology.world import Link, Topology
 

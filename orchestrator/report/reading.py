@@ -16,10 +16,10 @@ from orchestrator.report.measurements import Measurements
 from orchestrator.report.records import Event, RunRecord, SiteSums
 from orchestrator.run_files import METRICS
 from protos.control.v1 import control_pb2
+from topology.documents.load import load_job, load_topology
+from topology.documents.placement import placed
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.load import load_job, load_topology
-from topology.placement import placed
 from topology.world import Topology
 
 

@@ -12,8 +12,8 @@ from orchestrator.view.figures import known, ratio
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
-from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
+from topology.trees.link_codecs import plan_codecs
 from topology.world import Location, Topology
 
 

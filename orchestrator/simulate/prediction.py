@@ -1,6 +1,6 @@
 """What closed forms say of a simulated run, for the same links. Pure.
 
-- the trainer that ships, in every step: topology/step_time.py, as for a benchmark;
+- the trainer that ships, in every step: topology/timing/step_time.py, as for a benchmark;
 - a model that the job describes: topology/planner/joint_step.py, as a plan has it;
 - rounds: H c + P max(0, x - tau c), with c a simulated step that exchanges nothing and x the crossing
   of a fragment (topology/cost/local_sgd.py).
@@ -16,13 +16,13 @@ from orchestrator.bench.record import Predicted
 from orchestrator.documents import Pair
 from topology.codec_costs import usual_ratio
 from topology.cost.local_sgd import local_round
-from topology.gateway_times import gateways_s_per_byte
 from topology.planner.joint_step import JointModel
 from topology.planner.placed_cuts import placed_timings
 from topology.simulator.rounds import Rounds
 from topology.simulator.run import SimulatedRun
-from topology.wire_load import has_packets
-from topology.wire_time import crossing_times_s
+from topology.timing.gateway_times import gateways_s_per_byte
+from topology.timing.wire_time import crossing_times_s
+from topology.traffic.wire_load import has_packets
 
 
 def predicted(

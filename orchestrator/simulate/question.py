@@ -11,10 +11,10 @@ from orchestrator.documents import Pair, load_pair
 from orchestrator.plans import as_launched
 from topology.cost.degrees import misfit
 from topology.cost.workload import workload_described
-from topology.document import Path
 from topology.errors import ConfigError
-from topology.overrides import read_with_overrides
 from topology.planner.parallelism import degrees_of
+from topology.text.document import Path
+from topology.text.overrides import read_with_overrides
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from protos import metrics
-from topology.changes import Change
-from topology.faults import TimedChange
+from topology.faults.changes import Change
+from topology.faults.script import TimedChange
 from topology.simulator.parts import BucketTimes
 from topology.simulator.run import LinkLoad, SimulatedRun, coding_s
 from topology.simulator.site_step import SiteStep

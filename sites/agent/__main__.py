@@ -27,9 +27,9 @@ from sites.agent.logs import OwnLines
 from sites.agent.processes import adopt_orphans
 from sites.agent.run import Place
 from sites.agent.sockets import socket_folder
+from topology.documents.load import load_topology
 from topology.errors import ConfigError
 from topology.hashing import topology_hash
-from topology.load import load_topology
 from topology.timeouts import Timeouts
 from topology.world import Topology
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from protos.control.v1.control_pb2 import Document, Prepare
 from sites.agent.failures import SiteError
 from sites.launcher.failures import one_line
+from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
 from topology.hashing import config_hash
 from topology.job import Job
-from topology.run_documents import DocumentText, load_run
 from topology.timeouts import Timeouts
 from topology.world import Site, Topology
 

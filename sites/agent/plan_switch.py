@@ -16,8 +16,8 @@ from protos.control.v1.control_pb2 import (
 from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
-from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
+from topology.trees.link_codecs import plan_codecs
 from topology.world import Topology
 
 Tell = Callable[[Mapping[str, Any]], None]

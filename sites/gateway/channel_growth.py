@@ -28,7 +28,7 @@ from sites.gateway.connections import (
 from sites.gateway.greeting import Peer
 from sites.gateway.outbox import Outbox
 from sites.gateway.streams import Streams
-from topology.channels import first_channels
+from topology.traffic.channels import first_channels
 
 _log = logging.getLogger(__name__)
 

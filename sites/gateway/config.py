@@ -8,14 +8,14 @@ from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
 from sites.gateway.json_fields import read_json
-from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
 from topology.job import Job, Probe
-from topology.link_codecs import plan_codecs
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
-from topology.trees import ReductionPlan
-from topology.wire_load import chunk_bytes_of, pipeline_bytes_of
+from topology.traffic.channels import FLOWS_MAX
+from topology.traffic.wire_load import chunk_bytes_of, pipeline_bytes_of
+from topology.trees.link_codecs import plan_codecs
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64

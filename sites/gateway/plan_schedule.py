@@ -16,7 +16,7 @@ from sites.codecs.codec import Codec
 from sites.codecs.registry import codec_named
 from sites.gateway.proposal import Proposal
 from sites.gateway.reduction import Role, roles
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topology.hashing import reduction_hash
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from sites.gateway.config import GatewayConfig
 from sites.gateway.forms import Form
 from sites.gateway.grid import grid
 from sites.gateway.local_messages import Reduce
-from topology.codec_turns import has_same_turns
-from topology.trees import ReductionPlan
+from topology.trees.codec_turns import has_same_turns
+from topology.trees.trees import ReductionPlan
 
 
 class RankEncoding:

@@ -29,7 +29,7 @@ from sites.codecs.parts import FloatPart, Floats, Part
 from sites.gateway.grid import Grid
 from sites.gateway.residuals import BucketResiduals, Residual
 from sites.gateway.summing import add_up
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 WEIGHT_MAX = float(1 << 53)
 """Tokens behind one bucket: up to here every whole number is a float64."""

@@ -13,7 +13,7 @@ from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import token_losses
-from topology.compute import share
+from topology.cost.compute import share
 from topology.job import Trainer
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from topology.compute import VOCABULARY
+from topology.cost.compute import VOCABULARY
 from topology.job import Model
 
 

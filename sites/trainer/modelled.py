@@ -24,7 +24,7 @@ from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import local_gradients, set_learning_rate, token_losses
-from topology.compute import LayerTime
+from topology.cost.compute import LayerTime
 from topology.job import Trainer
 
 
@@ -60,7 +60,7 @@ class ModelledGpt(nn.Module):
 
         Args:
             model: owned from now on.
-            times: of one sequence, in the order of the forward pass: topology.compute.layer_times.
+            times: of one sequence, in the order of the forward pass: topology.cost.compute.layer_times.
             clock: lets time pass.
         """
         super().__init__()

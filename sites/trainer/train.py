@@ -19,7 +19,7 @@ from sites.trainer.learning import StepResult, make_optimizer, take_step
 from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
 from sites.trainer.sampler import samples_in
 from sites.worker.site import Site
-from topology.compute import layer_times, rank_share, step_compute_s
+from topology.cost.compute import layer_times, rank_share, step_compute_s
 from topology.errors import ConfigError, Problem
 
 SAY_EVERY_STEPS = 10

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.run_documents import DocumentText, load_run
 from topology.world import Accelerator, Endpoint, Failure, Site, Topology
 
 _NAMES = (

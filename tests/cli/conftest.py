@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.main import main
-from topology.templates import job_yaml, topology_yaml
+from topology.presets.templates import job_yaml, topology_yaml
 
 
 @dataclass(frozen=True)

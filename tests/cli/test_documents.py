@@ -7,7 +7,7 @@ import pytest
 from orchestrator.documents import load_pair, load_topology_file, read_text
 from protos.limits import DOCUMENT_BYTES
 from topology.errors import ConfigError, Problem
-from topology.templates import job_yaml, topology_yaml
+from topology.presets.templates import job_yaml, topology_yaml
 
 
 @pytest.fixture

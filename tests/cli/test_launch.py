@@ -15,7 +15,7 @@ from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from topology.load import load_job, load_topology
+from topology.documents.load import load_job, load_topology
 
 
 @pytest.fixture

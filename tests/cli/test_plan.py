@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from topology.run_documents import DocumentText, RunDocuments, load_run
+from topology.documents.run_documents import DocumentText, RunDocuments, load_run
 
 TOPOLOGY = """\
 version: 1

@@ -11,7 +11,7 @@ from tests.cli.runs import a_run
 from tests.fakes.described import TWO_SITES_YAML
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML
-from topology.run_documents import DocumentText, load_run
+from topology.documents.run_documents import DocumentText, load_run
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from orchestrator.cli import probe
 from orchestrator.documents import Pair
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
-from topology.load import load_topology
+from topology.documents.load import load_topology
 
 RATE_BYTES_PER_S = 20e6
 

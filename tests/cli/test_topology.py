@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Isthmus
-from topology.templates import PRESETS
+from topology.presets.templates import PRESETS
 
 MAP = Path(__file__).parent.parent / "topology" / "maps" / "backbone.json"
 

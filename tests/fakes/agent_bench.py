@@ -15,8 +15,8 @@ from pathlib import Path
 
 from protos.control.v1 import control_pb2 as control
 from tests.fakes.agent_coordinator import AgentCoordinator
+from topology.documents.load import load_job, load_topology
 from topology.hashing import config_hash
-from topology.load import load_job, load_topology
 
 MARK = "ISTHMUS_TEST_MARK"
 SCRIPT = Path(__file__).with_name("agent_rank.py")

@@ -18,8 +18,8 @@ from orchestrator.bench.record import (
     Sweep,
 )
 from orchestrator.bench.sweep import parse_sweeps
+from topology.documents.load import load_topology
 from topology.job import Exchange, Job, Model, Trainer
-from topology.load import load_topology
 from topology.world import Topology
 
 SITES = ("oregon", "virginia")

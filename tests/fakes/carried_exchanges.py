@@ -29,7 +29,7 @@ from sites.gateway.send_queue import SendQueue, outgoing
 from sites.gateway.window import Window
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import gateway_config
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 SPEEDS = (1.0, 1.0, 0.1, 1e-9)
 """How often somebody's turn comes; the last: when nobody else can do anything."""

@@ -19,8 +19,8 @@ from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN
 from tests.fakes.worlds import JOB, topology_text
+from topology.documents.load import load_topology
 from topology.hashing import topology_hash
-from topology.load import load_topology
 
 DEADLINE_S = 20.0
 

@@ -21,7 +21,7 @@ from sites.gateway.failure import Failure
 from sites.gateway.link import Link
 from sites.gateway.pool import Pool, Priority
 from tests.fakes.gateway_sites import gateway_config
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 
 class StepPool(Pool):

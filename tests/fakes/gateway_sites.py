@@ -15,7 +15,7 @@ from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
 from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 GATHER_2 = ReductionPlan(2, (), "")
 SITES = ("ash", "birch", "cedar", "dogwood", "elder")

@@ -11,8 +11,8 @@ from typing import Any
 from orchestrator.home import TOPOLOGY, RunFolder, claim_run_folder
 from orchestrator.journal import Journal
 from orchestrator.run_files import METRICS, RunFiles
-from topology.load import load_topology
-from topology.templates import job_yaml, topology_yaml
+from topology.documents.load import load_topology
+from topology.presets.templates import job_yaml, topology_yaml
 from topology.world import Link
 
 BEGAN_S = 1_790_000_000.0

@@ -23,7 +23,7 @@ from sites.gateway.reduction import (
     roles,
 )
 from sites.gateway.residuals import Residuals
-from topology.trees import ReductionPlan, Tree
+from topology.trees.trees import ReductionPlan, Tree
 
 RANKS = (2, 3, 1, 5, 4)
 BUCKET = 2

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from topology.job import Job, NamedTree, Reduction
 from topology.reduction_plans import plan_reduction
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
 
 FORMS = ("gather", "star", "ring", "hierarchy", "given")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topology.load import load_topology
+from topology.documents.load import load_topology
 from topology.world import Topology
 
 NAMES = "abcdefgh"

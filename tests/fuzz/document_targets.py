@@ -25,14 +25,14 @@ from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import MIB, Target
 from tests.topology import documents, fault_documents
 from tests.topology.documents import JOB, TOPOLOGY
-from topology.editing import with_measured
+from topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from topology.errors import ConfigError
-from topology.fault_loading import load_faults
-from topology.faults import expand
+from topology.faults.loading import load_faults
+from topology.faults.script import expand
 from topology.importing.importing import Wishes, import_topology
-from topology.load import document_kind, load_job, load_topology, split_overrides
-from topology.reading import read_document
+from topology.measured.editing import with_measured
 from topology.reduction_plans import plan_reduction
+from topology.text.reading import read_document
 
 _MAPS = Path(documents.__file__).parent / "maps"
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")

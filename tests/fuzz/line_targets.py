@@ -39,9 +39,9 @@ from sites.launcher.failures import (
 )
 from tests.fakes.gateway_sites import gateway_config
 from tests.fuzz.target import KIB, Target
-from topology.changes import Change
 from topology.errors import ConfigError
-from topology.trees import ReductionPlan, Tree, star
+from topology.faults.changes import Change
+from topology.trees.trees import ReductionPlan, Tree, star
 
 
 @contextlib.contextmanager

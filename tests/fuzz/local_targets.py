@@ -21,10 +21,10 @@ from sites.worker.gateway_link import GatewayLink
 from tests.fuzz.line_targets import json_bytes, line
 from tests.fuzz.target import KIB, Target
 from tests.topology import fault_documents
-from topology.changes import Change, Pause
+from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
-from topology.fault_loading import load_faults
-from topology.load import load_job, load_topology
+from topology.faults.changes import Change, Pause
+from topology.faults.loading import load_faults
 
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
 _DEADLINE_S = 10.0

@@ -9,11 +9,11 @@ from tests.fakes.described import MODEL, described_job, sites_of_nodes
 from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.target import Target
 from tests.topology.documents import JOB, TOPOLOGY
+from topology.documents.load import load_job, load_topology
+from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
-from topology.load import load_job, load_topology
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.plan import make_plan
-from topology.run_documents import DocumentText, load_run
 
 _DESCRIBED_JOB = """\
 version: 1

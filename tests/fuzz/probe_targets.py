@@ -13,11 +13,11 @@ from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.line_targets import json_bytes, line
 from tests.fuzz.target import KIB, MIB, Target
 from tests.topology.documents import TOPOLOGY, changed
-from topology.drift import drifts
-from topology.editing import with_measured
+from topology.documents.load import load_topology
 from topology.errors import ConfigError
-from topology.load import load_topology
-from topology.reading import read_document
+from topology.measured.drift import drifts
+from topology.measured.editing import with_measured
+from topology.text.reading import read_document
 
 _WORLD = load_topology(TOPOLOGY, "t.yaml")
 _PAIRS = [(link.source, link.target) for link in _WORLD.links]

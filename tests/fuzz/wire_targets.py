@@ -36,7 +36,7 @@ from sites.codecs.registry import BY_NAME
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Action, Bucket, BucketReduction, Own, Received, roles
 from tests.fuzz.target import KIB, Target
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 _SIZE = struct.Struct("<H")
 """Before a payload: how many elements the receiver's plan says that it holds."""

@@ -6,7 +6,7 @@ import pytest
 
 from sites.trainer.reference import train_alone
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
-from topology.load import load_job
+from topology.documents.load import load_job
 
 STEPS = 6
 SLOW = "  slow: {peak: {fp32: 10MFLOP/s}, memory: 2GiB, mfu: 0.3}\n"

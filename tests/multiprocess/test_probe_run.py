@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.multiprocess.harness import Bench, topology_yaml
-from topology.load import load_topology
+from topology.documents.load import load_topology
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 

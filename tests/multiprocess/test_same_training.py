@@ -12,7 +12,7 @@ import pytest
 
 from sites.trainer.reference import train_alone
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
-from topology.load import load_job
+from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.timeout(400)]
 

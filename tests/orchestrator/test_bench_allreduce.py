@@ -20,7 +20,7 @@ from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition
 from topology.errors import ConfigError
 from topology.job import Exchange, Job, Reduction
-from topology.wire_time import exchange_time_s
+from topology.timing.wire_time import exchange_time_s
 from topology.world import Topology
 
 SITES = benches.SITES

@@ -13,8 +13,8 @@ from orchestrator.bench.prediction import predict
 from orchestrator.bench.record import Failed, Run
 from tests.fakes import benches
 from tests.fakes.measured_runs import link_record, step_record
-from topology.compute import layer_times, num_parameters, step_compute_s
-from topology.wire_time import exchange_time_s
+from topology.cost.compute import layer_times, num_parameters, step_compute_s
+from topology.timing.wire_time import exchange_time_s
 from topology.world import Topology
 
 TOPOLOGY = benches.a_topology()

@@ -20,7 +20,7 @@ from orchestrator.server import _options
 from protos.control.v1 import control_pb2
 from protos.errors import StateConflictError
 from tests.fakes.worlds import JOB, topology_text
-from topology.load import load_topology
+from topology.documents.load import load_topology
 from topology.timeouts import Timeouts
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]

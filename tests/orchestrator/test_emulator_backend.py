@@ -17,7 +17,7 @@ from orchestrator.emulator.config import RelayConfig, shapes_of
 from orchestrator.emulator.namespaces import netns_problem
 from orchestrator.emulator.netns_config import NetnsConfig
 from tests.fakes.worlds import topology
-from topology.changes import Change
+from topology.faults.changes import Change
 
 WITHIN_S = 30.0
 CONFIG = RelayConfig(links=shapes_of(topology(2)), endpoints=()).to_json()

@@ -10,8 +10,8 @@ from orchestrator.emulator.config import apply_line, parse_apply
 from orchestrator.emulator.link import LinkShape, Transmitter
 from orchestrator.emulator.shared_link import SharedLink
 from tests.fakes.relay_worlds import World, run, seconds, until, world
-from topology.changes import Change
 from topology.errors import ConfigError
+from topology.faults.changes import Change
 
 THERE, BACK = {"source": "eu", "target": "us"}, {"source": "us", "target": "eu"}
 

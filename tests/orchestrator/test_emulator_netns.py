@@ -22,8 +22,8 @@ from orchestrator.emulator.namespaces import netns_problem, open_socket
 from orchestrator.emulator.netns_child import NetnsProcess, running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
 from tests.fakes.emulator_configs import netns_config
-from topology.changes import Change
 from topology.errors import ConfigError
+from topology.faults.changes import Change
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0

@@ -17,8 +17,8 @@ from orchestrator.emulator.child import running_relay
 from orchestrator.emulator.config import RelayConfig
 from orchestrator.emulator.pipes import MessageWriter
 from tests.fakes.emulator_configs import relay_config
-from topology.changes import Change
 from topology.errors import ConfigError
+from topology.faults.changes import Change
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.relay"]
 DEADLINE_S = 60.0

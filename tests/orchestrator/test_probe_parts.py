@@ -16,12 +16,12 @@ from orchestrator.probe.figures import (
     records_of,
 )
 from orchestrator.probe.written import FileChangedError, Original
-from topology.checks import check_pair
-from topology.editing import with_measured
+from topology.documents.checks import check_pair
+from topology.documents.load import load_topology
 from topology.errors import ConfigError
 from topology.job import Probe
-from topology.load import load_topology
-from topology.reading import read_document
+from topology.measured.editing import with_measured
+from topology.text.reading import read_document
 
 TOPOLOGY = """\
 version: 1

@@ -19,14 +19,14 @@ from orchestrator.replanner import Answer, Replanner
 from orchestrator.replanning import settings_of
 from protos.control.v1 import control_pb2
 from tests.fakes.worlds import JOB, topology_text
-from topology.codec_turns import has_same_turns
+from topology.documents.load import load_job, load_topology
 from topology.hashing import reduction_hash
 from topology.job import NamedTree, Reduction
-from topology.link_codecs import plan_codecs
-from topology.load import load_job, load_topology
-from topology.measured_links import LinkFigures
+from topology.measured.links import LinkFigures
 from topology.plan_wishes import Replan
 from topology.reduction_plans import plan_reduction
+from topology.trees.codec_turns import has_same_turns
+from topology.trees.link_codecs import plan_codecs
 
 DEADLINE_S = 60.0
 PLANNED_JOB = JOB + "plan: {}\nexchange: {codec: fp32}\nreduction: {tree: star, hub: a}\n"

@@ -28,7 +28,7 @@ from orchestrator.run_files import METRICS
 from orchestrator.trace.events import rates
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_run
-from topology.templates import topology_yaml
+from topology.presets.templates import topology_yaml
 
 HOSTILE = ('"><script>alert(1)</script>', "</title><img src=x onerror=alert(2)>", "a|b`*\u202e\n")
 VOID = {"br", "hr", "input", "link", "meta"}

@@ -22,7 +22,7 @@ from tests.fakes.exchanges import Exchanges
 from tests.fakes.reductions import BUCKET, Reference
 from tests.fakes.tree_worlds import FORMS, make_plan
 from topology.job import CODECS
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 SPECIAL = (
     0x7FC00000, 0x7FC12345, 0xFFC00001, 0x7F800001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F000000, 0x00000001,

@@ -9,8 +9,8 @@ from torch._C._distributed_c10d import GradBucket  # what DDP compares the annot
 from torch.nn.parallel import DistributedDataParallel
 
 from sites.trainer.gpt import Gpt
-from topology.buckets import buckets_of
 from topology.job import Model
+from topology.timing.buckets import buckets_of
 
 
 @pytest.mark.slow

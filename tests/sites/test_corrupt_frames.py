@@ -25,7 +25,7 @@ from sites.codecs.registry import BY_NAME
 from sites.gateway.held import FRAME_BYTES
 from tests.fakes.exchanges import Exchanges, Sent
 from tests.fuzz.wire_targets import sealed
-from topology.trees import ReductionPlan, Tree, star
+from topology.trees.trees import ReductionPlan, Tree, star
 
 GATHER = ReductionPlan(2, (), "")
 PLANS = {

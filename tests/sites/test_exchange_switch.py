@@ -16,7 +16,7 @@ from sites.gateway.link import Link
 from sites.gateway.proposal import Proposal
 from tests.fakes.exchanges import Exchanges, _Wire
 from tests.fakes.tree_worlds import FORMS, make_plan
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 ROUNDS = 4
 BUCKETS = (500, 33)

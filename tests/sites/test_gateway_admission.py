@@ -15,7 +15,7 @@ from sites.gateway.bucket_run import Post
 from sites.gateway.held import FRAME_BYTES
 from sites.gateway.link import Link
 from tests.fakes.exchanges import Exchanges
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 CHUNK_BYTES = 1 << 10
 BUCKET_CHUNKS = 4

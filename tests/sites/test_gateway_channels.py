@@ -21,8 +21,8 @@ from sites.gateway.connections import (
 )
 from sites.gateway.send_queue import SendQueue, outgoing
 from sites.gateway.window import Window
-from topology.channels import first_channels
-from topology.wire_load import chunk_bytes_for
+from topology.traffic.channels import first_channels
+from topology.traffic.wire_load import chunk_bytes_for
 
 
 def test_the_number_of_channels_follows_the_loss() -> None:

@@ -16,9 +16,9 @@ from sites.gateway.held import FRAME_BYTES, Held
 from sites.gateway.transport import window_of
 from tests.fakes.gateway_sites import gateway_config
 from tests.fakes.worlds import topology_text
+from topology.documents.load import load_topology
 from topology.job import Exchange, Job
-from topology.load import load_topology
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 NEAR, FAR = (0, 0), (1, 0)
 HELD_BYTES = 512 << 20

@@ -20,7 +20,7 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.tcp_proxy import TcpProxy
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -22,7 +22,7 @@ from sites.gateway.send_queue import LinkTotals
 from sites.gateway.streams import Streams
 from sites.gateway.window import Window
 from tests.fakes.gateway_sites import gateway_config
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 LINK = PeerLink(site="birch", bytes_per_s=125e6, rtt_s=0.08, max_flows=16)
 PEER = Peer("birch", 0, "127.0.0.1", 1)

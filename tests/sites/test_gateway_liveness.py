@@ -8,7 +8,7 @@ import pytest
 
 from protos.frame import HEADER_BYTES
 from tests.fakes.carried_exchanges import CarriedExchanges, World
-from topology.trees import ReductionPlan, Tree
+from topology.trees.trees import ReductionPlan, Tree
 
 CODECS = ("fp32", "fp32", "bf16", "int8", "int4")
 

@@ -12,8 +12,8 @@ from sites.gateway.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import GATHER_2, Member, gateway_config, gateways, join, reduce_once
 from tests.fakes.tcp_proxy import TcpProxy
-from topology.tree_shapes import ring_paths
-from topology.trees import ReductionPlan, Tree, star
+from topology.trees.shapes import ring_paths
+from topology.trees.trees import ReductionPlan, Tree, star
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -18,7 +18,7 @@ from sites.gateway.transport import client_options
 from sites.gateway.window import Window
 from tests.fakes.gateway_sites import gateway_config
 from topology.errors import ConfigError
-from topology.trees import ReductionPlan, Tree, star
+from topology.trees.trees import ReductionPlan, Tree, star
 
 
 def fixed(window_bytes: int) -> Window:

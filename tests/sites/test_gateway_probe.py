@@ -22,9 +22,9 @@ from sites.gateway.probe_config import probing
 from sites.gateway.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE
 from sites.gateway.transport import SESSION_KEY
 from tests.fakes.gateway_sites import SITES, gateway_config
+from topology.documents.load import load_topology
 from topology.job import Probe
-from topology.load import load_topology
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 DEADLINE_S = 30.0
 PROBE = Probe(connections=(2,), echoes=20, window_s=0.1)

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.timeout(120)]
 

@@ -19,7 +19,7 @@ from tests.fakes.gateway_sites import (
     reduce_once,
 )
 from tests.fakes.tcp_proxy import TcpProxy
-from topology.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan
 
 ALONE = ReductionPlan(1, (), "")
 

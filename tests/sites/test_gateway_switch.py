@@ -30,7 +30,7 @@ from sites.gateway.server import Sender
 from sites.gateway.transport import window_of
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, join, reduce_once
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 STARS = [ReductionPlan(3, (star(3, hub),), "") for hub in range(3)]
 WEIGHTS = [1.0, 2.0, 3.0]

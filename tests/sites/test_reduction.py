@@ -25,7 +25,7 @@ from sites.codecs.registry import BY_NAME
 from sites.gateway.grid import grid
 from sites.gateway.reduction import Bucket, BucketReduction, Own, Received, Send, roles
 from tests.fakes.reductions import RANKS, World, check_rounds, contribution
-from topology.trees import ReductionPlan, Tree, star
+from topology.trees.trees import ReductionPlan, Tree, star
 
 PLANS = {
     "alone": ReductionPlan(1, (), ""),

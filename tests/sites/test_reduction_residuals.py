@@ -19,7 +19,7 @@ from sites.gateway.reduction import Bucket, BucketReduction, Finish, Own, Receiv
 from sites.gateway.residuals import Residual, Residuals
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import gateway_config, gateways
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 LOSSY = [codec for codec in BY_NAME.values() if not codec.lossless]
 EACH = pytest.mark.parametrize("codec", LOSSY, ids=[codec.name for codec in LOSSY])

@@ -9,7 +9,7 @@ import torch
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import make_optimizer
 from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
-from topology.compute import LayerTime
+from topology.cost.compute import LayerTime
 from topology.job import Model, Trainer
 
 MODEL = Model(layers=2, heads=2, width=8, context=16)

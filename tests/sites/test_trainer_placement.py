@@ -12,7 +12,7 @@ from tests.fakes.ranks import JOB as JOB_TEXT
 from tests.fakes.ranks import run_ranks
 from tests.sites import trainer_programs as programs
 from tests.sites.test_trainer_sites import STEPS, write_texts
-from topology.load import load_job
+from topology.documents.load import load_job
 
 
 @pytest.mark.slow

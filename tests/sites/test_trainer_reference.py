@@ -18,8 +18,8 @@ import torch
 
 from sites.trainer.reference import train_alone
 from tests.multiprocess.harness import job_yaml
+from topology.documents.load import load_job
 from topology.job import Data, Job
-from topology.load import load_job
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sites.trainer import sampler
-from topology.compute import share
+from topology.cost.compute import share
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)

@@ -11,7 +11,7 @@ from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import JOB as JOB_TEXT
 from tests.fakes.ranks import Program, run_ranks
 from tests.sites import trainer_programs as programs
-from topology.load import load_job
+from topology.documents.load import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
 

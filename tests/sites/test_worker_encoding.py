@@ -36,7 +36,7 @@ from tests.sites import worker_programs
 from tests.sites.encoding_programs import train_encoding
 from tests.sites.test_device_codecs import EACH, body_codec
 from topology.errors import ConfigError
-from topology.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, star
 
 CPU = torch.device("cpu")
 TREES = {

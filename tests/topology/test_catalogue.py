@@ -4,8 +4,8 @@ import pytest
 
 from tests.topology.documents import TOPOLOGY, changed, told
 from topology.catalogue.accelerators import catalogue
-from topology.load import load_topology
-from topology.models import MFU
+from topology.documents.load import load_topology
+from topology.models.topology import MFU
 
 WANTED = [
     "cpu",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.changes import Change, Pause
 from topology.errors import ConfigError
+from topology.faults.changes import Change, Pause
 
 FIGURES = st.dictionaries(
     st.sampled_from(("bytes_per_s", "delay_s", "jitter_s", "loss")),
@@ -76,7 +76,7 @@ def test_what_is_no_pause_is_told() -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_an_emulator_imports_changes_without_waiting_for_pydantic() -> None:
-    code = "import sys, topology.faults; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
+    code = "import sys, topology.faults.script; print('pydantic' in sys.modules, 'yaml' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[2],

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, changed
-from topology.checks import check_pair
+from topology.documents.checks import check_pair
+from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
-from topology.load import load_job, load_topology
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")
 

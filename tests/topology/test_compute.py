@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sites.trainer import sampler
 from sites.trainer.gpt import Gpt
 from tests.fakes.worlds import topology
-from topology.compute import (
+from topology.cost.compute import (
     flops_per_sequence,
     layer_times,
     layers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topology.cost.money import money
-from topology.load import load_topology
+from topology.documents.load import load_topology
 from topology.world import Topology
 
 

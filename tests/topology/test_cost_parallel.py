@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.fakes.worlds import topology
 from tests.topology.cost_cases import EOS, SELENE, gpt
 from topology.catalogue.accelerators import catalogue
-from topology.compute import layers
 from topology.cost.collectives import Channel
+from topology.cost.compute import layers
 from topology.cost.degrees import Degrees, misfit
 from topology.cost.device import (
     A100,
@@ -188,7 +188,7 @@ def test_experts_far_apart_exchange_longer() -> None:
 
 
 def test_flat_devices_agree_with_modelled_compute() -> None:
-    """topology.compute counts norms as if they multiplied, so within 0.5 %."""
+    """topology.cost.compute counts norms as if they multiplied, so within 0.5 %."""
     accelerator = topology().sites[0].accelerator
     model = Model(layers=4, heads=4, width=128, context=128)
     device = flat_device(accelerator)

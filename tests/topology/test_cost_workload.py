@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.topology.cost_cases import gpt
-from topology.compute import flops_per_sequence, num_parameters
+from topology.cost.compute import flops_per_sequence, num_parameters
 from topology.cost.workload import Workload, training_days, utilisation, workload_of
 from topology.job import Model
 
@@ -46,7 +46,7 @@ def test_the_model_that_ships() -> None:
     model = Model()
     workload = workload_of(model)
     assert workload.parameters == num_parameters(model)
-    # topology.compute counts norms as if they multiplied: 0.2 % more.
+    # topology.cost.compute counts norms as if they multiplied: 0.2 % more.
     assert workload.model_flops(1) == pytest.approx(flops_per_sequence(model), rel=0.005)
 
 

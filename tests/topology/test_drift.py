@@ -3,8 +3,8 @@
 import pytest
 
 from tests.topology.documents import TOPOLOGY, changed
-from topology.drift import drifts
-from topology.load import load_topology
+from topology.documents.load import load_topology
+from topology.measured.drift import drifts
 
 
 def measured(figures: str, link: str = "bandwidth: 10Gbit/s, rtt: 62ms") -> list[str]:

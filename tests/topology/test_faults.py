@@ -8,10 +8,19 @@ from hypothesis import strategies as st
 
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 from tests.topology.test_changes import FIGURES
-from topology.changes import Change
-from topology.fault_loading import load_faults
-from topology.faults import Fault, FaultScript, Figures, Pair, Span, TimedChange, expand, figures_of
-from topology.load import load_topology
+from topology.documents.load import load_topology
+from topology.faults.changes import Change
+from topology.faults.loading import load_faults
+from topology.faults.script import (
+    Fault,
+    FaultScript,
+    Figures,
+    Pair,
+    Span,
+    TimedChange,
+    expand,
+    figures_of,
+)
 
 CHAIN = load_topology(TOPOLOGY, "topology.yaml")
 LINKS = figures_of(CHAIN)

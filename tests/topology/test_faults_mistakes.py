@@ -4,9 +4,9 @@ import pytest
 
 from tests.topology.documents import changed
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
+from topology.documents.load import document_kind, load_topology
 from topology.errors import ConfigError
-from topology.fault_loading import check_faults, load_faults
-from topology.load import document_kind, load_topology
+from topology.faults.loading import check_faults, load_faults
 
 DURATION = "want a duration in ns, us, ms, s, min, h, as 80ms; got"
 ACTIONS = "'link', 'partition', 'cut', 'flap', 'heal', 'pause', 'reset' or 'half_open'"

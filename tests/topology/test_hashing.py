@@ -3,8 +3,8 @@
 import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, changed
+from topology.documents.load import load_job, load_topology
 from topology.hashing import config_hash, topology_hash
-from topology.load import load_job, load_topology
 
 WORLD = load_topology(TOPOLOGY, "t.yaml")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from topology.documents.load import load_topology
 from topology.errors import ConfigError
 from topology.geography import great_circle_km
 from topology.importing.cities import cities, nearest_city, place_of
 from topology.importing.importing import Imported, Wishes, import_topology, read_map
 from topology.importing.names import plain, unique_names
-from topology.load import load_topology
 from topology.world import Topology
 
 MAPS = Path(__file__).parent / "maps"

@@ -16,24 +16,29 @@ from tests.topology.test_trees_packing import (
     script,
 )
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
-from topology.gateway_times import gateways_s_per_byte
+from topology.documents.run_documents import RunDocuments
 from topology.hashing import config_hash
 from topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
-from topology.link_codecs import codec_between, plan_codecs, smallest
-from topology.pairs import pairs_of
 from topology.planner.ways import named
 from topology.reduction_plans import plan_reduction
-from topology.run_documents import RunDocuments
 from topology.simulator.run import link_loads
 from topology.simulator.settings import Settings
 from topology.simulator.step_work import step_work
-from topology.step_time import step_time
-from topology.tree_load import Load
-from topology.tree_shapes import widest_tree
-from topology.tree_times import bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
-from topology.trees import ReductionPlan, Tree, star
-from topology.wire_load import FRAME_BYTES, chunk_bytes_of, tree_ratios, wire_load
-from topology.wire_time import exchange_time_s
+from topology.timing.gateway_times import gateways_s_per_byte
+from topology.timing.step_time import step_time
+from topology.timing.wire_time import exchange_time_s
+from topology.traffic.tree_load import Load
+from topology.traffic.tree_times import (
+    bytes_of_hops,
+    plan_times_s,
+    seconds_per_byte,
+    shares_of_hops,
+)
+from topology.traffic.wire_load import FRAME_BYTES, chunk_bytes_of, tree_ratios, wire_load
+from topology.trees.link_codecs import codec_between, plan_codecs, smallest
+from topology.trees.pairs import pairs_of
+from topology.trees.shapes import widest_tree
+from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
 TRIANGLE = world(3, both_ways((0, 1, 4e6, 0.02), (1, 2, 4e6, 0.02), (0, 2, 1e6, 0.02)))

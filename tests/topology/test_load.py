@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, changed, told
+from topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from topology.errors import ConfigError
 from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
-from topology.load import document_kind, load_job, load_topology, split_overrides
 from topology.world import Endpoint, Failure, Link, Period
 
 TWO_SITES = """\

@@ -9,19 +9,19 @@ import random
 import pytest
 
 from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world
-from topology.channels import SEND_BUFFER_BYTES, chunks_abreast
+from topology.documents.load import load_job, load_topology
 from topology.job import Job, Model, Reduction
-from topology.load import load_job, load_topology
-from topology.pairs import pairs_of
 from topology.planner.search import Search
+from topology.presets.templates import job_yaml, topology_yaml
 from topology.reduction_plans import packings, weighted
-from topology.step_time import StepModel
-from topology.templates import job_yaml, topology_yaml
-from topology.tree_load import Load
-from topology.tree_shapes import ring_paths, widest_tree, width
-from topology.tree_times import plan_times_s
-from topology.trees import ReductionPlan, Tree, star
-from topology.wire_load import chunk_bytes_of
+from topology.timing.step_time import StepModel
+from topology.traffic.channels import SEND_BUFFER_BYTES, chunks_abreast
+from topology.traffic.tree_load import Load
+from topology.traffic.tree_times import plan_times_s
+from topology.traffic.wire_load import chunk_bytes_of
+from topology.trees.pairs import pairs_of
+from topology.trees.shapes import ring_paths, widest_tree, width
+from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
 FACTORS = (1.01, 1.1, 1.5, 3.0, 10.0)

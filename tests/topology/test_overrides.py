@@ -3,8 +3,8 @@
 import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, told
+from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
-from topology.load import load_job, load_topology
 
 
 def test_overrides_change_values_in_order_and_make_what_is_not_there() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from topology.compute import rank_share, site_shares, step_compute_s
+from topology.cost.compute import rank_share, site_shares, step_compute_s
+from topology.documents.run_documents import DocumentText, RunDocuments, load_run
 from topology.errors import ConfigError
 from topology.hashing import config_hash
-from topology.run_documents import DocumentText, RunDocuments, load_run
 
 TOPOLOGY = """\
 version: 1

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.fakes.plannable import a_job, a_random_world, a_world
+from topology.documents.load import load_topology
 from topology.errors import ConfigError
 from topology.hashing import plan_hashes
 from topology.job import Exchange, Job, LinkCodec
-from topology.load import load_topology
 from topology.plan_wishes import PlanWishes
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.plan import make_plan

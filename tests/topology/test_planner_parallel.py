@@ -16,9 +16,8 @@ from topology.cost.device import device_of, interior_of
 from topology.cost.memory import memory
 from topology.cost.parallel import step_time
 from topology.cost.workload import workload_described
+from topology.documents.placement import restricted, unreached
 from topology.job import Job, LinkCodec
-from topology.link_codecs import plan_codecs
-from topology.placement import restricted, unreached
 from topology.planner.cut_set import fastest_cuts
 from topology.planner.cuts import Cut, Timing, node_share
 from topology.planner.joint_step import JointModel
@@ -26,7 +25,8 @@ from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import degrees_of, every_cut, parallel_of
 from topology.planner.site_cuts import SiteCuts
 from topology.planner.ways import ways
-from topology.wire_load import chunk_bytes_of
+from topology.traffic.wire_load import chunk_bytes_of
+from topology.trees.link_codecs import plan_codecs
 from topology.workload import DescribedModel, Limits
 from topology.world import Topology
 

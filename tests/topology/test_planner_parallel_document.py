@@ -15,17 +15,17 @@ from tests.fakes.plannable import a_job, a_world
 from tests.topology.documents import changed, told
 from topology.cost.local_sgd import local_round
 from topology.cost.overlap import bytes_per_s_needed
+from topology.documents.load import load_job, load_topology
+from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
 from topology.hashing import plan_hashes
 from topology.job import Job, Model
-from topology.load import load_job, load_topology
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.parallel_plan import all_widened
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallel_why import WANTED, wider_for
 from topology.planner.plan import make_plan
 from topology.planner.regime import rounds
-from topology.run_documents import DocumentText, load_run
 from topology.workload import Limits
 from topology.world import Topology
 

@@ -12,19 +12,19 @@ import pytest
 
 from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world, a_world
 from topology.codec_costs import RELATIVE_ERRORS
+from topology.documents.placement import restricted, unreached
 from topology.job import Job, LinkCodec, Reduction
-from topology.link_codecs import plan_codecs
-from topology.pairs import pairs_of
-from topology.placement import restricted, unreached
 from topology.planner.choice import Sizing
 from topology.planner.search import Search
 from topology.planner.shares import Split, busiest
 from topology.planner.site_set import sizings
 from topology.planner.ways import ways
-from topology.step_time import StepModel
-from topology.tree_shapes import ring_paths
-from topology.trees import ReductionPlan, star
-from topology.wire_load import chunk_bytes_of
+from topology.timing.step_time import StepModel
+from topology.traffic.wire_load import chunk_bytes_of
+from topology.trees.link_codecs import plan_codecs
+from topology.trees.pairs import pairs_of
+from topology.trees.shapes import ring_paths
+from topology.trees.trees import ReductionPlan, star
 from topology.world import Topology
 
 ROUNDING = ("fp32", "bf16", "int8")

@@ -8,15 +8,15 @@ import random
 import pytest
 
 from tests.fakes.plannable import a_job, a_random_world, a_world
+from topology.documents.placement import placed
 from topology.job import Exchange, Job, LinkCodec, Placed, Reduction
-from topology.link_codecs import plan_codecs
-from topology.measured_links import LinkFigures, with_measured
-from topology.placement import placed
+from topology.measured.links import LinkFigures, with_measured
 from topology.planner.switch import best_switch, relaunched_s
 from topology.planner.ways import ways
 from topology.reduction_plans import plan_reduction
-from topology.step_time import step_time
-from topology.wire_load import chunk_bytes_of
+from topology.timing.step_time import step_time
+from topology.traffic.wire_load import chunk_bytes_of
+from topology.trees.link_codecs import plan_codecs
 from topology.world import Topology
 
 FAST, SLOW = 1e7, 1e6

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.topology.documents import TOPOLOGY, changed, told
+from topology.documents.load import load_topology
 from topology.errors import ConfigError
-from topology.load import load_topology
 
 
 def test_mistakes_of_every_kind_are_told_together_in_the_order_of_the_text() -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topology.document import Place
 from topology.errors import ConfigError
-from topology.reading import MAX_BYTES, MAX_NODES, read_document
+from topology.text.document import Place
+from topology.text.reading import MAX_BYTES, MAX_NODES, read_document
 
 
 def problems(text: str) -> list[str]:

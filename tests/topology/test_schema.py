@@ -1,18 +1,14 @@
 """The committed JSON Schemas are current, and say the same as the models."""
 
-from pathlib import Path
-
 import pytest
 
-import topology.schema
-from topology.schema import SCHEMAS, schema, schema_text
-
-FOLDER = Path(topology.schema.__file__).parent
+from topology.documents.schema import SCHEMAS, schema, schema_text
+from topology.presets.templates import SCHEMA_FOLDER
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
 def test_the_committed_schema_is_current(kind: str) -> None:
-    committed = (FOLDER / f"{kind}.schema.json").read_text(encoding="utf-8")
+    committed = (SCHEMA_FOLDER / f"{kind}.schema.json").read_text(encoding="utf-8")
     assert committed == schema_text(kind), "run scripts/gen_schemas.py"
 
 

@@ -13,10 +13,10 @@ from topology.job import Job, Placed
 from topology.planner.joint_step import JointModel
 from topology.planner.placed_cuts import placed_timings
 from topology.reduction_plans import plan_reduction
-from topology.releases import gradient_bytes
 from topology.simulator.described_site import described_buckets, inside_of
 from topology.simulator.run import SimulatedRun, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
+from topology.timing.releases import gradient_bytes
 from topology.workload import DescribedModel, Parallel
 from topology.world import Topology
 

@@ -14,8 +14,8 @@ from topology.simulator.engine import Engine
 from topology.simulator.links import FifoLink, Flow
 from topology.simulator.servers import Server
 from topology.simulator.sharing import FairNetwork, max_min
-from topology.slow_start import RTO_MIN_S, num_halvings, window_after
-from topology.tree_load import Load
+from topology.traffic.slow_start import RTO_MIN_S, num_halvings, window_after
+from topology.traffic.tree_load import Load
 from topology.world import Link
 
 

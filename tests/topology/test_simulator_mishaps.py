@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from tests.topology.simulated import PLAIN, a_job, a_topology, ends
-from topology.changes import Change, Pause
-from topology.compute import step_compute_s
-from topology.faults import TimedChange
+from topology.cost.compute import step_compute_s
+from topology.faults.changes import Change, Pause
+from topology.faults.script import TimedChange
 from topology.simulator.chance import Stragglers
 from topology.simulator.engine import SimulationError
 from topology.simulator.outages import Outages

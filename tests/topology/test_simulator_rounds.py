@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.described import MODEL, described_job, sites_of_nodes
 from tests.topology.simulated import PLAIN, a_job, a_topology
-from topology.compute import num_parameters, step_compute_s
+from topology.cost.compute import num_parameters, step_compute_s
 from topology.cost.local_sgd import local_round
 from topology.job import Job, Placed
 from topology.simulator.chance import Stragglers
@@ -17,7 +17,7 @@ from topology.simulator.outages import Outages
 from topology.simulator.rounds import Rounds, fragment_buckets
 from topology.simulator.run import SimulatedRun, coding_s, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
-from topology.wire_time import exchange_time_s
+from topology.timing.wire_time import exchange_time_s
 from topology.workload import Parallel
 from topology.world import Topology
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from topology.checks import check_pair
-from topology.load import document_kind, load_job, load_topology
+from topology.documents.checks import check_pair
+from topology.documents.load import document_kind, load_job, load_topology
+from topology.presets.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
 from topology.reduction_plans import plan_reduction
-from topology.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
 
 
 def test_the_templates_load_and_fit_together() -> None:

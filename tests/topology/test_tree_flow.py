@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from tests.fakes.plannable import a_random_world
-from topology.compute import flops_per_sequence
+from topology.cost.compute import flops_per_sequence
 from topology.job import Exchange, Job, Model, Reduction, Trainer
-from topology.pairs import pairs_of
 from topology.planner.ways import named
 from topology.reduction_plans import packings, weighted
 from topology.simulator.run import simulate
 from topology.simulator.settings import Settings
-from topology.slow_start import unused_s
-from topology.step_time import step_time
-from topology.tree_begins import unused_of_s
-from topology.tree_shapes import widest_tree, width
-from topology.trees import ReductionPlan, Tree
+from topology.timing.step_time import step_time
+from topology.traffic.slow_start import unused_s
+from topology.traffic.tree_begins import unused_of_s
+from topology.trees.pairs import pairs_of
+from topology.trees.shapes import widest_tree, width
+from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 
 MODEL = Model(layers=4, heads=4, width=128, context=64)

@@ -20,12 +20,12 @@ from tests.fakes.tree_worlds import (
 )
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.pairs import pairs_of
 from topology.reduction_plans import plan_reduction
-from topology.tree_hierarchy import groups_by_delay, hierarchy
-from topology.tree_shapes import ring_paths, rooted, way_up
-from topology.tree_times import shares_of_hops
-from topology.trees import ReductionPlan, Tree, star
+from topology.traffic.tree_times import shares_of_hops
+from topology.trees.hierarchy import groups_by_delay, hierarchy
+from topology.trees.pairs import pairs_of
+from topology.trees.shapes import ring_paths, rooted, way_up
+from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
 

@@ -4,13 +4,13 @@ import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.documents import told as told_alone
-from topology.checks import check_pair
+from topology.documents.checks import check_pair
+from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
 from topology.hashing import config_hash
 from topology.job import NamedTree, Reduction
-from topology.load import load_job, load_topology
 from topology.reduction_plans import plan_reduction
-from topology.trees import Tree
+from topology.trees.trees import Tree
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")
 """oregon - virginia - ohio: a line."""

@@ -10,11 +10,11 @@ from tests.fakes.tree_worlds import LINE, TRIANGLE, both_ways, world
 from topology.codec_costs import COSTS
 from topology.job import Exchange, Job, Reduction
 from topology.reduction_plans import plan_reduction
-from topology.tree_load import Load
-from topology.tree_times import plan_times_s, seconds_per_byte, shares_of_hops
-from topology.trees import ReductionPlan, Tree, star
-from topology.wire_load import FRAME_BYTES, PACKET_FACTOR, pipeline_bytes_of
-from topology.wire_time import crossing_times_s, exchange_time_s
+from topology.timing.wire_time import crossing_times_s, exchange_time_s
+from topology.traffic.tree_load import Load
+from topology.traffic.tree_times import plan_times_s, seconds_per_byte, shares_of_hops
+from topology.traffic.wire_load import FRAME_BYTES, PACKET_FACTOR, pipeline_bytes_of
+from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
 CHUNK = 1000

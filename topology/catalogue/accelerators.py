@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
-from topology.fields import Name, Strict, Text, version_one
-from topology.models import AcceleratorModel
-from topology.reading import read_document
+from topology.models.topology import AcceleratorModel
 from topology.suggest import did_you_mean, one_of
-from topology.validation import validate
+from topology.text.fields import Name, Strict, Text, version_one
+from topology.text.reading import read_document
+from topology.text.validation import validate
 from topology.world import Accelerator
 
 _FILE = "accelerators.yaml"

@@ -13,8 +13,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from topology.compute import peak_flops_per_s
 from topology.cost.collectives import Channel
+from topology.cost.compute import peak_flops_per_s
 from topology.world import Accelerator, Site
 
 GEMM_PASSES = 1.6
@@ -150,7 +150,7 @@ class Interior:
 def flat_device(accelerator: Accelerator) -> Device:
     """Return a device on which FLOPs take what the topology's peak and MFU say, and nothing else does.
 
-    The same as `topology.compute`, so that plans agree with `trainer.compute: modelled`.
+    The same as `topology.cost.compute`, so that plans agree with `trainer.compute: modelled`.
     """
     peak = peak_flops_per_s(accelerator)
     return Device(peak_flops_per_s=peak, gemm_efficiency=accelerator.mfu)

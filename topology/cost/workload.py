@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.compute import VOCABULARY
+from topology.cost.compute import VOCABULARY
 from topology.job import Model
 from topology.workload import RECOMPUTES, DescribedModel
 

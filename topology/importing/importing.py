@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from topology.documents.load import load_topology
 from topology.importing.cities import nearest_city, place_of
 from topology.importing.graph import Graph, Node, wrong
 from topology.importing.graphml import read_graphml
@@ -12,8 +13,7 @@ from topology.importing.lines import Line, Pair, lines_of, parts, paths_between
 from topology.importing.names import plain, unique_names
 from topology.importing.node_link import read_node_link
 from topology.importing.writing import LinkText, SiteText, topology_text
-from topology.load import load_topology
-from topology.models import MAX_SITES
+from topology.models.topology import MAX_SITES
 from topology.suggest import did_you_mean
 from topology.world import Location
 

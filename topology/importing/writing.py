@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topology.templates import schema_line
+from topology.presets.templates import schema_line
 from topology.units import format_distance, format_rate
 from topology.world import Location
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from topology.compute import share
+from topology.cost.compute import share
 from topology.errors import ConfigError
 from topology.job import Job, Reduction
 from topology.planner.choice import Choice, money
@@ -14,7 +14,7 @@ from topology.planner.search import Search
 from topology.planner.shares import Split, busiest
 from topology.planner.ways import Way, ways
 from topology.reduction_plans import plan_reduction
-from topology.step_time import StepModel
+from topology.timing.step_time import StepModel
 from topology.world import Topology
 
 FORMS = 4

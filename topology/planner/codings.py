@@ -1,6 +1,6 @@
 """Which codecs the links of a reduction may have: one for all, or one for each link. Pure.
 
-A tree's chunks travel as the smallest codec of its links (topology/link_codecs.py), so what links' codecs
+A tree's chunks travel as the smallest codec of its links (topology/trees/link_codecs.py), so what links' codecs
 come to is a codec for each tree. Of all assignments that come to the same, one is looked at: each link
 has the largest codec that crosses it, and `exchange.codec` is that of most links. Not every choice of
 codecs for the trees can be had: each tree needs a link on which its own is the largest.
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from topology.codec_costs import RELATIVE_ERRORS, usual_ratio
 from topology.job import CODECS, Exchange, LinkCodec
-from topology.pairs import Edge, Pairs, edge
-from topology.trees import ReductionPlan
+from topology.trees.pairs import Edge, Pairs, edge
+from topology.trees.trees import ReductionPlan
 
 EVERY_CODING_MAX = 3**6
 """Assignments of codecs to links that are all looked at: those of four sites and three codecs."""

@@ -8,9 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from topology.documents.placement import unreached
 from topology.job import Job, Placed
-from topology.pairs import pairs_of
-from topology.placement import unreached
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
@@ -20,6 +19,7 @@ from topology.planner.parallelism import parallel_of
 from topology.planner.shares import EVERY_SPLIT_MAX, Split
 from topology.planner.site_cuts import SiteCuts
 from topology.planner.ways import Way, ways
+from topology.trees.pairs import pairs_of
 from topology.world import Topology
 
 EXACT_SITES = 3

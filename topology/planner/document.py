@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
-from topology.document import Document
 from topology.errors import ConfigError, Problem
-from topology.overrides import read_with_overrides
 from topology.planner.document_models import PlanFileModel
-from topology.scalars import ScalarError, read_plain
-from topology.validation import validate
+from topology.text.document import Document
+from topology.text.overrides import read_with_overrides
+from topology.text.scalars import ScalarError, read_plain
+from topology.text.validation import validate
 
 _JOB_PATHS = {
     "placement": "placement",

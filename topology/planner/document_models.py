@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from topology.exchange_models import (
+from topology.job import CODECS
+from topology.models.exchange import (
     LINK_CODECS_MAX,
     Bucket,
     Channels,
@@ -14,9 +15,8 @@ from topology.exchange_models import (
     LinkCodecModel,
     ReductionModel,
 )
-from topology.fields import Count, Number, Strict, Text, choice, version_one
-from topology.job import CODECS
-from topology.job_models import PlacedModel
+from topology.models.job import PlacedModel
+from topology.text.fields import Count, Number, Strict, Text, choice, version_one
 
 Seconds = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0)]

@@ -1,6 +1,6 @@
 """Steps of sites that each cut a model in their own way, and what crosses between them. Pure.
 
-As in topology/step_time.py: site j ends step k once all that it needs is there, and the mean step is the
+As in topology/timing/step_time.py: site j ends step k once all that it needs is there, and the mean step is the
 largest cycle mean of
 
     w_ij = max over releases r of leave_i(r) + x_ij(L(r)) + tail_j,    w_ii = head_i + tail_i,
@@ -22,15 +22,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from topology.codec_costs import usual_ratio
-from topology.cycle_mean import largest_cycle_means
-from topology.gateway_times import gateways_s_per_byte
 from topology.job import Job
 from topology.planner.cuts import Timing
-from topology.releases import gradient_bytes
-from topology.tree_load import Hop
-from topology.tree_times import bytes_of_hops, plan_times_s, rate_of
-from topology.trees import ReductionPlan
-from topology.wire_load import wire_load
+from topology.timing.cycle_mean import largest_cycle_means
+from topology.timing.gateway_times import gateways_s_per_byte
+from topology.timing.releases import gradient_bytes
+from topology.traffic.tree_load import Hop
+from topology.traffic.tree_times import bytes_of_hops, plan_times_s, rate_of
+from topology.traffic.wire_load import wire_load
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 

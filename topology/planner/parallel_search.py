@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable
 
 from topology.cost.workload import workload_described
+from topology.documents.placement import restricted
 from topology.job import Job
-from topology.placement import restricted
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Rank, better, by_rank, rank_of
 from topology.planner.cut_set import EXACT_SITES, CutChoice, CutSet, compute_bound_s

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from topology.codec_costs import GATEWAY_BYTES_PER_S
-from topology.compute import peak_flops_per_s
+from topology.cost.compute import peak_flops_per_s
 from topology.cost.device import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
 from topology.job import Job
 from topology.planner.cut_set import CutChoice

@@ -27,7 +27,7 @@ from topology.planner.shares import busiest
 from topology.planner.sources import inputs, warnings
 from topology.planner.why import binding, sentences
 from topology.planner.worth import link_worths, site_worths
-from topology.step_time import StepModel
+from topology.timing.step_time import StepModel
 from topology.units import format_size
 from topology.world import Topology
 

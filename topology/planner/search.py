@@ -16,17 +16,17 @@ import math
 from collections.abc import Iterable, Iterator
 
 from topology.codec_costs import usual_ratio
-from topology.compute import sequence_s
+from topology.cost.compute import sequence_s
 from topology.cost.money import accelerators_usd
+from topology.documents.placement import restricted, unreached
 from topology.job import Job
-from topology.placement import restricted, unreached
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, better, by_rank, rank_of
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.shares import balanced, busiest
 from topology.planner.site_set import EXACT_SITES, SiteSet
 from topology.planner.ways import ways
-from topology.releases import gradient_bytes
+from topology.timing.releases import gradient_bytes
 from topology.world import Topology
 
 EVERY_SET_SITES = 10

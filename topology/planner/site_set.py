@@ -11,18 +11,18 @@ import math
 from collections.abc import Iterable, Sequence
 
 from topology.codec_costs import usual_ratio
-from topology.compute import sequence_s
+from topology.cost.compute import sequence_s
 from topology.job import Job, LinkCodec
-from topology.pairs import pairs_of
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.shares import Split, busiest, improved
 from topology.planner.ways import Way
-from topology.releases import gradient_bytes
-from topology.step_time import StepModel
-from topology.tree_times import seconds_per_byte
-from topology.wire_load import chunk_bytes_of, tree_ratios
+from topology.timing.releases import gradient_bytes
+from topology.timing.step_time import StepModel
+from topology.traffic.tree_times import seconds_per_byte
+from topology.traffic.wire_load import chunk_bytes_of, tree_ratios
+from topology.trees.pairs import pairs_of
 from topology.world import Topology
 
 EXACT_SITES = 4

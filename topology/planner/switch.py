@@ -1,6 +1,6 @@
 """What a run that goes on could change: the reduction alone, for its own sites, batch, links' codecs and chunks.
 
-A tree's codec follows from the links that it crosses (topology/link_codecs.py), at each site by the same rule.
+A tree's codec follows from the links that it crosses (topology/trees/link_codecs.py), at each site by the same rule.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from topology.compute import site_shares
+from topology.cost.compute import site_shares
+from topology.documents.placement import placed
 from topology.job import Job, Reduction
-from topology.placement import placed
 from topology.planner.joint_step import JointModel
 from topology.planner.placed_cuts import placed_timings
 from topology.planner.plan import make_plan
 from topology.planner.ways import Way, named, ways
 from topology.reduction_plans import plan_reduction
-from topology.step_time import StepModel
-from topology.trees import ReductionPlan
+from topology.timing.step_time import StepModel
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 

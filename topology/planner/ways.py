@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
-from topology.pairs import Pairs, pairs_of
 from topology.reduction_plans import packings, plan_reduction, weighted
-from topology.tree_hierarchy import groups_by_delay, hierarchy
-from topology.tree_shapes import best_hub, ring_paths, rooted, spans, widest_tree, width
-from topology.trees import ReductionPlan, Tree, star
+from topology.trees.hierarchy import groups_by_delay, hierarchy
+from topology.trees.pairs import Pairs, pairs_of
+from topology.trees.shapes import best_hub, ring_paths, rooted, spans, widest_tree, width
+from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
 MIXES = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from topology.compute import num_parameters
+from topology.cost.compute import num_parameters
 from topology.planner.choice import Choice
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.regime import regime
 from topology.planner.search import Search
 from topology.planner.shares import balanced, busiest
-from topology.step_time import StepModel
+from topology.timing.step_time import StepModel
 from topology.units import format_duration, format_fraction, format_size, significant
 from topology.world import Topology
 

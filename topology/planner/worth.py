@@ -6,14 +6,14 @@ import dataclasses
 from typing import Any
 
 from topology.job import Job
-from topology.link_codecs import plan_codecs
 from topology.planner.choice import Choice
 from topology.planner.connections import first_connections
 from topology.planner.search import Search
 from topology.planner.shares import busiest
 from topology.planner.site_set import EXACT_SITES
-from topology.step_time import StepModel
-from topology.trees import ReductionPlan
+from topology.timing.step_time import StepModel
+from topology.trees.link_codecs import plan_codecs
+from topology.trees.trees import ReductionPlan
 from topology.world import Link, Topology
 
 GBIT_BYTES_PER_S = 125e6

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topology.buckets import FLOAT32_BYTES, Bucket
 from topology.cost.degrees import Degrees, layers_per_stage
 from topology.cost.device import device_of, interior_of
 from topology.cost.layer_time import head_times
@@ -27,6 +26,7 @@ from topology.planner.parallelism import degrees_of
 from topology.simulator.pipeline import PipelineTime, Stage, StageLink, simulate_pipeline
 from topology.simulator.rounds import BUCKETS_MAX
 from topology.simulator.site_work import GatewayCost, SiteWork
+from topology.timing.buckets import FLOAT32_BYTES, Bucket
 from topology.world import Site, Topology
 
 _SETTLED = 4

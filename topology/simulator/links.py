@@ -7,7 +7,7 @@ the next site passes it on from then on, for chunks are reduced one by one (topo
 says when this is exact).
 
 TCP starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the window
-that it had (topology/slow_start.py).
+that it had (topology/traffic/slow_start.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from topology.simulator.engine import Engine
-from topology.slow_start import RTO_MIN_S, num_halvings, unused_s, window_after, windows
+from topology.traffic.slow_start import RTO_MIN_S, num_halvings, unused_s, window_after, windows
 
 Key = tuple[int, int, int]
 """Step, bucket, segment."""

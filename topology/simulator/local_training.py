@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from topology.changes import Change
+from topology.faults.changes import Change
 from topology.simulator.chance import Chance
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.exchange import StepExchange

@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable
 
-from topology.changes import Change
-from topology.faults import TimedChange
+from topology.faults.changes import Change
+from topology.faults.script import TimedChange
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.links import FifoLink, Flow
 from topology.simulator.sharing import FairNetwork
 from topology.simulator.step_work import StepWork
-from topology.slow_start import is_rested_slow
+from topology.traffic.slow_start import is_rested_slow
 from topology.world import Link, Site
 
 Hop = tuple[int, int]

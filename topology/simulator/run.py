@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topology.faults import TimedChange
+from topology.faults.script import TimedChange
 from topology.job import Job
 from topology.simulator.chance import Chance
 from topology.simulator.engine import SimulationError

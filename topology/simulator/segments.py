@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from topology.buckets import Bucket
-from topology.tree_load import Load
-from topology.trees import ReductionPlan
+from topology.timing.buckets import Bucket
+from topology.traffic.tree_load import Load
+from topology.trees.trees import ReductionPlan
 
 FLOWS_PER_STEP = 10_000
 """Hops of flows in a step, about: a tenth of a second of simulating."""

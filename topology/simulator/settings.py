@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.faults import TimedChange
+from topology.faults.script import TimedChange
 from topology.simulator.chance import Stragglers
 from topology.simulator.outages import Outages
 from topology.simulator.rounds import Rounds
@@ -26,7 +26,7 @@ class Settings:
     sharing: str = "fifo"
     """One of SHARINGS."""
     slow_start: bool | None = None
-    """TCP starts slowly after a pause; None: where there are packets (topology.wire_load)."""
+    """TCP starts slowly after a pause; None: where there are packets (topology.traffic.wire_load)."""
     ratio: float | None = None
     """Encoded bytes for each byte of float32; None: as codecs usually come to (topology.codec_costs)."""
     gateways_take_time: bool = True
@@ -34,7 +34,7 @@ class Settings:
     stragglers: Stragglers | None = None
     outages: Outages | None = None
     changes: tuple[TimedChange, ...] = ()
-    """Of links, by time since the beginning: rates, delays, cuts, and ends of them (topology.faults)."""
+    """Of links, by time since the beginning: rates, delays, cuts, and ends of them (topology.faults.script)."""
     rounds: Rounds | None = None
     """Sites exchange parameters once a round; None: gradients in every step."""
     reuse_steps: bool = True

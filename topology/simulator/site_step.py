@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from topology.simulator.parts import BucketTimes
-from topology.step_parts import StepParts
+from topology.timing.step_parts import StepParts
 
 REPEATS = 1e-9
 """Of a step: rounding."""

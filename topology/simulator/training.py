@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topology.changes import Change
+from topology.faults.changes import Change
 from topology.simulator.chance import Chance
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.exchange import StepExchange

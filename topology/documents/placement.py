@@ -1,0 +1,135 @@
+"""Which sites take part in a run, and how many sequences of a step each takes. Pure.
+
+A job's `placement` names them; a job without one spreads its batch over the ranks of all sites. From
+`placed` on, everybody sees a topology of the sites that take part only, with indices of its own, so
+that no other part of isthmus needs to know that there are more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from topology.job import Job
+from topology.suggest import did_you_mean
+from topology.text.document import Path
+from topology.world import Topology
+
+Misplaced = tuple[Path, str]
+"""Where in the job, and what is wrong there."""
+
+
+def placed(job: Job, topology: Topology) -> Topology:
+    """Return the topology of the sites that take part in a job: the same without a placement.
+
+    Args:
+        job: Of the run.
+        topology: As described. What `problems_of` says of the two is nothing.
+    """
+    if not job.placement:
+        return topology
+    return restricted(topology, [each.site for each in job.placement])
+
+
+def restricted(topology: Topology, names: Sequence[str]) -> Topology:
+    """Return a topology of these sites only, in its own order, and of the links between them.
+
+    `failure.min_sites` is lowered to their number where it is more: by default it is all sites.
+    """
+    kept = [site for site in topology.sites if site.name in names]
+    if len(kept) == len(topology.sites):
+        return topology
+    sites = tuple(dataclasses.replace(site, index=index) for index, site in enumerate(kept))
+    links = tuple(link for link in topology.links if {link.source, link.target} <= set(names))
+    min_sites = min(topology.failure.min_sites, len(sites))
+    return dataclasses.replace(
+        topology,
+        sites=sites,
+        links=links,
+        failure=dataclasses.replace(topology.failure, min_sites=min_sites),
+    )
+
+
+def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
+    """Return what is wrong with a job's placement on a topology, which is described in full."""
+    names = [site.name for site in topology.sites]
+    problems: list[Misplaced] = []
+    first: dict[str, int] = {}
+    for index, each in enumerate(job.placement):
+        if each.site not in names:
+            hint = did_you_mean(each.site, names)
+            problems.append((_path(index, "site"), f"unknown site {each.site!r}{hint}"))
+        elif each.site in first:
+            message = f"{each.site!r} is placed twice (first as placement.{first[each.site]})"
+            problems.append((_path(index, "site"), message))
+        else:
+            problems += [*_too_few(job, topology, index), *_miscut(job, topology, index)]
+        first.setdefault(each.site, index)
+    total, batch = sum(each.sequences for each in job.placement), job.global_batch
+    if job.placement and total != batch:
+        section = "trainer" if job.workload is None else "workload"
+        message = (
+            f"the sequences add up to {total}, and {section}.global_batch is {batch}: "
+            "want both the same"
+        )
+        problems.append((("placement",), message))
+    if job.placement and not problems:
+        problems += _unconnected(restricted(topology, list(first)))
+    return problems
+
+
+def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
+    """A rank without a sequence has no gradient: the trainer that ships gives each at least one."""
+    wanted = job.placement[index]
+    num_ranks = topology.site(wanted.site).num_ranks
+    if job.entrypoint is not None or wanted.sequences >= num_ranks:
+        return []
+    message = (
+        f"want at least {num_ranks}, a sequence for each rank of {wanted.site!r}; "
+        f"got {wanted.sequences}"
+    )
+    return [(_path(index, "sequences"), message)]
+
+
+def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
+    """Degrees of parallelism multiply to the ranks of their site."""
+    wanted = job.placement[index]
+    if wanted.parallel is None:
+        return []
+    num_ranks = topology.site(wanted.site).num_ranks
+    cut = wanted.parallel
+    if cut.num_ranks == num_ranks:
+        return []
+    message = (
+        f"tensor {cut.tensor} x pipeline {cut.pipeline} x context {cut.context} x data {cut.data} "
+        f"are {cut.num_ranks} ranks, and {wanted.site!r} has {num_ranks}: want both the same"
+    )
+    return [(_path(index, "parallel"), message)]
+
+
+def _unconnected(topology: Topology) -> list[Misplaced]:
+    cut = unreached(topology)
+    if not cut:
+        return []
+    message = (
+        f"no links in both directions connect {topology.sites[0].name!r} with "
+        f"{', '.join(map(repr, cut))}, without the sites that are left out"
+    )
+    return [(("placement",), message)]
+
+
+def unreached(topology: Topology) -> list[str]:
+    """Return the sites that no links in both directions connect with the first one."""
+    names = [site.name for site in topology.sites]
+    reached = names[:1]
+    for name in reached:
+        reached += [
+            other
+            for other in names
+            if other not in reached and topology.link(name, other) and topology.link(other, name)
+        ]
+    return [name for name in names if name not in reached]
+
+
+def _path(index: int, key: str) -> Path:
+    return ("placement", index, key)

@@ -1,0 +1,254 @@
+"""What one part of a topology file says of another: names that must exist, links that must connect.
+
+These checks look at plain values, not at the models, so that they also run when some other part
+of the file is wrong: all mistakes are told at once. A value of the wrong type is passed over here;
+topology.text.validation has told of it.
+"""
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from topology.catalogue.accelerators import catalogue, suggestion
+from topology.errors import ConfigError
+from topology.models.topology import LOOPBACK, FailureModel, is_loopback, parse_endpoint
+from topology.suggest import did_you_mean
+from topology.text.document import Document, Path
+from topology.timeouts import Timeouts
+from topology.world import Failure
+
+_REQUIRED = ("nodes", "accelerators_per_node", "accelerator")
+
+
+def check_references(document: Document) -> None:
+    """Add a problem to a topology document for each reference that does not hold."""
+    _check_site_names(document)
+    _check_accelerators(document)
+    _check_likes(document)
+    _check_links(document)
+    _check_coordinator(document)
+    _check_failure(document)
+    _check_addresses(document)
+
+
+def site_names(document: Document) -> list[str]:
+    """Return the sites' names in order; a site without a proper one is left out."""
+    names = (document.text("sites", index, "name") for index in _sites(document))
+    return [name for name in names if name is not None]
+
+
+def ancestry(document: Document, index: int) -> list[int]:
+    """Return the positions of a site, the one it is like, the one that is like, and so on.
+
+    Ends before a name that does not exist, or that has been met.
+    """
+    # Of two sites of one name the first is meant; the other is told to be a duplicate.
+    positions = {document.text("sites", each, "name"): each for each in reversed(_sites(document))}
+    found = [index]
+    while (like := document.text("sites", found[-1], "like")) is not None:
+        if positions.get(like, index) in found:
+            break
+        found.append(positions[like])
+    return found
+
+
+def _sites(document: Document) -> range:
+    return range(len(document.sequence("sites")))
+
+
+def _check_site_names(document: Document) -> None:
+    first: dict[str, int] = {}
+    for index in _sites(document):
+        name = document.text("sites", index, "name")
+        if name is None:
+            continue
+        if name in first:
+            where = _first_at(document, ("sites", first[name], "name"))
+            document.add(("sites", index, "name"), f"duplicate site {name!r} ({where})")
+        first.setdefault(name, index)
+
+
+def _check_accelerators(document: Document) -> None:
+    own = document.mapping("accelerators")
+    for index in _sites(document):
+        name = document.text("sites", index, "accelerator")
+        if name is not None and name not in own and name not in catalogue():
+            hint = suggestion(name, own) or ": define it under accelerators, or take one that ships"
+            message = f"unknown accelerator {name!r}{hint}"
+            document.add(("sites", index, "accelerator"), message)
+
+
+def _check_likes(document: Document) -> None:
+    names = site_names(document)
+    for index in _sites(document):
+        path = ("sites", index, "like")
+        like = document.text(*path)
+        if like is not None and like not in names:
+            document.add(path, f"unknown site {like!r}{did_you_mean(like, names)}")
+            continue
+        chain = ancestry(document, index)
+        end = document.text("sites", chain[-1], "like")
+        if end is not None and end == document.text("sites", index, "name"):
+            steps = [document.text("sites", each, "name") or "?" for each in chain]
+            document.add(
+                path, f"sites are like each other in a circle: {' -> '.join([*steps, end])}"
+            )
+        elif "like" not in document.mapping("sites", index):
+            _check_required(document, index)
+
+
+def _check_required(document: Document, index: int) -> None:
+    """A site that is like no other says everything itself, and so all that are like it have it."""
+    site = document.get("sites", index)
+    for key in _REQUIRED:
+        if isinstance(site, dict) and key not in site:
+            document.add(("sites", index), f"missing key {key!r}")
+
+
+def _link_ends(document: Document) -> Iterator[tuple[int, str, str]]:
+    """Yield position, source and target of each link whose ends are two texts."""
+    for index in range(len(document.sequence("links"))):
+        ends = document.sequence("links", index, "between")
+        if len(ends) == 2:
+            source, target = (document.text("links", index, "between", end) for end in (0, 1))
+            if source is not None and target is not None:
+                yield index, source, target
+
+
+def _check_links(document: Document) -> None:
+    names = site_names(document)
+    sound = 0 < len(set(names)) == len(_sites(document))
+    pairs: dict[tuple[str, str], int] = {}
+    for index, source, target in _link_ends(document):
+        for end, name in enumerate((source, target)):
+            if name not in names:
+                sound = False
+                hint = did_you_mean(name, names)
+                document.add(("links", index, "between", end), f"unknown site {name!r}{hint}")
+        if source == target:
+            sound = False
+            document.add(("links", index, "between", 1), f"a link from {source!r} to itself")
+        else:
+            _take_pairs(document, pairs, index, (source, target))
+    _check_figures(document)
+    if sound and len(list(_link_ends(document))) == len(document.sequence("links")):
+        _check_connected(document, names, set(pairs))
+
+
+def _first_at(document: Document, path: Path) -> str:
+    """Return where something stands first: its line, or that an override put it there."""
+    line = document.place(path).line
+    return f"first at line {line}" if line else "first in an override"
+
+
+def _take_pairs(
+    document: Document, pairs: dict[tuple[str, str], int], index: int, pair: tuple[str, str]
+) -> None:
+    """Enter the directions of one link into `pairs`; a problem if one is there already."""
+    directions = [pair]
+    if document.get("links", index, "oneway") is not True:
+        directions.append((pair[1], pair[0]))
+    for source, target in directions:
+        if (source, target) in pairs:
+            where = _first_at(document, ("links", pairs[source, target], "between"))
+            document.add(
+                ("links", index, "between"),
+                f"a second link from {source!r} to {target!r} ({where})",
+            )
+            break
+    for direction in directions:
+        pairs.setdefault(direction, index)
+
+
+def _check_figures(document: Document) -> None:
+    """Each link must say how fast it is, and something from which its RTT follows."""
+    located = {
+        document.text("sites", index, "name")
+        for index in _sites(document)
+        if "location" in document.mapping("sites", index)
+    }
+    for index, link in enumerate(document.sequence("links")):
+        measured = document.mapping("links", index, "measured")
+        if isinstance(link, dict) and "bandwidth" not in link.keys() | measured.keys():
+            document.add(("links", index), "missing key 'bandwidth'")
+    for index, source, target in _link_ends(document):
+        link = document.mapping("links", index)
+        measured = document.mapping("links", index, "measured")
+        if not {"rtt", "distance"} & link.keys() and "rtt" not in measured:
+            missing = [name for name in (source, target) if name not in located]
+            if missing and set(missing) <= set(site_names(document)):
+                document.add(
+                    ("links", index),
+                    "nothing gives an RTT: want rtt, distance, measured.rtt, or a location of "
+                    + " and ".join(repr(name) for name in missing),
+                )
+
+
+def _check_connected(document: Document, names: list[str], pairs: set[tuple[str, str]]) -> None:
+    """Sums go up a tree of links and results come down it: both directions must be there."""
+    reached, grown = {names[0]}, True
+    while grown:
+        new = {
+            target
+            for source, target in pairs
+            if source in reached and target not in reached and (target, source) in pairs
+        }
+        reached |= new
+        grown = bool(new)
+    cut = [name for name in names if name not in reached]
+    if cut:
+        path = ("links",) if document.get("links") is not None else ("sites",)
+        document.add(
+            path,
+            f"no links in both directions connect {names[0]!r} with "
+            + ", ".join(repr(name) for name in cut),
+            at_key=True,
+        )
+
+
+def _check_coordinator(document: Document) -> None:
+    name, names = document.text("coordinator", "site"), site_names(document)
+    if name is not None and name not in names:
+        document.add(("coordinator", "site"), f"unknown site {name!r}{did_you_mean(name, names)}")
+
+
+def _check_failure(document: Document) -> None:
+    wanted, there = document.get("failure", "min_sites"), len(document.sequence("sites"))
+    if isinstance(wanted, int) and wanted > there > 0:
+        document.add(
+            ("failure", "min_sites"), f"want at most {there}, the number of sites; got {wanted}"
+        )
+    try:
+        model = FailureModel.model_validate(document.get("failure") or {})
+        Timeouts.derive(
+            Failure(
+                detect_within_s=model.detect_within, min_sites=1, start_within_s=model.start_within
+            )
+        )
+    except ConfigError as error:
+        for problem in error.problems:
+            document.add(tuple(problem.path.split(".")), problem.message)
+    except ValidationError:
+        return
+
+
+def _check_addresses(document: Document) -> None:
+    """Without TLS nothing may listen where others reach it."""
+    paths = [("sites", index, "wan", "address") for index in _sites(document)]
+    for path in paths:
+        host = document.text(*path)
+        if host is not None and not is_loopback(host):
+            document.add(path, _EXPOSED.format(host))
+    try:
+        host = parse_endpoint(document.get("coordinator", "bind") or f"{LOOPBACK}:0").host
+    except ValueError:
+        host = LOOPBACK
+    if not is_loopback(host):
+        document.add(("coordinator", "bind"), _EXPOSED.format(host))
+    if document.text("security", "mode") != "mtls" and document.get("security", "ca") is not None:
+        document.add(("security", "ca"), "has no use with mode: insecure", at_key=True)
+
+
+_EXPOSED = (
+    "{!r} is not a loopback address: want one in 127.0.0.0/8 or ::1, as security.mode is insecure"
+)

@@ -1,0 +1,182 @@
+"""From the checked topology file to the world: `like` followed, figures in base units, RTTs derived."""
+
+import dataclasses
+from typing import Any
+
+from topology.catalogue.accelerators import accelerator_of, catalogue
+from topology.documents.references import ancestry
+from topology.geography import great_circle_km, rtt_of_distance
+from topology.models.topology import (
+    LOOPBACK,
+    FabricModel,
+    LinkModel,
+    MeasuredModel,
+    TopologyModel,
+)
+from topology.text.document import Document
+from topology.units import format_duration
+from topology.world import (
+    Accelerator,
+    Fabric,
+    Failure,
+    Link,
+    Location,
+    Period,
+    Site,
+    Topology,
+)
+
+
+def resolve(document: Document, model: TopologyModel) -> Topology:
+    """Return the topology that a document describes.
+
+    Args:
+        document: Without problems; told of those that only the resolved figures show.
+        model: The same document.
+    """
+    sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
+    links = [_link(each, sites) for each in model.links]
+    failure = Failure(
+        detect_within_s=model.failure.detect_within,
+        min_sites=model.failure.min_sites or len(sites),
+        start_within_s=model.failure.start_within,
+    )
+    topology = Topology(
+        name=model.name,
+        sites=sites,
+        links=tuple(
+            direction
+            for link, each in zip(links, model.links, strict=True)
+            for direction in ([link] if each.oneway else [link, _reversed(link)])
+        ),
+        failure=failure,
+        coordinator=model.coordinator.bind,
+        coordinator_site=model.coordinator.site,
+        security=model.security.mode,
+        emulate=model.emulate,
+        emulator=model.emulator,
+    )
+    _check_rtts(document, failure, links)
+    return topology
+
+
+def _site(document: Document, model: TopologyModel, index: int) -> Site:
+    """Return a site with what it lacks taken, key by key, from the nearest that it is like."""
+    own = model.sites[index]
+    chain = [model.sites[each] for each in ancestry(document, index)]
+
+    def nearest(key: str) -> Any:  # noqa: ANN401 - each key has its type
+        found = (getattr(each, key) for each in chain)
+        return next((value for value in found if value is not None), None)
+
+    launcher = nearest("launcher")
+    rates = (each.wan.nic for each in chain if each.wan is not None)
+    return Site(
+        name=own.name,
+        index=index,
+        nodes=nearest("nodes"),
+        accelerators_per_node=nearest("accelerators_per_node"),
+        accelerator=_accelerator(model, nearest("accelerator")),
+        address=own.wan.address if own.wan is not None else LOOPBACK,
+        location=None
+        if own.location is None
+        else Location(lat=own.location.lat, lon=own.location.lon),
+        fabric=_fabric(nearest("fabric")),
+        launcher="local" if launcher is None else launcher.kind,
+        nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
+    )
+
+
+def _accelerator(model: TopologyModel, name: str) -> Accelerator:
+    """Return what the file defines under that name, else what ships."""
+    written = model.accelerators.get(name)
+    return catalogue()[name].accelerator if written is None else accelerator_of(name, written)
+
+
+def _fabric(written: FabricModel | None) -> Fabric | None:
+    if written is None:
+        return None
+    return Fabric(
+        node_bytes_per_s=written.node,
+        cluster_bytes_per_s=written.cluster,
+        latency_s=written.latency,
+    )
+
+
+def _link(written: LinkModel, sites: tuple[Site, ...]) -> Link:
+    """Return the direction from the first site to the second; measured figures win."""
+    source, target = written.between
+    measured = written.measured or MeasuredModel()
+    bandwidth = written.bandwidth if measured.bandwidth is None else measured.bandwidth
+    assert bandwidth is not None, "topology.documents.references has checked it"
+    distance_km = _distance_km(written, sites)
+    rtt_s, rtt_origin = _rtt(written, distance_km)
+    is_measured = measured.bandwidth is not None
+    described = written.bandwidth if is_measured else None
+    return Link(
+        source=source,
+        target=target,
+        bytes_per_s=bandwidth * written.share,
+        rtt_s=rtt_s,
+        rtt_origin=rtt_origin,
+        jitter_s=written.jitter if measured.jitter is None else measured.jitter,
+        loss=written.loss if measured.loss is None else measured.loss,
+        egress_usd_per_byte=written.egress or 0.0,
+        max_flows=written.max_flows,
+        congestion=written.congestion,
+        window_bytes=written.window,
+        distance_km=distance_km,
+        share=written.share,
+        schedule=tuple(
+            Period(start_minute=each.start, end_minute=each.end, share=each.share)
+            for each in written.schedule
+        ),
+        bandwidth_origin="measured" if is_measured else "bandwidth",
+        described_bytes_per_s=None if described is None else described * written.share,
+        described_rtt_s=_described_rtt_s(written, distance_km),
+        measured_at=measured.at,
+    )
+
+
+def _distance_km(written: LinkModel, sites: tuple[Site, ...]) -> float | None:
+    if written.distance is not None:
+        return written.distance
+    places = {site.name: site.location for site in sites}
+    one, other = (places[name] for name in written.between)
+    return None if one is None or other is None else great_circle_km(one, other)
+
+
+def _rtt(written: LinkModel, distance_km: float | None) -> tuple[float, str]:
+    """Return the RTT in seconds, and which figure it came from."""
+    if written.measured is not None and written.measured.rtt is not None:
+        return written.measured.rtt, "measured"
+    if written.rtt is not None:
+        return written.rtt, "rtt"
+    assert distance_km is not None, "topology.documents.references has checked it"
+    origin = "locations" if written.distance is None else "distance"
+    return rtt_of_distance(distance_km), origin
+
+
+def _described_rtt_s(written: LinkModel, distance_km: float | None) -> float | None:
+    """Return what a measured RTT stands against, if there are both."""
+    if written.measured is None or written.measured.rtt is None:
+        return None
+    if written.rtt is not None:
+        return written.rtt
+    return None if distance_km is None else rtt_of_distance(distance_km)
+
+
+def _reversed(link: Link) -> Link:
+    return dataclasses.replace(link, source=link.target, target=link.source)
+
+
+def _check_rtts(document: Document, failure: Failure, links: list[Link]) -> None:
+    """A live path must answer a keepalive ping, which has a third of detect_within, in time."""
+    for link in links:
+        if 3 * link.rtt_s >= failure.detect_within_s:
+            document.add(
+                ("failure", "detect_within"),
+                f"want more than {format_duration(3 * link.rtt_s)}, three times the RTT from "
+                f"{link.source!r} to {link.target!r}; "
+                f"got {format_duration(failure.detect_within_s)}",
+            )

@@ -1,0 +1,1 @@
+"""Fault scripts: what happens to an emulation that runs, and when."""

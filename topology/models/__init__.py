@@ -1,0 +1,1 @@
+"""The documents as users write them: pydantic models of topology and job."""

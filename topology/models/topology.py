@@ -1,0 +1,281 @@
+"""The topology file as a user writes it. topology/documents/resolve.py makes topology.world from it.
+
+What refers to a name is any text here: topology/documents/references.py tells whether such a thing exists.
+"""
+
+import ipaddress
+import re
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
+
+from topology.suggest import shown
+from topology.text.fields import (
+    Compute,
+    Count,
+    Distance,
+    Duration,
+    Fraction,
+    KeyedError,
+    Name,
+    Number,
+    PositiveDuration,
+    PricePerByte,
+    PricePerHour,
+    Rate,
+    Share,
+    Size,
+    Strict,
+    Text,
+    choice,
+    default,
+    version_one,
+)
+from topology.world import EMULATORS, Endpoint
+
+MAX_SITES = 64
+MAX_RANKS_PER_NODE = 128
+LOOPBACK = "127.0.0.1"
+MFU = 0.4
+"""Share of an accelerator's peak that a large model's training step reaches, where nobody says better.
+
+Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783, table 4), 41 to 42 % for
+Nemotron-4 340B on 6,144 H100s (arXiv 2406.11704), 46 % for PaLM 540B on 6,144 TPU v4s (arXiv 2204.02311).
+"""
+
+_CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine itself, without asking a resolver."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _clock(value: object) -> int:
+    if not isinstance(value, str) or re.match(_CLOCK, value) is None:
+        raise ValueError(f"want a time of day as 08:00, got {shown(value)}")
+    hours, minutes = value.split(":")
+    return int(hours) * 60 + int(minutes)
+
+
+def parse_endpoint(value: object) -> Endpoint:
+    """Return what HOST:PORT names, [HOST]:PORT for IPv6; ValueError for anything else."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})", str(value))
+    if not isinstance(value, str) or found is None or int(found[2]) > 65535:
+        raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {shown(value)}")
+    return Endpoint(host=found[1].strip("[]"), port=int(found[2]))
+
+
+def _instant(value: str) -> str:
+    try:
+        datetime.fromisoformat(value)
+    except ValueError as error:
+        raise ValueError(f"want a time as 2026-05-01T12:00:00Z, got {shown(value)}") from error
+    return value
+
+
+def _security(value: object) -> str:
+    if value == "mtls":
+        raise ValueError(
+            "mtls is not in this version, which only connects loopback addresses: "
+            "want mode: insecure"
+        )
+    if value != "insecure":
+        raise ValueError(f"want 'insecure', got {shown(value)}")
+    return "insecure"
+
+
+def _one_gateway(value: object) -> int:
+    if value != 1 or not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"this version supports 1 gateway a node, got {shown(value)}")
+    return 1
+
+
+Clock = Annotated[
+    int, PlainValidator(_clock), WithJsonSchema({"type": "string", "pattern": _CLOCK})
+]
+Instant = Annotated[
+    str, AfterValidator(_instant), WithJsonSchema({"type": "string", "format": "date-time"})
+]
+Bind = Annotated[
+    Endpoint,
+    PlainValidator(parse_endpoint),
+    WithJsonSchema({"type": "string", "examples": ["127.0.0.1:7443"]}),
+]
+Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
+
+
+class LocationModel(Strict):
+    """Where a site is, in degrees: gives distances, and so latencies."""
+
+    lat: Annotated[Number, Field(ge=-90, le=90)]
+    lon: Annotated[Number, Field(ge=-180, le=180)]
+
+
+class AcceleratorModel(Strict):
+    """What computes in a site."""
+
+    peak: Annotated[dict[Dtype, Compute], Field(min_length=1)]
+    memory: Size
+    mfu: Share = default(f"{MFU:.0%}", "Model FLOPs utilisation that a step reaches.")
+    price: PricePerHour | None = None
+
+
+class FabricModel(Strict):
+    """The network inside a site."""
+
+    node: Annotated[Rate, Field(description="Between accelerators of one node.")]
+    cluster: Annotated[Rate, Field(description="Between nodes, a node.")]
+    latency: Duration
+
+
+class WanModel(Strict):
+    """How a site meets the WAN."""
+
+    gateways_per_node: Annotated[
+        int, PlainValidator(_one_gateway), WithJsonSchema({"type": "integer", "const": 1})
+    ] = 1
+    nic: Annotated[Rate | None, Field(description="Of each node, towards the WAN.")] = None
+    address: Annotated[
+        Text, Field(description="Host that this site's gateways bind and peers dial.")
+    ] = LOOPBACK
+
+
+class LauncherModel(Strict):
+    """What starts the site's processes."""
+
+    kind: Annotated[str, *choice(("local",), later=("agent", "ssh", "slurm", "kubernetes"))] = (
+        "local"
+    )
+
+
+class SiteModel(Strict):
+    """One data center."""
+
+    name: Name
+    like: Annotated[
+        str | None,
+        Field(
+            description="Another site, whose nodes, accelerators, fabric, wan (but its address) and "
+            "launcher this one has unless it says otherwise. Never its location."
+        ),
+    ] = None
+    location: LocationModel | None = None
+    nodes: Annotated[Count | None, Field(description="Machines.")] = None
+    accelerators_per_node: Annotated[
+        int | None, Field(ge=1, le=MAX_RANKS_PER_NODE, description="One rank each.")
+    ] = None
+    accelerator: Annotated[
+        str | None, Field(description="A name under accelerators, or of one that ships.")
+    ] = None
+    fabric: FabricModel | None = None
+    wan: WanModel | None = None
+    launcher: LauncherModel | None = None
+
+
+class PeriodModel(Strict):
+    """A time of day (UTC) in which another share of a link may be used."""
+
+    start: Annotated[Clock, Field(alias="from")]
+    end: Annotated[Clock, Field(alias="to")]
+    share: Share
+
+    @model_validator(mode="after")
+    def _takes_time(self) -> Self:
+        if self.start == self.end:
+            raise KeyedError("to", "want another time than from")
+        return self
+
+
+class MeasuredModel(Strict):
+    """What a probe found; wins over the described figures."""
+
+    bandwidth: Rate | None = None
+    rtt: Duration | None = None
+    jitter: Duration | None = None
+    loss: Fraction | None = None
+    at: Instant | None = None
+
+
+class LinkModel(Strict):
+    """The WAN between two sites: full duplex, or one direction with `oneway: true`."""
+
+    between: Annotated[list[str], Field(min_length=2, max_length=2)]
+    oneway: Annotated[bool, Field(description="From the first site to the second only.")] = False
+    bandwidth: Annotated[Rate | None, Field(description="Of each direction.")] = None
+    rtt: Annotated[Duration | None, Field(description="There and back.")] = None
+    distance: Annotated[
+        Distance | None, Field(description="On the map; gives an RTT when none is known.")
+    ] = None
+    jitter: Duration = default("0s", "Most that the delay of one direction varies.")
+    loss: Fraction = 0.0
+    egress: PricePerByte | None = None
+    max_flows: Annotated[Count | None, Field(description="TCP connections at most.")] = None
+    window: Annotated[Size | None, Field(description="TCP window of one connection at most.")] = (
+        None
+    )
+    congestion: Annotated[
+        Literal["cubic", "reno", "bbr"],
+        Field(
+            description="What TCP follows at the sender: sysctl net.ipv4.tcp_congestion_control."
+        ),
+    ] = "cubic"
+    share: Annotated[Share, Field(description="Of the bandwidth that a run may use.")] = 1.0
+    schedule: list[PeriodModel] = Field(default_factory=list)
+    measured: MeasuredModel | None = None
+
+
+class CoordinatorModel(Strict):
+    """Where the control plane runs."""
+
+    site: Annotated[str | None, Field(description="The site that hosts it.")] = None
+    bind: Bind = default(f"{LOOPBACK}:0", "Where it listens; port 0 lets the system choose.")
+
+
+class FailureModel(Strict):
+    """When something counts as failed."""
+
+    detect_within: PositiveDuration = default(
+        "15s", "The one figure from which every timeout is derived."
+    )
+    min_sites: Annotated[
+        Count | None, Field(description="Sites that a run needs; all of them when absent.")
+    ] = None
+    start_within: PositiveDuration = default(
+        "120s", "Every site is up within this, or all are rolled back."
+    )
+
+
+class SecurityModel(Strict):
+    """How the connections between sites are protected."""
+
+    mode: Annotated[str, PlainValidator(_security), WithJsonSchema({"enum": ["insecure"]})] = (
+        "insecure"
+    )
+    ca: Text | None = None
+
+
+class TopologyModel(Strict):
+    """A topology file: sites, and the WAN between them."""
+
+    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    name: Name
+    accelerators: dict[Name, AcceleratorModel] = Field(
+        default_factory=dict,
+        description="By name, instead of those that ship: `isthmus topology accelerators`.",
+    )
+    sites: Annotated[list[SiteModel], Field(min_length=1, max_length=MAX_SITES)]
+    links: list[LinkModel] = Field(default_factory=list)
+    coordinator: CoordinatorModel = Field(default_factory=CoordinatorModel)
+    failure: FailureModel = Field(default_factory=FailureModel)
+    security: SecurityModel = Field(default_factory=SecurityModel)
+    emulate: bool = Field(
+        default=False, description="Put an emulated WAN between the sites, on this machine."
+    )
+    emulator: Annotated[str, *choice(EMULATORS)] = "auto"

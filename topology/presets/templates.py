@@ -1,0 +1,38 @@
+"""The two files that `isthmus init` writes, for each preset: they say what everything is."""
+
+from importlib import resources
+from pathlib import Path
+
+SCHEMA_FOLDER = Path(__file__).resolve().parent.parent
+"""Where the JSON Schemas of this installation are."""
+DEFAULT_PRESET = "three-coasts"
+PRESETS = {
+    DEFAULT_PRESET: "Three sites in North America; runs here as it is.",
+    "two-sites-1000km": "Two sites 21 ms apart; runs here as it is.",
+    "three-continents": "Virginia, Frankfurt and Tokyo, up to 230 ms apart; runs here as it is.",
+    "mesh-16": "Sixteen regions with 64 H100s each, all joined; to plan and simulate.",
+}
+"""By name: what it is, in one line."""
+
+
+def topology_yaml(preset: str = DEFAULT_PRESET, schema_folder: Path = SCHEMA_FOLDER) -> str:
+    """Return a preset's commented topology; KeyError if there is no such preset."""
+    return _headed("topology", preset, schema_folder)
+
+
+def job_yaml(preset: str = DEFAULT_PRESET, schema_folder: Path = SCHEMA_FOLDER) -> str:
+    """Return a preset's commented job, for its topology beside it as `topology.yaml`."""
+    return _headed("job", preset, schema_folder)
+
+
+def _headed(kind: str, preset: str, schema_folder: Path) -> str:
+    if preset not in PRESETS:
+        raise KeyError(preset)
+    file = resources.files(__package__).joinpath(f"{preset}.{kind}.yaml")
+    return f"{schema_line(kind, schema_folder)}{file.read_text(encoding='utf-8')}"
+
+
+def schema_line(kind: str, schema_folder: Path = SCHEMA_FOLDER) -> str:
+    """Return the first line of a document, that leads an editor to its schema."""
+    schema = schema_folder / f"{kind}.schema.json"
+    return f"# yaml-language-server: $schema={schema.as_uri()}\n"

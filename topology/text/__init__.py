@@ -1,0 +1,1 @@
+"""YAML as plain values with their places, and every mistake said at its place."""

@@ -1,0 +1,1 @@
+"""How long a step and its exchange take by closed forms, and where a step went. Pure."""

@@ -1,0 +1,117 @@
+"""What of a step's gradients leaves together, and when. Pure.
+
+Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they fill a
+bucket (topology/timing/buckets.py); with `schedule: serial` all leave at its end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topology.cost.compute import layers, num_parameters
+from topology.cost.workload import workload_described
+from topology.job import Job, Model
+from topology.timing.buckets import FLOAT32_BYTES, buckets_of
+from topology.timing.fabric import reduce_scatter_s
+from topology.world import Site, Topology
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+_KNOTS = 8
+"""Releases whose crossings are worked out; those of others lie between them, for connections that are warm
+take a time that grows with the bytes along a line, to within a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Gradients that leave together."""
+
+    num_bytes: int
+    left_bytes: int
+    """These, and all that leave later."""
+    share_after: float
+    """Of a micro-batch's compute, forward and backward: what is still to do when they leave."""
+
+
+def gradient_bytes(job: Job) -> int:
+    """Return the float32 bytes that all sites sum up each step."""
+    if job.workload is not None:
+        return FLOAT32_BYTES * workload_described(job.workload).parameters
+    return FLOAT32_BYTES * num_parameters(job.trainer.model)
+
+
+def releases(job: Job) -> tuple[Release, ...]:
+    """Return what leaves together in a step, in the order of leaving."""
+    num_bytes = gradient_bytes(job)
+    if job.exchange.schedule == "serial":
+        return (Release(num_bytes, num_bytes, 0.0),)
+    return _releases(job.trainer.model, job.exchange.bucket_bytes)
+
+
+@functools.lru_cache(maxsize=256)
+def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
+    flops = [layer.flops_per_token for layer in layers(model)]
+    buckets = buckets_of(model, bucket_bytes)
+    left_bytes = sum(each.raw_bytes for each in buckets)
+    found = []
+    for bucket in buckets:
+        # Backward is two thirds of it, and goes down to the first layer.
+        after = 2 / 3 * math.fsum(flops[: bucket.last_layer]) / math.fsum(flops)
+        found.append(Release(bucket.raw_bytes, left_bytes, after))
+        left_bytes -= bucket.raw_bytes
+    return tuple(found)
+
+
+def within_s(topology: Topology, parts: Sequence[Release]) -> Floats:
+    """Return the seconds of each bucket's reduce-scatter inside each site; shape (sites, releases)."""
+    known: dict[object, list[float]] = {}
+    for site in topology.sites:
+        key = _inside(site)
+        if key not in known:
+            known[key] = [reduce_scatter_s(site, each.num_bytes) for each in parts]
+    return np.array([known[_inside(site)] for site in topology.sites])
+
+
+def _inside(site: Site) -> object:
+    """Return what equal sites' collectives depend on."""
+    return (site.nodes, site.accelerators_per_node, site.fabric)
+
+
+def knots(left_bytes: Floats) -> list[int]:
+    """Return the releases whose crossings are worked out: all, or some in equal ratios of bytes."""
+    if len(left_bytes) <= _KNOTS:
+        return list(range(len(left_bytes)))
+    wanted = np.geomspace(left_bytes[0], left_bytes[-1], _KNOTS)
+    nearest = np.abs(np.log(left_bytes[:, None] / wanted)).argmin(axis=0)
+    return sorted({0, len(left_bytes) - 1, *nearest.tolist()})
+
+
+def between(known_s: Floats, at_bytes: Floats, wanted_bytes: Floats) -> Floats:
+    """Return crossings of any sizes from those of some, along lines.
+
+    Args:
+        known_s: Shape (knots, sites, sites); -inf stays.
+        at_bytes: Of the knots, falling.
+        wanted_bytes: Falling, between the first and the last of these.
+    """
+    if len(at_bytes) == len(wanted_bytes):
+        return known_s
+    after = np.clip(np.searchsorted(-at_bytes, -wanted_bytes), 1, len(at_bytes) - 1)
+    part = (at_bytes[after - 1] - wanted_bytes) / (at_bytes[after - 1] - at_bytes[after])
+    one, other = known_s[after - 1], known_s[after]
+    # Of fewer chunks some trees have none, and then nobody waits for what only they carry.
+    falls = np.isfinite(one) & np.isfinite(other)
+    rise = np.where(falls, other, 0.0) - np.where(falls, one, 0.0)
+    alone = np.where(part[:, None, None] < 1, one, other)
+    found: Floats = np.where(falls, one + part[:, None, None] * rise, alone)
+    return found

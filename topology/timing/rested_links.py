@@ -1,0 +1,190 @@
+"""What pauses leave of TCP's windows, and how long exchanges take with them. Pure, by arrays.
+
+Steps repeat themselves: a link sends, rests until the next step's gradients come, and begins again with a
+part of the window that it had (topology/traffic/slow_start.py). How long it rests depends on the step, and the
+step on the windows: topology/timing/step_time.py begins with the first windows, as a run does, and goes on until
+windows stay as they are.
+
+Legend of shapes, which end names in lower case: B spreads of a batch, S sites (sources), T sites (targets),
+H directed links that a plan uses, R releases. Of a link whose connections do not start slowly the window is
+infinite.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topology.traffic.slow_start import RTO_MIN_S
+from topology.traffic.tree_begins import Crossing, unused_of_s
+from topology.traffic.tree_flow import flow_and_uses_s
+from topology.traffic.tree_load import Load
+from topology.traffic.tree_times import bytes_of_hops, chunks_of_trees
+from topology.trees.trees import ReductionPlan
+from topology.world import Topology
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Places = NDArray[np.intp]
+
+_LATE_RELEASES = 8
+"""Those of a step whose pauses are looked at, the last ones: the earlier a release, the less it decides."""
+
+
+class RestedLinks:
+    """The links of a plan, which rest between the exchanges of one load."""
+
+    def __init__(self, plan: ReductionPlan, topology: Topology, load: Load) -> None:
+        """Take what crosses; `load` has a first window, or nothing starts slowly."""
+        self._num_sites = plan.num_sites
+        bytes_of = bytes_of_hops(plan, load)
+        index = {site.name: site.index for site in topology.sites}
+        links = {(index[link.source], index[link.target]): link for link in topology.links}
+        used = {hop: links[hop] for hop in sorted(bytes_of)}
+        self._hop_h: tuple[Places, Places] = (
+            np.array([source for source, _ in used], dtype=np.intp),
+            np.array([target for _, target in used], dtype=np.intp),
+        )
+        self._rate_h = np.array([link.bytes_per_s for link in used.values()])
+        self._rtt_h = np.array([link.rtt_s for link in used.values()])
+        self._rto_h = self._rtt_h + RTO_MIN_S
+        self._bytes_h = np.array([bytes_of[hop] for hop in used])
+        self.first_h: Floats = np.array([load.window_of(link) for link in used.values()])
+        """The windows that connections begin with, once and for all; bytes."""
+        self.full_h: Floats = np.maximum(self.first_h, self._rate_h * self._rtt_h)
+        """Those that fill the links."""
+        self._plan, self._topology, self._load = plan, topology, load
+        self._known: dict[bytes, tuple[Floats, Floats]] = {}
+
+    @property
+    def are_slow(self) -> bool:
+        """Whether any of them starts slowly."""
+        return bool(np.isfinite(self.first_h).any())
+
+    def of_links(self, each_bst: Floats) -> Floats:
+        """Return what is known of all pairs of sites for the links; shape (B, H)."""
+        sources, targets = self._hop_h
+        return each_bst[:, sources, targets]
+
+    def crossings_s(self, window_bh: Floats) -> tuple[Floats, Floats]:
+        """Return how long an exchange takes from site to site, and for how long each link is in use.
+
+        Args:
+            window_bh: Bytes, with which it begins on each link.
+
+        Returns:
+            Seconds, shape (B, S, T) and (B, H); of crossings -inf where nobody waits.
+        """
+        if self._plan.is_gather:
+            used_bh = self._bytes_h / self._rate_h
+            used_bh = used_bh + unused_of_s(self._bytes_h, self._rate_h, self._rtt_h, window_bh)
+            there_bst = np.full((len(window_bh), self._num_sites, self._num_sites), -math.inf)
+            there_bst[:, *self._hop_h] = used_bh + self._rtt_h / 2
+            return there_bst, used_bh
+        if (window_bh == window_bh[0]).all():
+            there_st, used_h = self._over_trees(window_bh[0])
+            return there_st[None].copy(), used_h[None]
+        as_one = np.dtype((np.void, window_bh[0].nbytes))
+        keys = np.ascontiguousarray(window_bh).view(as_one).ravel()
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+        found = [self._over_trees(window_bh[each]) for each in first.tolist()]
+        there_bst, used_bh = (np.stack(each)[which] for each in zip(*found, strict=True))
+        return there_bst, used_bh
+
+    def _over_trees(self, window_h: Floats) -> tuple[Floats, Floats]:
+        key = window_h.tobytes()
+        if key not in self._known:
+            window_st = np.full((self._num_sites, self._num_sites), math.inf)
+            window_st[self._hop_h] = window_h
+            times_st, uses_st = flow_and_uses_s(self._crossing.with_windows(window_st))
+            self._known[key] = times_st, uses_st[self._hop_h]
+        return self._known[key]
+
+    @functools.cached_property
+    def _crossing(self) -> Crossing:
+        """The load on the plan's trees."""
+        counts = chunks_of_trees(self._plan, self._load.num_chunks)
+        by_tree = [counts[tree] for tree in range(len(self._plan.trees))]
+        return Crossing(self._plan, self._topology, [self._load], [by_tree])
+
+    def windows_after(self, window_bh: Floats, idle_bh: Floats) -> Floats:
+        """Return the windows of the next exchange, after pauses of so many seconds."""
+        opened_bh = _opened(self._bytes_h, window_bh, self.full_h)
+        return _left(opened_bh, idle_bh, self._rto_h, self.first_h)
+
+    def late_s(self, source: int, at_s: Floats, left_bytes: Floats) -> Floats:
+        """Return when what leaves after a pause within one step is there, in a gather.
+
+        Args:
+            source: The site.
+            at_s: When each release leaves, shape (R,).
+            left_bytes: Float32, of it and all later ones.
+
+        Returns:
+            Seconds, shape (T,), of the latest that one of the last releases makes it; -inf where none
+            leaves after a pause.
+        """
+        latest_t = np.full(self._num_sites, -math.inf)
+        if np.diff(at_s).max(initial=0.0) <= RTO_MIN_S:
+            return latest_t
+        mine = self._hop_h[0] == source
+        rate, rtt_s, rto_s = self._rate_h[mine], self._rtt_h[mine], self._rto_h[mine]
+        left_rh = left_bytes[:, None] / left_bytes[0] * self._bytes_h[mine]
+        own_rh = -np.diff(left_rh, axis=0, append=0.0)
+        window, grown, latest = (
+            self.full_h[mine],
+            np.zeros_like(rate),
+            np.full_like(rate, -math.inf),
+        )
+        first = max(0, len(at_s) - _LATE_RELEASES - 1)
+        free_s = np.full_like(rate, at_s[first])
+        for release in range(first, len(at_s)):
+            idle_s = at_s[release] - free_s
+            rests = idle_s > rto_s
+            opened = _opened(grown, window, self.full_h[mine])
+            window = np.where(rests, _left(opened, idle_s, rto_s, self.first_h[mine]), window)
+            grown = np.where(rests, 0.0, grown)
+            begins_s = np.maximum(at_s[release], free_s)
+            begins_s -= unused_of_s(grown, rate, rtt_s, window)
+            all_s = left_rh[release] / rate
+            all_s += unused_of_s(grown + left_rh[release], rate, rtt_s, window)
+            latest = np.where(rests, np.maximum(latest, begins_s + all_s + rtt_s / 2), latest)
+            grown = grown + own_rh[release]
+            own_s = own_rh[release] / rate + unused_of_s(grown, rate, rtt_s, window)
+            free_s = begins_s + own_s
+        latest_t[self._hop_h[1][mine]] = latest
+        return latest_t
+
+    def least_uses_s(self, source: int, since_s: Floats, left_bytes: Floats) -> Floats:
+        """Return for how long a site's links are in use at least, by when releases leave; shape (T,).
+
+        Args:
+            source: The site.
+            since_s: The first release that each one leaves; shape (R,).
+            left_bytes: Float32, of it and all later ones.
+        """
+        mine = self._hop_h[0] == source
+        share_r1 = (left_bytes / left_bytes[0])[:, None]
+        uses_t = np.zeros(self._num_sites)
+        each_rh = since_s[:, None] + share_r1 * self._bytes_h[mine] / self._rate_h[mine]
+        uses_t[self._hop_h[1][mine]] = each_rh.max(axis=0)
+        return uses_t
+
+
+def _opened(num_bytes: Floats, window: Floats, full: Floats) -> Floats:
+    """Return the windows that bursts have opened; topology.traffic.slow_start.window_after, by arrays."""
+    doubled = np.floor(np.log2(num_bytes / window + 1.0))
+    opened: Floats = np.minimum(full, window * 2.0**doubled)
+    return opened
+
+
+def _left(opened: Floats, idle_s: Floats, rto_s: Floats, first: Floats) -> Floats:
+    """Return what pauses leave of windows; topology.traffic.slow_start.num_halvings, by arrays."""
+    num_halvings = np.maximum(np.ceil(idle_s / rto_s).astype(np.int32) - 1, 0)
+    left: Floats = np.maximum(first, np.ldexp(opened, -num_halvings))
+    return left

@@ -1,0 +1,1 @@
+"""What crosses links, and when chunks that go over trees arrive. Pure."""

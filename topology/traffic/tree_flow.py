@@ -1,0 +1,251 @@
+"""How chunks flow through trees that share links: when the last of them is where. Pure, by arrays.
+
+A *leg* is one hop of one tree in one direction, up to the root or down from it; a directed link carries
+the legs of several trees. Its chunks come in the order of their turns, those of all trees abreast.
+
+- The first chunks of a leg begin it once those of all children are there. Early chunks go before later
+  ones, so they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes, and what TCP's slow
+  start still leaves unused of the link at that time.
+- A link works without a pause while it has something to send. So the share x of a leg's chunks has left it
+  when all that goes before has: of another leg the share x - d / D, D being all of the link's work and d how
+  much later that one begins; of one that begins earlier, more than x.
+- Nor earlier than a leg's own chunks came, one behind the other.
+
+What begins earlier because of a wider link elsewhere gets in the way of others: with d as it is, they would be
+later for that. So d is never less than what it would be if all links were as wide as can be: the beginning of
+the other leg counts with round trips alone. Then everything only grows with what links take, and of warm
+connections no exchange is ever slower for a wider link. Against the event-driven simulator that is no
+less exact, for what is slightly early elsewhere in fact waits there.
+
+Chunks are followed at a few shares x of each leg: the first and the last, and where TCP starts slowly some
+between them, for there one link may be slow early and the next one late. What all this is worth against
+the simulator: docs/simulator.md.
+
+Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where something
+begins; of a leg, its lower end), T sites where something ends, R loads, P shares, H links, M legs of one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topology.traffic.tree_begins import (
+    DOWN,
+    UP,
+    Crossing,
+    begun,
+    begun_slowly,
+    soonest,
+    unused_of_s,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Places = NDArray[np.intp]
+
+_SHARES_OF_SLOW_START = 8
+_NEVER_S = 1e12
+"""When a leg begins that carries nothing."""
+
+
+def flow_s(crossing: Crossing) -> Floats:
+    """Return when the last of what depends on a site is at another, if that began at 0.
+
+    Returns:
+        Seconds, shape (R, S, T); -inf where nobody waits.
+    """
+    times_rst, _ = _flow(crossing, _legs(crossing))
+    return times_rst
+
+
+def flow_and_uses_s(crossing: Crossing) -> tuple[Floats, Floats]:
+    """Return the same of a crossing's only load, and for how long each link is in use.
+
+    Returns:
+        Shape (S, T) each; a link that no tree uses is in use for no time.
+    """
+    legs = _legs(crossing)
+    [times_st], ends_dksr = _flow(crossing, legs)
+    begins_dks, ends_dks = legs.begins_s[..., 0], ends_dksr[..., 0]
+    first_st, last_st = np.full_like(times_st, math.inf), np.zeros_like(times_st)
+    for leg in crossing.used_legs(0):
+        hop = crossing.shape.hop(leg)
+        first_st[hop] = min(first_st[hop], begins_dks[leg])
+        last_st[hop] = max(last_st[hop], ends_dks[leg])
+    return times_st, np.maximum(last_st - first_st, 0.0)
+
+
+def _flow(crossing: Crossing, legs: _Legs) -> tuple[Floats, Floats]:
+    """Return what `flow_s` does, and when the last of each leg has left it; shape (D, K, S, R)."""
+    shape = crossing.shape
+    ends_dksr = np.zeros(legs.begins_s.shape)
+    at_ksrp = _at_roots(crossing, legs, ends_dksr[UP])
+    num_trees, num_sites = shape.parent_ks.shape
+    every = np.arange(num_trees)
+    at_ktsrp = np.empty((num_trees, num_sites, *at_ksrp.shape[1:]))
+    at_ktsrp[every, shape.root_k] = at_ksrp
+    for depth in shape.depths:
+        trees, sites = shape.at(depth)
+        above = at_ktsrp[trees, shape.parent_ks[trees, sites]]
+        left = at_ktsrp[trees, sites] = legs.passed_s(DOWN, trees, sites, above)
+        delay_s = legs.delay_s[DOWN, trees, sites]
+        ends_dksr[DOWN, trees, sites] = left[..., -1].max(axis=1) - delay_s[:, None]
+    ends_ktsr = at_ktsrp[..., -1]
+    ends_ktsr[every, shape.root_k, shape.root_k] = -math.inf
+    ends_ktsr = np.where(crossing.is_used_kr[:, None, None], ends_ktsr, -math.inf)
+    times_s: Floats = ends_ktsr.max(axis=0).transpose(2, 1, 0)
+    return times_s, ends_dksr
+
+
+@dataclass(frozen=True, slots=True)
+class _Legs:
+    """What it takes to cross each leg. Arrays have shape (D, K, S, R, P), `delay_s` (D, K, S)."""
+
+    starts_s: Floats
+    """Of its own chunks before a share's last granule, one behind the other."""
+    ends_s: Floats
+    """Of these and that granule."""
+    left_s: Floats
+    """When a share can have left, for all that the link does; -inf: no wait."""
+    waits_s: Floats
+    """How long the link works for all that."""
+    delay_s: Floats
+    begins_s: Floats
+    """When the first chunks come; shape (D, K, S, R)."""
+
+    def passed_s(self, direction: int, trees: Places, sites: Places, at_s: Floats) -> Floats:
+        """Return when shares are at the end of legs, given when they are at the beginning.
+
+        Args:
+            direction: UP or DOWN.
+            trees: Shape (N,).
+            sites: Shape (N,): the lower end.
+            at_s: Shape (N, ..., R, P).
+        """
+        legs = (direction, trees, sites)
+        middle = (slice(None), *[None] * (at_s.ndim - 3))
+        behind_s = np.maximum.accumulate(at_s - self.starts_s[legs][middle], axis=-1)
+        own_s = behind_s + self.ends_s[legs][middle]
+        # Whoever comes early to a leg that others are late for need not wait for these.
+        link_s = np.minimum(self.left_s[legs][middle], at_s[..., :1] + self.waits_s[legs][middle])
+        delay_s = self.delay_s[legs].reshape(-1, *[1] * (at_s.ndim - 1))
+        passed_s: Floats = np.maximum(own_s, link_s) + delay_s
+        return passed_s
+
+
+def _at_roots(crossing: Crossing, legs: _Legs, ends_ksr: Floats) -> Floats:
+    """Return when what begins at each site is at the trees' roots; shape (K, S, R, P).
+
+    Writes into `ends_ksr` when the last of each leg up has left it.
+    """
+    shape = crossing.shape
+    num_trees, num_sites = shape.parent_ks.shape
+    at_ksrp = np.zeros((num_trees, num_sites, *legs.ends_s.shape[-2:]))
+    place_ks = np.tile(np.arange(num_sites), (num_trees, 1))
+    for _ in shape.depths:
+        trees, sites = np.nonzero(place_ks != shape.root_k[:, None])
+        places = place_ks[trees, sites]
+        left = at_ksrp[trees, sites] = legs.passed_s(UP, trees, places, at_ksrp[trees, sites])
+        last_s = left[..., -1] - legs.delay_s[UP, trees, places][:, None]
+        np.maximum.at(ends_ksr, (trees, places), last_s)
+        place_ks[trees, sites] = shape.parent_ks[trees, places]
+    return at_ksrp
+
+
+def _legs(crossing: Crossing) -> _Legs:
+    num_shares = _SHARES_OF_SLOW_START if crossing.is_slow else 2
+    if crossing.is_slow:
+        begins_dksr, grown_dksr = begun_slowly(crossing)
+    else:
+        begins_dksr = grown_dksr = begun(crossing)
+    granule_dksrp = crossing.granule_dksr[..., None]
+    share_krp = crossing.share_kr[..., None] ** np.linspace(1.0, 0.0, num_shares)
+    until_krp = share_krp * crossing.bytes_kr[..., None]
+    # The first share is the chunks that are abreast: on each link its own.
+    until_dksrp = np.maximum(until_krp[:, None], granule_dksrp)
+    before_dksrp = np.maximum(until_krp[:, None] - granule_dksrp, 0.0)
+    rate, rtt_s = crossing.rate_dks[..., None, None], crossing.rtt_dks[..., None, None]
+    window_bytes = crossing.window_dksr[..., None]
+
+    def work_s(num_bytes: Floats) -> Floats:
+        """Return what so much of each leg, shape (D, K, S, R, P), takes on a link that has sent before."""
+        if not crossing.is_slow:
+            return num_bytes / rate
+        grown = grown_dksr[..., None]
+        more_s = unused_of_s(grown + num_bytes, rate, rtt_s, window_bytes)
+        return num_bytes / rate + more_s - unused_of_s(grown, rate, rtt_s, window_bytes)
+
+    left_s = np.full((*begins_dksr.shape, num_shares), -math.inf)
+    waits_s = left_s.copy()
+    is_there_hm, legs = crossing.shared_links()
+    if is_there_hm.size:
+        there = tuple(each[is_there_hm] for each in legs)
+        shared = _shared(crossing, legs, is_there_hm, begins_dksr, share_krp[legs[1]])
+        left_s[there], waits_s[there] = (each_s[is_there_hm] for each_s in shared)
+    is_first = granule_dksrp >= crossing.bytes_kr[:, None, :, None]
+    is_first = is_first | (np.arange(num_shares) == 0)
+    left_s[is_first] = waits_s[is_first] = -math.inf  # the first chunks go before all others
+    starts_s, ends_s = work_s(before_dksrp), work_s(until_dksrp)
+    return _Legs(starts_s, ends_s, left_s, waits_s, crossing.rtt_dks / 2, begins_dksr)
+
+
+def _shared(
+    crossing: Crossing,
+    legs: tuple[Places, Places, Places],
+    is_there_hm: NDArray[np.bool_],
+    begins_dksr: Floats,
+    share_hmrp: Floats,
+) -> tuple[Floats, Floats]:
+    """Return when the shares of legs that share links have left these, and how long links work for that.
+
+    Args:
+        crossing: Of which these are.
+        legs: Of H links, M of each.
+        is_there_hm: Which of them there are.
+        begins_dksr: When legs begin.
+        share_hmrp: Which shares are followed.
+
+    Returns:
+        Shape (H, M, R, P) each; the first from all sites' beginning on.
+    """
+    is_used_hmr = crossing.is_used_kr[legs[1]] & is_there_hm[..., None]
+    begins_hmr = np.where(is_used_hmr, begins_dksr[legs], _NEVER_S)
+    soonest_hmr = np.where(is_used_hmr, soonest(crossing)[legs], _NEVER_S)
+    bytes_hmr = np.where(is_used_hmr, crossing.bytes_kr[legs[1]], 0.0)
+    rate_h1, rtt_h1 = crossing.rate_dks[legs][:, :1], crossing.rtt_dks[legs][:, :1]
+    window_hr = crossing.window_dksr[legs][:, 0]
+    whole_hr = np.maximum(bytes_hmr.sum(axis=1), 1.0)
+    work_hr = whole_hr / rate_h1 + unused_of_s(whole_hr, rate_h1, rtt_h1, window_hr)
+    late_hmmr = (soonest_hmr[:, None] - begins_hmr[:, :, None]) / work_hr[:, None, None]
+    done_hmmrp = np.clip(share_hmrp[:, :, None] - late_hmmr[..., None], 0.0, 1.0)
+    done_hmmrp = done_hmmrp * bytes_hmr[:, None, ..., None]
+    all_hmrp = done_hmmrp.sum(axis=2)
+    rate, rtt_s = rate_h1[..., None, None], rtt_h1[..., None, None]
+    all_s = all_hmrp / rate + unused_of_s(all_hmrp, rate, rtt_s, window_hr[:, None, :, None])
+    left_hmrp = _emptied_s(begins_hmr, done_hmmrp / rate[..., None])
+    first_hr = begins_hmr.min(axis=1)
+    return np.maximum(left_hmrp, first_hr[:, None, :, None] + all_s), all_s
+
+
+def _emptied_s(begins_hmr: Floats, work_hmmrp: Floats) -> Floats:
+    """Return when links are done with what leaves before each leg's shares; shape (H, M, R, P).
+
+    Of all beginnings up to the leg's own, the latest end of what begins from then on.
+
+    Args:
+        begins_hmr: Of each leg.
+        work_hmmrp: Seconds that the second leg's part takes of what leaves before the first leg's share.
+    """
+    order_hmr = begins_hmr.argsort(axis=1)
+    work_hmmrp = np.take_along_axis(work_hmmrp, order_hmr[:, None, ..., None], axis=2)
+    rest_hmmrp = work_hmmrp[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
+    begins_hmmr = np.take_along_axis(begins_hmr, order_hmr, axis=1)[:, None]
+    begins_hmmr = np.minimum(begins_hmmr, begins_hmr[:, :, None])
+    emptied_s: Floats = (begins_hmmr[..., None] + rest_hmmrp).max(axis=2)
+    return emptied_s

@@ -1,0 +1,169 @@
+"""How long the chunks of a plan take from site to site. Pure.
+
+n chunks, c bytes each once encoded and framed (a tree's own c, where trees have codecs of their own),
+cross links of rate r and round trip t:
+
+- Gather: every site sends everything to every other, all links at once. The slowest link decides:
+  max over links of (n c / r + t / 2).
+- Trees: chunks go up to the root and come back down, as through a pipeline whose links several trees
+  share: topology/traffic/tree_flow.py.
+
+TCP starts slowly, after compute's pause as on its first day (topology/traffic/slow_start.py): g connections send
+10 packets each, and twice as many each round trip, until they fill the link; BBR's do not. The relay
+knows neither packets nor slow start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from topology.traffic.tree_load import Hop, Load
+from topology.trees.trees import ReductionPlan
+from topology.world import Link, Topology
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+
+def plan_times_s(
+    plan: ReductionPlan, topology: Topology, load: Load
+) -> dict[tuple[int, int], float]:
+    """Return by which time after one site's start another is done, as far as the first decides.
+
+    Returns:
+        Seconds from the first site's having its part to the second's having the last of the sum
+        that depends on it, by their indices. Pairs whose sites do not wait for each other are
+        missing; in a tree, a site other than the root waits for its own.
+    """
+    if plan.is_gather:
+        return _gather_times_s(plan, topology, load)
+    [times_s] = _trees_s(plan, topology, [load]).tolist()
+    return {
+        (source, target): each_s
+        for source, row in enumerate(times_s)
+        for target, each_s in enumerate(row)
+        if each_s > -math.inf
+    }
+
+
+def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
+    """Return the same for several loads; shape (loads, sites, sites), -inf where nobody waits."""
+    if not plan.is_gather:
+        return _trees_s(plan, topology, loads)
+    import numpy as np
+
+    found = np.full((len(loads), plan.num_sites, plan.num_sites), -math.inf)
+    for index, load in enumerate(loads):
+        for pair, each_s in _gather_times_s(plan, topology, load).items():
+            found[(index, *pair)] = each_s
+    return found
+
+
+def shares_of_hops(plan: ReductionPlan) -> dict[Hop, Fraction]:
+    """Return which share of all chunks crosses each directed link, in the long run."""
+    if plan.is_gather:
+        return dict.fromkeys(itertools.permutations(range(plan.num_sites), 2), Fraction(1))
+    total = sum(tree.weight for tree in plan.trees)
+    weights: Counter[Hop] = Counter()
+    for tree in plan.trees:
+        for child, parent in tree.parent.items():
+            weights[child, parent] += tree.weight
+            weights[parent, child] += tree.weight
+    return {hop: Fraction(weight, total) for hop, weight in weights.items()}
+
+
+def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
+    """Return what a load puts on each directed link, in the long run."""
+    return _carried(plan, [load.num_chunks * each for each in load.chunk_bytes])
+
+
+def seconds_per_byte(
+    plan: ReductionPlan, topology: Topology, ratios: Sequence[float] = (1.0,)
+) -> dict[Hop, float]:
+    """Return how long each directed link is busy for one byte of float32 that all sites sum up.
+
+    The largest is the time that the plan cannot beat, however well it is pipelined.
+
+    Args:
+        plan: Over the topology's sites.
+        topology: Gives the rates.
+        ratios: Encoded bytes for each of float32, by tree; one is of all of them.
+    """
+    return {
+        hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in _carried(plan, ratios).items()
+    }
+
+
+def _carried(plan: ReductionPlan, sizes: Sequence[float]) -> dict[Hop, float]:
+    """Return what crosses each directed link of `sizes`, by tree, which are those of all chunks."""
+    if len(set(sizes)) == 1:
+        return {hop: sizes[0] * float(share) for hop, share in shares_of_hops(plan).items()}
+    total = sum(tree.weight for tree in plan.trees)
+    carried: dict[Hop, float] = {}
+    for tree, size in zip(plan.trees, sizes, strict=True):
+        for child, parent in tree.parent.items():
+            for hop in ((child, parent), (parent, child)):
+                carried[hop] = carried.get(hop, 0.0) + size * tree.weight / total
+    return carried
+
+
+def rate_of(topology: Topology, hop: Hop) -> float:
+    """Return the bytes per second of a directed link."""
+    return _link(topology, *hop).bytes_per_s
+
+
+def _link(topology: Topology, source: int, target: int) -> Link:
+    link = topology.link(topology.sites[source].name, topology.sites[target].name)
+    assert link is not None, "the plan uses links that are there"
+    return link
+
+
+def _gather_times_s(
+    plan: ReductionPlan, topology: Topology, load: Load
+) -> dict[tuple[int, int], float]:
+    times_s = {}
+    for pair in itertools.permutations(range(plan.num_sites), 2):
+        link, num_bytes = _link(topology, *pair), load.num_chunks * load.chunk_bytes[0]
+        times_s[pair] = load.sending_s(link, num_bytes) + link.rtt_s / 2
+    return times_s
+
+
+def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
+    """Return crossings over trees; loads that find connections warm, and others, side by side."""
+    # numpy takes a fifth of a second to import, and most processes never ask.
+    import numpy as np
+
+    from topology.traffic.tree_begins import Crossing
+    from topology.traffic.tree_flow import flow_s
+
+    found = np.empty((len(loads), plan.num_sites, plan.num_sites))
+    for is_warm in (False, True):
+        kind = [
+            index
+            for index, load in enumerate(loads)
+            if (load.first_window_bytes is None) == is_warm
+        ]
+        if kind:
+            alike = [loads[index] for index in kind]
+            counts = [chunks_of_trees(plan, load.num_chunks) for load in alike]
+            by_tree = [[count[tree] for tree in range(len(plan.trees))] for count in counts]
+            found[kind] = flow_s(Crossing(plan, topology, alike, by_tree))
+    return found
+
+
+def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
+    """Return how many of the first chunks each tree carries; its cost does not grow with them."""
+    periods, rest = divmod(num_chunks, len(plan.turns))
+    counts = Counter(plan.turns[:rest])
+    if periods:
+        for index, count in Counter(plan.turns).items():
+            counts[index] += periods * count
+    return counts

@@ -1,0 +1,201 @@
+"""What one exchange puts on the wire: chunks of a size that links, codec, framing and packets give them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+from topology.codec_costs import COSTS, RATIOS, usual_ratio
+from topology.job import Job
+from topology.traffic.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
+from topology.traffic.slow_start import FIRST_WINDOW_PACKETS
+from topology.traffic.tree_load import Hop, Load
+from topology.trees.link_codecs import codec_between, plan_codecs
+from topology.trees.trees import ReductionPlan
+from topology.world import Topology
+
+FRAME_BYTES = 64 + 5
+"""Of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
+PACKET_BYTES = 1500
+PACKET_FACTOR = PACKET_BYTES / 1448
+"""IP and TCP headers with time stamps, in full packets."""
+_CHUNKS_ON_THE_WAY = 4
+_ROUND_TRIP_MIN_S = 0.01
+_FRAME_MIN_S = 0.01
+"""On the slowest link: what comes more often costs more of a processor than it is worth."""
+_CHUNK_BYTES_MIN = 64 << 10
+_CHUNK_BYTES_ENOUGH = 256 << 10
+"""From here on, a message's cost counts no more beside that of its bytes."""
+_RESULT_ROUND_TRIPS = 3
+
+
+def chunk_bytes_of(job: Job, topology: Topology) -> int:
+    """Return the size of a job's chunks, in float32 bytes: the same at all sites and in predictions.
+
+    What the links with the least room ask for, each with its own codec: trees may make frames smaller,
+    but what they are depends on this.
+    """
+    exchange = job.exchange
+    if exchange.is_cut:
+        return exchange.chunk_bytes
+    by_codec: dict[str, list[tuple[float, float]]] = {}
+    for link in topology.links:
+        codec = codec_between(exchange, link.source, link.target)
+        by_codec.setdefault(codec, []).append((link.bytes_per_s, link.rtt_s))
+    return min(
+        (chunk_bytes_for(exchange.chunk_bytes, *each) for each in by_codec.items()),
+        default=exchange.chunk_bytes,
+    )
+
+
+def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, float]]) -> int:
+    """Return a chunk's size, in float32 bytes: as the job says at most.
+
+    Frames are acknowledged as a whole, so of what a link holds, a few must be on the way at once; with
+    larger ones it runs dry, or a router's queue runs over. And a sum is passed on once the whole
+    chunk is there. Very small ones cost more of a processor than they are worth.
+
+    Args:
+        wanted_bytes: as the job says.
+        codec: its name; a chunk that it makes small may be larger.
+        links: bytes a second and round trip, of all links of the topology.
+    """
+    ratio = RATIOS.get(codec, 1.0)
+    links = tuple(links)
+    held = (rate * max(rtt_s, _ROUND_TRIP_MIN_S) / ratio for rate, rtt_s in links)
+    best = int(min(held, default=_CHUNKS_ON_THE_WAY * wanted_bytes) / _CHUNKS_ON_THE_WAY)
+    if best >= wanted_bytes:
+        return wanted_bytes
+    slowest = min(rate for rate, _ in links)
+    least = 1 << math.ceil(math.log2(max(slowest * _FRAME_MIN_S / ratio, 1.0)))
+    least = min(max(least, _CHUNK_BYTES_MIN), _CHUNK_BYTES_ENOUGH)
+    return min(wanted_bytes, max(1 << max(best.bit_length() - 1, 0), least))
+
+
+def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
+    """Return how many float32 bytes of a site's chunks have to be able to be without a result.
+
+    A chunk's result takes up and down a tree two round trips of the longest links, seldom more, and half
+    as much again in queues. Meanwhile no more leaves than the fastest link carries, or the site with
+    the least bandwidth, for every chunk has to get there; or than is encoded in that time.
+    """
+    if not topology.links:
+        return 0
+    rates: dict[tuple[str, str], float] = defaultdict(float)
+    for link in topology.links:
+        rates["from", link.source] += link.bytes_per_s
+        rates["to", link.target] += link.bytes_per_s
+    bytes_per_s = min(*rates.values(), max(link.bytes_per_s for link in topology.links))
+    raw_bytes_per_s = max(
+        min(bytes_per_s / usual_ratio(codec), COSTS[codec].encode_bytes_per_s)
+        for codec in plan_codecs(job, topology, plan)
+    )
+    return int(_RESULT_ROUND_TRIPS * raw_bytes_per_s * max(link.rtt_s for link in topology.links))
+
+
+def channels_of(job: Job, topology: Topology) -> int:
+    """Return how many connections each link of a job begins with; where they differ, the fewest."""
+    buffer_bytes = send_buffer_bytes_of(topology)
+    return min(
+        (
+            first_channels(
+                job.exchange.channels_per_link,
+                link.max_flows or FLOWS_MAX,
+                link.bytes_per_s,
+                link.rtt_s,
+                buffer_bytes,
+            )
+            for link in topology.links
+        ),
+        default=1,
+    )
+
+
+def _abreast_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
+    """Return how many chunks are side by side on each directed link, by the indices of its sites."""
+    buffer_bytes = send_buffer_bytes_of(topology)
+    index = {site.name: site.index for site in topology.sites}
+    return {
+        (index[link.source], index[link.target]): chunks_abreast(
+            job.exchange.channels_per_link,
+            link.max_flows or FLOWS_MAX,
+            link.bytes_per_s,
+            link.rtt_s,
+            buffer_bytes,
+        )
+        for link in topology.links
+    }
+
+
+def send_buffer_bytes_of(topology: Topology) -> int | None:
+    """Return what one connection can have on the way at most; None: no limit."""
+    # Emulated sites may buffer as much as they like: orchestrator/emulator/namespaces.py.
+    return None if topology.emulate and has_packets(topology) else SEND_BUFFER_BYTES
+
+
+def has_packets(topology: Topology) -> bool:
+    """Return whether TCP crosses the WAN from end to end; the relay knows only bytes."""
+    return not (topology.emulate and topology.emulator == "relay")
+
+
+def wire_load(
+    job: Job, topology: Topology, plan: ReductionPlan, raw_bytes: int, ratio: float | None = None
+) -> Load:
+    """Return the load of one exchange.
+
+    Args:
+        job: gives codecs, chunk size, channels.
+        topology: its `emulator` says whether there are packets and slow start (`auto` counts as netns,
+            and so does a WAN that is not emulated).
+        plan: over its sites.
+        raw_bytes: float32 bytes of the whole gradient, 1 at least.
+        ratio: encoded bytes for each of them by `exchange.codec`; needed where that compresses.
+            Links' own codecs count as they usually do.
+
+    Raises:
+        ValueError: no ratio for a codec that compresses.
+    """
+    [load] = wire_loads(job, topology, plan, [raw_bytes], ratio)
+    return load
+
+
+def wire_loads(
+    job: Job,
+    topology: Topology,
+    plan: ReductionPlan,
+    sizes: Iterable[int],
+    ratio: float | None = None,
+) -> list[Load]:
+    """Return the loads of exchanges of several sizes, in float32 bytes; else as `wire_load`."""
+    cut_bytes, num_channels = chunk_bytes_of(job, topology), channels_of(job, topology)
+    abreast = _abreast_of_links(job, topology)
+    ratios = tree_ratios(job, topology, plan, ratio)
+    is_packets = has_packets(topology)
+    factor = PACKET_FACTOR if is_packets else 1.0
+    found = []
+    for raw_bytes in sizes:
+        num_chunks = math.ceil(raw_bytes / cut_bytes)
+        num_abreast = min(num_channels, num_chunks)
+        chunk_bytes = tuple((raw_bytes * x / num_chunks + FRAME_BYTES) * factor for x in ratios)
+        window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES if is_packets else None
+        found.append(Load(num_chunks, num_abreast, chunk_bytes, window_bytes, abreast))
+    return found
+
+
+def tree_ratios(
+    job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+) -> tuple[float, ...]:
+    """Return the encoded bytes of each tree's chunks for each byte of float32; of a gather, one.
+
+    Arguments and errors are those of `wire_load`.
+    """
+    usual = job.exchange.codec
+    own = RATIOS.get(usual) if ratio is None else ratio
+    found = []
+    for codec in plan_codecs(job, topology, plan):
+        known = own if codec == usual else usual_ratio(codec)
+        if known is None:
+            raise ValueError(f"codec {codec} compresses by what gradients hold: measure its ratio")
+        found.append(known)
+    return tuple(found)

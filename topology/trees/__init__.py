@@ -1,0 +1,1 @@
+"""Along which links gradients are summed, and with which codecs. Pure."""
