@@ -22,7 +22,7 @@ from rich.table import Column, Table
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.residuals import Residual
+from sites.gateway.reduction.residuals import Residual
 from sites.trainer.corpus import load_corpus
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import make_optimizer, take_step

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
-from sites.gateway.grid import grid
-from sites.gateway.reduction import Bucket, BucketReduction, Own, Received, Send, roles
-from sites.gateway.residuals import Residuals
+from sites.gateway.reduction.grid import grid
+from sites.gateway.reduction.reduction import Bucket, BucketReduction, Own, Received, Send, roles
+from sites.gateway.reduction.residuals import Residuals
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes, Corpus, load_corpus
 from sites.trainer.evaluation import evaluate

@@ -18,7 +18,7 @@ from sites.agent.gateway import Gateway
 from sites.agent.processes import kill_descendants, send, wait_ended
 from sites.agent.torchrun import Torchrun, rank_files, reserved_port
 from sites.gateway.config import gateway_config
-from sites.gateway.probe_config import probing
+from sites.gateway.probing.config import probing
 from topology.errors import ConfigError
 
 LEAVE_S = 1.0

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from protos.errors import LocalProtocolError
 from sites.gateway.config import GatewayConfig
-from sites.gateway.greeting import Peer
 from sites.gateway.json_fields import read_json
+from sites.gateway.links.greeting import Peer
 from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 

@@ -22,23 +22,23 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import HEADER_BYTES, Frame, Kind
-from sites.gateway.admission import Admission
-from sites.gateway.bucket_run import BucketRun, Chunk, Post, Reduced, Shard
 from sites.gateway.config import GatewayConfig
-from sites.gateway.credit import Credit, credit_of_peers
 from sites.gateway.failure import Failure
-from sites.gateway.finite import check_finite
-from sites.gateway.forms import Form
-from sites.gateway.held import FRAME_BYTES, Held
-from sites.gateway.lateness import Arrival
-from sites.gateway.link import Link
-from sites.gateway.plan_schedule import Begun
-from sites.gateway.pool import Pool
+from sites.gateway.links.link import Link
+from sites.gateway.links.server import Sender
 from sites.gateway.proposal import Proposal
-from sites.gateway.rank_encoding import own_encoded
-from sites.gateway.reduction import Event, Own, Received, Send
-from sites.gateway.server import Sender
-from sites.gateway.under_way import UnderWay
+from sites.gateway.ranks.encoding import own_encoded
+from sites.gateway.reduction.admission import Admission
+from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, Reduced, Shard
+from sites.gateway.reduction.credit import Credit, credit_of_peers
+from sites.gateway.reduction.finite import check_finite
+from sites.gateway.reduction.forms import Form
+from sites.gateway.reduction.held import FRAME_BYTES, Held
+from sites.gateway.reduction.lateness import Arrival
+from sites.gateway.reduction.plan_schedule import Begun
+from sites.gateway.reduction.pool import Pool
+from sites.gateway.reduction.reduction import Event, Own, Received, Send
+from sites.gateway.reduction.under_way import UnderWay
 
 _CHECK_S = 1.0
 _HERE_BYTES = 2 << 20

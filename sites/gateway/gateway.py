@@ -24,18 +24,18 @@ from protos.metrics import (
     SENT_FRAMES,
     THROUGHPUT_BYTES_PER_S,
 )
-from sites.gateway.bucket_run import Post
 from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
-from sites.gateway.greeting import Peer
-from sites.gateway.link import Link
-from sites.gateway.local import LocalServer
-from sites.gateway.peer_links import PeerLinks, side_by_side
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.link import Link
+from sites.gateway.links.peer_links import PeerLinks, side_by_side
+from sites.gateway.links.server import ExchangeServer, Sender
 from sites.gateway.plan_switches import PlanSwitches
-from sites.gateway.pool import Pool
 from sites.gateway.proposal import Proposal
-from sites.gateway.server import ExchangeServer, Sender
+from sites.gateway.ranks.local import LocalServer
+from sites.gateway.reduction.bucket_run import Post
+from sites.gateway.reduction.pool import Pool
 
 _log = logging.getLogger(__name__)
 

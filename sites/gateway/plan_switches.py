@@ -12,9 +12,9 @@ from protos.errors import IsthmusError, LocalProtocolError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import one_line
-from sites.gateway.peer_links import PeerLinks
+from sites.gateway.links.peer_links import PeerLinks
 from sites.gateway.proposal import Proposal
-from sites.gateway.rank_encoding import RankEncoding
+from sites.gateway.ranks.encoding import RankEncoding
 from topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """What a rank hands over encoded: on its own device, chunk by chunk of the gateways' grid.
 
 So gradients cross from an accelerator to the host as small as they go over the WAN. Error feedback lives beside
-the encoder, by the rule of sites/gateway/residuals.py: float32, as many as this rank's shards have elements.
+the encoder, by the rule of sites/gateway/reduction/residuals.py: float32, as many as this rank's shards have elements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from sites.gateway.grid import grid
+from sites.gateway.reduction.grid import grid
 from sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
 from sites.worker.link import EncodingOffer
 from sites.worker.region import FLOAT_BYTES

@@ -10,8 +10,8 @@ import numpy as np
 from protos.frame import pack, unpack
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
-from sites.gateway.grid import Grid, grid
-from sites.gateway.reduction import (
+from sites.gateway.reduction.grid import Grid, grid
+from sites.gateway.reduction.reduction import (
     Action,
     Bucket,
     BucketReduction,
@@ -22,7 +22,7 @@ from sites.gateway.reduction import (
     Send,
     roles,
 )
-from sites.gateway.residuals import Residuals
+from sites.gateway.reduction.residuals import Residuals
 from topology.trees.trees import ReductionPlan, Tree
 
 RANKS = (2, 3, 1, 5, 4)

@@ -28,8 +28,8 @@ from orchestrator.home import ANNOUNCED, RunFolder
 from protos.errors import LocalProtocolError
 from sites.agent.gateway import Gateway
 from sites.gateway.agent_port import read_commands, read_configuration
-from sites.gateway.local_messages import parse
 from sites.gateway.proposal import Proposal
+from sites.gateway.ranks.messages import parse
 from sites.launcher.failures import (
     RankFailure,
     describe_failure,

@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from orchestrator.probe.figures import ProbeError, link_figures, read_directions, records_of
 from protos.errors import RemoteProtocolError
 from protos.exchange.v1 import probe_pb2
-from sites.gateway.probe_figures import rate_between
+from sites.gateway.probing.figures import rate_between
 from tests.fakes.recorded_runs import metric
 from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.line_targets import json_bytes, line

@@ -33,8 +33,8 @@ from protos.frame import (
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.grid import grid
-from sites.gateway.reduction import Action, Bucket, BucketReduction, Own, Received, roles
+from sites.gateway.reduction.grid import grid
+from sites.gateway.reduction.reduction import Action, Bucket, BucketReduction, Own, Received, roles
 from tests.fuzz.target import KIB, Target
 from topology.trees.trees import ReductionPlan, star
 

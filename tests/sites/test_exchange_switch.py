@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
-from sites.gateway.bucket_run import Post
-from sites.gateway.link import Link
+from sites.gateway.links.link import Link
 from sites.gateway.proposal import Proposal
+from sites.gateway.reduction.bucket_run import Post
 from tests.fakes.exchanges import Exchanges, _Wire
 from tests.fakes.tree_worlds import FORMS, make_plan
 from topology.trees.trees import ReductionPlan, star

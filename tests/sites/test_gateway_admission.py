@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from protos.frame import HEADER_BYTES, Frame, pack
-from sites.gateway.bucket_run import Post
-from sites.gateway.held import FRAME_BYTES
-from sites.gateway.link import Link
+from sites.gateway.links.link import Link
+from sites.gateway.reduction.bucket_run import Post
+from sites.gateway.reduction.held import FRAME_BYTES
 from tests.fakes.exchanges import Exchanges
 from topology.trees.trees import ReductionPlan, star
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from protos.frame import ChunkKey, Kind
-from sites.gateway.channels import channels_for, idle_cost_s, is_held_back, loss_of
-from sites.gateway.connections import (
+from sites.gateway.links.channels import channels_for, idle_cost_s, is_held_back, loss_of
+from sites.gateway.links.connections import (
     Segments,
     addresses_of,
     begin_bbr_anew,
@@ -19,8 +19,8 @@ from sites.gateway.connections import (
     segments_to,
     send_buffer_bytes,
 )
-from sites.gateway.send_queue import SendQueue, outgoing
-from sites.gateway.window import Window
+from sites.gateway.links.send_queue import SendQueue, outgoing
+from sites.gateway.links.window import Window
 from topology.traffic.channels import first_channels
 from topology.traffic.wire_load import chunk_bytes_for
 

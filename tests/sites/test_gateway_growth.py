@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
-from sites.gateway import channel_growth
-from sites.gateway.channel_growth import ChannelGrowth
 from sites.gateway.config import PeerLink
-from sites.gateway.connections import Segments
-from sites.gateway.greeting import Peer
-from sites.gateway.outbox import Outbox
-from sites.gateway.peer_watch import PeerWatch
-from sites.gateway.send_queue import LinkTotals
-from sites.gateway.streams import Streams
-from sites.gateway.window import Window
+from sites.gateway.links import channel_growth
+from sites.gateway.links.channel_growth import ChannelGrowth
+from sites.gateway.links.connections import Segments
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.send_queue import LinkTotals
+from sites.gateway.links.streams import Streams
+from sites.gateway.links.window import Window
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan
 

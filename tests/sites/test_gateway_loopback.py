@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sites.gateway.greeting import Peer
+from sites.gateway.links.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import GATHER_2, Member, gateway_config, gateways, join, reduce_once
 from tests.fakes.tcp_proxy import TcpProxy

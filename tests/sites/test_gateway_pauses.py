@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
-from sites.gateway import pauses
-from sites.gateway.greeting import Peer
-from sites.gateway.outbox import Outbox
-from sites.gateway.pauses import Pauses
-from sites.gateway.window import Window
+from sites.gateway.links import pauses
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.pauses import Pauses
+from sites.gateway.links.window import Window
 
 PEER = Peer("birch", 0, "127.0.0.1", 1)
 KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 
 from protos.errors import PeerLostError
-from sites.gateway import peer_watch
 from sites.gateway.agent_port import Decide, Prepare, read_commands
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
-from sites.gateway.greeting import Peer
-from sites.gateway.link import Link
-from sites.gateway.outbox import Outbox
-from sites.gateway.peer_links import PeerLinks
-from sites.gateway.peer_watch import PeerWatch
+from sites.gateway.links import peer_watch
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.link import Link
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.peer_links import PeerLinks
+from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.server import Sender
+from sites.gateway.links.transport import window_of
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
-from sites.gateway.rank_encoding import RankEncoding
-from sites.gateway.server import Sender
-from sites.gateway.transport import window_of
+from sites.gateway.ranks.encoding import RankEncoding
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, join, reduce_once
 from topology.trees.trees import ReductionPlan, star

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sites.gateway.wire_loop import WireLoop
+from sites.gateway.links.wire_loop import WireLoop
 
 DEADLINE_S = 10.0
 

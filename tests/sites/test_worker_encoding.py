@@ -17,12 +17,12 @@ import torch
 from sites.codecs.codec import Payload
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.bucket_run import Post
 from sites.gateway.config import GatewayConfig
-from sites.gateway.forms import Form
-from sites.gateway.grid import grid
-from sites.gateway.rank_encoding import RankEncoding
-from sites.gateway.residuals import Residual
+from sites.gateway.ranks.encoding import RankEncoding
+from sites.gateway.reduction.bucket_run import Post
+from sites.gateway.reduction.forms import Form
+from sites.gateway.reduction.grid import grid
+from sites.gateway.reduction.residuals import Residual
 from sites.worker.device_codecs import DEVICE_CODECS
 from sites.worker.encoding import ShardEncoder, encodes_here
 from sites.worker.link import EncodingOffer

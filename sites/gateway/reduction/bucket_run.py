@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from protos.errors import LayoutMismatchError
 from protos.frame import Frame
 from sites.codecs.parts import Floats
-from sites.gateway.forms import Form
-from sites.gateway.lateness import Arrival, lateness_s
-from sites.gateway.reduction import BucketReduction, ChunkReduction, Event
-from sites.gateway.rounds import BucketKey
-from sites.gateway.server import Sender
+from sites.gateway.links.server import Sender
+from sites.gateway.reduction.forms import Form
+from sites.gateway.reduction.lateness import Arrival, lateness_s
+from sites.gateway.reduction.reduction import BucketReduction, ChunkReduction, Event
+from sites.gateway.reduction.rounds import BucketKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from sites.gateway.startup import GAIN as STARTUP_GAIN
-from sites.gateway.startup import Startup
+from sites.gateway.links.startup import GAIN as STARTUP_GAIN
+from sites.gateway.links.startup import Startup
 
 _GAIN = 1.2
 _SLACK_S = 0.003

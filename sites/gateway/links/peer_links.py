@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from protos.errors import IsthmusError, LocalProtocolError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
-from sites.gateway.greeting import Peer
-from sites.gateway.link import Link
-from sites.gateway.server import Sender
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.link import Link
+from sites.gateway.links.server import Sender
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import grpc.aio
 
 from protos.errors import PeerLostError
 from sites.gateway.config import GatewayConfig
-from sites.gateway.greeting import (
+from sites.gateway.links.greeting import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     Peer,
@@ -22,8 +22,8 @@ from sites.gateway.greeting import (
     refusal_of,
     say_hello,
 )
-from sites.gateway.outbox import Outbox
-from sites.gateway.transport import client_options
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.transport import client_options
 
 _PATIENCE_MIN_S = 0.05
 

@@ -9,15 +9,15 @@ import time
 
 from protos.errors import LayoutMismatchError, LocalProtocolError
 from sites.codecs.registry import EXACT
-from sites.gateway.bucket_run import BucketRun, Chunk, Post, compare_posts
 from sites.gateway.config import GatewayConfig
-from sites.gateway.grid import grid
-from sites.gateway.held import FRAME_BYTES
-from sites.gateway.plan_schedule import Begun, PlanSchedule
-from sites.gateway.reduction import Bucket, BucketReduction
-from sites.gateway.residuals import Residuals
-from sites.gateway.rounds import BucketKey, Rounds
-from sites.gateway.server import Sender
+from sites.gateway.links.server import Sender
+from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, compare_posts
+from sites.gateway.reduction.grid import grid
+from sites.gateway.reduction.held import FRAME_BYTES
+from sites.gateway.reduction.plan_schedule import Begun, PlanSchedule
+from sites.gateway.reduction.reduction import Bucket, BucketReduction
+from sites.gateway.reduction.residuals import Residuals
+from sites.gateway.reduction.rounds import BucketKey, Rounds
 
 
 class UnderWay:

@@ -18,7 +18,7 @@ import numpy as np
 from protos.errors import LocalProtocolError
 from protos.limits import LOCAL_MESSAGE_BYTES
 from sites.codecs.parts import Floats
-from sites.gateway.local_messages import Message, Reduce, RegionOffer, parse
+from sites.gateway.ranks.messages import Message, Reduce, RegionOffer, parse
 
 _log = logging.getLogger(__name__)
 

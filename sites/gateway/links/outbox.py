@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from protos.frame import ChunkKey, Frame, pack
-from sites.gateway.send_queue import LinkTotals, Outgoing, SendQueue, outgoing
-from sites.gateway.window import Window
+from sites.gateway.links.send_queue import LinkTotals, Outgoing, SendQueue, outgoing
+from sites.gateway.links.window import Window
 
 _CHECK_S = 1.0
 """How often a wait looks around, in case that a notification was missed."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from sites.gateway.channels import (
+from sites.gateway.config import PeerLink
+from sites.gateway.links.channels import (
     CHANNELS_MAX,
     channels_for,
     idle_cost_s,
@@ -16,8 +17,7 @@ from sites.gateway.channels import (
     is_held_back,
     loss_of,
 )
-from sites.gateway.config import PeerLink
-from sites.gateway.connections import (
+from sites.gateway.links.connections import (
     Segments,
     addresses_of,
     free_local,
@@ -25,9 +25,9 @@ from sites.gateway.connections import (
     send_buffer_bytes,
     starts_slowly_after_idle,
 )
-from sites.gateway.greeting import Peer
-from sites.gateway.outbox import Outbox
-from sites.gateway.streams import Streams
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.streams import Streams
 from topology.traffic.channels import first_channels
 
 _log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import time
 
-from sites.gateway.connections import addresses_of, begin_bbr_anew
-from sites.gateway.greeting import Peer
-from sites.gateway.outbox import Outbox
+from sites.gateway.links.connections import addresses_of, begin_bbr_anew
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.outbox import Outbox
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protos.errors import NonFiniteError
 from sites.codecs.kernels import floats
-from sites.gateway.bucket_run import Post
+from sites.gateway.reduction.bucket_run import Post
 
 
 def check_finite(post: Post) -> None:

@@ -15,11 +15,11 @@ import grpc
 from protos.errors import PeerLostError
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.connections import addresses_of, segments_to
-from sites.gateway.greeting import Peer, details, refusal_of, say_hello
-from sites.gateway.probe_figures import LinkFigures, is_steady, percentile, rate_between
-from sites.gateway.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE, turn_s
-from sites.gateway.transport import SESSION_KEY, client_options
+from sites.gateway.links.connections import addresses_of, segments_to
+from sites.gateway.links.greeting import Peer, details, refusal_of, say_hello
+from sites.gateway.links.transport import SESSION_KEY, client_options
+from sites.gateway.probing.figures import LinkFigures, is_steady, percentile, rate_between
+from sites.gateway.probing.server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE, turn_s
 from topology.job import Probe
 
 _log = logging.getLogger(__name__)

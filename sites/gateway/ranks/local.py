@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from protos.errors import IsthmusError, LocalProtocolError
-from sites.gateway.bucket_run import Post, Reduced
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
-from sites.gateway.grid import shard_numel, shard_of
-from sites.gateway.local_messages import Join, LeaveNotice, Message, Passed, Reduce, RegionOffer
-from sites.gateway.rank_connection import RankConnection, close_all
-from sites.gateway.rank_encoding import RankEncoding
+from sites.gateway.ranks.connection import RankConnection, close_all
+from sites.gateway.ranks.encoding import RankEncoding
+from sites.gateway.ranks.messages import Join, LeaveNotice, Message, Passed, Reduce, RegionOffer
+from sites.gateway.reduction.bucket_run import Post, Reduced
+from sites.gateway.reduction.grid import shard_numel, shard_of
 
 _log = logging.getLogger(__name__)
 

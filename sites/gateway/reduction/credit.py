@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from sites.gateway.config import GatewayConfig
-from sites.gateway.held import FRAME_BYTES, ChunkOrder, Sender
+from sites.gateway.reduction.held import FRAME_BYTES, ChunkOrder, Sender
 
 _LEAST_CHUNKS = 4
 """To any peer, under way side by side."""

@@ -26,9 +26,9 @@ from protos.errors import (
 from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Encoded, Payload
 from sites.codecs.parts import FloatPart, Floats, Part
-from sites.gateway.grid import Grid
-from sites.gateway.residuals import BucketResiduals, Residual
-from sites.gateway.summing import add_up
+from sites.gateway.reduction.grid import Grid
+from sites.gateway.reduction.residuals import BucketResiduals, Residual
+from sites.gateway.reduction.summing import add_up
 from topology.trees.trees import ReductionPlan
 
 WEIGHT_MAX = float(1 << 53)

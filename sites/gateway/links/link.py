@@ -19,16 +19,16 @@ from protos.errors import IsthmusError, PeerLostError
 from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.frame import Frame
-from sites.gateway.channel_growth import ChannelGrowth
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.failure import Failure
-from sites.gateway.greeting import Peer, details
-from sites.gateway.outbox import Outbox
-from sites.gateway.pauses import Pauses
-from sites.gateway.peer_watch import PeerWatch
-from sites.gateway.send_queue import LinkTotals
-from sites.gateway.streams import Streams
-from sites.gateway.transport import window_of
+from sites.gateway.links.channel_growth import ChannelGrowth
+from sites.gateway.links.greeting import Peer, details
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.pauses import Pauses
+from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.send_queue import LinkTotals
+from sites.gateway.links.streams import Streams
+from sites.gateway.links.transport import window_of
 
 _log = logging.getLogger(__name__)
 

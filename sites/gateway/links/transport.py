@@ -13,7 +13,7 @@ from typing import Final
 
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.window import Window
+from sites.gateway.links.window import Window
 
 Options = list[tuple[str, int]]
 

@@ -35,11 +35,11 @@ from protos.versions import (
     build,
     negotiate,
 )
-from sites.gateway.channels import CHANNELS_MAX
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
-from sites.gateway.transport import SERVICE, SESSION_KEY, server_options
-from sites.gateway.wire_loop import WireLoop
+from sites.gateway.links.channels import CHANNELS_MAX
+from sites.gateway.links.transport import SERVICE, SESSION_KEY, server_options
+from sites.gateway.links.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 

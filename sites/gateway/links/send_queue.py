@@ -10,8 +10,8 @@ import heapq
 from dataclasses import dataclass, field
 
 from protos.frame import ChunkKey
-from sites.gateway.limited_rate import LimitedRate
-from sites.gateway.window import Departure, Window
+from sites.gateway.links.limited_rate import LimitedRate
+from sites.gateway.links.window import Departure, Window
 
 PAUSE_S = 0.2
 """What TCP waits at least (Linux) before it takes a connection for idle."""
@@ -52,7 +52,7 @@ class LinkTotals:
     paused_s: float = 0.0
     """All of them together."""
     limited_bytes: int = 0
-    """What was carried while the link was the limit (sites/gateway/limited_rate.py)."""
+    """What was carried while the link was the limit (sites/gateway/links/limited_rate.py)."""
     limited_s: float = 0.0
     """For how long it was."""
     idle_rtt_s: float | None = None

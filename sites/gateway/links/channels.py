@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from sites.gateway.connections import Segments
+from sites.gateway.links.connections import Segments
 
 CHANNELS_MAX = 64
 """Of one link, whatever its topology allows."""

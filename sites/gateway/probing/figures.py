@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from protos import metrics
 from protos.errors import RemoteProtocolError
-from sites.gateway.connections import Segments
+from sites.gateway.links.connections import Segments
 
 LOST_MIN = 5
 """Fewer lost segments say how often they are lost only within a factor of two."""

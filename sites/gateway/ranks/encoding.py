@@ -17,9 +17,9 @@ from sites.codecs.codec import BodyCodec, Codec, Encoded
 from sites.codecs.parts import Floats
 from sites.codecs.registry import codec_named
 from sites.gateway.config import GatewayConfig
-from sites.gateway.forms import Form
-from sites.gateway.grid import grid
-from sites.gateway.local_messages import Reduce
+from sites.gateway.ranks.messages import Reduce
+from sites.gateway.reduction.forms import Form
+from sites.gateway.reduction.grid import grid
 from topology.trees.codec_turns import has_same_turns
 from topology.trees.trees import ReductionPlan
 

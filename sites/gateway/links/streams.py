@@ -24,12 +24,12 @@ import grpc.aio
 
 from protos.errors import StaleGenerationError
 from protos.frame import unpack_ack
-from sites.gateway.greeting import BACKOFF_FIRST_S, BACKOFF_MAX_S, details
-from sites.gateway.outbox import Outbox
-from sites.gateway.peer_watch import PeerWatch
-from sites.gateway.send_queue import Outgoing
-from sites.gateway.transport import PUSH_METHOD, SESSION_KEY
-from sites.gateway.wire_loop import WireLoop
+from sites.gateway.links.greeting import BACKOFF_FIRST_S, BACKOFF_MAX_S, details
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.send_queue import Outgoing
+from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY
+from sites.gateway.links.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""A gateway of a run that only measures links."""
