@@ -17,7 +17,7 @@ from topology.job import Job, LinkCodec, Reduction
 from topology.planner.choice import Sizing
 from topology.planner.search import Search
 from topology.planner.shares import Split, busiest
-from topology.planner.site_set import sizings
+from topology.planner.sizings import sizings
 from topology.planner.ways import ways
 from topology.timing.step_time import StepModel
 from topology.traffic.wire_load import chunk_bytes_of

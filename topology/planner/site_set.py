@@ -6,22 +6,18 @@ Tried in the order of their lower bounds, and only as long as these are better t
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from topology.codec_costs import usual_ratio
 from topology.cost.compute import sequence_s
-from topology.job import Job, LinkCodec
+from topology.job import Job
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.shares import Split, busiest, improved
+from topology.planner.sizings import Sizes, crossing_bound_s
 from topology.planner.ways import Way
-from topology.timing.releases import gradient_bytes
 from topology.timing.step_time import StepModel
-from topology.traffic.tree_times import seconds_per_byte
-from topology.traffic.wire_load import chunk_bytes_of, tree_ratios
 from topology.trees.pairs import pairs_of
 from topology.world import Topology
 
@@ -31,9 +27,6 @@ _QUICK_WAYS = 3
 """Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
 _THOROUGH_WAYS = 6
 """And once it is."""
-CHUNKS = tuple(size << 10 for size in (1024, 256, 4096, 512, 2048, 128, 64))
-BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
-"""Sizes that are tried beside the job's own."""
 
 Bounded = tuple[float, int, int]
 """Least seconds, and which reduction and codecs."""
@@ -63,9 +56,7 @@ class SiteSet:
         self._ways = choices
         self._ranks = [site.num_ranks for site in topology.sites]
         self._codings = [self._codings_of(way) for way in choices]
-        self._sizings = sizings(job)
-        self._cut_bytes: dict[tuple[str, tuple[LinkCodec, ...], int], int] = {}
-        """Of chunks, by codecs and the size that is asked for."""
+        self._sizes = Sizes(job, topology)
         self._compute_s = max(
             count * sequence_s(job, site)
             for count, site in zip(busiest(begin, self._ranks), topology.sites, strict=True)
@@ -78,7 +69,7 @@ class SiteSet:
             is_split: The batch is spread for the step's sake, not only for the slowest site's.
         """
         bounded = self._bounded()[:_QUICK_WAYS]
-        return self._best(None, bounded, self._sizings[:1], is_split=is_split)
+        return self._best(None, bounded, self._sizes.all[:1], is_split=is_split)
 
     def thorough(self, against: Choice | None = None) -> Choice | None:
         """Return the best choice; for more than EXACT_SITES sites one that is probably that.
@@ -89,14 +80,14 @@ class SiteSet:
         bounded = self._bounded()
         if len(self._ranks) > EXACT_SITES:
             one_size = [
-                self._best(None, [each], self._sizings[:1], is_split=False) for each in bounded
+                self._best(None, [each], self._sizes.all[:1], is_split=False) for each in bounded
             ]
             order = sorted(
                 (choice.rank, index) for index, choice in enumerate(one_size) if choice is not None
             )
             bounded = [bounded[index] for _, index in order[:_THOROUGH_WAYS]]
             return self._best_few(against, bounded)
-        return self._best(against, bounded, self._sizings, is_split=True)
+        return self._best(against, bounded, self._sizes.all, is_split=True)
 
     def recoded(self, choice: Choice) -> Choice:
         """Return what is better than a choice of these sites with codecs of single links, or the choice."""
@@ -120,7 +111,7 @@ class SiteSet:
     def _best_few(self, best: Choice | None, bounded: list[Bounded]) -> Choice | None:
         """Spread the batch anew for each reduction and its codecs, in the size that is best before that."""
         for each in bounded:
-            begun = self._best(None, [each], self._sizings, is_split=False)
+            begun = self._best(None, [each], self._sizes.all, is_split=False)
             if begun is not None:
                 best = self._best(best, [each], (begun.sizing,), is_split=True)
         return best
@@ -139,9 +130,7 @@ class SiteSet:
         if plan.num_sites == 1:
             return self._compute_s
         job = dataclasses.replace(self._job, exchange=coding.of(self._job.exchange))
-        ratios = tree_ratios(job, self._topology, plan, usual_ratio(coding.codec))
-        per_byte_s = max(seconds_per_byte(plan, self._topology, ratios).values())
-        return max(self._compute_s, gradient_bytes(job) * per_byte_s)
+        return max(self._compute_s, crossing_bound_s(job, self._topology, plan))
 
     def _best(
         self,
@@ -153,25 +142,11 @@ class SiteSet:
     ) -> Choice | None:
         """Return the best choice of these, or `best`."""
         for each in bounded:
-            for sizing in self._different(each, sizes):
+            _, way_index, coding_index = each
+            coding = self._codings[way_index][coding_index]
+            for sizing in self._sizes.different(coding, sizes):
                 best = better(best, self._choice(each, sizing, best, is_split=is_split))
         return best
-
-    def _different(self, bounded: Bounded, sizes: tuple[Sizing, ...]) -> Iterable[Sizing]:
-        """Return the first of the sizes that come to the same: links may make chunks smaller than is asked."""
-        _, way_index, coding_index = bounded
-        coding = self._codings[way_index][coding_index]
-        found: dict[tuple[int, int], Sizing] = {}
-        for sizing in sizes:
-            key = (coding.codec, coding.links, sizing.chunk_bytes)
-            if key not in self._cut_bytes:
-                exchange = dataclasses.replace(
-                    coding.of(self._job.exchange), chunk_bytes=sizing.chunk_bytes
-                )
-                job = dataclasses.replace(self._job, exchange=exchange)
-                self._cut_bytes[key] = chunk_bytes_of(job, self._topology)
-            found.setdefault((self._cut_bytes[key], sizing.bucket_bytes), sizing)
-        return found.values()
 
     def _choice(
         self,
@@ -200,7 +175,7 @@ class SiteSet:
 
         def rank(step_s: float) -> Rank:
             usd = per_s * step_s + egress
-            places = (coding_index, way_index, self._sizings.index(sizing))
+            places = (coding_index, way_index, self._sizes.all.index(sizing))
             return rank_of(self._objective, step_s, usd, len(draft.sites), coding.loss, *places)
 
         if best is not None and rank(least_s) >= best.rank:
@@ -234,21 +209,3 @@ class SiteSet:
         split, _ = improved(self._begin, self._ranks, self._job.trainer.micro_batch, steps_s)
         step_s = model.step_s(busiest(split, self._ranks))
         return (split, step_s) if step_s < begun_s else (self._begin, begun_s)
-
-
-def sizings(job: Job) -> tuple[Sizing, ...]:
-    """Return chunks and buckets that are tried, the job's own first."""
-    own = Sizing(chunk_bytes=job.exchange.chunk_bytes, bucket_bytes=job.exchange.bucket_bytes)
-    # With `serial` everything leaves at once, whatever fills a bucket.
-    buckets = () if job.exchange.schedule == "serial" else BUCKETS
-    largest = max(gradient_bytes(job), own.bucket_bytes, min(BUCKETS))
-    pairs = itertools.product(
-        dict.fromkeys((own.bucket_bytes, *buckets)), dict.fromkeys((own.chunk_bytes, *CHUNKS))
-    )
-    found = [
-        Sizing(chunk_bytes=chunk_bytes, bucket_bytes=bucket_bytes)
-        for bucket_bytes, chunk_bytes in pairs
-        if chunk_bytes <= min(bucket_bytes, job.exchange.window_bytes or bucket_bytes)
-        and bucket_bytes < 4 * largest
-    ]
-    return tuple(dict.fromkeys((own, *found)))
