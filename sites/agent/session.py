@@ -1,7 +1,9 @@
 """The agent's session with the coordinator: dialling, the lease, and messages both ways.
 
 The lease counts from when a heartbeat that was answered was *sent*: then the coordinator cannot have
-given the site up later than the site gives itself up.
+given the site up later than the site gives itself up. An agent that has itself stood still, perhaps with its whole
+machine and the coordinator's, has its lease anew once: if the coordinator did not stand still, it has ended the session, and
+that is what this agent reads next.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from protos.control.v1.control_pb2_grpc import CoordinatorStub
 from protos.errors import IsthmusError, LocalProtocolError, error_for
 from protos.limits import CONTROL_CHANNEL_BYTES
 from sites.agent.outbox import Outbox
+from sites.silence import Silence, Standstills
 from topology.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ ANSWER_S = 10.0
 """A coordinator that was reached answers Hello within this."""
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
+_STANDSTILL_SHARE = 1 / 5
+"""Of the lease: a heartbeat that is late by more was not only late. The coordinator's leases know the same share."""
 SHIP_S = 5.0
 """For one batch of log lines; a batch that did not arrive is sent again."""
 _FATAL = frozenset(
@@ -104,7 +109,7 @@ class Session:
         self.welcome = welcome
         self._call = call
         self._stub = stub
-        self._heard_s = time.monotonic()
+        self._heard = Silence(time.monotonic())
         self._sent_s: dict[int, float] = {}
 
     @classmethod
@@ -179,8 +184,9 @@ class Session:
             if not isinstance(message, CoordinatorMessage):  # grpc.aio.EOF
                 raise SessionLostError("the coordinator ended the session")
             if message.HasField("heartbeat_ack"):
-                sent_s = self._sent_s.pop(message.heartbeat_ack.sequence, self._heard_s)
-                self._heard_s = max(self._heard_s, sent_s)
+                sent_s = self._sent_s.pop(message.heartbeat_ack.sequence, None)
+                if sent_s is not None:
+                    self._heard.hear(sent_s)
             else:
                 on_message(message)
 
@@ -201,11 +207,17 @@ class Session:
     async def _keep_lease(self) -> None:
         sequence = 0
         lease_s = self.welcome.lease_s
-        while (silent_s := time.monotonic() - self._heard_s) < lease_s:
+        standstills = Standstills(time.monotonic(), _STANDSTILL_SHARE * lease_s)
+        while (left_s := lease_s - self._heard.lasts_s(time.monotonic())) > 0:
             sequence += 1
             self.outbox.put_heartbeat(sequence)
             self._sent_s.pop(sequence - 64, None)
-            await asyncio.sleep(min(self.welcome.heartbeat_s, max(0.0, lease_s - silent_s)))
+            pause_s = min(self.welcome.heartbeat_s, left_s)
+            await asyncio.sleep(pause_s)
+            now_s = time.monotonic()
+            if stood_s := standstills.look(now_s, pause_s):
+                log.warning("stood still for %.1f s; the coordinator is given time anew", stood_s)
+                self._heard.begin_anew(now_s)
         raise SessionLostError(f"the coordinator was silent for {lease_s:g} s")
 
 

@@ -3,10 +3,14 @@
 On a channel of its own, where no chunk is in the way. That, and acknowledgements, is what silence is
 measured by; and greetings tell the link's round trip. The peer asks, too: one that answers but has not asked or
 sent anything for as long has lost its own link to this gateway, and what is waited for will never come.
+
+Whoever notices that its own process stood still gives the peer time anew, for that may have stood still with it: a
+greeting that was on its way then is asked again.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 
 import grpc
@@ -24,8 +28,13 @@ from sites.gateway.links.greeting import (
 )
 from sites.gateway.links.outbox import Outbox
 from sites.gateway.links.transport import client_options
+from sites.silence import Silence, Standstills
+
+_log = logging.getLogger(__name__)
 
 _PATIENCE_MIN_S = 0.05
+_STANDSTILL_SHARE = 1 / 5
+"""Of `peer_lost_s`: a look that is late by more was not only late. The coordinator's leases know the same share."""
 
 
 class PeerWatch:
@@ -37,11 +46,12 @@ class PeerWatch:
         """What the peer calls this side; empty until it has answered."""
         self._config = config
         self._outbox = outbox
-        self._heard_s = 0.0
-        self._reached_s: float | None = None
-        """When the peer last said something by itself; None: not since this watch was made."""
+        self._heard = Silence(time.monotonic())
+        self._reached: Silence | None = None
+        """Since the peer last said something by itself; None: it has not since this watch was made."""
         self._doubted_s: float | None = None
         """Since when the peer was silent that the look before found silent for too long."""
+        self._standstills = self._begin_looks()
 
     def channel(self) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
@@ -61,9 +71,11 @@ class PeerWatch:
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
             StaleGenerationError: the peer refused: another run or generation.
-            PeerLostError: no answer within `within_s`, or a third of `peer_lost_s` more.
+            PeerLostError: no answer within `within_s`, or a third of `peer_lost_s` more; within as long again
+                if this process stood still.
         """
-        self._heard_s = time.monotonic()
+        self._standstills = self._begin_looks()
+        self.heard()
         backoff_s = BACKOFF_FIRST_S
         while not self.session:
             try:
@@ -74,7 +86,7 @@ class PeerWatch:
             except grpc.RpcError as error:
                 self.raise_if_refused(error)
                 self._raise_if_lost(error, within_s)
-                if self._outbox.closed.wait(backoff_s):
+                if self._is_closed_after(backoff_s):
                     raise PeerLostError("the gateway was stopped", self.peer.site) from error
                 backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
@@ -83,13 +95,14 @@ class PeerWatch:
 
         Raises:
             PeerLostError: it has been silent for `peer_lost_s`, or has sent nothing by itself for that long
-                and two looks: it may have to be read yet.
+                and two looks: it may have to be read yet. As long again if this process stood still.
         """
+        self._standstills = self._begin_looks()
         interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
         channel = self.channel()
         try:
             while (
-                not self._outbox.closed.wait(min(interval_s, self._patience_s))
+                not self._is_closed_after(min(interval_s, self._patience_s))
                 and not self._outbox.is_over
             ):
                 self._raise_if_unreached()
@@ -113,17 +126,24 @@ class PeerWatch:
         """
         is_idle = self._outbox.is_empty
         begun_s = time.monotonic()
-        self.session = say_hello(channel, self._config, timeout_s)
+        try:
+            self.session = say_hello(channel, self._config, timeout_s)
+        finally:
+            stood_still = self._look(timeout_s)
         self.heard()
-        self._outbox.note_round_trip(self._heard_s - begun_s, is_idle=is_idle)
+        if not stood_still:
+            self._outbox.note_round_trip(time.monotonic() - begun_s, is_idle=is_idle)
 
     def heard(self) -> None:
         """The peer has answered something."""
-        self._heard_s = time.monotonic()
+        self._heard.hear(time.monotonic())
 
     def reached(self) -> None:
         """The peer has said something by itself, over its own link; for any thread."""
-        self._reached_s = time.monotonic()
+        now_s = time.monotonic()
+        if self._reached is None:
+            self._reached = Silence(now_s)
+        self._reached.hear(now_s)
 
     def raise_if_refused(self, error: grpc.RpcError) -> None:
         """Raise what a final answer means; anything else may be tried again.
@@ -136,7 +156,7 @@ class PeerWatch:
             raise refusal from error
 
     def _raise_if_lost(self, error: grpc.RpcError, within_s: float) -> None:
-        silent_s = time.monotonic() - self._heard_s
+        silent_s = self._heard.lasts_s(time.monotonic())
         if silent_s >= within_s:
             raise PeerLostError(
                 f"{self.peer} has not answered for {silent_s:.1f} s: {details(error)}",
@@ -144,12 +164,14 @@ class PeerWatch:
             ) from error
 
     def _raise_if_unreached(self) -> None:
-        reached_s = self._reached_s  # other threads write it
-        silent_s = 0.0 if reached_s is None else time.monotonic() - reached_s
+        if self._reached is None:
+            return
+        since_s = self._reached.since_s  # other threads write it
+        silent_s = time.monotonic() - since_s
         if silent_s <= self._config.peer_lost_s:
             return
         # Of the same silence: if both gateways stand still again and again, each look may find another.
-        was_doubted, self._doubted_s = self._doubted_s == reached_s, reached_s
+        was_doubted, self._doubted_s = self._doubted_s == since_s, since_s
         if was_doubted:
             raise PeerLostError(
                 f"{self.peer} answers, but has sent nothing by itself for {silent_s:.1f} s: it has "
@@ -157,7 +179,33 @@ class PeerWatch:
                 self.peer.site,
             )
 
+    def _begin_looks(self) -> Standstills:
+        return Standstills(time.monotonic(), _STANDSTILL_SHARE * self._config.peer_lost_s)
+
+    def _is_closed_after(self, wait_s: float) -> bool:
+        """Wait; return early, and whether, if the link is closed."""
+        is_closed = self._outbox.closed.wait(wait_s)
+        self._look(wait_s)
+        return is_closed
+
+    def _look(self, longest_s: float) -> bool:
+        """Give the peer time anew if this process stood still; return whether it did.
+
+        Args:
+            longest_s: how long this thread had meant to wait since the look before, at most.
+        """
+        now_s = time.monotonic()
+        stood_s = self._standstills.look(now_s, longest_s)
+        if not stood_s:
+            return False
+        _log.warning("stood still for %.1f s; %s is given time anew", stood_s, self.peer)
+        for silence in (self._heard, self._reached):
+            if silence is not None:
+                silence.begin_anew(now_s)
+        return True
+
     @property
     def _patience_s(self) -> float:
         """How much longer the peer may be silent; never quite nothing, for it is waited for."""
-        return max(self._heard_s + self._config.peer_lost_s - time.monotonic(), _PATIENCE_MIN_S)
+        silent_s = self._heard.lasts_s(time.monotonic())
+        return max(self._config.peer_lost_s - silent_s, _PATIENCE_MIN_S)
