@@ -1,0 +1,253 @@
+"""A gateway that stood still gives its peers time anew, and still tells of those that are gone."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+import psutil
+import pytest
+
+from protos.errors import PeerLostError
+from sites.gateway.config import GatewayConfig
+from sites.gateway.links import peer_watch
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.peer_watch import PeerWatch
+from sites.gateway.links.transport import window_of
+from sites.silence import Silence, Standstills
+from tests.fakes.gateway_process import GatewayProcess
+from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
+from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
+from topology.trees.trees import ReductionPlan
+
+PLAN = ReductionPlan(2, (), "")
+D_S = 2.0
+"""`peer_lost_s` of the worlds with a clock of their own."""
+RTT_S = 0.08
+FOREVER_S = 1000.0
+
+
+class Unanswered(grpc.RpcError):
+    """What a call fails with when its time is up."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    def details(self) -> str:
+        return "Deadline Exceeded"
+
+
+class World:
+    """A watch whose clock only moves when it waits, and a peer that answers or does not."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.deaf_s = (FOREVER_S, FOREVER_S)
+        """From when until when the peer itself stands still."""
+        self.ends_s = 200.0
+        self.standstills: list[tuple[float, float]] = []
+        """From when on, and for how long, everything here stands still."""
+        self.on_answer: Callable[[], None] = lambda: None
+        self.answered_s: list[float] = []
+        self.outbox: Outbox
+        clock = SimpleNamespace(monotonic=lambda: self.now_s)
+        monkeypatch.setattr(peer_watch, "time", clock)
+        monkeypatch.setattr(peer_watch, "say_hello", self._hello)
+        config = gateway_config(folder, PLAN, 0, peer_lost_s=D_S, keepalive_time_s=D_S / 3)
+        self.outbox = Outbox(window_of(config, config.links[0]))
+        self.outbox.closed = SimpleNamespace(wait=self._wait, is_set=lambda: False)  # type: ignore[assignment]
+        self.watch = PeerWatch(config, Peer(SITES[1], 0, "127.0.0.1", 9), self.outbox)
+
+    def run(self) -> None:
+        """Watch until the link is over."""
+        self.watch.heard()
+        self.watch.run()
+
+    def _pass(self, wait_s: float) -> None:
+        """Let time pass; what stands still meanwhile goes on later."""
+        until_s = self.now_s + wait_s
+        while self.standstills and self.standstills[0][0] <= until_s:
+            from_s, for_s = self.standstills.pop(0)
+            until_s = max(until_s, from_s + for_s)
+        self.now_s = until_s
+
+    def _wait(self, wait_s: float) -> bool:
+        self._pass(wait_s)
+        return self.now_s >= self.ends_s
+
+    def _hello(self, _: grpc.Channel, config: GatewayConfig, timeout_s: float) -> str:
+        began_s = self.now_s
+        answered_s = began_s + RTT_S
+        if self.deaf_s[0] <= answered_s:  # its kernel takes it, and has it answered later
+            answered_s = max(answered_s, self.deaf_s[1])
+        self._pass(min(timeout_s, answered_s - began_s))
+        if self.now_s < answered_s or self.now_s >= began_s + timeout_s:
+            raise Unanswered
+        self.answered_s.append(self.now_s)
+        self.on_answer()
+        return "session"
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+HELLOS_S = [100.4, 100.88, 101.36]
+"""When the first greetings leave: each D/5 after the answer to the one before."""
+
+
+@pytest.mark.parametrize("for_s", [1.5 * D_S, 30.0, 3600.0])
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_a_peer_that_stood_still_as_long_is_not_lost(
+    for_s: float, in_flight: bool, world: World
+) -> None:
+    from_s = HELLOS_S[1] + (RTT_S / 2 if in_flight else -0.1)
+    woken_s = from_s + for_s
+    world.standstills = [(from_s, for_s)]
+    world.deaf_s, world.ends_s = (from_s, woken_s + 0.8 * D_S), woken_s + 3 * D_S
+    world.run()
+    assert world.answered_s[-1] > woken_s + 2 * D_S, "it goes on"
+    assert any(woken_s < each <= woken_s + D_S for each in world.answered_s)
+
+
+def test_a_peer_that_is_gone_is_told_in_time(world: World) -> None:
+    world.deaf_s = (0.0, FOREVER_S)
+    with pytest.raises(PeerLostError, match="has not answered for 2"):
+        world.run()
+    assert D_S <= world.now_s - 100.0 <= 1.03 * D_S
+
+
+@pytest.mark.parametrize("again", [1, 50])
+def test_a_peer_that_is_gone_is_told_after_standing_still(again: int, world: World) -> None:
+    world.deaf_s = (0.0, FOREVER_S)
+    world.standstills = [(100.5 + 3.5 * turn, 3.0) for turn in range(again)]
+    with pytest.raises(PeerLostError, match="has not answered for"):
+        world.run()
+    assert world.now_s <= 100.5 + 3.0 + 1.03 * D_S + (3.0 if again > 1 else 0.0)
+
+
+@pytest.mark.parametrize("within_s", [D_S, 2 / 3 * D_S])
+def test_a_first_greeting_is_given_time_anew(within_s: float, world: World) -> None:
+    world.standstills = [(100.02, 1.5 * D_S)]
+    world.deaf_s = (0.0, 100.02 + 1.5 * D_S + 0.5 * within_s)
+    world.watch.greet(within_s)
+    assert world.watch.session
+    assert len(world.answered_s) == 2, "the second tells the round trip"
+
+
+def test_a_first_greeting_of_nobody_ends_in_time(world: World) -> None:
+    world.deaf_s = (0.0, FOREVER_S)
+    world.standstills = [(100.02, 1.5 * D_S), (104.0, 1.5 * D_S)]
+    with pytest.raises(PeerLostError):
+        world.watch.greet(D_S)
+    assert world.now_s <= 107.0 + D_S / 3
+
+
+def test_a_peer_that_asks_again_a_little_later_has_not_lost_its_link(world: World) -> None:
+    from_s, for_s = HELLOS_S[1] + 0.1, 1.5 * D_S
+    world.standstills = [(from_s, for_s)]
+    world.ends_s = from_s + for_s + 3 * D_S
+    woken_s = from_s + for_s
+
+    def asks() -> None:
+        if world.now_s < from_s or world.now_s > woken_s + 0.9 * D_S:
+            world.watch.reached()
+
+    world.on_answer = asks
+    world.watch.reached()
+    world.run()
+
+
+def test_a_peer_that_lost_its_link_while_all_stood_still_is_told(world: World) -> None:
+    from_s, for_s = HELLOS_S[1] + 0.1, 1.5 * D_S
+    world.standstills = [(from_s, for_s)]
+    world.watch.reached()
+    with pytest.raises(PeerLostError, match="has sent nothing by itself"):
+        world.run()
+    woken_s = from_s + for_s
+    assert D_S < world.now_s - woken_s <= D_S + 3 * (D_S / 5 + RTT_S)
+
+
+def test_a_round_trip_in_which_all_stood_still_is_none(world: World) -> None:
+    world.standstills = [(HELLOS_S[1] + RTT_S / 2, 0.6)]  # an answer is there, and late
+    world.ends_s = 104.0
+    world.run()
+    assert world.outbox.totals().idle_rtt_s == pytest.approx(RTT_S)
+
+
+def test_silence_begins_anew_once_until_something_is_heard() -> None:
+    silence = Silence(0.0)
+    silence.begin_anew(10.0)
+    assert silence.lasts_s(11.0) == 1.0
+    silence.begin_anew(20.0)
+    assert silence.lasts_s(21.0) == 11.0
+    silence.hear(22.0)
+    silence.begin_anew(30.0)
+    assert silence.lasts_s(31.0) == 1.0
+    silence.hear(29.0)
+    assert silence.lasts_s(31.0) == 1.0, "what was said before it went on"
+
+
+def test_late_looks_are_no_standstill() -> None:
+    looks = Standstills(0.0, least_s=0.4)
+    assert looks.look(1.3, longest_s=1.0) == 0.0
+    assert looks.look(2.0, longest_s=1.0) == 0.0
+    assert looks.look(4.0, longest_s=1.0) == 1.0
+    assert looks.look(5.0, longest_s=1.0) == 0.0
+
+
+def stand_still(processes: list[GatewayProcess], for_s: float) -> None:
+    """Stop processes where they are, and let them go on after so long."""
+    for each in processes:
+        each.process.send_signal(signal.SIGSTOP)
+    for each in processes:
+        while psutil.Process(each.process.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)  # another process's doing cannot be waited for otherwise
+    threading.Event().wait(for_s)
+    for each in processes:
+        each.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.timeout(120)
+def test_gateways_that_all_stand_still_go_on(tmp_path: Path) -> None:
+    """With greetings under way: at first one's, to which the other cannot answer; then anybody's."""
+    detect_s = 0.8
+    with ExitStack() as stack:
+        gateways = [
+            stack.enter_context(GatewayProcess(tmp_path / f"gateway{site}.log"))
+            for site in range(2)
+        ]
+        configs = [
+            gateway_config(
+                tmp_path, PLAN, site, peer_lost_s=detect_s, keepalive_time_s=detect_s / 3
+            )
+            for site in range(2)
+        ]
+        for gateway, config in zip(gateways, configs, strict=True):
+            gateway.configure(config)
+            gateway.wait("listening")
+        gateways[1].process.send_signal(signal.SIGSTOP)
+        gateways[0].connect((SITES[1], gateways[1]))
+        gateways[1].connect((SITES[0], gateways[0]))
+        stand_still(gateways, 1.5 * detect_s)
+        for gateway in gateways:
+            gateway.wait("connected")
+        ranks = [[stack.enter_context(GatewayRank(each.socket_path, 0))] for each in configs]
+        for (rank,) in ranks:
+            assert rank.receive()["op"] == "welcome"
+        reduce_once(ranks, 0, 1000, [2.0, 1.0], seed=0)
+        stand_still(gateways, 1.5 * detect_s)
+        reduce_once(ranks, 1, 1000, [2.0, 1.0], seed=1)
+        gateways[1].process.kill()
+        failed = gateways[0].wait("failed", DEADLINE_S)
+        assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
