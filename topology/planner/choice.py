@@ -8,7 +8,7 @@ from typing import TypeVar
 from topology.codec_costs import usual_ratio
 from topology.cost.money import accelerators_usd, egress_usd
 from topology.documents.placement import restricted
-from topology.job import Job, Placed
+from topology.job import Exchange, Job, Placed
 from topology.planner.codings import Coding
 from topology.planner.shares import Split
 from topology.planner.ways import Way
@@ -31,6 +31,12 @@ class Sizing:
     chunk_bytes: int
     bucket_bytes: int
 
+    def of(self, exchange: Exchange) -> Exchange:
+        """Return an exchange that is cut up so."""
+        return dataclasses.replace(
+            exchange, chunk_bytes=self.chunk_bytes, bucket_bytes=self.bucket_bytes
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -51,18 +57,13 @@ class Choice:
 
     def job(self, job: Job) -> Job:
         """Return `job` with these decisions in it."""
-        exchange = dataclasses.replace(
-            self.coding.of(job.exchange),
-            chunk_bytes=self.sizing.chunk_bytes,
-            bucket_bytes=self.sizing.bucket_bytes,
-        )
         placement = tuple(
             Placed(site=site, sequences=count)
             for site, count in zip(self.sites, self.sequences, strict=True)
         )
         return dataclasses.replace(
             job,
-            exchange=exchange,
+            exchange=self.sizing.of(self.coding.of(job.exchange)),
             reduction=self.way.reduction,
             placement=placement,
             trainer=dataclasses.replace(job.trainer, micro_batch=self.micro_batch),

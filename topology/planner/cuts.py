@@ -7,6 +7,7 @@ leave, and how much of them crosses one node.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from topology.cost.degrees import Degrees, layers_per_stage, stage_parameters
@@ -14,6 +15,7 @@ from topology.cost.device import device_of, interior_of
 from topology.cost.memory import Memory, memory
 from topology.cost.parallel import StepTime, passages, step_time
 from topology.cost.workload import Workload
+from topology.timing.buckets import FLOAT32_BYTES
 from topology.world import Site
 
 Point = tuple[float, ...]
@@ -35,8 +37,8 @@ class Cut:
     """After the exchange: the optimizer, and parameters that are gathered again."""
     window_s: float
     """Of the last micro-batch's backward pass: gradients leave during it."""
-    num_releases: int
-    """Layers of a stage: so often do gradients leave."""
+    num_layers: int
+    """Of a stage: their gradients leave one after another, or several together."""
     node_share: float
     """Of all gradients, what crosses the gateway of the fullest node."""
     least_bytes: float
@@ -49,10 +51,11 @@ class Cut:
         bubble_s = passages(self.degrees, micro_batches) * self.passage_s
         return micro_batches * self.micro_batch_s + bubble_s + self.reduction_s
 
-    def timing(self, num_sequences: int) -> Timing:
-        """Return its times for a site's share of a step."""
+    def timing(self, num_sequences: int, together: int) -> Timing:
+        """Return its times for a site's share of a step; so many layers' gradients leave together."""
         head_s = self.head_s(self.degrees.micro_batches(num_sequences))
-        return Timing(self, head_s - self.window_s * (1 - 1 / self.num_releases), head_s)
+        share = min(1.0, together / self.num_layers)
+        return Timing(self, head_s - self.window_s * (1 - share), head_s, share)
 
     def memory_bytes(self, num_sequences: int) -> float:
         """Return what the fullest accelerator needs."""
@@ -69,6 +72,8 @@ class Timing:
     """When the first gradients leave."""
     head_s: float
     """When the last do: the backward pass is over."""
+    release_share: float
+    """Of a stage's gradients, those that leave together."""
 
     @property
     def alone_s(self) -> float:
@@ -79,7 +84,7 @@ class Timing:
     def point(self) -> Point:
         """All that a joint step depends on."""
         cut = self.cut
-        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, 1 / cut.num_releases)
+        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, self.release_share)
 
     @property
     def preference(self) -> Point:
@@ -121,7 +126,7 @@ def cut_of(
         reduction_s=one.gradients.exposed_s,
         tail_s=one.parameters.exposed_s + one.optimizer_s,
         window_s=0.0 if serial else one.window_s,
-        num_releases=layers_per_stage(workload, degrees),
+        num_layers=layers_per_stage(workload, degrees),
         node_share=node_share(workload, degrees, site),
         least_bytes=needed.total,
         in_flight_bytes=needed.activations,
@@ -137,6 +142,17 @@ def given_cut(workload: Workload, degrees: Degrees, site: Site, *, serial: bool)
     device, inside = device_of(site.accelerator), interior_of(site)
     one = step_time(workload, degrees, device, inside, degrees.data * degrees.micro_batch)
     return cut_of(workload, degrees, site, one, memory(workload, degrees, 1), serial=serial)
+
+
+def layers_together(workload: Workload, bucket_bytes: int) -> int:
+    """Return of how many layers the gradients leave together: as many as fill a bucket, one at least.
+
+    Args:
+        workload: the model.
+        bucket_bytes: float32 bytes that close a bucket, all ranks' parts of it.
+    """
+    numel = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
+    return math.ceil(bucket_bytes / (FLOAT32_BYTES * numel))
 
 
 def node_share(workload: Workload, degrees: Degrees, site: Site) -> float:

@@ -14,55 +14,57 @@ shorter than they take. All nodes of a site send side by side.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from topology.codec_costs import usual_ratio
 from topology.job import Job
 from topology.planner.cuts import Timing
+from topology.planner.joint_crossings import JointCrossings
 from topology.timing.cycle_mean import largest_cycle_means
-from topology.timing.gateway_times import gateways_s_per_byte
-from topology.timing.releases import gradient_bytes
 from topology.traffic.tree_load import Hop
-from topology.traffic.tree_times import bytes_of_hops, plan_times_s, rate_of
-from topology.traffic.wire_load import wire_load
+from topology.traffic.tree_times import bytes_of_hops, rate_of
 from topology.trees.trees import ReductionPlan
-from topology.world import Topology
+from topology.world import Site, Topology
 
 
 class JointModel:
     """Steps of one job over one reduction, for any cuts and any spread of the batch."""
 
-    def __init__(self, job: Job, topology: Topology, plan: ReductionPlan) -> None:
+    def __init__(
+        self,
+        job: Job,
+        topology: Topology,
+        plan: ReductionPlan,
+        crossings: JointCrossings | None = None,
+        size: int = 0,
+    ) -> None:
         """Work out what depends neither on cuts nor on the spread.
 
         Args:
             job: Gives the model, the exchange, and how fast gateways are taken to be.
             topology: Of the sites that take part.
             plan: Over them.
+            crossings: Of this job and of others, whose chunks have other sizes; None: of its own.
+            size: Which of them it is.
         """
-        self._job, self._topology, self._plan = job, topology, plan
-        self._ratio = usual_ratio(job.exchange.codec)
-        self._raw_bytes = gradient_bytes(job)
-        self._crossings: dict[tuple[float, bool], list[list[tuple[int, float]]]] = {}
+        self._topology, self._plan = topology, plan
+        self._crossings = crossings or JointCrossings([job], topology, plan)
+        self._size = size
         self.link_s: Mapping[Hop, float] = {}
         """How long a step's bytes keep each directed link busy."""
         self.link_bytes: Mapping[Hop, float] = {}
         """What a step sends over it."""
-        self._node_s: list[tuple[float, float]] = [(0.0, 0.0) for _ in topology.sites]
         if plan.num_sites > 1:
-            load = wire_load(job, topology, plan, self._raw_bytes, self._ratio)
-            self.link_bytes = bytes_of_hops(plan, load)
+            self.link_bytes = bytes_of_hops(plan, self._crossings.load(size))
             self.link_s = {
                 hop: num_bytes / rate_of(topology, hop)
                 for hop, num_bytes in self.link_bytes.items()
             }
-            per_byte_s = gateways_s_per_byte(job, topology, plan, self._ratio)
-            self._node_s = [self._one_node_s(index, per_byte_s[index]) for index in self._indices]
+        self._gateway_s = self._crossings.gateway_s
+        self._card_s = [self._one_card_s(site) for site in topology.sites]
 
     @property
     def _indices(self) -> range:
@@ -76,23 +78,42 @@ class JointModel:
     def gateway_s(self, timings: Sequence[Timing]) -> list[float]:
         """Return how long the gateway of each site's fullest node works in a step."""
         return [
-            each.cut.node_share * node_s[0]
-            for each, node_s in zip(timings, self._node_s, strict=True)
+            each.cut.node_share * one_s
+            for each, one_s in zip(timings, self._gateway_s, strict=True)
         ]
 
     def card_s(self, timings: Sequence[Timing]) -> list[float]:
         """Return how long its network card is busy, in the busier direction."""
         return [
-            each.cut.node_share * node_s[1]
-            for each, node_s in zip(timings, self._node_s, strict=True)
+            each.cut.node_share * one_s for each, one_s in zip(timings, self._card_s, strict=True)
         ]
 
     def exchange_s(self, timings: Sequence[Timing]) -> float:
         """Return the seconds of an exchange that nothing hides."""
         if self._plan.num_sites == 1:
             return 0.0
-        crossings = itertools.chain.from_iterable(self._crossing(1.0, is_warm=False))
-        return max(max(crossing_s for _, crossing_s in crossings), self._pace_s(timings))
+        return max(self.crossing_s, self._pace_s(timings))
+
+    @property
+    def crossing_s(self) -> float:
+        """Seconds in which all bytes cross after a pause, if gateways take no time."""
+        rows = itertools.chain.from_iterable(self._crossings.rows(self._size, 1.0, is_warm=False))
+        return max(crossing_s for _, crossing_s in rows)
+
+    def gain_s(self, over: JointModel) -> float:
+        """Return by how much a step is shorter than with other chunks, at most, for the same cuts.
+
+        Of cuts that have been looked at. A cycle's mean changes by no more than its edges do.
+
+        Args:
+            over: Of the same crossings.
+        """
+        gains_s = [
+            self._crossings.gain_s(self._size, over._size),
+            over.links_s - self.links_s,
+            *(theirs - mine for theirs, mine in zip(over._card_s, self._card_s, strict=True)),
+        ]
+        return max(gains_s)
 
     def step_s(self, timings: Sequence[Timing]) -> float:
         """Return the mean seconds of a step; `timings` are of each site, in the topology's order."""
@@ -107,13 +128,14 @@ class JointModel:
         timing = timings[source]
         row = [-math.inf] * len(timings)
         row[source] = timing.alone_s
-        parts = timing.cut.num_releases
+        last = timing.release_share
         for leaves_s, share, is_warm in (
             (timing.first_s, 1.0, False),
-            (timing.head_s, 1 / parts, parts > 1),
+            (timing.head_s, last, last < 1),
         ):
             least_s = share * pace_s
-            for target, crossing_s in self._crossing(share, is_warm=is_warm)[source]:
+            crossings = self._crossings.rows(self._size, share, is_warm=is_warm)
+            for target, crossing_s in crossings[source]:
                 end_s = leaves_s + max(crossing_s, least_s) + timings[target].cut.tail_s
                 if end_s > row[target]:
                     row[target] = end_s
@@ -122,36 +144,12 @@ class JointModel:
     def _pace_s(self, timings: Sequence[Timing]) -> float:
         return max(*self.gateway_s(timings), *self.card_s(timings))
 
-    def _crossing(self, share: float, *, is_warm: bool) -> list[list[tuple[int, float]]]:
-        """Return, by source, the targets of an exchange of a share of all bytes, and its seconds.
-
-        Connections have rested when the first gradients leave; those after them find them warm.
-        """
-        if (share, is_warm) not in self._crossings:
-            raw_bytes = math.ceil(self._raw_bytes * share)
-            load = wire_load(self._job, self._topology, self._plan, raw_bytes, self._ratio)
-            nodes = min(site.nodes for site in self._topology.sites)
-            load = load.of_gateways(nodes)
-            if is_warm:
-                load = dataclasses.replace(load, first_window_bytes=None)
-            rows: list[list[tuple[int, float]]] = [[] for _ in self._indices]
-            times_s = plan_times_s(self._plan, self._topology, load)
-            for (source, target), crossing_s in times_s.items():
-                rows[source].append((target, crossing_s))
-            self._crossings[share, is_warm] = rows
-        return self._crossings[share, is_warm]
-
-    def _one_node_s(self, index: int, per_byte_s: float) -> tuple[float, float]:
-        """Return how long one gateway and one card would take for all bytes of a site's step."""
-        site = self._topology.sites[index]
-        wishes = self._job.plan
-        gateway_s = card_s = 0.0
-        if wishes is None or wishes.gateways == "measured":
-            gateway_s = self._raw_bytes * per_byte_s
-        if site.nic_bytes_per_s is not None:
-            crossing_bytes = max(
-                math.fsum(each for hop, each in self.link_bytes.items() if hop[end] == index)
-                for end in (0, 1)
-            )
-            card_s = crossing_bytes / site.nic_bytes_per_s
-        return gateway_s, card_s
+    def _one_card_s(self, site: Site) -> float:
+        """Return how long one network card would take for all bytes of a site's step."""
+        if site.nic_bytes_per_s is None:
+            return 0.0
+        crossing_bytes = max(
+            math.fsum(each for hop, each in self.link_bytes.items() if hop[end] == site.index)
+            for end in (0, 1)
+        )
+        return crossing_bytes / site.nic_bytes_per_s

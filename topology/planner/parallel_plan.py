@@ -11,7 +11,7 @@ from topology.cost.workload import utilisation
 from topology.job import Job
 from topology.planner.alternatives import Weighed, ordered, other_sites
 from topology.planner.choice import money
-from topology.planner.cut_set import CutChoice
+from topology.planner.cut_choice import CutChoice
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
@@ -108,16 +108,15 @@ def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weigh
     for codec in search.codecs:
         if choice.coding.codecs != (codec,):
             wishes = dataclasses.replace(search.wishes, codecs=(codec,))
-            yield from _again(
-                dataclasses.replace(job, plan=wishes), search, choice, f"codec {codec}"
-            )
+            again = dataclasses.replace(job, plan=wishes)
+            anew = ParallelSearch(again, search.topology, search.cuts)
+            yield from _estimated(anew, choice, f"codec {codec}")
     if job.exchange.schedule == "overlap":
         serial = dataclasses.replace(job.exchange, schedule="serial")
-        yield from _again(
-            dataclasses.replace(job, exchange=serial), search, choice, "nothing hidden"
-        )
+        anew = ParallelSearch(dataclasses.replace(job, exchange=serial), search.topology)
+        yield from _estimated(anew, choice, "nothing hidden")
     fastest = tuple(
-        search.cuts[name].timings(count)[0]
+        search.timings(name, count, choice.sizing)[0]
         for name, count in zip(choice.sites, choice.sequences, strict=True)
     )
     if fastest != choice.timings:
@@ -128,8 +127,8 @@ def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weigh
         yield what, step_s, per_s * step_s + egress
 
 
-def _again(job: Job, search: ParallelSearch, choice: CutChoice, what: str) -> Iterator[Weighed]:
-    found = ParallelSearch(job, search.topology).estimate(choice.sites)
+def _estimated(search: ParallelSearch, choice: CutChoice, what: str) -> Iterator[Weighed]:
+    found = search.estimate(choice.sites)
     if found is not None:
         yield what, found.step_s, found.usd_per_step
 

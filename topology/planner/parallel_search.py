@@ -11,14 +11,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from topology.cost.workload import workload_described
 from topology.documents.placement import restricted
 from topology.job import Job
 from topology.plan_wishes import PlanWishes
-from topology.planner.choice import Rank, better, by_rank, rank_of
-from topology.planner.cut_set import EXACT_SITES, CutChoice, CutSet, compute_bound_s
+from topology.planner.choice import Rank, Sizing, better, by_rank, rank_of
+from topology.planner.cut_choice import CutChoice
+from topology.planner.cut_set import EXACT_SITES, CutSet, compute_bound_s
+from topology.planner.cuts import Timing, layers_together
 from topology.planner.shares import Split
 from topology.planner.site_cuts import SiteCuts
 from topology.world import Site, Topology
@@ -32,12 +34,15 @@ Names = tuple[str, ...]
 class ParallelSearch:
     """Finds the best choice for a job that describes its model. Keeps what it has found."""
 
-    def __init__(self, job: Job, topology: Topology) -> None:
+    def __init__(
+        self, job: Job, topology: Topology, cuts: Mapping[str, SiteCuts] | None = None
+    ) -> None:
         """Work out what each site can do.
 
         Args:
             job: With a `workload`; its `plan` says what may be decided, its placement does not count.
             topology: Described in full.
+            cuts: Of each of its sites, where they are known: of this model and schedule.
         """
         assert job.workload is not None, "there is a model to cut"
         self.job = dataclasses.replace(job, placement=())
@@ -46,10 +51,11 @@ class ParallelSearch:
         self.workload = workload_described(job.workload)
         self.wishes = job.plan or PlanWishes()
         self.codecs = self.wishes.codecs or (job.exchange.codec,)
-        self.cuts: dict[str, SiteCuts] = {}
+        self.cuts: dict[str, SiteCuts] = {**(cuts or {})}
         """By the names of sites; the same object for equal ones."""
         for site in topology.sites:
-            self.cuts[site.name] = self._cuts_of(site)
+            if site.name not in self.cuts:
+                self.cuts[site.name] = self._cuts_of(site)
         self._found: dict[tuple[Names, bool], CutChoice | None] = {}
 
     def _cuts_of(self, site: Site) -> SiteCuts:
@@ -91,6 +97,11 @@ class ParallelSearch:
         wanted = set(names)
         chosen = tuple(site.name for site in self.topology.sites if site.name in wanted)
         return self._of(chosen, thorough=len(chosen) <= EXACT_SITES)
+
+    def timings(self, name: str, num_sequences: int, sizing: Sizing) -> tuple[Timing, ...]:
+        """Return what a site could do with buckets of a size, the fastest by itself first."""
+        together = layers_together(self.workload, sizing.bucket_bytes)
+        return self.cuts[name].timings(num_sequences, together)
 
     def balanced(self, names: Names) -> tuple[Split, float]:
         """Return the spread over sites that is fastest if nothing has to cross, and its seconds."""

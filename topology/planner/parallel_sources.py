@@ -9,7 +9,7 @@ from topology.codec_costs import GATEWAY_BYTES_PER_S
 from topology.cost.compute import peak_flops_per_s
 from topology.cost.device import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
 from topology.job import Job
-from topology.planner.cut_set import CutChoice
+from topology.planner.cut_choice import CutChoice
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.sources import Figure, listed, of_codecs, of_links, warnings
 from topology.units import format_fraction, format_rate, format_size

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from topology.planner.cut_set import CutChoice, fastest_cuts
+from topology.planner.cut_choice import CutChoice, fastest_cuts
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_plan import all_widened
 from topology.planner.parallel_search import ParallelSearch
@@ -97,7 +97,7 @@ def _cuts(
             f"{_share(each['bubble_s'] / alone_s)} of it the pipeline's bubble; "
             f"{format_size(each['memory_bytes'])} of {format_size(each['memory_of_bytes'])} of memory."
         )
-        fastest = search.cuts[names[0]].timings(choice.sequences[index])[0]
+        fastest = search.timings(names[0], choice.sequences[index], choice.sizing)[0]
         if fastest.alone_s < alone_s:
             yield (
                 f"{in_words(fastest.cut.degrees)} would take {format_duration(fastest.alone_s)} by "
@@ -138,7 +138,8 @@ def wider_for(search: ParallelSearch, choice: CutChoice, efficiency: float) -> f
     """
     split, alone_s = search.balanced(choice.sites)
     fronts = [
-        search.cuts[name].timings(count) for name, count in zip(choice.sites, split, strict=True)
+        search.timings(name, count, choice.sizing)
+        for name, count in zip(choice.sites, split, strict=True)
     ]
     enough_s = alone_s / efficiency
 

@@ -6,11 +6,10 @@ from topology.cost.degrees import misfit
 from topology.cost.workload import Workload, workload_described
 from topology.errors import ConfigError
 from topology.job import Job, Placed
-from topology.planner.cuts import Timing, given_cut
+from topology.planner.cuts import Timing, given_cut, layers_together
 from topology.planner.parallelism import degrees_of
 from topology.planner.shares import Split
 from topology.planner.site_cuts import SiteCuts
-from topology.workload import DescribedModel
 from topology.world import Site, Topology
 
 
@@ -27,28 +26,24 @@ def placed_timings(job: Job, topology: Topology) -> list[Timing]:
     assert job.workload is not None, "the job describes its model"
     workload = workload_described(job.workload)
     placed = {each.site: each for each in job.placement}
-    serial = job.exchange.schedule == "serial"
     return [
-        _timing(job.workload, workload, site, placed.get(site.name), sequences, serial=serial)
+        _timing(job, workload, site, placed.get(site.name), sequences)
         for site, sequences in zip(topology.sites, _sequences(job, topology), strict=True)
     ]
 
 
 def _timing(
-    model: DescribedModel,
-    workload: Workload,
-    site: Site,
-    placed: Placed | None,
-    sequences: int,
-    *,
-    serial: bool,
+    job: Job, workload: Workload, site: Site, placed: Placed | None, sequences: int
 ) -> Timing:
+    assert job.workload is not None, "the job describes its model"
+    serial = job.exchange.schedule == "serial"
+    together = layers_together(workload, job.exchange.bucket_bytes)
     if placed is not None and placed.parallel is not None:
-        degrees = degrees_of(placed.parallel, model)
+        degrees = degrees_of(placed.parallel, job.workload)
         if misfit(workload, degrees) is None:
-            return given_cut(workload, degrees, site, serial=serial).timing(sequences)
-    cuts = SiteCuts(model, workload, site, serial=serial)
-    able = cuts.timings(sequences)
+            return given_cut(workload, degrees, site, serial=serial).timing(sequences, together)
+    cuts = SiteCuts(job.workload, workload, site, serial=serial)
+    able = cuts.timings(sequences, together)
     if not able:
         raise ConfigError(f"site {site.name}: {cuts.closest()}")
     return able[0]

@@ -47,7 +47,8 @@ class SiteCuts:
         self._serial = serial
         self._device, self._inside = device_of(site.accelerator), interior_of(site)
         self._layers: dict[tuple[object, ...], tuple[PassTimes, PassTimes]] = {}
-        self._timings: dict[int, tuple[Timing, ...]] = {}
+        self._timings: dict[tuple[int, int], tuple[Timing, ...]] = {}
+        """By sequences, and layers whose gradients leave together."""
         self._lacking: list[tuple[float, int, Degrees]] = []
         groups: defaultdict[tuple[int, int], list[Cut]] = defaultdict(list)
         for index, degrees in enumerate(every_cut(model, site)):
@@ -63,14 +64,22 @@ class SiteCuts:
             default=math.inf,
         )
         """Seconds of the site for a sequence, at least; infinite if no cut fits."""
+        self.node_share = min((cut.node_share for cut in self.cuts), default=1.0)
+        """Of all gradients, what crosses the gateway of its fullest node, at least."""
 
-    def timings(self, num_sequences: int) -> tuple[Timing, ...]:
-        """Return what could be part of a best plan, the fastest by itself first; none: it cannot be done."""
-        if num_sequences not in self._timings:
-            able = [cut.timing(num_sequences) for cut in self._able(num_sequences)]
+    def timings(self, num_sequences: int, together: int = 1) -> tuple[Timing, ...]:
+        """Return what could be part of a best plan, the fastest by itself first; none: it cannot be done.
+
+        Args:
+            num_sequences: Of a step.
+            together: Layers whose gradients leave together.
+        """
+        key = (num_sequences, together)
+        if key not in self._timings:
+            able = [cut.timing(*key) for cut in self._able(num_sequences)]
             best = undominated(sorted(able, key=_order), lambda each: each.point)
-            self._timings[num_sequences] = tuple(best)
-        return self._timings[num_sequences]
+            self._timings[key] = tuple(best)
+        return self._timings[key]
 
     def alone_s(self, num_sequences: int) -> float:
         """Return the seconds of the fastest step by itself; infinite if there is none."""
@@ -86,7 +95,7 @@ class SiteCuts:
 
     def front(self, num_sequences: int) -> list[tuple[Timing, float]]:
         """Return the cuts that no other beats in time and memory, with their bytes, the fastest first."""
-        able = [cut.timing(num_sequences) for cut in self._able(num_sequences)]
+        able = [cut.timing(num_sequences, 1) for cut in self._able(num_sequences)]
         pairs = [(each, each.cut.memory_bytes(num_sequences)) for each in sorted(able, key=_order)]
         return undominated(pairs, lambda each: (each[0].alone_s, each[1]))
 
@@ -176,16 +185,18 @@ def _useful(cuts: Sequence[Cut]) -> list[Cut]:
 
 
 def _point(cut: Cut, bends: Sequence[int]) -> Point:
-    """All that cuts of equal micro-batches differ in."""
-    leaving_s = cut.window_s * (1 - 1 / cut.num_releases)
+    """All that cuts of equal micro-batches differ in, whatever leaves together.
+
+    The first gradients leave at end - window (1 - share), between the end and the end less the window.
+    """
     ends_s = [cut.head_s(count) for count in bends]
     return (
         cut.micro_batch_s,
         *ends_s,
-        *(end_s - leaving_s for end_s in ends_s),
+        *(end_s - cut.window_s for end_s in ends_s),
         cut.tail_s,
         cut.node_share,
-        1 / cut.num_releases,
+        1 / cut.num_layers,
         cut.degrees.zero_stage,
         cut.least_bytes,
         cut.in_flight_bytes,

@@ -168,19 +168,41 @@ def wire_loads(
     ratio: float | None = None,
 ) -> list[Load]:
     """Return the loads of exchanges of several sizes, in float32 bytes; else as `wire_load`."""
-    cut_bytes, num_channels = chunk_bytes_of(job, topology), channels_of(job, topology)
-    abreast = _abreast_of_links(job, topology)
-    ratios = tree_ratios(job, topology, plan, ratio)
-    is_packets = has_packets(topology)
-    factor = PACKET_FACTOR if is_packets else 1.0
-    found = []
-    for raw_bytes in sizes:
-        num_chunks = math.ceil(raw_bytes / cut_bytes)
-        num_abreast = min(num_channels, num_chunks)
-        chunk_bytes = tuple((raw_bytes * x / num_chunks + FRAME_BYTES) * factor for x in ratios)
-        window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES if is_packets else None
-        found.append(Load(num_chunks, num_abreast, chunk_bytes, window_bytes, abreast))
-    return found
+    wire = Wire(job, topology, plan, ratio)
+    return [wire.load(raw_bytes) for raw_bytes in sizes]
+
+
+class Wire:
+    """What exchanges of any size put on the wire: whoever asks for many asks one of these."""
+
+    def __init__(
+        self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
+    ) -> None:
+        """Work out what does not depend on the size; arguments and errors are those of `wire_load`."""
+        self._cut_bytes, self._num_channels = (
+            chunk_bytes_of(job, topology),
+            channels_of(job, topology),
+        )
+        self._abreast = _abreast_of_links(job, topology)
+        self._ratios = tree_ratios(job, topology, plan, ratio)
+        self._is_packets = has_packets(topology)
+
+    def load(self, raw_bytes: int) -> Load:
+        """Return the load of an exchange of so many float32 bytes, 1 at least."""
+        factor = PACKET_FACTOR if self._is_packets else 1.0
+        num_chunks = math.ceil(raw_bytes / self._cut_bytes)
+        num_abreast = min(self._num_channels, num_chunks)
+        chunk_bytes = tuple(
+            (raw_bytes * ratio / num_chunks + FRAME_BYTES) * factor for ratio in self._ratios
+        )
+        window_bytes = num_abreast * FIRST_WINDOW_PACKETS * PACKET_BYTES
+        return Load(
+            num_chunks,
+            num_abreast,
+            chunk_bytes,
+            window_bytes if self._is_packets else None,
+            self._abreast,
+        )
 
 
 def tree_ratios(
