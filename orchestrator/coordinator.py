@@ -24,6 +24,7 @@ from orchestrator.documents import load_faults_file, load_topology_file
 from orchestrator.home import ANNOUNCED, LOG
 from orchestrator.journal import Journal
 from orchestrator.local_agents import LocalAgents
+from orchestrator.own_log import OwnLines, bound
 from orchestrator.run_files import write_atomically
 from orchestrator.server import CoordinatorService, listen, make_server
 from orchestrator.signals import first_signal
@@ -39,6 +40,7 @@ from topology.timeouts import Timeouts
 from topology.world import Endpoint, Topology
 
 COMMAND = "coordinator"
+LOG_FORMAT = "%(asctime)s coordinator: %(message)s"
 DRAIN_S = 5.0
 """For watchers to be told the end of an embedded run, before the process ends by itself."""
 CLOSE_S = 1.0
@@ -73,7 +75,7 @@ class Settings:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the coordinator; return its exit status."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s coordinator: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
         status = asyncio.run(_serve(_settings(options)))
     except ConfigError as error:
@@ -131,7 +133,10 @@ async def _serve(settings: Settings) -> int:
         await server.start()
         ticking = asyncio.create_task(control.run(), name="control")
         try:
-            with _announced(settings.state, address, control.generation):
+            with (
+                _own_lines_kept(control),
+                _announced(settings.state, address, control.generation),
+            ):
                 log.info("listening on %s, generation %d", address, control.generation)
                 async with _running(agents, settings, address, control):
                     await _until_over(settings, control, service, ticking, signalled)
@@ -199,13 +204,15 @@ async def _running(
     agents: LocalAgents, settings: Settings, address: str, control: Control
 ) -> AsyncIterator[None]:
     """Run the agents of an embedded coordinator. Leaving the block ends them."""
-    log_path = str(settings.state / LOG)
+    log_path = settings.state / LOG
 
     def on_end(site: str, how: str) -> None:
-        control.agent_ended(site, f"the agent of site {site} ended with {how}", log_path)
+        control.agent_ended(site, f"the agent of site {site} ended with {how}", str(log_path))
 
+    bounding: asyncio.Task[None] | None = None
     try:
         if settings.is_embedded:
+            bounding = asyncio.create_task(bound(log_path), name="log")
             await agents.start(
                 settings.agents,
                 address=address,
@@ -217,12 +224,26 @@ async def _running(
         yield
     finally:
         await agents.stop()
+        if bounding is not None:
+            bounding.cancel()
 
 
 def _fault_plan(settings: Settings, agents: LocalAgents) -> FaultPlan | None:
     if settings.faults is None:
         return None
     return FaultPlan(script=settings.faults, seed=settings.seed, pause=agents.pause)
+
+
+@contextmanager
+def _own_lines_kept(control: Control) -> Iterator[None]:
+    """Have what this process logs be among the logs of the run that is going on."""
+    handler = OwnLines(lambda: control.latest)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The shipped logs of a run: RUN/logs/SITE/SOURCE.log, one line a line, in the order of their sequence.
+"""The logs of a run: RUN/logs/SITE/SOURCE.log, which agents ship, one line a line, in the order of their sequence.
 
-Of each source the newest parts are kept (parts.py).
+What the coordinator itself says is at no site: RUN/logs/coordinator.log. Of each source the newest parts are kept (parts.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from protos.errors import RemoteProtocolError
 from protos.limits import LOG_LINE_BYTES
 
 FOLDER = "logs"
+OWN = "coordinator"
+"""The source that is at no site."""
 LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
 """Of one source."""
 CHUNK_BYTES = 256 << 10
@@ -35,6 +37,7 @@ class LogWriter:
         self._next: dict[tuple[str, str], int] = {}
         """The sequence that each source is expected to go on with."""
         self._writers: dict[tuple[str, str], PartWriter] = {}
+        self._own = PartWriter(self._folder / f"{OWN}.log", LIMITS)
 
     def append(self, site: str, lines: Iterable[control_pb2.LogLine]) -> None:
         """Write the lines that are new.
@@ -59,6 +62,15 @@ class LogWriter:
         for source, written in texts.items():
             self._writer(site, source).append(written)
             self._next[site, source] = sequences[site, source]
+
+    def append_own(self, lines: Iterable[str]) -> None:
+        """Write what the coordinator itself says; for any thread, one at a time.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._own.append([_one_line(line) for line in lines])
 
     def _writer(self, site: str, source: str) -> PartWriter:
         writer = self._writers.get((site, source))
@@ -89,7 +101,7 @@ class LogReader:
 
         Args:
             run_folder: the run's.
-            site: only this one's lines; empty: all.
+            site: only this one's lines; empty: all, and the coordinator's.
             rank: only this rank's lines; -1: every source.
         """
         self._folder = run_folder / FOLDER
@@ -110,19 +122,22 @@ class LogReader:
         for file in self._discover():
             for line in _new_lines(file):
                 yield control_pb2.LogLine(
-                    site=file.path.parent.name,
+                    site=self._site_of(file.path),
                     source=file.path.stem,
                     sequence=file.num_lines - 1,
                     text=line.decode(errors="replace").rstrip("\n"),
                 )
 
     def _discover(self) -> list[_File]:
-        for found in sorted(self._folder.glob("*/*.log*")):
+        for found in sorted((*self._folder.glob(f"{OWN}.log*"), *self._folder.glob("*/*.log*"))):
             path = found.with_name(f"{found.name.partition('.')[0]}.log")
-            is_wanted = self._source in {"", path.stem} and self._site in {"", path.parent.name}
+            is_wanted = self._source in {"", path.stem} and self._site in {"", self._site_of(path)}
             if is_wanted and path not in self._files:
                 self._files[path] = _File(path, Part(0, path))
         return list(self._files.values())
+
+    def _site_of(self, path: Path) -> str:
+        return "" if path.parent == self._folder else path.parent.name
 
 
 def last_line(log: Path) -> str:

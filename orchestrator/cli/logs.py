@@ -31,7 +31,7 @@ def command(
     rank: int | None,
     tail: int | None,
 ) -> int:
-    """Print the logs of RUN, by default the latest: `site/source | line`."""
+    """Print the logs of RUN, by default the latest: `site/source | line`, and `coordinator | line`."""
     at_once = output.as_json and not follow
     views = []
     num_lines = 0

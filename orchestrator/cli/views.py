@@ -133,7 +133,8 @@ def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
 
 def log_line(line: control_pb2.LogLine) -> str:
     """Return a log line with where it comes from before it."""
-    return f"{line.site}/{line.source} | {line.text}"
+    source = f"{line.site}/{line.source}" if line.site else line.source
+    return f"{source} | {line.text}"
 
 
 def event_view(event: control_pb2.Event) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sites.agent.documents import Documents
 from sites.agent.failures import SiteError, SiteFailure
 from sites.agent.gateway import Gateway
 from sites.agent.processes import kill_descendants, send, wait_ended
-from sites.agent.torchrun import Torchrun, rank_files, reserved_port
+from sites.agent.torchrun import TORCHRUN_LOG, Torchrun, rank_files, reserved_port
 from sites.gateway.config import gateway_config
 from sites.gateway.probing.config import probing
 from topology.errors import ConfigError
@@ -214,6 +214,7 @@ class SiteProcesses:
             folder = documents.node_folder(node)
             first_rank = node * documents.site.accelerators_per_node
             yield from rank_files(folder, documents.name, first_rank)
+            yield f"torchrun{node}", folder / TORCHRUN_LOG
             yield f"gateway{node}", folder / "gateway.log"
 
     def _socket_path(self, node: int) -> Path:

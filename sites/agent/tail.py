@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
+from protos.disk import Beginning
 from protos.limits import LOG_LINE_BYTES
-from sites.agent.disk import free_beginning
 
 LAG_BYTES = 1 << 20
 """A reader that is further behind leaves lines out."""
 KEEP_BYTES = 128 << 10
 """How much of the end it keeps then."""
 _COUNT_BYTES = 1 << 20
-ON_DISK_BYTES = 16 << 20
-"""Of what was read stays on the disk, and up to as much again."""
 
 
 class Tail:
@@ -26,19 +23,11 @@ class Tail:
         self._offset = 0
         self._rest = b""
         self._cut_bytes = 0
-        self._freed_bytes = 0
+        self._beginning = Beginning(path)
 
     def free(self) -> None:
-        """Give back the disk space of what was read long ago: processes write for weeks.
-
-        Where the file system cannot, the file stays whole.
-        """
-        num_bytes = self._offset - ON_DISK_BYTES
-        if num_bytes - self._freed_bytes < ON_DISK_BYTES:
-            return
-        self._freed_bytes = num_bytes
-        with contextlib.suppress(OSError):
-            free_beginning(self.path, num_bytes)
+        """Give back the disk space of what was read long ago: processes write for weeks."""
+        self._beginning.free(self._offset)
 
     def read(self, budget_bytes: int) -> tuple[list[str], int]:
         """Return the complete lines in the next `budget_bytes` bytes, and how many bytes were read.

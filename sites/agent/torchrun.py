@@ -15,6 +15,8 @@ from sites.agent.failures import SiteFailure, describe_end, of_rank
 from sites.agent.processes import start_leashed
 from sites.launcher.failures import read_failures
 
+TORCHRUN_LOG = "torchrun.log"
+"""In a node's folder: what the launcher itself writes."""
 _LOOK_S = 0.05
 """Between two looks at failures.json."""
 
@@ -86,7 +88,7 @@ class Torchrun:
         ]
         # All nodes of a local launcher are this machine; Gloo would pick the interface by hostname.
         defaults = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
-        with (folder / "torchrun.log").open("ab") as log_file:
+        with (folder / TORCHRUN_LOG).open("ab") as log_file:
             process = await start_leashed(
                 "sites.launcher.node",
                 arguments,
@@ -128,7 +130,7 @@ class Torchrun:
             site=self._site,
             node=self._node,
             exit_code=exit_code,
-            log_path=str(self._folder / "torchrun.log"),
+            log_path=str(self._folder / TORCHRUN_LOG),
         )
 
 

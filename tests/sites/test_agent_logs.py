@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from protos import disk
 from protos.control.v1.control_pb2 import ShipLogsRequest
+from protos.disk import free_beginning
 from protos.errors import PeerLostError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
-from sites.agent import tail as tail_module
-from sites.agent.disk import free_beginning
 from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.tail import KEEP_BYTES, LAG_BYTES, Tail
 
@@ -169,7 +169,7 @@ def test_the_disk_gets_back_what_was_read_long_ago(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a writer that does not append, as a rank that torchrun redirects."""
-    monkeypatch.setattr(tail_module, "ON_DISK_BYTES", 64 << 10)
+    monkeypatch.setattr(disk, "ON_DISK_BYTES", 64 << 10)
     path = tmp_path / "log"
     tail, lines = Tail(path), []
     line = b"x" * 1023 + b"\n"
