@@ -7,18 +7,22 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.home import JOB, SUMMARY, TOPOLOGY
-from orchestrator.parts import Limits, PartWriter
+from orchestrator.parts import Limits, PartWriter, parts_of
 
 METRICS = "metrics.jsonl"
 METRICS_LIMITS = Limits(part_bytes=64 << 20, num_parts=16)
 """A run of three sites writes about 10 kB/s: a day."""
 
 log = logging.getLogger(__name__)
+
+
+class MetricsError(ValueError):
+    """What a run measured cannot be read."""
 
 
 class RunFiles:
@@ -57,6 +61,26 @@ class RunFiles:
             write_atomically(self.folder / SUMMARY, strict_json(summary, indent=1) + "\n")
         except OSError as error:
             log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - the reason is in the line
+
+
+def read_metrics(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of a metrics.jsonl, of all its parts, one after the other.
+
+    Raises:
+        MetricsError: it is not there, or a line is no JSON object.
+    """
+    for part in parts_of(path):
+        line_number = 0
+        try:
+            with part.path.open(encoding="utf-8") as file:
+                for line in file:
+                    line_number += 1
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise MetricsError("want a JSON object")
+                    yield record
+        except (OSError, ValueError, RecursionError) as error:
+            raise MetricsError(f"{part.path}:{line_number}: {error}") from error
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -17,11 +17,10 @@ from pathlib import Path
 import yaml
 
 from orchestrator.bench.measurement import measure
-from orchestrator.bench.scaling import read_records
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
 from orchestrator.home import new_run_id
-from orchestrator.run_files import METRICS
+from orchestrator.run_files import METRICS, read_metrics
 from topology.cost.compute import flops_per_sequence
 from topology.job import Model
 from topology.simulator.run import simulate
@@ -207,7 +206,7 @@ def measured(pair: Pair, folder: Path, options: argparse.Namespace) -> float | N
     if ended.failed is not None:
         print(f"{ended.failed.code}: {ended.failed.message}", file=sys.stderr)
         return None
-    records = read_records(folder / "runs" / run_id / METRICS)
+    records = read_metrics(folder / "runs" / run_id / METRICS)
     return measure(records, pair.topology, warmup_steps=options.warmup, steps=options.steps).step_s
 
 

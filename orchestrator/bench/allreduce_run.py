@@ -11,8 +11,8 @@ from orchestrator.bench.allreduce_plan import Combination, sizes_of
 from orchestrator.bench.allreduce_record import AllReduceBench, Gloo, Setting, write
 from orchestrator.bench.measurement import MeasurementError
 from orchestrator.bench.record import Failed
-from orchestrator.bench.scaling import RUNS, Launch, read_records
-from orchestrator.run_files import METRICS
+from orchestrator.bench.scaling import RUNS, Launch
+from orchestrator.run_files import METRICS, MetricsError, read_metrics
 
 MeasureGloo = Callable[[int], Gloo]
 """Of so many bytes; MeasurementError when it fails."""
@@ -86,9 +86,9 @@ class AllReduce:
                 ended.emulator,
             )
             try:
-                records = read_records(self._folder / RUNS / run_id / METRICS)
+                records = read_metrics(self._folder / RUNS / run_id / METRICS)
                 figures = figures_of(records, asked)
-            except MeasurementError as error:
+            except (MeasurementError, MetricsError) as error:
                 failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
         setting = Setting(
             size_bytes=combination.size_bytes,

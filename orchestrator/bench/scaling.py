@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from orchestrator.bench.figures import result_of
 from orchestrator.bench.measurement import MeasurementError, measure
 from orchestrator.bench.plan import Planned, Point, planned_runs
 from orchestrator.bench.record import BENCH, Bench, Failed, Measured, Run, write_bench
 from orchestrator.documents import Pair
-from orchestrator.parts import parts_of
-from orchestrator.run_files import METRICS
+from orchestrator.run_files import METRICS, MetricsError, read_metrics
 
 RUNS = "runs"
 """A benchmark's folder is the home of its runs."""
@@ -146,7 +144,7 @@ class Scaling:
         if failed is None:
             try:
                 measured = self._measure(pair, run_id)
-            except MeasurementError as error:
+            except (MeasurementError, MetricsError) as error:
                 failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
         return Run(
             kind="all" if planned.site is None else "solo",
@@ -163,7 +161,7 @@ class Scaling:
     def _measure(self, pair: Pair, run_id: str) -> Measured:
         question = self.bench.question
         return measure(
-            read_records(self._folder / RUNS / run_id / METRICS),
+            read_metrics(self._folder / RUNS / run_id / METRICS),
             pair.topology,
             warmup_steps=question.warmup_steps,
             steps=question.steps,
@@ -181,21 +179,3 @@ class Scaling:
             )
         self.bench = dataclasses.replace(self.bench, settings=tuple(settings))
         write_bench(self._folder / BENCH, self.bench)
-
-
-def read_records(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of a metrics.jsonl.
-
-    Raises:
-        MeasurementError: it is not there, or a line is no JSON object.
-    """
-    try:
-        for part in parts_of(path):
-            with part.path.open(encoding="utf-8") as file:
-                for number, line in enumerate(file, 1):
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise MeasurementError(f"{part.path}:{number}: want a JSON object")
-                    yield record
-    except (OSError, ValueError) as error:
-        raise MeasurementError(f"{path}: {error}") from error

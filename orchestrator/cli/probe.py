@@ -32,10 +32,9 @@ from orchestrator.probe.figures import (
     ProbeError,
     link_figures,
     read_directions,
-    records_of,
 )
 from orchestrator.probe.written import FileChangedError, Original
-from orchestrator.run_files import METRICS
+from orchestrator.run_files import METRICS, MetricsError, read_metrics
 from orchestrator.view import figures as shown
 from orchestrator.view.tables import Column, FittingTable
 from protos.control.v1 import control_pb2
@@ -180,9 +179,9 @@ def _measure(
     if topology.emulate and emulator is None:
         emulator = "relay"  # a coordinator elsewhere does not tell: claim no more than is sure
     try:
-        records = records_of((folders[0] / METRICS).read_text(errors="replace"))
+        records = read_metrics(folders[0] / METRICS)
         return read_directions(records, topology, directions(topology), emulator), emulator
-    except (ProbeError, OSError) as error:
+    except (ProbeError, MetricsError) as error:
         raise CommandError("INTERNAL", f"run {run_id}: {error}", where) from error
 
 

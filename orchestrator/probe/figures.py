@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.run_files import METRICS
 from protos import metrics
 from topology.text.document import Document
 from topology.units import format_duration, format_fraction, format_rate
@@ -97,18 +95,6 @@ def read_directions(
             raise ProbeError(f"the link from {source} to {target}: {error}") from error
         directions.append(_direction(links[source, target], found[source, target], emulator))
     return directions
-
-
-def records_of(text: str) -> list[Any]:
-    """Return what the lines of a metrics.jsonl hold.
-
-    Raises:
-        ProbeError: one is no JSON.
-    """
-    try:
-        return [json.loads(line) for line in text.splitlines()]
-    except (ValueError, RecursionError) as error:
-        raise ProbeError(f"{METRICS}: not JSON: {error}") from error
 
 
 def _require_measured(values: Mapping[str, Any]) -> None:

@@ -11,10 +11,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from orchestrator.run_files import METRICS, read_metrics
 
 HERE = Path(__file__).resolve().parent
 RUN_S = 600.0
@@ -79,9 +82,8 @@ def run(home: Path, emulator: str, *arguments: str) -> Run:
     if ended.returncode:
         raise SystemExit(ended.stderr)
     folder = Path(json.loads(ended.stdout)["data"]["folder"])
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     notes = json.loads(ended.stdout)["data"]["notes"]
-    return read(metrics, notes, events(home))
+    return read(list(read_metrics(folder / METRICS)), notes, events(home))
 
 
 def events(home: Path) -> list[dict[str, Any]]:
@@ -92,7 +94,7 @@ def events(home: Path) -> list[dict[str, Any]]:
     return found
 
 
-def read(metrics: list[dict[str, Any]], notes: list[str], told: list[dict[str, Any]]) -> Run:
+def read(metrics: list[Mapping[str, Any]], notes: list[str], told: list[dict[str, Any]]) -> Run:
     """Return a run's steps, and when what happened to it."""
     steps = [each for each in metrics if each["kind"] == "step" and each["site"] == "a"]
     cut_s = next(each["wall_s"] for each in metrics if each["kind"] == "fault")

@@ -47,9 +47,11 @@ class FakeRun:
             }
             for link in pair.topology.links
         ]
-        (self.folder / "metrics.jsonl").write_text(
-            "".join(f"{json.dumps(each)}\n" for each in lines)
-        )
+        for first, name in enumerate(
+            ("metrics.jsonl", "metrics.jsonl.1")
+        ):  # in parts, as long runs do
+            part = lines[first:][: 1 if first == 0 else None]
+            (self.folder / name).write_text("".join(f"{json.dumps(each)}\n" for each in part))
         options["show"](control_pb2.Run(run_id=run_id, folder=str(self.folder)))
         self.before_end()
         return self.ended

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from orchestrator.probe.figures import ProbeError, link_figures, read_directions, records_of
+from orchestrator.probe.figures import ProbeError, link_figures, read_directions
+from orchestrator.run_files import METRICS, MetricsError, read_metrics
 from protos.errors import RemoteProtocolError
 from protos.exchange.v1 import probe_pb2
 from sites.gateway.probing.figures import rate_between
 from tests.fakes.recorded_runs import metric
 from tests.fuzz.document_targets import yaml_bytes
-from tests.fuzz.line_targets import json_bytes, line
+from tests.fuzz.line_targets import file_with, json_bytes, line
 from tests.fuzz.target import KIB, MIB, Target
 from tests.topology.documents import TOPOLOGY, changed
 from topology.documents.load import load_topology
@@ -88,7 +89,8 @@ def _record_samples() -> list[bytes]:
 
 def _read_records(data: bytes) -> None:
     """Read a probing run's records, and write their figures into the topology."""
-    measured = read_directions(records_of(_text(data)), _WORLD, _PAIRS, "netns")
+    with file_with(data, METRICS) as path:
+        measured = read_directions(read_metrics(path), _WORLD, _PAIRS, "netns")
     document = read_document(TOPOLOGY, "t.yaml")
     figures = link_figures(document, _WORLD, measured, at=_FIGURES["at"], is_emulated=True)
     text = with_measured(TOPOLOGY, "t.yaml", figures)
@@ -123,7 +125,7 @@ PROBE_TARGETS = (
     Target(
         name="probe-records",
         decode=_read_records,
-        refusals=(ProbeError, ConfigError),
+        refusals=(ProbeError, MetricsError, ConfigError),
         samples=_record_samples,
         most_bytes=lambda data: 4 * MIB + json_bytes(data),
         mutations=60,

@@ -13,7 +13,7 @@ from orchestrator.log_files import LogReader, LogWriter
 from orchestrator.parts import Limits, PartWriter, parts_of
 from orchestrator.report import measurements
 from orchestrator.report.reading import read_record
-from orchestrator.run_files import METRICS, RunFiles
+from orchestrator.run_files import METRICS, MetricsError, RunFiles, read_metrics
 from protos.control.v1 import control_pb2
 from tests.fakes.recorded_runs import metric
 
@@ -123,6 +123,36 @@ def test_the_tail_may_begin_in_an_earlier_part(tmp_path: Path) -> None:
         assert [line.sequence for line in reader.read()] == list(range(600 - got, 600))
     assert not list(LogReader(tmp_path / "run", site="b", rank=-1).read())
     assert not list(LogReader(tmp_path / "run", site="", rank=7).read())
+
+
+@pytest.mark.usefixtures("small")
+def test_metrics_are_read_from_all_parts(tmp_path: Path) -> None:
+    files = RunFiles(tmp_path)
+    for step in range(60):
+        files.append_metrics([metric("a", "evaluation", step, 1.0 + step, {"held_out_loss": 2.0})])
+    parts = parts_of(tmp_path / METRICS)
+    assert parts[0].first > 0, "the first part has gone, and with it the file's own name"
+    read = [record["step"] for record in read_metrics(tmp_path / METRICS)]
+    assert read == list(range(parts[0].first, 60))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"kind": "step"}\n{"kind": ', r"metrics\.jsonl:2: "),
+        ("7\n", r"metrics\.jsonl:1: want a JSON object"),
+        ("[" * 100_000, r"metrics\.jsonl:"),
+        ("\udcff", r"metrics\.jsonl:"),
+        (None, r"metrics\.jsonl:0: .*No such file"),
+    ],
+)
+def test_metrics_that_make_no_sense_are_refused(
+    tmp_path: Path, text: str | None, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / METRICS).write_text(text, errors="surrogateescape")
+    with pytest.raises(MetricsError, match=told):
+        list(read_metrics(tmp_path / METRICS))
 
 
 @pytest.mark.usefixtures("small")
