@@ -26,6 +26,9 @@ from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallel_why import WANTED, wider_for
 from topology.planner.plan import make_plan
 from topology.planner.regime import rounds
+from topology.simulator.run import simulate
+from topology.simulator.settings import Settings
+from topology.units import format_size
 from topology.workload import Limits
 from topology.world import Topology
 
@@ -85,6 +88,43 @@ def test_a_launch_gets_the_degrees() -> None:
     assert choice is not None
     assert run.job.placement == choice.job(job).placement
     assert all(each.parallel is not None for each in run.job.placement)
+
+
+def test_a_launch_and_a_simulation_get_the_chunks_and_buckets() -> None:
+    """Narrow links and small layers: other chunks and buckets than the job's own are worth something."""
+    slow = TWO_SITES_YAML.replace("1Tbit/s", "400Mbit/s").replace("100TFLOP/s", "2TFLOP/s")
+    text = (
+        JOB_YAML.replace("{codec: bf16}", "{codec: bf16, chunk: 4MiB, bucket: 256MiB}")
+        .replace("width: 2048", "width: 512")
+        .replace("experts: 4", "experts: 1")
+        .replace("active_experts: 2", "active_experts: 1")
+    )
+    job, topology = load_job(text, "job.yaml"), load_topology(slow, "topology.yaml")
+    made = make_plan(job, topology)
+    decided = made["decisions"]["exchange"]
+    assert decided["bucket"] != "256MiB"
+    sizes = f"Chunks of {decided['chunk']}, buckets of {decided['bucket']}: "
+    assert re.search(rf"{sizes}with the job's own a step takes [\d.]+% longer", said(made))
+    assert "the job's own chunk and bucket" in {each["what"] for each in made["alternatives"]}
+    plan = PlanFile(plan_text(made), "plan.yaml")
+    run = load_run(
+        DocumentText(text, "job.yaml", plan.overrides()), DocumentText(slow, "topology.yaml")
+    )
+    written = run.job.exchange
+    assert format_size(written.chunk_bytes) == decided["chunk"]
+    assert format_size(written.bucket_bytes) == decided["bucket"]
+    planned, own = (
+        simulate(
+            dataclasses.replace(
+                run.job, exchange=dataclasses.replace(written, bucket_bytes=bucket_bytes)
+            ),
+            run.topology,
+            Settings(steps=5),
+        ).mean_step_s
+        for bucket_bytes in (written.bucket_bytes, 256 << 20)
+    )
+    assert planned < own
+    assert made["predicted"]["step_s"] == pytest.approx(planned, rel=0.05)
 
 
 @pytest.mark.parametrize(

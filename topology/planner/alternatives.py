@@ -19,6 +19,8 @@ from topology.world import Topology
 
 FORMS = 4
 """Other reductions that are named, the fastest."""
+OWN_SIZES = "the job's own chunk and bucket"
+"""Of the same plan otherwise, where it decides others."""
 Weighed = tuple[str, float, float]
 """What, seconds a step, US dollars a step."""
 
@@ -92,8 +94,7 @@ def _undecided(search: Search, choice: Choice) -> Iterator[Weighed]:
     )
     if sized != job.exchange and len(choice.sites) > 1:
         same = dataclasses.replace(job, exchange=sized)
-        what = "the job's own chunk and bucket"
-        yield _weighed(what, same, topology, choice.way, choice.sequences)
+        yield _weighed(OWN_SIZES, same, topology, choice.way, choice.sequences)
 
 
 def _other_forms(search: Search, choice: Choice) -> Iterator[Weighed]:

@@ -39,6 +39,8 @@ class Cut:
     """Of the last micro-batch's backward pass: gradients leave during it."""
     num_layers: int
     """Of a stage: their gradients leave one after another, or several together."""
+    embedding_share: float
+    """Of all gradients, those of the embedding, which leave last."""
     node_share: float
     """Of all gradients, what crosses the gateway of the fullest node."""
     least_bytes: float
@@ -55,7 +57,8 @@ class Cut:
         """Return its times for a site's share of a step; so many layers' gradients leave together."""
         head_s = self.head_s(self.degrees.micro_batches(num_sequences))
         share = min(1.0, together / self.num_layers)
-        return Timing(self, head_s - self.window_s * (1 - share), head_s, share)
+        last = share + (1 - share) * self.embedding_share
+        return Timing(self, head_s - self.window_s * (1 - share), head_s, last)
 
     def memory_bytes(self, num_sequences: int) -> float:
         """Return what the fullest accelerator needs."""
@@ -72,8 +75,8 @@ class Timing:
     """When the first gradients leave."""
     head_s: float
     """When the last do: the backward pass is over."""
-    release_share: float
-    """Of a stage's gradients, those that leave together."""
+    last_share: float
+    """Of all gradients, those that leave then."""
 
     @property
     def alone_s(self) -> float:
@@ -84,7 +87,7 @@ class Timing:
     def point(self) -> Point:
         """All that a joint step depends on."""
         cut = self.cut
-        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, self.release_share)
+        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, self.last_share)
 
     @property
     def preference(self) -> Point:
@@ -127,6 +130,7 @@ def cut_of(
         tail_s=one.parameters.exposed_s + one.optimizer_s,
         window_s=0.0 if serial else one.window_s,
         num_layers=layers_per_stage(workload, degrees),
+        embedding_share=workload.embedding_parameters / workload.parameters,
         node_share=node_share(workload, degrees, site),
         least_bytes=needed.total,
         in_flight_bytes=needed.activations,

@@ -128,7 +128,7 @@ class JointModel:
         timing = timings[source]
         row = [-math.inf] * len(timings)
         row[source] = timing.alone_s
-        last = timing.release_share
+        last = timing.last_share
         for leaves_s, share, is_warm in (
             (timing.first_s, 1.0, False),
             (timing.head_s, last, last < 1),

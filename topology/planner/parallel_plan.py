@@ -9,9 +9,10 @@ from typing import Any
 
 from topology.cost.workload import utilisation
 from topology.job import Job
-from topology.planner.alternatives import Weighed, ordered, other_sites
-from topology.planner.choice import money
+from topology.planner.alternatives import OWN_SIZES, Weighed, ordered, other_sites
+from topology.planner.choice import Sizing, money
 from topology.planner.cut_choice import CutChoice
+from topology.planner.cuts import layers_together
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
@@ -101,7 +102,7 @@ def cut_alternatives(search: ParallelSearch, choice: CutChoice) -> list[dict[str
 
 
 def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weighed]:
-    """Other codecs; nothing hidden; and every site with the cut that is fastest by itself."""
+    """Other codecs; nothing hidden; the job's own sizes; every site with the cut that is fastest by itself."""
     if len(choice.sites) == 1:
         return
     job = search.job
@@ -115,6 +116,9 @@ def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weigh
         serial = dataclasses.replace(job.exchange, schedule="serial")
         anew = ParallelSearch(dataclasses.replace(job, exchange=serial), search.topology)
         yield from _estimated(anew, choice, "nothing hidden")
+    own = Sizing(chunk_bytes=job.exchange.chunk_bytes, bucket_bytes=job.exchange.bucket_bytes)
+    if choice.sizing != own:
+        yield _in_size(search, choice, own)
     fastest = tuple(
         search.timings(name, count, choice.sizing)[0]
         for name, count in zip(choice.sites, choice.sequences, strict=True)
@@ -125,6 +129,19 @@ def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weigh
         per_s, egress = money(choice.job(job), topology, choice.way)
         what = "the cuts that are fastest without an exchange"
         yield what, step_s, per_s * step_s + egress
+
+
+def _in_size(search: ParallelSearch, choice: CutChoice, sizing: Sizing) -> Weighed:
+    """The same in other chunks and buckets."""
+    together = layers_together(search.workload, sizing.bucket_bytes)
+    timings = tuple(
+        each.cut.timing(count, together)
+        for each, count in zip(choice.timings, choice.sequences, strict=True)
+    )
+    other = dataclasses.replace(choice, sizing=sizing, timings=timings)
+    step_s = other.joint(search.job, search.topology).step_s(timings)
+    per_s, egress = money(other.job(search.job), other.topology(search.topology), choice.way)
+    return OWN_SIZES, step_s, per_s * step_s + egress
 
 
 def _estimated(search: ParallelSearch, choice: CutChoice, what: str) -> Iterator[Weighed]:

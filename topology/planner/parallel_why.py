@@ -12,7 +12,7 @@ from topology.planner.parallel_plan import all_widened
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallelism import in_words
 from topology.planner.regime import regime
-from topology.planner.why import compute_at, summary
+from topology.planner.why import compute_at, own_sizes, summary
 from topology.units import format_duration, format_fraction, format_rate, format_size, significant
 
 _BINDS = 0.97
@@ -51,6 +51,7 @@ def cut_sentences(
     choice: CutChoice,
     model: JointModel,
     bound: str,
+    weighed: Sequence[dict[str, Any]],
     inside: Sequence[dict[str, Any]],
     sites: Sequence[dict[str, Any]],
 ) -> list[str]:
@@ -58,6 +59,7 @@ def cut_sentences(
     told = [summary(choice, len(search.topology.sites)), f"What binds: {bound}."]
     told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
     told += _cuts(search, choice, inside)
+    told += own_sizes(choice, weighed)
     if len(choice.sites) > 1:
         told += [_hidden(choice, model), _needed(search, choice)]
         told += _regime(search, choice, model)
@@ -133,7 +135,7 @@ def _needed(search: ParallelSearch, choice: CutChoice) -> str:
 def wider_for(search: ParallelSearch, choice: CutChoice, efficiency: float) -> float:
     """Return by which factor links have to be wider, or may be narrower; infinite: none is enough.
 
-    Sites, reduction and codec stay; the spread is the one that is fastest if nothing crosses, and cuts
+    Sites, reduction, codec and sizes stay; the spread is the one that is fastest if nothing crosses, and cuts
     are chosen anew for each bandwidth.
     """
     split, alone_s = search.balanced(choice.sites)

@@ -84,6 +84,7 @@ def _plan_with_cuts(job: Job, topology: Topology) -> dict[str, Any]:
         raise _refused("workload", f"no set of sites can train this model. {why}")
     job_hash, topology_hash = plan_hashes(job, topology)
     model = choice.joint(search.job, topology)
+    weighed = cut_alternatives(search, choice)
     sites, within = cut_site_worths(search, choice), inside(search, choice)
     bound = cut_binding(choice, search, model)
     decided = {**decisions(choice, job), "placement": decided_cuts(choice)}
@@ -95,9 +96,9 @@ def _plan_with_cuts(job: Job, topology: Topology) -> dict[str, Any]:
             "decisions": decided,
             "predicted": predicted(search, choice, model),
             "binding": bound,
-            "why": cut_sentences(search, choice, model, bound, within, sites),
+            "why": cut_sentences(search, choice, model, bound, weighed, within, sites),
             "warnings": cut_warnings(job, topology, choice),
-            "alternatives": cut_alternatives(search, choice),
+            "alternatives": weighed,
             "sites": sites,
             "links": cut_link_worths(search, choice, model),
             "inside": within,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from topology.cost.compute import num_parameters
+from topology.planner.alternatives import OWN_SIZES
 from topology.planner.choice import Choice
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.regime import regime
@@ -78,6 +80,7 @@ def sentences(
     told += [_left_out(search, each, choice) for each in sites if not each["sequences"]]
     told += _uneven(search, choice)
     told += _codecs(search, choice, weighed)
+    told += own_sizes(choice, weighed)
     told += _micro_batch(search, choice)
     ring = next((each for each in weighed if each["what"] == "equal replicas, ring"), None)
     if ring is not None:
@@ -157,6 +160,19 @@ def _codecs(search: Search, choice: Choice, weighed: list[dict[str, Any]]) -> li
 
 def _times(factor: float) -> str:
     return "is as fast, and loses more" if factor < _LONGER else f"takes {factor:.3g} times as long"
+
+
+def own_sizes(choice: Choice, weighed: Sequence[dict[str, Any]]) -> list[str]:
+    """Say what the job's own chunks and buckets would come to, where others were decided for a reason."""
+    own = next((each for each in weighed if each["what"] == OWN_SIZES), None)
+    if own is None or own["step_s"] < _LONGER * choice.step_s:
+        return []
+    longer = format_fraction(round(own["step_s"] / choice.step_s - 1, 3))
+    chunk, bucket = choice.sizing.chunk_bytes, choice.sizing.bucket_bytes
+    return [
+        f"Chunks of {format_size(chunk)}, buckets of {format_size(bucket)}: with the job's own a step takes "
+        f"{longer} longer."
+    ]
 
 
 def _micro_batch(search: Search, choice: Choice) -> list[str]:
