@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from orchestrator.cli.options import run_options
+from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import reading
 from orchestrator.cli.views import event_line, event_view
@@ -18,16 +16,14 @@ from orchestrator.cli.views import event_line, event_view
 @click.pass_obj
 def command(
     output: Output,
-    run_id: str,
-    home: Path | None,
-    coordinator: str | None,
+    choice: RunChoice,
     follow: bool,
 ) -> int:
     """Print the events of RUN, by default the latest, in their order."""
     at_once = output.as_json and not follow
     views = []
     num_events = 0
-    with reading(home, coordinator, run_id) as reader:
+    with reading(choice) as reader:
         for event in reader.events(follow=follow):
             num_events += 1
             if at_once:

@@ -13,6 +13,7 @@ from orchestrator.cli.display import finish, progress
 from orchestrator.cli.options import (
     Address,
     Duration,
+    RunChoice,
     faults_option,
     home_option,
     json_option,
@@ -153,7 +154,7 @@ def _tell(
 
 
 def _follow(output: Output, folder: RunFolder, home: Path | None, deadline_s: float | None) -> int:
-    with reading(home, None, folder.run_id) as reader:
+    with reading(RunChoice(run_id=folder.run_id, home=home)) as reader:
         with progress() as show:
             run = control_pb2.Run()
             for run in reader.watch(deadline_s):

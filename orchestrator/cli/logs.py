@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from orchestrator.cli.options import run_options
+from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import reading
 from orchestrator.cli.views import log_line, log_view
@@ -23,9 +21,7 @@ from orchestrator.cli.views import log_line, log_view
 @click.pass_obj
 def command(
     output: Output,
-    run_id: str,
-    home: Path | None,
-    coordinator: str | None,
+    choice: RunChoice,
     follow: bool,
     site: str,
     rank: int | None,
@@ -35,7 +31,7 @@ def command(
     at_once = output.as_json and not follow
     views = []
     num_lines = 0
-    with reading(home, coordinator, run_id) as reader:
+    with reading(choice) as reader:
         for line in reader.logs(
             follow=follow, site=site, rank=-1 if rank is None else rank, tail=tail or 0
         ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +124,27 @@ seed_option: Decorator = click.option(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChoice:
+    """Which run a command is about, and who is asked about it."""
+
+    run_id: str = ""
+    """Empty: the latest."""
+    home: Path | None = None
+    """Where runs are kept; None: as of `home_folder`."""
+    coordinator: str | None = None
+    """host:port; None: the one that the run was launched with."""
+
+
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare what every command about one run takes: RUN, --coordinator, --home, --json."""
+    """Declare what every command about one run takes, RUN, --coordinator, --home, --json: it is called with `choice`."""
+
+    @functools.wraps(function)
+    def chosen(*arguments: object, **given: object) -> object:
+        own: dict[str, Any] = {each.name: given.pop(each.name) for each in fields(RunChoice)}
+        return function(*arguments, choice=RunChoice(**own), **given)
+
+    declared: Callable[..., Any] = chosen
     for declare in (json_option, home_option, coordinator_option):
-        function = declare(function)
-    return click.argument("run_id", metavar="[RUN]", required=False, default="")(function)
+        declared = declare(declared)
+    return click.argument("run_id", metavar="[RUN]", required=False, default="")(declared)

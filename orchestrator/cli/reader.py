@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from orchestrator.cli.options import RunChoice
 from orchestrator.cli.views import TERMINAL
 from orchestrator.client import Client, CoordinatorUnreachableError
 from orchestrator.home import SUMMARY, RunFolder, find_run, home_folder
@@ -127,14 +128,14 @@ class RunReader:
 
 
 @contextmanager
-def reading(home: Path | None, coordinator: str | None, run_id: str) -> Iterator[RunReader]:
-    """Find a run, the latest if `run_id` is empty, and whoever knows about it.
+def reading(choice: RunChoice) -> Iterator[RunReader]:
+    """Find a run, and whoever knows about it.
 
     Raises:
         NotFoundError: there is no such run.
     """
-    folder = None if coordinator else find_run(home_folder(home), run_id)
-    address = coordinator
+    run_id, address = choice.run_id, choice.coordinator
+    folder = None if address else find_run(home_folder(choice.home), run_id)
     if folder is not None:
         address = folder.remote_address or folder.living_coordinator()
         run_id = folder.run_id
@@ -156,11 +157,11 @@ def read_summary(run: control_pb2.Run) -> dict[str, Any] | None:
     return summary if isinstance(summary, dict) else None
 
 
-def read_run_record(home: Path | None, coordinator: str | None, run_id: str) -> RunRecord:
-    """Read everything that a run recorded, the latest's if `run_id` is empty.
+def read_run_record(choice: RunChoice) -> RunRecord:
+    """Read everything that a run recorded.
 
     Raises:
         NotFoundError: there is no such run.
     """
-    with reading(home, coordinator, run_id) as reader:
+    with reading(choice) as reader:
         return read_record(reader.get(), list(reader.events(follow=False)))

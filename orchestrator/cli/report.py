@@ -10,7 +10,7 @@ import click
 
 from orchestrator.bench.record import BENCH, Bench, read_bench
 from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import coordinator_option, home_option, json_option
+from orchestrator.cli.options import RunChoice, coordinator_option, home_option, json_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_run_record
 from orchestrator.home import home_folder, is_run_id
@@ -60,7 +60,7 @@ def command(
             benches.append(read_bench(bench / BENCH))
             folders.append(bench)
         else:
-            record = read_run_record(home, coordinator, name)
+            record = read_run_record(RunChoice(run_id=name, home=home, coordinator=coordinator))
             runs.append(run_facts(record))
             folders.append(record.folder)
     if as_markdown:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from orchestrator.cli.display import print_run, progress
-from orchestrator.cli.options import run_options
+from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import RunReader, reading
 from orchestrator.cli.views import run_line, run_view
@@ -24,20 +22,18 @@ from protos.errors import IsthmusError
 @click.pass_obj
 def command(
     output: Output,
-    run_id: str,
-    home: Path | None,
-    coordinator: str | None,
+    choice: RunChoice,
     watch: bool,
     every: bool,
 ) -> int:
     """Show RUN, by default the latest. The exit status is 0 whatever the run's is: see wait."""
     if every:
-        if run_id or watch:
+        if choice.run_id or watch:
             raise click.UsageError("--all takes neither RUN nor --watch")
-        runs = _all_runs(home, coordinator)
+        runs = _all_runs(choice)
         text = "\n".join(run_line(run) for run in runs) or "no runs"
         return output.result({"runs": [run_view(run) for run in runs]}, text)
-    with reading(home, coordinator, run_id) as reader:
+    with reading(choice) as reader:
         run = _watch(output, reader) if watch else reader.get()
     if not output.as_json:
         print_run(run)
@@ -57,17 +53,20 @@ def _watch(output: Output, reader: RunReader) -> control_pb2.Run:
     return run
 
 
-def _all_runs(home: Path | None, coordinator: str | None) -> list[control_pb2.Run]:
-    if coordinator is not None:
-        with Client(coordinator) as client:
+def _all_runs(choice: RunChoice) -> list[control_pb2.Run]:
+    if choice.coordinator is not None:
+        with Client(choice.coordinator) as client:
             return client.list_runs()
-    return [_one_run(home, folder.run_id) for folder in run_folders(home_folder(home))]
+    return [
+        _one_run(RunChoice(run_id=folder.run_id, home=choice.home))
+        for folder in run_folders(home_folder(choice.home))
+    ]
 
 
-def _one_run(home: Path | None, run_id: str) -> control_pb2.Run:
+def _one_run(choice: RunChoice) -> control_pb2.Run:
     """Return a run; where nobody tells about it, a run that says why not."""
     try:
-        with reading(home, None, run_id) as reader:
+        with reading(choice) as reader:
             return reader.get()
     except IsthmusError as error:
-        return control_pb2.Run(run_id=run_id, reason_code=error.code, reason=str(error))
+        return control_pb2.Run(run_id=choice.run_id, reason_code=error.code, reason=str(error))

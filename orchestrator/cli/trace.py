@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import run_options
+from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_run_record
 from orchestrator.run_files import strict_json, write_atomically
@@ -26,16 +26,14 @@ TRACE = "trace.json"
 @click.pass_obj
 def command(
     output: Output,
-    run_id: str,
-    coordinator: str | None,
-    home: Path | None,
+    choice: RunChoice,
     out: Path | None,
 ) -> int:
     """Write RUN as trace events, by default the latest: open the file at https://ui.perfetto.dev.
 
     It shows each site's compute, every kept bucket's phases, each link's rate, faults and events.
     """
-    record = read_run_record(home, coordinator, run_id)
+    record = read_run_record(choice)
     if out is None:
         if record.folder is None:
             message = "the run's folder is not on this machine: name the file with --out FILE"

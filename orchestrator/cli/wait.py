@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from pathlib import Path
 
 import click
 
 from orchestrator.cli.display import finish
-from orchestrator.cli.options import Duration, run_options
+from orchestrator.cli.options import Duration, RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import reading
 
@@ -22,13 +21,11 @@ from orchestrator.cli.reader import reading
 @click.pass_obj
 def command(
     output: Output,
-    run_id: str,
-    home: Path | None,
-    coordinator: str | None,
+    choice: RunChoice,
     timeout_s: float | None,
 ) -> int:
     """Wait until RUN, by default the latest, has ended; its outcome is the exit status."""
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    with reading(home, coordinator, run_id) as reader:
+    with reading(choice) as reader:
         run = deque(reader.watch(deadline_s), maxlen=1).pop()
         return finish(output, run)

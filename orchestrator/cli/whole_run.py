@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.bench.record import Failed
 from orchestrator.bench.scaling import Ended
 from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import RunChoice
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.cli.views import reason_code
@@ -81,7 +82,7 @@ def _outcome(
 def _follow(
     home: Path, run_id: str, deadline_s: float, show: Callable[[control_pb2.Run], None]
 ) -> Failed | None:
-    with reading(home, None, run_id) as reader:
+    with reading(RunChoice(run_id=run_id, home=home)) as reader:
         run = control_pb2.Run()
         for run in reader.watch(deadline_s):
             show(run)
@@ -93,7 +94,7 @@ def _follow(
 
 def _cancel(home: Path, run_id: str) -> None:
     """End a run and wait for its end, for a while: whoever asked is waiting, too."""
-    with contextlib.suppress(IsthmusError), reading(home, None, run_id) as reader:
+    with contextlib.suppress(IsthmusError), reading(RunChoice(run_id=run_id, home=home)) as reader:
         reader.cancel()
         for _ in reader.watch(time.monotonic() + STOP_S):
             pass
