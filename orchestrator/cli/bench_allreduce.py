@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -22,18 +21,17 @@ from orchestrator.bench.allreduce_record import (
 from orchestrator.bench.allreduce_run import AllReduce, MeasureGloo
 from orchestrator.bench.allreduce_table import AllReduceTables
 from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import Decorator, Duration, home_option, json_option, set_option
+from orchestrator.cli.options import Duration, RunName, all_of, home_option, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.emulator.namespaces import netns_problem
-from orchestrator.home import home_folder, is_run_id, new_run_id
+from orchestrator.home import home_folder, new_run_id
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.view import figures
 from topology.job import CODECS, TREES
 from topology.units import UnitError, format_size, parse_size
 from topology.world import EMULATORS, Topology
 
-Options = Callable[..., object]
 MAX_BYTES = 16 << 30
 """Ranks hold the tensor three times, and the host's memory is all there is."""
 
@@ -56,90 +54,80 @@ class TensorSize(click.ParamType[int]):
         return size_bytes
 
 
-def _what_options(function: Options) -> Options:
-    """Declare what is measured."""
-    declared: list[Decorator] = [
-        click.option(
-            "--size",
-            "sizes_bytes",
-            type=TensorSize(),
-            multiple=True,
-            default=("64MiB",),
-            show_default=True,
-            help="Of the float32 tensor; may be repeated, like the next two.",
-        ),
-        click.option(
-            "--codec",
-            "codecs",
-            type=click.Choice(CODECS),
-            multiple=True,
-            help="What it travels as. [fp32]",
-        ),
-        click.option(
-            "--tree",
-            "trees",
-            type=click.Choice(TREES),
-            multiple=True,
-            help="Along which links it is summed. [auto]",
-        ),
-        click.option(
-            "--streams", type=click.IntRange(1, 32), help="Connections between two gateways."
-        ),
-        click.option("--chunk", "chunk_bytes", type=TensorSize(), help="Of float32, a frame."),
-        set_option,
-        click.option(
-            "--all-ranks",
-            is_flag=True,
-            help="As many ranks a site as the topology says. [one a site]",
-        ),
-    ]
-    for option in reversed(declared):
-        function = option(function)
-    return function
+_what_options = all_of(
+    click.option(
+        "--size",
+        "sizes_bytes",
+        type=TensorSize(),
+        multiple=True,
+        default=("64MiB",),
+        show_default=True,
+        help="Of the float32 tensor; may be repeated, like the next two.",
+    ),
+    click.option(
+        "--codec",
+        "codecs",
+        type=click.Choice(CODECS),
+        multiple=True,
+        help="What it travels as. [fp32]",
+    ),
+    click.option(
+        "--tree",
+        "trees",
+        type=click.Choice(TREES),
+        multiple=True,
+        help="Along which links it is summed. [auto]",
+    ),
+    click.option("--streams", type=click.IntRange(1, 32), help="Connections between two gateways."),
+    click.option("--chunk", "chunk_bytes", type=TensorSize(), help="Of float32, a frame."),
+    set_option,
+    click.option(
+        "--all-ranks",
+        is_flag=True,
+        help="As many ranks a site as the topology says. [one a site]",
+    ),
+)
+"""What is measured."""
 
 
-def _how_options(function: Options) -> Options:
-    """Declare how it is measured."""
-    declared: list[Decorator] = [
-        click.option(
-            "--repeats",
-            type=click.IntRange(1, 1000),
-            default=5,
-            show_default=True,
-            help="That count.",
-        ),
-        click.option(
-            "--warmup",
-            type=click.IntRange(0, 1000),
-            default=2,
-            show_default=True,
-            help="Before those.",
-        ),
-        click.option(
-            "--emulator",
-            type=click.Choice((*EMULATORS, "none")),
-            help="What stands between the sites. [as the topology says]",
-        ),
-        click.option(
-            "--against",
-            type=click.Choice(("gloo",)),
-            help="Measure that too, on the same links: netns, or none at all.",
-        ),
-        click.option("--name", help="Of the benchmark and its folder. [made up]"),
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=Duration(),
-            default="10min",
-            show_default=True,
-            help="A combination that takes longer has failed.",
-        ),
-        home_option,
-        json_option,
-    ]
-    for option in reversed(declared):
-        function = option(function)
-    return function
+_how_options = all_of(
+    click.option(
+        "--repeats",
+        type=click.IntRange(1, 1000),
+        default=5,
+        show_default=True,
+        help="That count.",
+    ),
+    click.option(
+        "--warmup",
+        type=click.IntRange(0, 1000),
+        default=2,
+        show_default=True,
+        help="Before those.",
+    ),
+    click.option(
+        "--emulator",
+        type=click.Choice((*EMULATORS, "none")),
+        help="What stands between the sites. [as the topology says]",
+    ),
+    click.option(
+        "--against",
+        type=click.Choice(("gloo",)),
+        help="Measure that too, on the same links: netns, or none at all.",
+    ),
+    click.option("--name", type=RunName(), help="Of the benchmark and its folder. [made up]"),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=Duration(),
+        default="10min",
+        show_default=True,
+        help="A combination that takes longer has failed.",
+    ),
+    home_option,
+    json_option,
+)
+"""How it is measured."""
 
 
 @click.command("allreduce")
@@ -170,8 +158,6 @@ def command(
     Every combination is an ordinary run on this machine, with one rank a site. After each repetition
     the results of all sites are compared bit for bit.
     """
-    if name is not None and not is_run_id(name):
-        raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
     name = name or f"allreduce-{new_run_id()}"
     folder = home_folder(home) / "bench" / name
     wanted = Wanted(

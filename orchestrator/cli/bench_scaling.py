@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -17,80 +17,81 @@ from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
 from orchestrator.cli.bench_progress import BenchProgress
 from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import Duration, home_option, json_option, set_option
+from orchestrator.cli.options import (
+    Duration,
+    RunName,
+    all_of,
+    home_option,
+    job_argument,
+    json_option,
+    set_option,
+)
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
-from orchestrator.home import home_folder, is_run_id, new_run_id
+from orchestrator.home import home_folder, new_run_id
 from orchestrator.interruption import INTERRUPTION
 from topology.hashing import config_hash
 from topology.job import COMPUTES
 from topology.world import EMULATORS
 
-Options = Callable[..., object]
-
-
-def _question_options(function: Options) -> Options:
-    """Declare what makes the question: resuming needs the same again."""
-    declared = [
-        set_option,
-        click.option(
-            "--sweep",
-            "sweeps",
-            metavar="PATH=V1,V2",
-            multiple=True,
-            help="Measure with each of these values, as links.*.rtt=5ms,20ms; of several, every "
-            "combination.",
-        ),
-        click.option(
-            "--steps",
-            type=click.IntRange(2, 100_000),
-            default=20,
-            show_default=True,
-            help="Measured, of each run; an even number.",
-        ),
-        click.option(
-            "--warmup",
-            type=click.IntRange(0, 100_000),
-            default=5,
-            show_default=True,
-            help="Steps before those.",
-        ),
-        click.option(
-            "--repeats",
-            type=click.IntRange(1, 1000),
-            default=5,
-            show_default=True,
-            help="Of every run.",
-        ),
-        click.option(
-            "--compute",
-            type=click.Choice(COMPUTES),
-            default="modelled",
-            show_default=True,
-            help="Computing takes as long as the topology says, or as it takes here.",
-        ),
-        click.option(
-            "--no-exchange", is_flag=True, help="Nothing crosses: what remains is not the WAN's."
-        ),
-        click.option(
-            "--no-overlap", is_flag=True, help="Nothing crosses before the backward pass has ended."
-        ),
-        click.option(
-            "--emulator",
-            type=click.Choice(EMULATORS),
-            help="What stands between the sites. [as the topology says]",
-        ),
-    ]
-    for option in reversed(declared):
-        function = option(function)
-    return function
+_question_options = all_of(
+    set_option,
+    click.option(
+        "--sweep",
+        "sweeps",
+        metavar="PATH=V1,V2",
+        multiple=True,
+        help="Measure with each of these values, as links.*.rtt=5ms,20ms; of several, every "
+        "combination.",
+    ),
+    click.option(
+        "--steps",
+        type=click.IntRange(2, 100_000),
+        default=20,
+        show_default=True,
+        help="Measured, of each run; an even number.",
+    ),
+    click.option(
+        "--warmup",
+        type=click.IntRange(0, 100_000),
+        default=5,
+        show_default=True,
+        help="Steps before those.",
+    ),
+    click.option(
+        "--repeats",
+        type=click.IntRange(1, 1000),
+        default=5,
+        show_default=True,
+        help="Of every run.",
+    ),
+    click.option(
+        "--compute",
+        type=click.Choice(COMPUTES),
+        default="modelled",
+        show_default=True,
+        help="Computing takes as long as the topology says, or as it takes here.",
+    ),
+    click.option(
+        "--no-exchange", is_flag=True, help="Nothing crosses: what remains is not the WAN's."
+    ),
+    click.option(
+        "--no-overlap", is_flag=True, help="Nothing crosses before the backward pass has ended."
+    ),
+    click.option(
+        "--emulator",
+        type=click.Choice(EMULATORS),
+        help="What stands between the sites. [as the topology says]",
+    ),
+)
+"""What makes the question: resuming needs the same again."""
 
 
 @click.command("scaling")
-@click.argument("job", type=click.Path(path_type=Path))
+@job_argument
 @_question_options
-@click.option("--name", help="Of the benchmark and its folder. [made up]")
+@click.option("--name", type=RunName(), help="Of the benchmark and its folder. [made up]")
 @click.option("--resume", is_flag=True, help="Go on with the benchmark of that --name.")
 @click.option(
     "--timeout",
@@ -131,8 +132,6 @@ def command(
             f"--steps: want an even number, got {steps}: where sites wait for each other, longer and "
             "shorter steps take turns, and only pairs of them have the mean"
         )
-    if name is not None and not is_run_id(name):
-        raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
     if resume and name is None:
         raise click.UsageError("--resume needs the --name of the benchmark")
     base = load_pair(job, overrides)

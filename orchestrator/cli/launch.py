@@ -14,8 +14,10 @@ from orchestrator.cli.options import (
     Address,
     Duration,
     RunChoice,
+    RunName,
     faults_option,
     home_option,
+    job_argument,
     json_option,
     seed_option,
     set_option,
@@ -25,7 +27,7 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.documents import Pair, load_faults_file, load_pair
-from orchestrator.home import RunFolder, home_folder, is_run_id, new_run_id
+from orchestrator.home import RunFolder, home_folder, new_run_id
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.plans import as_launched, with_plan
 from protos.control.v1 import control_pb2
@@ -33,7 +35,7 @@ from topology.world import EMULATORS
 
 
 @click.command("launch")
-@click.argument("job", type=click.Path(path_type=Path))
+@job_argument
 @click.option(
     "--coordinator",
     type=Address(),
@@ -61,7 +63,9 @@ from topology.world import EMULATORS
 )
 @faults_option
 @seed_option
-@click.option("--run-id", help="Name of the run; the same again gives the same run. [made up]")
+@click.option(
+    "--run-id", type=RunName(), help="Name of the run; the same again gives the same run. [made up]"
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -92,8 +96,6 @@ def command(
     Without --coordinator everything runs on this machine. Ctrl-C detaches: the run goes on.
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    if run_id is not None and not is_run_id(run_id):
-        raise click.UsageError("--run-id: want letters, digits, '.', '_' and '-', at most 64")
     if emulate is not None:
         overrides = (*overrides, f"emulate={json.dumps(emulate)}")
     if emulator is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.failure import CommandError
+from orchestrator.home import is_run_id
 from topology.models.topology import is_loopback
 from topology.units import UnitError, parse_duration, parse_rate
 
@@ -47,6 +48,20 @@ class Duration(click.ParamType[float]):
             return parse_duration(value)
         except UnitError as error:
             self.fail(str(error), param, ctx)
+
+
+class RunName(click.ParamType[str]):
+    """What may name a run or a benchmark, and so its folder."""
+
+    name = "name"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Check the letters."""
+        if not is_run_id(str(value)):
+            self.fail("want letters, digits, '.', '_' and '-', at most 64", param, ctx)
+        return str(value)
 
 
 class Rate(click.ParamType[float]):
@@ -88,6 +103,18 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def all_of(*declared: Decorator) -> Decorator:
+    """Declare several options, in the order in which --help shows them."""
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        for each in reversed(declared):
+            function = each(function)
+        return function
+
+    return declare
+
+
+job_argument: Decorator = click.argument("job", type=click.Path(path_type=Path))
 home_option: Decorator = click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -144,7 +171,5 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         own: dict[str, Any] = {each.name: given.pop(each.name) for each in fields(RunChoice)}
         return function(*arguments, choice=RunChoice(**own), **given)
 
-    declared: Callable[..., Any] = chosen
-    for declare in (json_option, home_option, coordinator_option):
-        declared = declare(declared)
-    return click.argument("run_id", metavar="[RUN]", required=False, default="")(declared)
+    run_argument = click.argument("run_id", metavar="[RUN]", required=False, default="")
+    return all_of(run_argument, coordinator_option, home_option, json_option)(chosen)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import json_option, set_option, topology_option
+from orchestrator.cli.options import job_argument, json_option, set_option, topology_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair
 from orchestrator.plans import plan_of, read_plan
@@ -14,7 +14,7 @@ from orchestrator.run_files import write_atomically
 
 
 @click.command("plan")
-@click.argument("job", type=click.Path(path_type=Path))
+@job_argument
 @set_option
 @topology_option
 @click.option(

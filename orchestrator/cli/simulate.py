@@ -16,11 +16,18 @@ from orchestrator.bench.sweep import parse_sweeps
 from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import note_plans, opened_bench
 from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import faults_option, home_option, json_option, set_option
+from orchestrator.cli.options import (
+    RunName,
+    faults_option,
+    home_option,
+    job_argument,
+    json_option,
+    set_option,
+)
 from orchestrator.cli.output import Output
 from orchestrator.cli.simulate_options import Asked, simulation_options
 from orchestrator.documents import load_faults_file, load_pair
-from orchestrator.home import home_folder, is_run_id, new_run_id
+from orchestrator.home import home_folder, new_run_id
 from orchestrator.simulate.figures import result, setting_runs
 from orchestrator.simulate.folder import write_run
 from orchestrator.simulate.question import Point, load_settings
@@ -33,7 +40,7 @@ from topology.simulator.settings import Settings
 
 
 @click.command("simulate")
-@click.argument("job", type=click.Path(path_type=Path))
+@job_argument
 @set_option
 @click.option(
     "--sweep",
@@ -44,7 +51,7 @@ from topology.simulator.settings import Settings
 )
 @simulation_options
 @faults_option
-@click.option("--name", help="Of the simulation and its folder. [made up]")
+@click.option("--name", type=RunName(), help="Of the simulation and its folder. [made up]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -68,8 +75,6 @@ def command(
 
     Nothing runs. `isthmus report` and `isthmus trace` draw what is kept like a real run.
     """
-    if name is not None and not is_run_id(name):
-        raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
     if asked.mtbf_s is not None and faults_path is not None:
         raise click.UsageError("--mtbf has no use with --faults: sites fail, or links")
     settings, warmup = asked.settings()

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.options import Duration
+from orchestrator.cli.options import Duration, all_of
 from topology.simulator.chance import DISTRIBUTIONS, Stragglers
 from topology.simulator.outages import Outages
 from topology.simulator.rounds import BUCKETS_MAX, Rounds
@@ -215,7 +215,4 @@ def simulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
         own: dict[str, Any] = {each.name: given.pop(each.name) for each in fields(Asked)}
         return function(*arguments, asked=Asked(**own), **given)
 
-    declared: Callable[..., Any] = together
-    for declare in reversed(_OPTIONS):
-        declared = declare(declared)
-    return declared
+    return all_of(*_OPTIONS)(together)
