@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from topology.faults.changes import Change
 from topology.simulator.chance import Chance
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.exchange import StepExchange
-from topology.simulator.network import Network
+from topology.simulator.network import changing_network
 from topology.simulator.parts import BucketTimes, parts_of
 from topology.simulator.servers import Server
 from topology.simulator.settings import Settings
@@ -90,7 +89,7 @@ class LocalTraining:
         self._settings = settings
         self._chance = chance
         self._engine = Engine()
-        self._network = Network(self._engine, work, is_fair=settings.sharing == "fair")
+        self._network = changing_network(self._engine, work, settings)
         self._gateways = [Server() for _ in work.sites]
         self._sites = [_Site() for _ in work.sites]
         self._exchanges: dict[int, StepExchange] = {}
@@ -99,9 +98,6 @@ class LocalTraining:
         self._num_back: dict[int, int] = {}
         """By step: sites that have all of it."""
         self._told: dict[int, dict[int, SiteStep]] = {}
-        for each in settings.changes:
-            assert isinstance(each.change, Change), "checked by require_simulated"
-            self._engine.at(each.at_s, self._network.change, each.change)
 
     @property
     def num_actions(self) -> int:
@@ -112,9 +108,11 @@ class LocalTraining:
         """Yield step after step, each with how much later it is than it says."""
         for site in range(len(self._sites)):
             self._begin(site, 0)
-        settings = self._settings
-        reuse = settings.stragglers is None and not settings.changes and settings.reuse_steps
-        yield from repeating(self._simulated, round_steps=self._rounds.steps, reuse=reuse)
+        yield from repeating(
+            self._simulated,
+            round_steps=self._rounds.steps,
+            reuse=self._settings.may_reuse_steps,
+        )
 
     def _simulated(self, step: int) -> Step:
         while len(self._told.get(step, ())) < len(self._sites):

@@ -14,6 +14,7 @@ from topology.faults.changes import Change
 from topology.faults.script import TimedChange
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.links import FifoLink, Flow
+from topology.simulator.settings import Settings
 from topology.simulator.sharing import FairNetwork
 from topology.simulator.step_work import StepWork
 from topology.traffic.slow_start import is_rested_slow
@@ -103,6 +104,15 @@ class Network:
             )
         else:
             link.change(bytes_per_s=change.bytes_per_s, delay_s=change.delay_s)
+
+
+def changing_network(engine: Engine, work: StepWork, settings: Settings) -> Network:
+    """Return the network of a run, with what happens to its links in the engine's future."""
+    network = Network(engine, work, is_fair=settings.sharing == "fair")
+    for each in settings.changes:
+        assert isinstance(each.change, Change), "checked by require_simulated"
+        engine.at(each.at_s, network.change, each.change)
+    return network
 
 
 def require_simulated(changes: Iterable[TimedChange], *, is_fair: bool) -> None:

@@ -59,6 +59,11 @@ class Settings:
         if self.steps < 1:
             raise ValueError(f"steps: want 1 at least, got {self.steps}")
 
+    @property
+    def may_reuse_steps(self) -> bool:
+        """Whether steps can repeat themselves at all, and such are not simulated again."""
+        return self.reuse_steps and self.stragglers is None and not self.changes
+
     def in_words(self) -> list[str]:
         """Return for people what of it is not usual."""
         words = []

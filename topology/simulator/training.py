@@ -12,11 +12,10 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from topology.faults.changes import Change
 from topology.simulator.chance import Chance
 from topology.simulator.engine import Engine, SimulationError
 from topology.simulator.exchange import StepExchange
-from topology.simulator.network import Network
+from topology.simulator.network import changing_network
 from topology.simulator.parts import BucketTimes, parts_of
 from topology.simulator.servers import Server
 from topology.simulator.settings import Settings
@@ -52,7 +51,7 @@ class Training:
         self._settings = settings
         self._chance = chance
         self._engine = Engine()
-        self._network = Network(self._engine, work, is_fair=settings.sharing == "fair")
+        self._network = changing_network(self._engine, work, settings)
         self._gateways = [Server() for _ in work.sites]
         self._scatter = [[Server() for _ in range(site.num_lanes)] for site in work.sites]
         self._gather = [[Server() for _ in range(site.num_lanes)] for site in work.sites]
@@ -63,9 +62,6 @@ class Training:
         """By step, site and bucket."""
         self._exchanges: dict[int, StepExchange] = {}
         self._ended: dict[int, dict[int, SiteStep]] = {}
-        for each in settings.changes:
-            assert isinstance(each.change, Change), "checked by require_simulated"
-            self._engine.at(each.at_s, self._network.change, each.change)
 
     @property
     def num_actions(self) -> int:
@@ -76,9 +72,7 @@ class Training:
         """Yield step after step, each with how much later it is than it says."""
         for site in range(len(self._work.sites)):
             self._begin(site)
-        settings = self._settings
-        reuse = settings.stragglers is None and not settings.changes and settings.reuse_steps
-        yield from repeating(self._simulated, reuse=reuse)
+        yield from repeating(self._simulated, reuse=self._settings.may_reuse_steps)
 
     def _simulated(self, step: int) -> Step:
         """Return the next step, once all sites have ended it."""
