@@ -94,6 +94,19 @@ def test_a_link_that_is_over_is_left_alone(
     assert len(looks.waited_s) == 1
 
 
+def test_a_pause_that_is_over_once_the_name_is_known_is_left_alone(
+    begun: list[float], outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(host: str, port: int) -> frozenset[tuple[str, int]]:
+        outbox.push(Frame(KEY, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
+        return frozenset({(host, port)})
+
+    monkeypatch.setattr(pauses, "addresses_of", slow)
+    looks.turns = [nothing]
+    Pauses(PEER, outbox, 0.08).run()
+    assert not begun
+
+
 def test_a_name_that_is_not_known_for_a_while_ends_nothing(
     begun: list[float], outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

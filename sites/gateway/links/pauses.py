@@ -54,4 +54,6 @@ class Pauses:
         except OSError as error:  # the connections that there are do without the name
             _log.debug("%s: %s", self._peer, error)
             return
+        if not self._outbox.is_empty:  # a resolver can take longer than a pause
+            return
         begin_bbr_anew(addresses, self._outbox.totals().idle_rtt_s or self._rtt_s)
