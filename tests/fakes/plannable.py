@@ -6,9 +6,10 @@ import dataclasses
 import random
 from collections.abc import Iterable, Sequence
 
+from tests.fakes.small_worlds import small_site, small_world
 from topology.job import Exchange, Job, Model, Trainer
 from topology.plan_wishes import PlanWishes
-from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+from topology.world import Accelerator, Topology
 
 SMALL = Model(layers=2, heads=2, width=64, context=32)
 """A hundred thousand parameters."""
@@ -23,43 +24,26 @@ def a_world(
     egress: float = 0.0,
 ) -> Topology:
     """Return sites s0, s1, ... with these FLOP/s a rank, and links (one, other, bytes/s, RTT) both ways."""
-    sites = tuple(
-        Site(
-            name=f"s{index}",
-            index=index,
-            nodes=1,
-            accelerators_per_node=1 if ranks is None else ranks[index],
-            accelerator=Accelerator(
+    sites = (
+        small_site(
+            index,
+            Accelerator(
                 name=f"chip{index}",
                 peak_flops_per_s={"bf16": speed},
                 memory_bytes=1 << 30,
                 mfu=1.0,
                 price_usd_per_h=price,
             ),
-            address="127.0.0.1",
+            ranks=1 if ranks is None else ranks[index],
         )
         for index, speed in enumerate(speeds)
     )
-    return Topology(
-        name="t",
-        sites=sites,
-        links=tuple(
-            Link(
-                source=f"s{source}",
-                target=f"s{target}",
-                bytes_per_s=rate,
-                rtt_s=rtt_s,
-                rtt_origin="rtt",
-                egress_usd_per_byte=egress,
-            )
-            for one, other, rate, rtt_s in links
-            for source, target in ((one, other), (other, one))
-        ),
-        failure=Failure(detect_within_s=15, min_sites=1, start_within_s=120),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
-        emulate=True,
-        emulator="relay",
+    directed = (
+        (*way, rate, rtt_s)
+        for one, other, rate, rtt_s in links
+        for way in ((one, other), (other, one))
     )
+    return small_world(sites, directed, egress=egress, emulate=True, emulator="relay")
 
 
 def a_random_world(

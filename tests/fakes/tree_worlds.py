@@ -3,10 +3,11 @@
 import random
 from collections.abc import Iterable
 
+from tests.fakes.small_worlds import small_site, small_world
 from topology.job import Job, NamedTree, Reduction
 from topology.reduction_plans import plan_reduction
 from topology.trees.trees import ReductionPlan
-from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+from topology.world import Accelerator, Topology
 
 FORMS = ("gather", "star", "ring", "hierarchy", "given")
 """Of plans, for make_plan."""
@@ -15,32 +16,7 @@ CPU = Accelerator(name="cpu", peak_flops_per_s={"fp32": 1e9}, memory_bytes=1 << 
 
 def world(num_sites: int, links: Iterable[tuple[int, int, float, float]]) -> Topology:
     """Return a topology of sites s0, s1, ... with directed links (source, target, rate, RTT)."""
-    return Topology(
-        name="t",
-        sites=tuple(
-            Site(
-                name=f"s{index}",
-                index=index,
-                nodes=1,
-                accelerators_per_node=1,
-                accelerator=CPU,
-                address="127.0.0.1",
-            )
-            for index in range(num_sites)
-        ),
-        links=tuple(
-            Link(
-                source=f"s{one}",
-                target=f"s{other}",
-                bytes_per_s=rate,
-                rtt_s=rtt_s,
-                rtt_origin="rtt",
-            )
-            for one, other, rate, rtt_s in links
-        ),
-        failure=Failure(detect_within_s=15, min_sites=1, start_within_s=120),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
-    )
+    return small_world((small_site(index, CPU) for index in range(num_sites)), links)
 
 
 def both_ways(*links: tuple[int, int, float, float]) -> list[tuple[int, int, float, float]]:

@@ -3,10 +3,11 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
+from tests.fakes.small_worlds import small_site, small_world
 from topology.job import Exchange, Job, Model, Reduction, Trainer
 from topology.simulator.run import SimulatedRun
 from topology.simulator.settings import Settings
-from topology.world import Accelerator, Endpoint, Fabric, Failure, Link, Site, Topology
+from topology.world import Accelerator, Fabric, Topology
 
 PLAIN = Settings(gateways_take_time=False)
 """Only links and compute, as the closed forms have it."""
@@ -25,43 +26,23 @@ def a_topology(
 ) -> Topology:
     """Return sites that are all joined alike."""
     counts, factors = ranks or [1] * num_sites, speeds or [1.0] * num_sites
-    sites = tuple(
-        Site(
-            name=f"s{index}",
-            index=index,
-            nodes=1,
-            accelerators_per_node=counts[index],
-            accelerator=Accelerator(
+    sites = (
+        small_site(
+            index,
+            Accelerator(
                 name="chip",
                 peak_flops_per_s={"bf16": 50e9 * factors[index]},
                 memory_bytes=1 << 34,
                 mfu=1.0,
             ),
-            address="127.0.0.1",
+            ranks=counts[index],
             fabric=fabric,
             nic_bytes_per_s=nic_bytes_per_s,
         )
         for index in range(num_sites)
     )
-    links = tuple(
-        Link(
-            source=f"s{one}",
-            target=f"s{other}",
-            bytes_per_s=bytes_per_s,
-            rtt_s=rtt_s,
-            rtt_origin="rtt",
-        )
-        for one, other in itertools.permutations(range(num_sites), 2)
-    )
-    return Topology(
-        name="t",
-        sites=sites,
-        links=links,
-        failure=Failure(detect_within_s=15, min_sites=1, start_within_s=120),
-        coordinator=Endpoint(host="127.0.0.1", port=0),
-        emulate=True,
-        emulator=emulator,
-    )
+    links = ((*way, bytes_per_s, rtt_s) for way in itertools.permutations(range(num_sites), 2))
+    return small_world(sites, links, emulate=True, emulator=emulator)
 
 
 def a_job(
