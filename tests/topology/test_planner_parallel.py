@@ -48,24 +48,22 @@ def untouched_timing(
         if memory(workload, degrees, count).total > site.accelerator.memory_bytes:
             continue
         step = step_time(workload, degrees, device_of(site.accelerator), interior_of(site), count)
+        away = (degrees.pipeline - 1) * (1 - 1 / degrees.virtual_stages)
         cut = Cut(
             degrees=degrees,
             micro_batch_s=0.0,
             passage_s=0.0,
-            reduction_s=0.0,
+            reduction_s=step.pipeline_s + step.gradients.exposed_s,
             tail_s=step.optimizer_s + step.parameters.exposed_s,
-            window_s=step.window_s,
+            window_s=degrees.pipeline * step.window_s,
+            node_window_s=(1 + away) * step.window_s,
             num_layers=model.layers // degrees.pipeline,
-            embedding_share=0.0,
+            embedding_share=workload.embedding_parameters / workload.parameters,
             node_share=node_share(workload, degrees, site),
             least_bytes=0.0,
             in_flight_bytes=0.0,
         )
-        head_s = step.pipeline_s + step.gradients.exposed_s
-        share = min(1.0, together / cut.num_layers)
-        embedding = workload.embedding_parameters / workload.parameters
-        first_s, last = head_s - step.window_s * (1 - share), 1 - (1 - share) * (1 - embedding)
-        found.append(Timing(cut, first_s, head_s, last))
+        found.append(cut.timing(count, together))
     return found
 
 

@@ -273,13 +273,25 @@ def test_the_example_is_planned_in_seconds() -> None:
     begun_s = time.process_time()
     plan = make_plan(*example())
     assert time.process_time() - begun_s < 5  # as promised; it takes a tenth of that
-    assert plan["predicted"]["step_s"] == pytest.approx(10.6, rel=0.05)
+    assert plan["predicted"]["step_s"] == pytest.approx(9.9, rel=0.05)
     assert [each["sequences"] for each in plan["sites"]] == [768, 768]
-    # As NeMo's case without overlap: 12 to 13 Tbit/s for bf16; a tenth of a second may hide some.
+    # Of NeMo's case: 12 to 13 Tbit/s for bf16 where nothing is hidden, 0.75 behind a whole backward pass.
     [enough] = [each for each in plan["why"] if each.startswith("For 96%")]
     found = re.search(r"links of ([\d.]+)Tbit/s", enough)
     assert found is not None
-    assert 8 < float(found[1]) < 14
+    assert 0.75 < float(found[1]) < 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", ["1Tbit/s", "5Tbit/s"])
+def test_the_example_is_simulated_as_it_is_planned(rate: str) -> None:
+    """Six and eight stages of many parts: the last micro-batch's backward pass through all of them hides traffic."""
+    job, topology = example(f"links.0.bandwidth={rate}")
+    choice = ParallelSearch(job, topology).best()
+    assert choice is not None
+    assert choice.timings[0].cut.degrees.virtual_stages > 1
+    run = simulate(choice.job(job), topology, Settings(steps=5))
+    assert choice.step_s == pytest.approx(run.mean_step_s, rel=0.02)
 
 
 @pytest.mark.slow

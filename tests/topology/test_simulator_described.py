@@ -67,6 +67,8 @@ def test_the_bubble_is_that_of_the_formula(pipeline: int, parts: int, micro_batc
         Parallel(tensor=4, data=4, zero_stage=1),
         Parallel(tensor=2, pipeline=4, data=2, zero_stage=1),
         Parallel(pipeline=4, virtual_stages=2, data=4),
+        Parallel(pipeline=8, virtual_stages=4, data=2, zero_stage=1),
+        Parallel(pipeline=16),
     ],
 )
 @pytest.mark.parametrize("bytes_per_s", [1e9, 20e9])
@@ -75,9 +77,9 @@ def test_a_step_is_that_of_the_planner(cut: Parallel, bytes_per_s: float) -> Non
     run = simulate(job, topology, Settings(slow_start=False))
     model = JointModel(job, topology, plan_reduction(job, topology))
     timings = placed_timings(job, topology)
-    assert run.mean_step_s == pytest.approx(model.step_s(timings), rel=0.05)
+    assert run.mean_step_s == pytest.approx(model.step_s(timings), rel=0.035)
     alone = simulate_alone(job, topology, PLAIN)
-    assert alone.mean_step_s == pytest.approx(timings[0].alone_s, rel=0.02)
+    assert alone.mean_step_s == pytest.approx(timings[0].alone_s, rel=0.01)
 
 
 def test_links_that_cost_nothing_give_an_efficiency_of_one() -> None:

@@ -11,7 +11,8 @@
 - Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on beside
   compute is not free: the device's `contention` of it delays the compute.
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
-  micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap).
+  micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap), of
+  virtual stages the earlier ones while it is elsewhere.
 - Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` layer by layer behind the first
   micro-batch's forward pass.
 - ZeRO 3 gathers each layer's parameters before each pass of each micro-batch and scatters its
@@ -25,6 +26,7 @@ whose replicas differ.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from topology.cost.collectives import Level, levels_of, ring_s
@@ -199,9 +201,28 @@ def _gradients(
     )
     if degrees.zero_stage == 0:
         bucket_s *= 2  # an all-reduce gathers what it has reduced
-    ready_s = ready_times_s([1] * num_buckets, window_s, window_s)
-    found = overlap(ready_s, [[bucket_s] * num_buckets], window_s)
+    ready_s = gradients_ready_s(degrees, num_buckets, window_s)
+    found = overlap(ready_s, [[bucket_s] * num_buckets], ready_s[-1])
     return Overlap(found.busy_s, found.exposed_s + device.contention * found.hidden_s)
+
+
+def gradients_ready_s(degrees: Degrees, num_buckets: int, window_s: float) -> list[float]:
+    """Return when a stage has the gradients of its buckets, from the last micro-batch's arrival on.
+
+    Between two of a stage's parts that micro-batch goes back through a part of every other stage.
+
+    Args:
+        degrees: the cut.
+        num_buckets: of equally many elements, in all parts of a stage.
+        window_s: of the micro-batch's backward pass over the stage.
+    """
+    parts = degrees.virtual_stages
+    away_s = (degrees.pipeline - 1) * window_s / parts
+    evenly_s = ready_times_s([1] * num_buckets, window_s, window_s)
+    return [
+        each_s + away_s * (math.ceil((index + 1) * parts / num_buckets) - 1)
+        for index, each_s in enumerate(evenly_s)
+    ]
 
 
 def _parameters(

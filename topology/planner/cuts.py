@@ -2,7 +2,7 @@
 
 A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m micro-batches;
 the step after tail_s more. What a joint step of several sites depends on besides is when gradients
-leave, and how much of them crosses one node.
+leave, of all stages and of the first one, and how much of them crosses one node.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from topology.cost.degrees import Degrees, layers_per_stage, stage_parameters
 from topology.cost.device import device_of, interior_of
 from topology.cost.memory import Memory, memory
-from topology.cost.parallel import StepTime, passages, step_time
+from topology.cost.parallel import StepTime, gradients_ready_s, passages, step_time
 from topology.cost.workload import Workload
 from topology.timing.buckets import FLOAT32_BYTES
 from topology.world import Site
@@ -36,11 +36,13 @@ class Cut:
     tail_s: float
     """After the exchange: the optimizer, and parameters that are gathered again."""
     window_s: float
-    """Of the last micro-batch's backward pass: gradients leave during it."""
+    """Of the last micro-batch's backward pass through all stages: gradients leave during it."""
+    node_window_s: float
+    """Of the same, in the first stage: whose nodes have most to send."""
     num_layers: int
     """Of a stage: their gradients leave one after another, or several together."""
     embedding_share: float
-    """Of all gradients, those of the embedding, which leave last."""
+    """Of all gradients, those of the embedding, which leave last; the first stage has it."""
     node_share: float
     """Of all gradients, what crosses the gateway of the fullest node."""
     least_bytes: float
@@ -56,9 +58,19 @@ class Cut:
     def timing(self, num_sequences: int, together: int) -> Timing:
         """Return its times for a site's share of a step; so many layers' gradients leave together."""
         head_s = self.head_s(self.degrees.micro_batches(num_sequences))
-        share = min(1.0, together / self.num_layers)
-        last = share + (1 - share) * self.embedding_share
-        return Timing(self, head_s - self.window_s * (1 - share), head_s, last)
+        stages = self.degrees.pipeline
+        share = min(1.0, together / self.num_layers / stages)
+        node_share = min(1.0, together / self.num_layers)
+        embedding = self.embedding_share
+        of_node = embedding / (embedding + (1 - embedding) / stages)
+        return Timing(
+            cut=self,
+            first_s=head_s - self.window_s * (1 - share),
+            node_first_s=head_s - self.node_window_s * (1 - node_share),
+            head_s=head_s,
+            last_share=share + (1 - share) * embedding,
+            node_last_share=node_share + (1 - node_share) * of_node,
+        )
 
     def memory_bytes(self, num_sequences: int) -> float:
         """Return what the fullest accelerator needs."""
@@ -66,17 +78,21 @@ class Cut:
         return self.least_bytes + (in_flight - 1) * self.in_flight_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """A cut with a number of sequences."""
 
     cut: Cut
     first_s: float
     """When the first gradients leave."""
+    node_first_s: float
+    """When the first ones leave the fullest node."""
     head_s: float
     """When the last do: the backward pass is over."""
     last_share: float
     """Of all gradients, those that leave then."""
+    node_last_share: float
+    """Of the fullest node's, those that leave then."""
 
     @property
     def alone_s(self) -> float:
@@ -87,7 +103,8 @@ class Timing:
     def point(self) -> Point:
         """All that a joint step depends on."""
         cut = self.cut
-        return (self.head_s, self.first_s, cut.tail_s, cut.node_share, self.last_share)
+        firsts_s, lasts = (self.first_s, self.node_first_s), (self.last_share, self.node_last_share)
+        return (self.head_s, *firsts_s, cut.tail_s, cut.node_share, *lasts)
 
     @property
     def preference(self) -> Point:
@@ -122,14 +139,16 @@ def cut_of(
         needed: what that takes of an accelerator's memory.
         serial: nothing leaves before the backward pass has ended.
     """
+    num_layers = layers_per_stage(workload, degrees)
     return Cut(
         degrees=degrees,
         micro_batch_s=one.compute_s + one.transfers_s,
         passage_s=one.bubble_s / (passages(degrees, 1) or 1),
         reduction_s=one.gradients.exposed_s,
         tail_s=one.parameters.exposed_s + one.optimizer_s,
-        window_s=0.0 if serial else one.window_s,
-        num_layers=layers_per_stage(workload, degrees),
+        window_s=0.0 if serial else degrees.pipeline * one.window_s,
+        node_window_s=0.0 if serial else gradients_ready_s(degrees, num_layers, one.window_s)[-1],
+        num_layers=num_layers,
         embedding_share=workload.embedding_parameters / workload.parameters,
         node_share=node_share(workload, degrees, site),
         least_bytes=needed.total,

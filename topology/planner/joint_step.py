@@ -7,9 +7,10 @@ largest cycle mean of
 
 where leave_i(r) counts from the beginning of i's step, L(r) are the bytes that have not left before r,
 and x_ij is the exchange of so many. x_ij grows with its bytes about as a line and r leave evenly, so the
-first and the last release decide; others lie between. Each rank's shard crosses its own node's gateway
-and card, so the fullest node's share of the bytes sets their pace, and no exchange and no step is
-shorter than they take. All nodes of a site send side by side.
+first and the last release decide; others lie between. The last micro-batch goes back through all stages one
+after another, and gradients leave all that time. Each rank's shard crosses its own node's gateway
+and card, so the fullest node's share of the bytes, which leaves in its own stage's part of that time, sets
+their pace, and no exchange and no step is shorter than they take. All nodes of a site send side by side.
 """
 
 from __future__ import annotations
@@ -128,17 +129,15 @@ class JointModel:
         timing = timings[source]
         row = [-math.inf] * len(timings)
         row[source] = timing.alone_s
-        last = timing.last_share
-        for leaves_s, share, is_warm in (
-            (timing.first_s, 1.0, False),
-            (timing.head_s, last, last < 1),
-        ):
-            least_s = share * pace_s
-            crossings = self._crossings.rows(self._size, share, is_warm=is_warm)
-            for target, crossing_s in crossings[source]:
-                end_s = leaves_s + max(crossing_s, least_s) + timings[target].cut.tail_s
-                if end_s > row[target]:
-                    row[target] = end_s
+        last, is_warm = timing.last_share, timing.last_share < 1
+        of_all = self._crossings.rows(self._size, 1.0, is_warm=False)[source]
+        of_last = self._crossings.rows(self._size, last, is_warm=is_warm)[source]
+        # The fullest nodes begin later than the first ones do, and are done no sooner than they can be.
+        paced_s = max(timing.node_first_s + pace_s, timing.head_s + timing.node_last_share * pace_s)
+        for leaves_s, crossings in ((timing.first_s, of_all), (timing.head_s, of_last)):
+            for target, crossing_s in crossings:
+                end_s = max(leaves_s + crossing_s, paced_s) + timings[target].cut.tail_s
+                row[target] = max(row[target], end_s)
         return row
 
     def _pace_s(self, timings: Sequence[Timing]) -> float:

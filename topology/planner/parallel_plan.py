@@ -76,7 +76,7 @@ def _inside(search: ParallelSearch, site: Site, choice: CutChoice, index: int) -
         "bubble_s": step.bubble_s,
         "exposed_s": step.gradients.exposed_s + step.parameters.exposed_s,
         "optimizer_s": step.optimizer_s,
-        "window_s": step.window_s,
+        "window_s": timing.cut.window_s,
         "memory_bytes": timing.cut.memory_bytes(count),
         "memory_of_bytes": site.accelerator.memory_bytes,
         "fullest_node": timing.cut.node_share,

@@ -187,13 +187,14 @@ def _useful(cuts: Sequence[Cut]) -> list[Cut]:
 def _point(cut: Cut, bends: Sequence[int]) -> Point:
     """All that cuts of equal micro-batches differ in, whatever leaves together.
 
-    The first gradients leave at end - window (1 - share), between the end and the end less the window.
+    The first gradients leave at end - window (1 - share), between the end and the end less a window.
     """
     ends_s = [cut.head_s(count) for count in bends]
     return (
         cut.micro_batch_s,
         *ends_s,
         *(end_s - cut.window_s for end_s in ends_s),
+        *(end_s - cut.node_window_s for end_s in ends_s),
         cut.tail_s,
         cut.node_share,
         1 / cut.num_layers,

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from topology.cost.degrees import Degrees, layers_per_stage
 from topology.cost.device import device_of, interior_of
 from topology.cost.layer_time import head_times
-from topology.cost.overlap import overlap, ready_times_s
-from topology.cost.parallel import StepTime, step_time
+from topology.cost.overlap import overlap
+from topology.cost.parallel import StepTime, gradients_ready_s, step_time
 from topology.cost.workload import Workload, workload_described
 from topology.job import Job
 from topology.planner.cuts import node_share
@@ -182,7 +182,8 @@ def _reductions_s(
     gradients, window_s = inside.step.gradients, inside.step.window_s
     count = layers_per_stage(workload, inside.degrees)
     layer_s = gradients.busy_s / count
-    in_turn = overlap(ready_times_s([1] * count, window_s, window_s), [[layer_s] * count], window_s)
+    ready_s = gradients_ready_s(inside.degrees, count, window_s)
+    in_turn = overlap(ready_s, [[layer_s] * count], ready_s[-1])
     slowed_s = max(0.0, gradients.exposed_s - in_turn.exposed_s)
     last = {lane: index for index, lane in enumerate(lanes)}
     found, above = [], workload.layers + 1
