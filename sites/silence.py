@@ -8,6 +8,9 @@ still misses somebody who is gone.
 
 from __future__ import annotations
 
+_SHARE = 1 / 5
+"""Of a lease: a look that is late by no more was only late, on a busy machine. The coordinator's leases have the same."""
+
 
 class Silence:
     """Of one peer. Pure: times are arguments, of one monotonic clock. Any thread may `hear`."""
@@ -35,15 +38,15 @@ class Silence:
 class Standstills:
     """Notices that its process stood still. Pure; of one thread or task, which says how long each of its waits may be."""
 
-    def __init__(self, now_s: float, least_s: float) -> None:
+    def __init__(self, now_s: float, lease_s: float) -> None:
         """Begin.
 
         Args:
             now_s: now.
-            least_s: a wait that is late by no more was only late, on a busy machine.
+            lease_s: after how long a silent peer is given up.
         """
         self._looked_s = now_s
-        self._least_s = least_s
+        self._least_s = _SHARE * lease_s
 
     def look(self, now_s: float, longest_s: float) -> float:
         """Return for how long the process stood still since the look before, at least; 0 if it did not.

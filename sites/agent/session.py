@@ -40,8 +40,6 @@ ANSWER_S = 10.0
 """A coordinator that was reached answers Hello within this."""
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
-_STANDSTILL_SHARE = 1 / 5
-"""Of the lease: a heartbeat that is late by more was not only late. The coordinator's leases know the same share."""
 SHIP_S = 5.0
 """For one batch of log lines; a batch that did not arrive is sent again."""
 _FATAL = frozenset(
@@ -207,7 +205,7 @@ class Session:
     async def _keep_lease(self) -> None:
         sequence = 0
         lease_s = self.welcome.lease_s
-        standstills = Standstills(time.monotonic(), _STANDSTILL_SHARE * lease_s)
+        standstills = Standstills(time.monotonic(), lease_s)
         while (left_s := lease_s - self._heard.lasts_s(time.monotonic())) > 0:
             sequence += 1
             self.outbox.put_heartbeat(sequence)

@@ -39,6 +39,7 @@ from sites.gateway.reduction.plan_schedule import Begun
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.reduction import Event, Own, Received, Send
 from sites.gateway.reduction.under_way import UnderWay
+from sites.silence import Standstills
 
 _CHECK_S = 1.0
 _HERE_BYTES = 2 << 20
@@ -166,7 +167,8 @@ class Exchange:
             PeerLostError: this gateway ends.
         """
         patience_s = _OUTCOME_LEASES * self._config.peer_lost_s
-        deadline_s = time.monotonic() + patience_s
+        now_s = time.monotonic()
+        deadline_s, standstills = now_s + patience_s, Standstills(now_s, self._config.peer_lost_s)
         while not self._under_way.plans.is_settled(round_):
             if self._closed:
                 raise PeerLostError("this gateway is stopping", self._config.site)
@@ -175,7 +177,9 @@ class Exchange:
                 raise DeadlineExceededError(
                     f"round {round_} has waited {patience_s:g} s to hear whether it has a new plan"
                 )
-            self._condition.wait(min(remaining_s, _CHECK_S))
+            wait_s = min(remaining_s, _CHECK_S)
+            self._condition.wait(wait_s)
+            deadline_s += standstills.look(time.monotonic(), wait_s)  # nobody could say it then
 
     def pump(self) -> None:
         """Admit own chunks to encoding, as far as the links keep up."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 
 from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
+from sites.gateway import exchange as exchange_module
 from sites.gateway.links.link import Link
 from sites.gateway.proposal import Proposal
 from sites.gateway.reduction.bucket_run import Post
@@ -218,6 +220,29 @@ def test_nobody_waits_for_an_outcome_for_ever() -> None:
     patient.close()
     with pytest.raises(PeerLostError, match="stopping"):
         patient.post(0, post)
+
+
+def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    exchange = a_bench(plan, "fp32", (1, 1), peer_lost_s=10.0).exchanges[0]
+    exchange.propose(a_proposal(plan, "fp32", from_round=1))
+    now_s, num_waits = 100.0, 0
+
+    def wait(wait_s: float) -> None:
+        nonlocal now_s, num_waits
+        num_waits += 1
+        now_s += wait_s if num_waits > 1 else 3600.0
+        if num_waits > 25:
+            exchange.decide(1, commit=True)
+
+    monkeypatch.setattr(exchange_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(exchange._condition, "wait", wait)
+    part = np.ones(8, dtype=np.float32)
+    exchange.post(
+        0, Post(round=1, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
+    )
+    assert num_waits == 26
+    exchange.close()
 
 
 def test_what_comes_too_late_or_twice_is_not_kept() -> None:

@@ -197,7 +197,7 @@ def test_silence_begins_anew_once_until_something_is_heard() -> None:
 
 
 def test_late_looks_are_no_standstill() -> None:
-    looks = Standstills(0.0, least_s=0.4)
+    looks = Standstills(0.0, lease_s=2.0)
     assert looks.look(1.3, longest_s=1.0) == 0.0
     assert looks.look(2.0, longest_s=1.0) == 0.0
     assert looks.look(4.0, longest_s=1.0) == 1.0

@@ -33,8 +33,6 @@ from sites.silence import Silence, Standstills
 _log = logging.getLogger(__name__)
 
 _PATIENCE_MIN_S = 0.05
-_STANDSTILL_SHARE = 1 / 5
-"""Of `peer_lost_s`: a look that is late by more was not only late. The coordinator's leases know the same share."""
 
 
 class PeerWatch:
@@ -180,7 +178,7 @@ class PeerWatch:
             )
 
     def _begin_looks(self) -> Standstills:
-        return Standstills(time.monotonic(), _STANDSTILL_SHARE * self._config.peer_lost_s)
+        return Standstills(time.monotonic(), self._config.peer_lost_s)
 
     def _is_closed_after(self, wait_s: float) -> bool:
         """Wait; return early, and whether, if the link is closed."""
