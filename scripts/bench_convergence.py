@@ -23,9 +23,11 @@ from torch import Tensor, nn
 
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
+from sites.gateway.reduction.bucket_reduction import BucketReduction
+from sites.gateway.reduction.events import Bucket, Own, Received, Send
 from sites.gateway.reduction.grid import grid
-from sites.gateway.reduction.reduction import Bucket, BucketReduction, Own, Received, Send, roles
 from sites.gateway.reduction.residuals import Residuals
+from sites.gateway.reduction.roles import roles
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes, Corpus, load_corpus
 from sites.trainer.evaluation import evaluate

@@ -31,13 +31,13 @@ from sites.gateway.ranks.encoding import own_encoded
 from sites.gateway.reduction.admission import Admission
 from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, Reduced, Shard
 from sites.gateway.reduction.credit import Credit, credit_of_peers
+from sites.gateway.reduction.events import Event, Own, Received, Send
 from sites.gateway.reduction.finite import check_finite
 from sites.gateway.reduction.forms import Form
 from sites.gateway.reduction.held import FRAME_BYTES, Held
 from sites.gateway.reduction.lateness import Arrival
 from sites.gateway.reduction.plan_schedule import Begun
 from sites.gateway.reduction.pool import Pool
-from sites.gateway.reduction.reduction import Event, Own, Received, Send
 from sites.gateway.reduction.under_way import UnderWay
 from sites.silence import Standstills
 

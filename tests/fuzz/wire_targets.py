@@ -33,8 +33,10 @@ from protos.frame import (
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
+from sites.gateway.reduction.bucket_reduction import BucketReduction
+from sites.gateway.reduction.events import Action, Bucket, Own, Received
 from sites.gateway.reduction.grid import grid
-from sites.gateway.reduction.reduction import Action, Bucket, BucketReduction, Own, Received, roles
+from sites.gateway.reduction.roles import roles
 from tests.fuzz.target import KIB, Target
 from topology.trees.trees import ReductionPlan, star
 

@@ -22,8 +22,10 @@ from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Encoded
 from sites.codecs.parts import FloatPart
 from sites.codecs.registry import BY_NAME
+from sites.gateway.reduction.bucket_reduction import BucketReduction
+from sites.gateway.reduction.events import Bucket, Own, Received, Send
 from sites.gateway.reduction.grid import grid
-from sites.gateway.reduction.reduction import Bucket, BucketReduction, Own, Received, Send, roles
+from sites.gateway.reduction.roles import roles
 from tests.fakes.reductions import RANKS, World, check_rounds, contribution
 from topology.trees.trees import ReductionPlan, Tree, star
 

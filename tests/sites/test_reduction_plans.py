@@ -8,8 +8,10 @@ import pytest
 
 from protos.frame import Kind
 from sites.codecs.registry import BY_NAME, EXACT
+from sites.gateway.reduction.bucket_reduction import BucketReduction
+from sites.gateway.reduction.events import Bucket, Own, Send
 from sites.gateway.reduction.grid import grid
-from sites.gateway.reduction.reduction import Bucket, BucketReduction, Own, Send, roles
+from sites.gateway.reduction.roles import roles
 from tests.fakes.reductions import check_rounds
 from tests.fakes.tree_worlds import check_plan, given_trees, job, random_world
 from topology.errors import ConfigError

@@ -14,17 +14,11 @@ from sites.codecs.blocks import BlockCodec
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
+from sites.gateway.reduction.bucket_reduction import BucketReduction
+from sites.gateway.reduction.events import Bucket, Finish, Own, Received, Send
 from sites.gateway.reduction.grid import grid
-from sites.gateway.reduction.reduction import (
-    Bucket,
-    BucketReduction,
-    Finish,
-    Own,
-    Received,
-    Send,
-    roles,
-)
 from sites.gateway.reduction.residuals import Residual, Residuals
+from sites.gateway.reduction.roles import roles
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import gateway_config, gateways
 from topology.trees.trees import ReductionPlan, star

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from sites.gateway.links.link import Link
 from sites.gateway.reduction.bucket_run import BucketRun, Chunk
 from sites.gateway.reduction.credit import Credit
+from sites.gateway.reduction.events import Own
 from sites.gateway.reduction.pool import Priority
-from sites.gateway.reduction.reduction import Own
 
 
 class Admission:

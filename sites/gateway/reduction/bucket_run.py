@@ -10,9 +10,11 @@ from protos.errors import LayoutMismatchError
 from protos.frame import Frame
 from sites.codecs.parts import Floats
 from sites.gateway.links.server import Sender
+from sites.gateway.reduction.bucket_reduction import BucketReduction
+from sites.gateway.reduction.chunk_reduction import ChunkReduction
+from sites.gateway.reduction.events import Event
 from sites.gateway.reduction.forms import Form
 from sites.gateway.reduction.lateness import Arrival, lateness_s
-from sites.gateway.reduction.reduction import BucketReduction, ChunkReduction, Event
 from sites.gateway.reduction.rounds import BucketKey
 
 

@@ -1,4 +1,4 @@
-"""The all-reduce of one bucket between sites, as a pure state machine a chunk.
+"""The all-reduce of one chunk between sites, as a pure state machine.
 
 Events in, actions out; no sockets, threads or clocks. Sums are formed in site order whatever the
 order of arrival, and what a site applies is decoded from the same bytes as everywhere else, so the
@@ -10,123 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos.errors import (
-    CorruptDataError,
-    LayoutMismatchError,
-    NoTokensError,
-    RemoteProtocolError,
-    StaleGenerationError,
-)
+from protos.errors import CorruptDataError, NoTokensError, RemoteProtocolError
 from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Encoded, Payload
+from sites.codecs.codec import Encoded, Payload
 from sites.codecs.parts import FloatPart, Floats, Part
-from sites.gateway.reduction.grid import Grid
-from sites.gateway.reduction.residuals import BucketResiduals, Residual
+from sites.gateway.reduction.events import Action, Bucket, Event, Finish, Own, Send
+from sites.gateway.reduction.residuals import Residual
+from sites.gateway.reduction.roles import Role
 from sites.gateway.reduction.summing import add_up
-from topology.trees.trees import ReductionPlan
-
-WEIGHT_MAX = float(1 << 53)
-"""Tokens behind one bucket: up to here every whole number is a float64."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """What all sites must agree on before a byte of a bucket is summed."""
-
-    generation: int
-    round: int
-    index: int
-    layout: int
-    codecs: tuple[Codec, ...]
-    """Of each tree of the plan; of a gather, one. A tree has one on all of its edges, for what all
-    apply is decoded from the same bytes."""
-    grid: Grid
-    cpu_s: Callable[[], float] = field(compare=False)
-    """CPU time of the calling thread: what encoding and summing cost is measured with it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """This site's contribution to a chunk is there.
-
-    `values` (float32, shape (n,)) is lent to the machine, which works in it, until `Finish`; then it
-    holds the result.
-    """
-
-    values: Floats
-    weight: float
-    """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
-    encoded: Callable[[], Encoded] | None = None
-    """Makes this site's part of what its rank has encoded, which lies in `values`. None: `values` are the part."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A frame came that `BucketReduction.check` has let through."""
-
-    sender: int
-    frame: Frame
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send a frame to the gateway of `site` that owns its chunk there.
-
-    At once: its payload may be a view of the chunk's `values`, which the machine goes on to change.
-    """
-
-    site: int
-    frame: Frame
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The chunk's `values` now hold the result."""
-
-    weight: float
-    """Tokens of all sites."""
-
-
-Event = Own | Received
-Action = Send | Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Role:
-    """What one site does for the chunks of one tree; in a gather, for all chunks."""
-
-    site: int
-    tree: int
-    members: tuple[int, ...]
-    """Whose contributions are summed here, its own among them, in ascending order."""
-    audience: tuple[int, ...]
-    """Who gets this site's contribution as it is: in a gather, all others."""
-    parent: int | None
-    """Who gets the sum formed here; None where it is the whole sum."""
-    children: tuple[int, ...]
-    """Who gets the result from here."""
-    root: int | None
-    """Who makes the result; None in a gather: everybody for himself."""
-
-
-def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
-    """Return the site's role in each tree, or its one role in a gather."""
-    if plan.is_gather:
-        everyone = tuple(range(plan.num_sites))
-        others = tuple(other for other in everyone if other != site)
-        return (Role(site, 0, everyone, others, None, (), None),)
-    found = []
-    for index, tree in enumerate(plan.trees):
-        children = tree.children(site)
-        members = tuple(sorted((*children, site)))
-        found.append(Role(site, index, members, (), tree.parent.get(site), children, tree.root))
-    return tuple(found)
 
 
 class ChunkReduction:
@@ -298,104 +193,3 @@ class ChunkReduction:
     @property
     def _name(self) -> str:
         return f"round {self._bucket.round} bucket {self._bucket.index} chunk {self._chunk}"
-
-
-class BucketReduction:
-    """All chunks of one bucket at one site."""
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        plan: ReductionPlan,
-        own_roles: tuple[Role, ...],
-        residuals: BucketResiduals | None,
-    ) -> None:
-        """Begin with no chunk.
-
-        Args:
-            bucket: which one, and how it is cut.
-            plan: of its round.
-            own_roles: this site's, from `roles`.
-            residuals: of the rounds before, for trees whose codec loses something; None: that is lost.
-        """
-        self.bucket = bucket
-        self._residuals = residuals
-        self._plan = plan
-        self._roles = own_roles
-        self._chunks: dict[int, ChunkReduction] = {}
-
-    def chunk(self, index: int) -> ChunkReduction:
-        """Return the machine of one chunk."""
-        machine = self._chunks.get(index)
-        if machine is None:
-            role = self._role(index)
-            residual = None
-            if self._residuals is not None and not self.bucket.codecs[role.tree].lossless:
-                residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
-            machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
-        return machine
-
-    @property
-    def is_gather(self) -> bool:
-        """Whether every site sends its part to every other."""
-        return self._plan.is_gather
-
-    def readers(self, chunk: int) -> tuple[int, ...]:
-        """Return the sites that get this site's part of a chunk, or the sum that is formed here."""
-        role = self._role(chunk)
-        return role.audience if role.parent is None else (role.parent,)
-
-    def codec(self, chunk: int) -> Codec:
-        """Return the codec of a chunk's tree."""
-        return self.bucket.codecs[self._role(chunk).tree]
-
-    def _role(self, chunk: int) -> Role:
-        turn = self.bucket.grid.turn(self.bucket.index, chunk)
-        return self._roles[self._plan.tree_index(turn)]
-
-    def check(self, sender: int, frame: Frame) -> None:
-        """Compare a frame of this bucket with this site's own plan, before anything is decoded.
-
-        Raises:
-            StaleGenerationError: it belongs to another generation.
-            LayoutMismatchError: its bucket is not what the same bucket is here.
-            RemoteProtocolError: `sender` may not send this.
-        """
-        key, bucket = frame.key, self.bucket
-        name = f"round {key.round} bucket {key.bucket}"
-        if frame.generation != bucket.generation:
-            raise StaleGenerationError(
-                f"{name} of generation {frame.generation}; this is {bucket.generation}"
-            )
-        if frame.numel != bucket.grid.numel:
-            raise LayoutMismatchError(
-                f"{name} has {frame.numel} elements there and {bucket.grid.numel} here"
-            )
-        if frame.layout != bucket.layout:
-            raise LayoutMismatchError(f"{name} holds other parameters there than here")
-        if key.chunk >= bucket.grid.num_chunks:
-            raise RemoteProtocolError(
-                f"{name} has {bucket.grid.num_chunks} chunks; number {key.chunk} came"
-            )
-        self._check_part(sender, frame)
-
-    def _check_part(self, sender: int, frame: Frame) -> None:
-        key = frame.key
-        name = f"round {key.round} bucket {key.bucket} chunk {key.chunk}"
-        role = self._role(key.chunk)
-        codec = self.bucket.codecs[role.tree]
-        if frame.codec != codec.number:
-            raise LayoutMismatchError(
-                f"{name} came with codec number {frame.codec}; here it is {codec.name}"
-            )
-        if key.kind is Kind.CONTRIBUTION:
-            allowed = sender != role.site and sender in role.members and key.site == sender
-        else:
-            allowed = role.parent is not None and sender == role.parent and key.site == role.root
-        if not allowed or frame.tree != role.tree:
-            raise RemoteProtocolError(f"{name}: this {key.kind.name.lower()} is not its to send")
-        if not (math.isfinite(frame.weight) and 0 <= frame.weight <= WEIGHT_MAX):
-            raise RemoteProtocolError(f"{name}: a weight of {frame.weight}")
-        most_bytes = codec.max_bytes(self.bucket.grid.span(key.chunk)[1])
-        if len(frame.payload) > most_bytes:
-            raise RemoteProtocolError(f"{name}: {len(frame.payload)} bytes, at most {most_bytes}")
