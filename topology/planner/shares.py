@@ -69,9 +69,9 @@ def improved(
         micro_batch: Sequences of a full one.
         steps_s: Returns the steps of many splits, which is faster than one by one.
     """
-    batch = sum(begin)
-    if math.comb(batch - sum(ranks) + len(ranks) - 1, len(ranks) - 1) <= EVERY_SPLIT_MAX:
-        return _fastest([begin, *_every(ranks, batch)], steps_s)
+    every = every_split(ranks, sum(begin))
+    if every is not None:
+        return _fastest([begin, *every], steps_s)
     best, best_s = _fastest([begin], steps_s)
     for _ in range(_MOVES_MAX):
         moved = sorted(_moves(best, ranks, micro_batch))
@@ -91,6 +91,13 @@ def _fastest(
     timed = steps_s(splits)
     index = min(range(len(splits)), key=timed.__getitem__)
     return splits[index], timed[index]
+
+
+def every_split(ranks: Sequence[int], batch: int) -> list[Split] | None:
+    """Return all splits that give every rank a sequence; None if there are more than EVERY_SPLIT_MAX."""
+    if math.comb(batch - sum(ranks) + len(ranks) - 1, len(ranks) - 1) > EVERY_SPLIT_MAX:
+        return None
+    return [*_every(ranks, batch)]
 
 
 def _every(ranks: Sequence[int], batch: int) -> Iterator[Split]:

@@ -10,13 +10,16 @@ import math
 from collections.abc import Sequence
 
 from topology.cost.compute import sequence_s
-from topology.job import Job
+from topology.job import Job, Reduction
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
-from topology.planner.shares import Split, busiest, improved
-from topology.planner.sizings import Sizes, crossing_bound_s
-from topology.planner.ways import Way
+from topology.planner.mix_search import MixSearch
+from topology.planner.shares import Split, busiest, every_split, improved
+from topology.planner.sizings import Sizes, crossing_bound_s, sizings
+from topology.planner.star_mixes import NUM_SITES, mix_plan
+from topology.planner.ways import Way, named
+from topology.timing.releases import releases
 from topology.timing.step_time import StepModel
 from topology.trees.pairs import pairs_of
 from topology.world import Topology
@@ -56,11 +59,12 @@ class SiteSet:
         self._ways = choices
         self._ranks = [site.num_ranks for site in topology.sites]
         self._codings = [self._codings_of(way) for way in choices]
-        self._sizes = Sizes(job, topology)
+        self._sizes = Sizes(job, topology, _alike(job).__getitem__)
         self._compute_s = max(
             count * sequence_s(job, site)
             for count, site in zip(busiest(begin, self._ranks), topology.sites, strict=True)
         )
+        self._mixed = self._mixes()
 
     def quick(self, *, is_split: bool) -> Choice | None:
         """Return a good choice: the reductions with the least bounds, in one size.
@@ -68,7 +72,9 @@ class SiteSet:
         Args:
             is_split: The batch is spread for the step's sake, not only for the slowest site's.
         """
-        bounded = self._bounded()[:_QUICK_WAYS]
+        guesses = [] if self._mixed is None else self._mixed.guesses()
+        mixed = [(least_s, len(self._ways) + mix, place) for least_s, mix, place in guesses]
+        bounded = sorted([*self._bounded(), *mixed])[:_QUICK_WAYS]
         return self._best(None, bounded, self._sizes.all[:1], is_split=is_split)
 
     def thorough(self, against: Choice | None = None) -> Choice | None:
@@ -87,7 +93,17 @@ class SiteSet:
             )
             bounded = [bounded[index] for _, index in order[:_THOROUGH_WAYS]]
             return self._best_few(against, bounded)
-        return self._best(against, bounded, self._sizes.all, is_split=True)
+        best = self._best(against, bounded, self._sizes.all, is_split=True)
+        if self._mixed is None or best is None:
+            return best
+        return self._mixed.best(best, self._sizes, self._mix)
+
+    def _mix(
+        self, best: Choice | None, least_s: float, mix: int, place: int, sizing: Sizing
+    ) -> Choice | None:
+        """Return the best spread of the batch with one of the weighted stars of three sites."""
+        bounded = (least_s, len(self._ways) + mix, place)
+        return self._choice(bounded, sizing, best, is_split=True)
 
     def recoded(self, choice: Choice) -> Choice:
         """Return what is better than a choice of these sites with codecs of single links, or the choice."""
@@ -116,6 +132,32 @@ class SiteSet:
                 best = self._best(best, [each], (begun.sizing,), is_split=True)
         return best
 
+    def _way_and_coding(self, way_index: int, coding_index: int) -> tuple[Way, Coding]:
+        """Return a reduction and its codecs; mixes come after all other reductions."""
+        if way_index < len(self._ways):
+            return self._ways[way_index], self._codings[way_index][coding_index]
+        plan = mix_plan(way_index - len(self._ways))
+        way = Way(plan.why, plan, named(plan, self._pairs.names))
+        return way, one_for_all(self._codecs, self._job.exchange)[coding_index]
+
+    def _mixes(self) -> MixSearch | None:
+        """Return what looks for weights of three sites; None for other numbers, and where links are missing."""
+        sites = range(len(self._ranks))
+        is_whole = not any(self._pairs.missing(site) for site in sites)
+        if len(sites) != NUM_SITES or not is_whole or self._job.reduction != Reduction():
+            return None
+        batch, begun = self._job.trainer.global_batch, busiest(self._begin, self._ranks)
+        every = every_split(self._ranks, batch)
+        spreads = [begun] if every is None else [busiest(each, self._ranks) for each in every]
+        return MixSearch(
+            self._job,
+            self._topology,
+            one_for_all(self._codecs, self._job.exchange),
+            self._compute_s,
+            spreads,
+            are_all=every is not None,
+        )
+
     def _bounded(self) -> list[Bounded]:
         """Return the least seconds of each reduction and its codecs, the shortest first."""
         return sorted(
@@ -143,7 +185,7 @@ class SiteSet:
         """Return the best choice of these, or `best`."""
         for each in bounded:
             _, way_index, coding_index = each
-            coding = self._codings[way_index][coding_index]
+            _, coding = self._way_and_coding(way_index, coding_index)
             for sizing in self._sizes.different(coding, sizes):
                 best = better(best, self._choice(each, sizing, best, is_split=is_split))
         return best
@@ -158,7 +200,7 @@ class SiteSet:
     ) -> Choice | None:
         """Return the best spread of the batch with everything else decided; None if `best` is better."""
         least_s, way_index, coding_index = bounded
-        way, coding = self._ways[way_index], self._codings[way_index][coding_index]
+        way, coding = self._way_and_coding(way_index, coding_index)
         draft = Choice(
             sites=tuple(site.name for site in self._topology.sites),
             sequences=self._begin,
@@ -209,3 +251,14 @@ class SiteSet:
         split, _ = improved(self._begin, self._ranks, self._job.trainer.micro_batch, steps_s)
         step_s = model.step_s(busiest(split, self._ranks))
         return (split, step_s) if step_s < begun_s else (self._begin, begun_s)
+
+
+def _alike(job: Job) -> dict[int, int]:
+    """Return the first of the sizes of buckets with which the same leaves together, of each size."""
+    first: dict[object, int] = {}
+    found = {}
+    for bucket_bytes in dict.fromkeys(each.bucket_bytes for each in sizings(job)):
+        exchange = dataclasses.replace(job.exchange, bucket_bytes=bucket_bytes)
+        leaving = releases(dataclasses.replace(job, exchange=exchange))
+        found[bucket_bytes] = first.setdefault(leaving, bucket_bytes)
+    return found

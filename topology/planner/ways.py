@@ -12,7 +12,15 @@ from topology.job import Job, NamedTree, Reduction
 from topology.reduction_plans import packings, plan_reduction, weighted
 from topology.trees.hierarchy import groups_by_delay, hierarchy
 from topology.trees.pairs import Pairs, pairs_of
-from topology.trees.shapes import best_hub, ring_paths, rooted, spans, widest_tree, width
+from topology.trees.shapes import (
+    best_hub,
+    every_root,
+    ring_paths,
+    rooted,
+    spans,
+    widest_tree,
+    width,
+)
 from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
@@ -29,6 +37,8 @@ MIXES = {
 not follow from rates, so that a wider link does not take away what was best without it."""
 EVERY_TREE_SITES = 4
 """Up to so many sites every tree is tried alone: 16 of them."""
+EVERY_ROOT_SITES = 3
+"""Up to so many sites each is tried as its root: where that is a slow site, others wait less for it."""
 EVERY_RING_SITES = 5
 """Up to so many sites all orders of a ring are tried: 12 of them; of more, the widest that is found."""
 
@@ -43,7 +53,9 @@ class Way:
     reduction: Reduction
 
 
-def ways(job: Job, topology: Topology, *, with_packings: bool = True) -> list[Way]:
+def ways(
+    job: Job, topology: Topology, *, with_packings: bool = True, with_programs: bool = True
+) -> list[Way]:
     """Return the reductions for the sites of a topology, the simplest first; none where none can be.
 
     A job that names its reduction is asked for no other.
@@ -51,7 +63,9 @@ def ways(job: Job, topology: Topology, *, with_packings: bool = True) -> list[Wa
     Args:
         job: Gives what is asked for.
         topology: Of the sites that take part.
-        with_packings: Also the weighted trees of linear programs, which take seconds for 12 sites.
+        with_packings: Also weighted trees: of few sites some, of more those of linear programs.
+        with_programs: Also those of linear programs, which follow from rates, and take seconds for 12
+            sites.
     """
     if len(topology.sites) == 1:
         return [Way("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
@@ -65,7 +79,7 @@ def ways(job: Job, topology: Topology, *, with_packings: bool = True) -> list[Wa
         form = named_trees or plan.why.partition(":")[0]
         return [_way(f"{form}, as the job says", pairs, plan.trees)]
     found: dict[object, Way] = {}
-    for form, trees in _forms(pairs, with_packings):
+    for form, trees in _forms(pairs, with_packings, with_programs):
         key = _canonical(trees)
         found.setdefault(key, _way(form, pairs, trees))
     return list(found.values())
@@ -101,7 +115,9 @@ def _canonical(trees: tuple[Tree, ...]) -> object:
     )
 
 
-def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree, ...]]]:
+def _forms(
+    pairs: Pairs, with_packings: bool, with_programs: bool
+) -> Iterator[tuple[str, tuple[Tree, ...]]]:
     sites = range(pairs.num_sites)
     hubs = [site for site in sites if not pairs.missing(site)]
     if len(hubs) == pairs.num_sites:
@@ -124,7 +140,7 @@ def _forms(pairs: Pairs, with_packings: bool) -> Iterator[tuple[str, tuple[Tree,
         for some in itertools.combinations(sorted(hubs), len(mix)):
             stars = (star(pairs.num_sites, hub) for hub in some)
             yield f"{len(mix)} weighted trees", tuple(map(_weighing, stars, mix))
-    if with_packings and pairs.num_sites > 2:
+    if with_packings and with_programs and pairs.num_sites > 2:
         for packing in packings(pairs, width(pairs, widest)):
             trees = weighted(pairs, packing)
             form = f"{len(trees)} weighted trees"
@@ -135,8 +151,12 @@ def _trees(pairs: Pairs, widest: Tree) -> Iterable[Tree]:
     """Return trees of any form: of few sites all, each with the best root; else the widest."""
     if pairs.num_sites > EVERY_TREE_SITES:
         return [widest]
-    forms = itertools.combinations(pairs.bytes_per_s, pairs.num_sites - 1)
-    return [rooted(pairs, edges, 1) for edges in forms if spans(edges, pairs.num_sites)]
+    every = itertools.combinations(pairs.bytes_per_s, pairs.num_sites - 1)
+    forms = [edges for edges in every if spans(edges, pairs.num_sites)]
+    found = [rooted(pairs, edges, 1) for edges in forms]
+    if pairs.num_sites <= EVERY_ROOT_SITES:
+        found += itertools.chain.from_iterable(every_root(pairs, edges, 1) for edges in forms)
+    return found
 
 
 def _weighing(tree: Tree, weight: int) -> Tree:

@@ -129,12 +129,17 @@ def rooted(pairs: Pairs, edges: Iterable[Edge], weight: int) -> Tree:
 
     A chunk goes up and comes down again, so its delay is twice that.
     """
+    trees = every_root(pairs, edges, weight)
+    return min(trees, key=lambda tree: (*delays_ns(pairs, tree), tree.root))
+
+
+def every_root(pairs: Pairs, edges: Iterable[Edge], weight: int) -> list[Tree]:
+    """Return the tree of these edges with each of the sites as its root."""
     around: dict[int, list[int]] = {site: [] for site in range(pairs.num_sites)}
     for one, other in edges:
         around[one].append(other)
         around[other].append(one)
-    trees = [_hung(around, root, weight) for root in range(pairs.num_sites)]
-    return min(trees, key=lambda tree: (*delays_ns(pairs, tree), tree.root))
+    return [_hung(around, root, weight) for root in range(pairs.num_sites)]
 
 
 def _hung(around: dict[int, list[int]], root: int, weight: int) -> Tree:
