@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +23,10 @@ from topology.traffic.wire_load import Wire
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
-Rows = list[list[tuple[int, float]]]
-"""By source: the sites that wait for it, and the seconds until they have what depends on it."""
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 
 class JointCrossings:
@@ -44,28 +47,33 @@ class JointCrossings:
         self.gateway_s = gateways_s(jobs[0], topology, plan)
         """How long one gateway of each site would take for all bytes of a step."""
         self._nodes = min(site.nodes for site in topology.sites)
-        self._rows: dict[tuple[float, bool], list[Rows]] = {}
+        self._times_s: dict[tuple[float, bool], Floats] = {}
+        """By share, and whether connections are warm; shape (sizes, S, T)."""
         self._gains_s = np.zeros((len(jobs), len(jobs)))
 
     def load(self, size: int) -> Load:
         """Return what a step puts on the wire with one of the sizes."""
         return self._wires[size].load(self._raw_bytes)
 
-    def rows(self, size: int, share: float, *, is_warm: bool) -> Rows:
-        """Return the exchange of a share of all bytes, with one of the sizes.
+    def times_s(self, size: int, share: float, *, is_warm: bool) -> Floats:
+        """Return the exchange of a share of all bytes, with one of the sizes; -inf where nobody waits.
 
         Connections have rested when the first gradients leave; those after them find them warm.
+
+        Returns:
+            Seconds, shape (S, T): from a site's having its part to another's having what depends on it.
         """
         key = (share, is_warm)
-        if key not in self._rows:
-            self._rows[key] = self._worked_out(share, is_warm=is_warm)
-        return self._rows[key][size]
+        if key not in self._times_s:
+            self._times_s[key] = self._worked_out(share, is_warm=is_warm)
+        times_s: Floats = self._times_s[key][size]
+        return times_s
 
     def gain_s(self, size: int, over: int) -> float:
         """Return by how much one size is quicker than another, at most, of what was worked out so far."""
         return float(self._gains_s[size, over])
 
-    def _worked_out(self, share: float, *, is_warm: bool) -> list[Rows]:
+    def _worked_out(self, share: float, *, is_warm: bool) -> Floats:
         raw_bytes = math.ceil(self._raw_bytes * share)
         loads = [wire.load(raw_bytes).of_gateways(self._nodes) for wire in self._wires]
         if is_warm:
@@ -77,7 +85,7 @@ class JointCrossings:
         # Of few chunks some trees have none, and then nobody waits for what only they carry.
         quicker_s[is_waiting[None] & ~is_waiting[:, None]] = math.inf
         self._gains_s = np.maximum(self._gains_s, quicker_s.max(axis=(2, 3)))
-        return [[_waiting(row) for row in one] for one in times_s.tolist()]
+        return times_s
 
 
 def gateways_s(job: Job, topology: Topology, plan: ReductionPlan) -> list[float]:
@@ -87,7 +95,3 @@ def gateways_s(job: Job, topology: Topology, plan: ReductionPlan) -> list[float]
     ratio = usual_ratio(job.exchange.codec)
     raw_bytes = gradient_bytes(job)
     return [raw_bytes * each for each in gateways_s_per_byte(job, topology, plan, ratio)]
-
-
-def _waiting(row: Sequence[float]) -> list[tuple[int, float]]:
-    return [(target, each_s) for target, each_s in enumerate(row) if each_s > -math.inf]

@@ -15,9 +15,9 @@ their pace, and no exchange and no step is shorter than they take. All nodes of 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +29,11 @@ from topology.traffic.tree_load import Hop
 from topology.traffic.tree_times import bytes_of_hops, rate_of
 from topology.trees.trees import ReductionPlan
 from topology.world import Site, Topology
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 
 class JointModel:
@@ -98,8 +103,7 @@ class JointModel:
     @property
     def crossing_s(self) -> float:
         """Seconds in which all bytes cross after a pause, if gateways take no time."""
-        rows = itertools.chain.from_iterable(self._crossings.rows(self._size, 1.0, is_warm=False))
-        return max(crossing_s for _, crossing_s in rows)
+        return float(self._crossings.times_s(self._size, 1.0, is_warm=False).max())
 
     def gain_s(self, over: JointModel) -> float:
         """Return by how much a step is shorter than with other chunks, at most, for the same cuts.
@@ -121,24 +125,37 @@ class JointModel:
         if self._plan.num_sites == 1:
             return timings[0].alone_s
         pace_s = self._pace_s(timings)
-        weights = np.array([[self._row(source, timings, pace_s) for source in self._indices]])
-        return max(float(largest_cycle_means(weights)[0]), self.links_s, pace_s)
+        [mean_s] = largest_cycle_means(self._weights(timings, pace_s)[None])
+        return max(float(mean_s), self.links_s, pace_s)
 
-    def _row(self, source: int, timings: Sequence[Timing], pace_s: float) -> list[float]:
-        """Return the seconds from a site's beginning of a step to each site's end; -inf: no wait."""
-        timing = timings[source]
-        row = [-math.inf] * len(timings)
-        row[source] = timing.alone_s
-        last, is_warm = timing.last_share, timing.last_share < 1
-        of_all = self._crossings.rows(self._size, 1.0, is_warm=False)[source]
-        of_last = self._crossings.rows(self._size, last, is_warm=is_warm)[source]
+    def _weights(self, timings: Sequence[Timing], pace_s: float) -> Floats:
+        """Return the seconds from each site's beginning of a step to each one's end; -inf: no wait.
+
+        Shape (S, T): sites from and to which they are.
+        """
+        all_st = self._crossings.times_s(self._size, 1.0, is_warm=False)
+        last_st = np.array(
+            [
+                self._crossings.times_s(self._size, each.last_share, is_warm=each.last_share < 1)[
+                    source
+                ]
+                for source, each in enumerate(timings)
+            ]
+        )
+        times = [(each.first_s, each.head_s, each.cut.tail_s, each.alone_s) for each in timings]
+        first_s, head_s, tail_t, alone_s = np.array(times).T
         # The fullest nodes begin later than the first ones do, and are done no sooner than they can be.
-        paced_s = max(timing.node_first_s + pace_s, timing.head_s + timing.node_last_share * pace_s)
-        for leaves_s, crossings in ((timing.first_s, of_all), (timing.head_s, of_last)):
-            for target, crossing_s in crossings:
-                end_s = max(leaves_s + crossing_s, paced_s) + timings[target].cut.tail_s
-                row[target] = max(row[target], end_s)
-        return row
+        paced_s = np.array(
+            [
+                max(each.node_first_s + pace_s, each.head_s + each.node_last_share * pace_s)
+                for each in timings
+            ]
+        )
+        there_st = np.maximum(first_s[:, None] + all_st, head_s[:, None] + last_st)
+        paced_st = np.where(np.isinf(there_st), -math.inf, paced_s[:, None])
+        weights_st: Floats = np.maximum(there_st, paced_st) + tail_t
+        np.fill_diagonal(weights_st, np.maximum(weights_st.diagonal(), alone_s))
+        return weights_st
 
     def _pace_s(self, timings: Sequence[Timing]) -> float:
         return max(*self.gateway_s(timings), *self.card_s(timings))
