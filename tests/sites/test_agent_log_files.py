@@ -1,0 +1,37 @@
+"""Which files of a site are shipped as logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from sites.agent.site_processes import SiteProcesses
+
+
+def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
+    for node in range(2):
+        for local_rank in range(2):
+            folder = tmp_path / f"node{node}" / "ranks" / "run-1_x" / "attempt_0" / str(local_rank)
+            folder.mkdir(parents=True)
+            (folder / "stderr.log").touch()
+    documents = SimpleNamespace(
+        site=SimpleNamespace(nodes=2, accelerators_per_node=2),
+        name="run-1",
+        node_folder=lambda node: tmp_path / f"node{node}",
+    )
+    unused = cast("Any", None)
+    processes = SiteProcesses(
+        cast("Any", documents), tmp_path, None, None, listeners=unused, tasks=unused
+    )
+    found = [(source, path.name) for source, path in processes.log_files()]
+    assert found == [
+        ("rank0", "stderr.log"),
+        ("rank1", "stderr.log"),
+        ("torchrun0", "torchrun.log"),
+        ("gateway0", "gateway.log"),
+        ("rank2", "stderr.log"),
+        ("rank3", "stderr.log"),
+        ("torchrun1", "torchrun.log"),
+        ("gateway1", "gateway.log"),
+    ]
