@@ -34,7 +34,7 @@ from topology.trees.packing import Packing, pack_stars, pack_trees
 from topology.trees.pairs import Pairs, pairs_of
 from topology.trees.shapes import best_hub, ring_paths, rooted, widest_tree, width
 from topology.trees.trees import ReductionPlan, Tree, star
-from topology.trees.weights import small_weights
+from topology.trees.weights import NEAR_ENOUGH, small_weights
 from topology.world import Topology
 
 JUDGED_BYTES = 256 << 20
@@ -189,9 +189,11 @@ def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
     return found
 
 
-def weighted(pairs: Pairs, packing: Packing) -> tuple[Tree, ...]:
-    """Return the trees of a packing, with small whole weights."""
-    weights = small_weights(packing, pairs)
+def weighted(
+    pairs: Pairs, packing: Packing, near_enough: Fraction = NEAR_ENOUGH
+) -> tuple[Tree, ...]:
+    """Return the trees of a packing, with small whole weights; `near_enough` as for `small_weights`."""
+    weights = small_weights(packing, pairs, near_enough)
     return tuple(
         rooted(pairs, edges, weight)
         for (edges, _), weight in zip(packing.trees, weights, strict=True)

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
 
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
@@ -22,6 +23,7 @@ from topology.trees.shapes import (
     width,
 )
 from topology.trees.trees import ReductionPlan, Tree, star
+from topology.trees.weights import NEAR_ENOUGH
 from topology.world import Topology
 
 MIXES = {
@@ -35,6 +37,9 @@ MIXES = {
 }
 """Weights of several stars, by the number of sites. Small weights share out few chunks best. And these do
 not follow from rates, so that a wider link does not take away what was best without it."""
+ROUNDINGS = {4: (NEAR_ENOUGH, Fraction(105, 100), Fraction(6, 5), Fraction(3, 2))}
+"""How near a linear program's whole weights are to it, by the number of sites: fewer turns share out few chunks
+better, and made plans of four sites 3 % shorter."""
 EVERY_TREE_SITES = 4
 """Up to so many sites every tree is tried alone: 16 of them."""
 EVERY_ROOT_SITES = 3
@@ -141,8 +146,10 @@ def _forms(
             stars = (star(pairs.num_sites, hub) for hub in some)
             yield f"{len(mix)} weighted trees", tuple(map(_weighing, stars, mix))
     if with_packings and with_programs and pairs.num_sites > 2:
-        for packing in packings(pairs, width(pairs, widest)):
-            trees = weighted(pairs, packing)
+        roundings = ROUNDINGS.get(pairs.num_sites, (NEAR_ENOUGH,))
+        found = packings(pairs, width(pairs, widest))
+        for packing, near_enough in itertools.product(found, roundings):
+            trees = weighted(pairs, packing, near_enough)
             form = f"{len(trees)} weighted trees"
             yield form if len(trees) > 1 else f"tree at {pairs.names[trees[0].root]}", trees
 

@@ -11,14 +11,14 @@ from topology.trees.trees import TREES_MAX, WEIGHT_MAX
 
 PERIOD_MAX = 256
 """Of all weights together. Few, so that few chunks are already shared out right."""
-_NEAR_ENOUGH = Fraction(101, 100)
+NEAR_ENOUGH = Fraction(101, 100)
 """Of the busiest link's time."""
 
 
-def small_weights(packing: Packing, pairs: Pairs) -> list[int]:
-    """Return a weight for each tree, 0 to WEIGHT_MAX: of the least total that is within 1 %.
+def small_weights(packing: Packing, pairs: Pairs, near_enough: Fraction = NEAR_ENOUGH) -> list[int]:
+    """Return a weight for each tree, 0 to WEIGHT_MAX: of the least total that is near enough.
 
-    Where no total up to PERIOD_MAX is, the one whose busiest link is least busy.
+    That is a busiest link that takes at most so many times as long as in the packing. Where no total up to PERIOD_MAX is, the one whose busiest link is least busy.
     """
     carried = [part for _, part in packing.trees]
     total = sum(carried, Fraction(0))
@@ -30,7 +30,7 @@ def small_weights(packing: Packing, pairs: Pairs) -> list[int]:
         busiest = _busiest(packing, weights, pairs) / period
         if best is None or busiest < best[0]:
             best = busiest, weights
-        if busiest * packing.bytes_per_s <= _NEAR_ENOUGH:
+        if busiest * packing.bytes_per_s <= near_enough:
             break
     assert best is not None
     assert len(best[1]) <= TREES_MAX
