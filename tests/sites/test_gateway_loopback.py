@@ -1,7 +1,5 @@
 """Several gateways over real gRPC with ranks over real sockets: sums, and what holds them up."""
 
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from sites.gateway.links.greeting import Peer
-from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
+from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import GATHER_2, Member, gateway_config, gateways, join, reduce_once
 from tests.fakes.tcp_proxy import TcpProxy
+from tests.fakes.waiting import wait_for
 from topology.trees.shapes import ring_paths
 from topology.trees.trees import ReductionPlan, Tree, star
 
@@ -26,14 +25,6 @@ PLANS = {
     "ring-4": ReductionPlan(4, ring_paths(range(4)), ""),
 }
 RANKS = (2, 3, 1, 2)
-
-
-def wait_for(fact: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not fact():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("name", PLANS)

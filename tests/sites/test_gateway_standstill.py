@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +25,7 @@ from sites.silence import Silence, Standstills
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import SITES, gateway_config, reduce_once
+from tests.fakes.waiting import wait_for
 from topology.trees.trees import ReductionPlan
 
 PLAN = ReductionPlan(2, (), "")
@@ -206,21 +207,16 @@ def test_late_looks_are_no_standstill() -> None:
 
 def wait_until_dialled(gateway: GatewayProcess) -> None:
     """Return when a gateway waits for a peer's first answer."""
-    process, deadline_s = psutil.Process(gateway.process.pid), time.monotonic() + DEADLINE_S
-    while not any(each.status == "ESTABLISHED" for each in process.net_connections("tcp")):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)  # another process's doing cannot be waited for otherwise
+    process = psutil.Process(gateway.process.pid)
+    wait_for(lambda: any(each.status == "ESTABLISHED" for each in process.net_connections("tcp")))
 
 
 def stand_still(processes: list[GatewayProcess], for_s: float) -> None:
     """Stop processes where they are, and let them go on after so long."""
-    deadline_s = time.monotonic() + DEADLINE_S
     for each in processes:
         each.process.send_signal(signal.SIGSTOP)
     for each in processes:
-        while psutil.Process(each.process.pid).status() != psutil.STATUS_STOPPED:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)  # another process's doing cannot be waited for otherwise
+        os.waitid(os.P_PID, each.process.pid, os.WSTOPPED | os.WNOWAIT)
     threading.Event().wait(for_s)
     for each in processes:
         each.process.send_signal(signal.SIGCONT)

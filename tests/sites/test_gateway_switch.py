@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,8 +29,8 @@ from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.encoding import RankEncoding
 from tests.fakes.exchanges import StepPool
-from tests.fakes.gateway_rank import DEADLINE_S
 from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, join, reduce_once
+from tests.fakes.waiting import wait_for
 from topology.trees.trees import ReductionPlan, star
 
 STARS = [ReductionPlan(3, (star(3, hub),), "") for hub in range(3)]
@@ -304,14 +303,6 @@ def test_pauses_of_the_whole_machine_are_not_one_silence(
         watch._raise_if_unreached()
 
 
-def wait_until_reached(link: Link) -> None:
-    """Return once the peer has greeted over its own link: its first greetings may come before there is this one."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while link._watch._reached is None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)  # nobody is told of it
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_peer_that_has_lost_its_own_link_is_noticed_by_who_waits_for_it(tmp_path: Path) -> None:
@@ -323,7 +314,9 @@ def test_a_peer_that_has_lost_its_own_link_is_noticed_by_who_waits_for_it(tmp_pa
         assert all(each["accepted"] for each in propose(members, STARS[1], epoch=1, from_round=1))
         decide(members, 1, commit=True)
         reduce_once(ranks, 0, 50, WEIGHTS, seed=0)
-        wait_until_reached(members[2].gateway._links.all[1, 0])
+        # By a greeting over its own link: the first ones may come before there is one here.
+        watch = members[2].gateway._links.all[1, 0]._watch
+        wait_for(lambda: watch._reached is not None)
         members[1].gateway._links.drop([(2, 0)])  # as one does that no plan needs
         (rank,) = ranks[2]
         rank.share(0, 50)
