@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sites.gateway.links.greeting import Peer
-from tests.fakes.gateway_rank import GatewayRank
+from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import GATHER_2, Member, gateway_config, gateways, join, reduce_once
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
