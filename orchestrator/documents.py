@@ -105,7 +105,8 @@ def load_pair(
         job_path: Of the job.
         overrides: `path=value` of either document.
         topology_path: Of the topology.
-        to_plan: A plan has yet to say which sites take part, as it has for each job that asks for one.
+        to_plan: A plan has yet to say which sites take part, as it has for each job that asks for
+            one.
 
     Raises:
         ConfigError: with the mistakes of both, and of what they are to each other.

@@ -1,7 +1,8 @@
 """HOME, the folders of runs in it, and where each run's coordinator is.
 
 HOME/runs/RUN/   of an embedded run: also its coordinator's state (docs/architecture.md, "Folders")
-                 of a run launched with --coordinator: the documents, and remote.json with the address
+                 of a run launched with --coordinator: the documents, and remote.json with the
+                 address
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """How a command is told to end: by Ctrl-C or SIGTERM, once; a second one ends the process at once.
 
-Python runs a signal's handler between any two bytecodes of the main thread. What is raised there may be lost in
-a destructor or a callback, or leave a lock taken for ever, and then the command never ends. So while a command
-holds anything, as a connection, a table on a terminal or a process, the handler only takes note; `check`, which
-every wait calls at least each LOOK_S, raises. Where nothing is held, as in computing, the handler raises itself,
-and what is lost there the next wait raises again.
+Python runs a signal's handler between any two bytecodes of the main thread. What is raised there
+may be lost in a destructor or a callback, or leave a lock taken for ever, and then the command
+never ends. So while a command holds anything, as a connection, a table on a terminal or a process,
+the handler only takes note; `check`, which every wait calls at least each LOOK_S, raises. Where
+nothing is held, as in computing, the handler raises itself, and what is lost there the next wait
+raises again.
 
-Waits look rather than are woken: a signal that comes just before a wait's system call does not end that, and its
-handler has to wait, too.
+Waits look rather than are woken: a signal that comes just before a wait's system call does not end
+that, and its handler has to wait, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The coordinator's memory: SQLite, append-only events, one writer, readable after any crash.
 
-A run's view is the fold of its events (orchestrator/core/view.py). Beside them stand the last metrics of
-each run, overwritten about once a second: what people see, nothing that decisions rest on.
+A run's view is the fold of its events (orchestrator/core/view.py). Beside them stand the last
+metrics of each run, overwritten about once a second: what people see, nothing that decisions rest
+on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The logs of a run: RUN/logs/SITE/SOURCE.log, which agents ship, one line a line, in the order of their sequence.
 
-What the coordinator itself says is at no site: RUN/logs/coordinator.log. Of each source the newest parts are kept (parts.py).
+What the coordinator itself says is at no site: RUN/logs/coordinator.log. Of each source the newest
+parts are kept (parts.py).
 """
 
 from __future__ import annotations

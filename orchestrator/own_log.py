@@ -1,8 +1,9 @@
 """What a coordinator itself logs: kept among its run's logs, and bounded where it goes to a file.
 
-An embedded coordinator, its agents and its emulator write to one file, coordinator.log, which errors quote. Of that the end
-stays on the disk. What the coordinator says while a run goes on is also one of the run's logs, in parts like all of them,
-so that whoever reads these reads it, too, from wherever.
+An embedded coordinator, its agents and its emulator write to one file, coordinator.log, which
+errors quote. Of that the end stays on the disk. What the coordinator says while a run goes on is
+also one of the run's logs, in parts like all of them, so that whoever reads these reads it, too,
+from wherever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files of lines that grow for weeks: written in parts, of which the newest are kept.
 
-The first part has the file's own name, later ones the number of their first line behind it: `rank0.log`,
-`rank0.log.84120`. Nothing is ever renamed, and a part is complete when there is a later one, so who reads
-while somebody writes needs no lock: list the parts, then read them.
+The first part has the file's own name, later ones the number of their first line behind it:
+`rank0.log`, `rank0.log.84120`. Nothing is ever renamed, and a part is complete when there is a
+later one, so who reads while somebody writes needs no lock: list the parts, then read them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes a running job's plan again, in a process of its own: planning keeps a processor busy for seconds.
 
-stdin has one JSON object, `Request`; stdout has a line for the best other trees as soon as they are known,
-and one for what a launch with a new plan would give.
+stdin has one JSON object, `Request`; stdout has a line for the best other trees as soon as they are
+known, and one for what a launch with a new plan would give.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ A training script needs two lines of it:
     site = sites.join()
     site.synchronize(model, optimizer)
 
-torch is imported with the first use of a name below, so that everything else here starts without it.
+torch is imported with the first use of a name below, so that everything else here starts without
+it.
 """
 
 from typing import TYPE_CHECKING

@@ -2,8 +2,8 @@
 
 Usage: python -m sites.leash PARENT_PID [--enter USER NET] -- COMMAND...
 
-PARENT_PID `-`: on no leash; only the namespaces are entered. USER and NET are files of namespaces, as
-/proc/PID/ns/net; USER may be empty.
+PARENT_PID `-`: on no leash; only the namespaces are entered. USER and NET are files of namespaces,
+as /proc/PID/ns/net; USER may be empty.
 
 Only the standard library, for every child of every run passes through here. The signal follows the
 *thread* that started the child, so children must be started from a thread that lives as long as

@@ -1,9 +1,9 @@
 """For how long somebody has been silent: what agents and gateways give each other up by.
 
-A process that stood still (SIGSTOP, a machine that was suspended, a hypervisor's hiccup) has heard nothing
-either: what was said meanwhile has yet to be read, and who stood still with it has yet to go on. So silence begins
-anew then. But only once until something is heard again: a process that is stopped again and again
-still misses somebody who is gone.
+A process that stood still (SIGSTOP, a machine that was suspended, a hypervisor's hiccup) has heard
+nothing either: what was said meanwhile has yet to be read, and who stood still with it has yet to
+go on. So silence begins anew then. But only once until something is heard again: a process that is
+stopped again and again still misses somebody who is gone.
 """
 
 from __future__ import annotations

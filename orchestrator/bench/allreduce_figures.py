@@ -1,8 +1,9 @@
 """From the metric records of a run of the all-reduce script to its figures. Pure.
 
-The bound is `topology/timing/wire_time.py`'s time for the bytes that were sent, on links that lose to packet
-headers what TCP must (3.5 % of the rate where packets are emulated) but never start slowly: connections
-are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest link.
+The bound is `topology/timing/wire_time.py`'s time for the bytes that were sent, on links that lose
+to packet headers what TCP must (3.5 % of the rate where packets are emulated) but never start
+slowly: connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest
+link.
 """
 
 from __future__ import annotations

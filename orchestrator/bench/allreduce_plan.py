@@ -41,8 +41,8 @@ class Wanted:
     emulator: str | None
     """`auto`, `relay`, `netns` or `none`; None: as the topology says.
 
-    With `none`, sites are told of this machine's own links in place of the topology's, unless `overrides`
-    speak of links, chunks or buckets themselves.
+    With `none`, sites are told of this machine's own links in place of the topology's, unless
+    `overrides` speak of links, chunks or buckets themselves.
     """
 
 

@@ -1,7 +1,7 @@
 """One site by itself: the same job with that site's share of the batch, on a topology of one site.
 
-Said as overrides of the two documents, so that a solo run is an ordinary run, and can be repeated by
-hand with `isthmus launch --set`.
+Said as overrides of the two documents, so that a solo run is an ordinary run, and can be repeated
+by hand with `isthmus launch --set`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From a run's metric records to its figures. Pure.
 
-Only steps after the warm-up count: the first ones pay for connections, windows and caches that grow.
-A step begins where the one before it ended, so the times of the steps add up to the wall time.
+Only steps after the warm-up count: the first ones pay for connections, windows and caches that
+grow. A step begins where the one before it ended, so the times of the steps add up to the wall
+time.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def measure(
                 f"site {site} has no record of step {missing[0]}, of {window.stop - 1} that the run "
                 "was to make"
             )
-    # The first rank's records tell how a site's bytes spread over its steps: links have totals only.
+    # The first rank's records tell how a site's bytes spread over its steps: links have totals
+    # only.
     shares = {
         site: _mean(steps, metrics.WIRE_BYTES) / (sent_bytes[site] or 1.0)
         for site, steps in by_site.items()

@@ -1,7 +1,8 @@
 """bench.json: what was asked, each run as it was measured, and what follows. Read by `isthmus report`.
 
-Every class is one JSON object of the file, under the names that it has there. All times are seconds,
-all sizes bytes. The file is written anew after each run, so what an interruption loses is one run.
+Every class is one JSON object of the file, under the names that it has there. All times are
+seconds, all sizes bytes. The file is written anew after each run, so what an interruption loses is
+one run.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def command(
 ) -> int:
     """Time the average of one tensor over all sites of TOPOLOGY, for each combination.
 
-    Every combination is an ordinary run on this machine, with one rank a site. After each repetition
-    the results of all sites are compared bit for bit.
+    Every combination is an ordinary run on this machine, with one rank a site. After each
+    repetition the results of all sites are compared bit for bit.
     """
     name = name or f"allreduce-{new_run_id()}"
     folder = home_folder(home) / "bench" / name

@@ -44,7 +44,8 @@ def run_check(
     """Measure, print the table and the verdict.
 
     Raises:
-        CommandError: EMULATION_INEXACT, or EMULATION_FAILED where netns was asked for and cannot be.
+        CommandError: EMULATION_INEXACT, or EMULATION_FAILED where netns was asked for and cannot
+            be.
         ConfigError: the topology has mistakes.
     """
     module = _chosen(output, emulator)

@@ -1,8 +1,8 @@
 """Which of many reported failures was the first real one.
 
-When a rank dies at one site, its gateway loses it, the other sites' gateways lose that gateway, their
-ranks fail, and torchrun terminates what is left: a dozen reports of one event. Sites date what
-they report by its age, so that clocks need not agree.
+When a rank dies at one site, its gateway loses it, the other sites' gateways lose that gateway,
+their ranks fail, and torchrun terminates what is left: a dozen reports of one event. Sites date
+what they report by its age, so that clocks need not agree.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ class Leases:
         """Return the sites whose lease has ended, and for how long each was silent, in seconds.
 
         Call it many times a lease. If it was not called for a fifth of one, this process itself
-        stood still, and what the sites sent meanwhile has yet to be read: then leases begin anew. Each only
-        once, until its site is heard again: a process that is stopped again and again still misses a dead one.
+        stood still, and what the sites sent meanwhile has yet to be read: then leases begin anew.
+        Each only once, until its site is heard again: a process that is stopped again and again
+        still misses a dead one.
         """
         gap_s = self._gap_s(now_s)
         self._ticked_s = now_s

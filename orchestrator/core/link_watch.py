@@ -1,14 +1,15 @@
 """What a run's links carry, beside what its plan counts on: which have drifted for so long that it matters.
 
-Pure. A figure is the median of a link's latest SAMPLES measurements: one that came about by chance moves
-nothing. Drift begins when it is farther off than `drift`, and is over when it is not half as far off: between the two
-nothing changes, so a link at the limit does not begin anew all the time. Time counts from measurement to
-measurement.
+Pure. A figure is the median of a link's latest SAMPLES measurements: one that came about by chance
+moves nothing. Drift begins when it is farther off than `drift`, and is over when it is not half as
+far off: between the two nothing changes, so a link at the limit does not begin anew all the time.
+Time counts from measurement to measurement.
 
-A link that trees have left is not measured any more, and might be well again. So what was measured is believed
-for so long, and then forgotten: the link is taken to be as described, and other trees may try it. If it is
-found to be as slow as before, that is believed twice as long as the last time. So of n attempts in vain the last comes
-after 2^n times the first one's wait, and they cost ever less of the run.
+A link that trees have left is not measured any more, and might be well again. So what was measured
+is believed for so long, and then forgotten: the link is taken to be as described, and other trees
+may try it. If it is found to be as slow as before, that is believed twice as long as the last time.
+So of n attempts in vain the last comes after 2^n times the first one's wait, and they cost ever
+less of the run.
 """
 
 from __future__ import annotations

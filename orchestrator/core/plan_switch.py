@@ -1,8 +1,8 @@
 """All sites switch to another plan at one round, or none does: the coordinator's side of the two phases.
 
-Pure. Every site answers once whether it can, and with the hash of what it understood. The first refusal, another hash,
-a site that goes away or a deadline mean that nobody switches. Decided is decided: what comes later
-changes nothing, so no two sites hear different outcomes.
+Pure. Every site answers once whether it can, and with the hash of what it understood. The first
+refusal, another hash, a site that goes away or a deadline mean that nobody switches. Decided is
+decided: what comes later changes nothing, so no two sites hear different outcomes.
 """
 
 from __future__ import annotations

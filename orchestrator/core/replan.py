@@ -1,9 +1,10 @@
 """Keeps a running job's plan fit for its links: watch, plan again, switch all sites at one round.
 
-Pure: events in, actions out. Planned again is what a run can change while it goes on, which is who sums what and
-where; a switch has to save `gain` of the predicted step. After it comes nothing for `gap_s`: a link that
-goes up and down must not make plans follow it. What a plan was made with is what the next drift counts from.
-Links that trees have left are tried again, ever more seldom (`link_watch.py`).
+Pure: events in, actions out. Planned again is what a run can change while it goes on, which is who
+sums what and where; a switch has to save `gain` of the predicted step. After it comes nothing for
+`gap_s`: a link that goes up and down must not make plans follow it. What a plan was made with is
+what the next drift counts from. Links that trees have left are tried again, ever more seldom
+(`link_watch.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The folders of emulations that run by themselves: HOME/emulations/NAME.
 
-Whoever runs an emulation holds the lock in its folder, and the kernel drops the lock with that process:
-so the lock alone tells whether an emulation is up, however it ended.
+Whoever runs an emulation holds the lock in its folder, and the kernel drops the lock with that
+process: so the lock alone tells whether an emulation is up, however it ended.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Raw non-blocking sockets and the event loop's readers, not streams or transports
 received once and sent once, without a task, a future or a buffer copy between.
 
 Memory is bounded: a flow is not read while its link's queue is full, nor while its receiver does
-not take what has already arrived, nor while the link is cut; so it holds at most the queue and what is
-in flight, for which a loss adds one RTT.
+not take what has already arrived, nor while the link is cut; so it holds at most the queue and what
+is in flight, for which a loss adds one RTT.
 """
 
 from __future__ import annotations

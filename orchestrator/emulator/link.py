@@ -10,12 +10,13 @@ again, because what is in flight on the delay line is not in the queue; a longer
 nothing but latency under load.
 
 **Loss.** The bytes of each connection are cut into packets of `PACKET_BYTES`, of which
-losses.py says which are lost. A lost one is sent again: it takes its share of the rate a second time, and arrives one
-RTT late, as after a fast retransmission; everything behind it on its connection waits for it, while
-other connections go on. That is all. There is no congestion control: a connection does not slow down
-after a loss, retransmissions are not lost again, and a loss at the end of a burst costs no
-retransmission timeout. So loss shows here as stalls, and as far too little lost throughput on long
-paths; where that matters, the kernel's own TCP across the packet emulator shows it.
+losses.py says which are lost. A lost one is sent again: it takes its share of the rate a second
+time, and arrives one RTT late, as after a fast retransmission; everything behind it on its
+connection waits for it, while other connections go on. That is all. There is no congestion control:
+a connection does not slow down after a loss, retransmissions are not lost again, and a loss at the
+end of a burst costs no retransmission timeout. So loss shows here as stalls, and as far too little
+lost throughput on long paths; where that matters, the kernel's own TCP across the packet emulator
+shows it.
 """
 
 from __future__ import annotations

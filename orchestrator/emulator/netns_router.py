@@ -1,9 +1,9 @@
 """Carries packets from site to site: reads TUN devices, asks the links, writes when it is time.
 
 One thread, one loop, bounded work in each turn: it reads at most `FRAMES_PER_TURN` of a device
-before it looks at what is due, so no site can keep another waiting. There is one turn each `TURN_S`, on
-average: a turn is a wake-up that takes a core from a site's processes, and where twelve busy links share two
-cores, as many turns as packets cost the sites a seventh of their speed.
+before it looks at what is due, so no site can keep another waiting. There is one turn each
+`TURN_S`, on average: a turn is a wake-up that takes a core from a site's processes, and where
+twelve busy links share two cores, as many turns as packets cost the sites a seventh of their speed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """An emulator's conversation with its owner, which never makes it wait.
 
-The first line of its stdin configures it; what is up then is its first message. Further lines ask for
-changes, and are answered. Its counters are said after each answer, once a second, and at the end.
+The first line of its stdin configures it; what is up then is its first message. Further lines ask
+for changes, and are answered. Its counters are said after each answer, once a second, and at the
+end.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ It is told on stdin, one JSON object a line, and answers each on stdout with ano
     {"op": "stop"}                                              → {}
     {"op": "datagrams", "host", "port", "count", "per_s"}       → {"sent"}
 
-Threads, not an event loop: they sleep in the kernel, and the GIL is not held while bytes are copied.
-Only the standard library, for it starts inside namespaces many times.
+Threads, not an event loop: they sleep in the kernel, and the GIL is not held while bytes are
+copied. Only the standard library, for it starts inside namespaces many times.
 """
 
 from __future__ import annotations

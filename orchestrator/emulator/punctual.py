@@ -14,10 +14,10 @@ _REALTIME_PRIORITY = 1
 def be_punctual() -> None:
     """Ask the kernel to wake this thread, and those it starts, on time and before other processes.
 
-    With all processors busy, one piece in a hundred of the packet emulator was delivered 0.7 to 3 ms
-    late at nice -20, and 0.05 ms late at the lowest real-time priority. The kernel keeps a share of the
-    time from real-time processes, so an emulator with too much to do cannot take the machine.
-    Without the privilege, and elsewhere than on Linux, it stays one process among others.
+    With all processors busy, one piece in a hundred of the packet emulator was delivered 0.7 to 3
+    ms late at nice -20, and 0.05 ms late at the lowest real-time priority. The kernel keeps a share
+    of the time from real-time processes, so an emulator with too much to do cannot take the
+    machine. Without the privilege, and elsewhere than on Linux, it stays one process among others.
     """
     if sys.platform != "linux":
         return

@@ -2,7 +2,8 @@
 
 It reads one line of JSON (config.py) from stdin, says on stdout where it listens, then once a
 second what has passed, one JSON line each. Further lines of stdin change links, at once; each is
-answered, and followed by the counters of that moment. It ends when stdin does, so with its parent too.
+answered, and followed by the counters of that moment. It ends when stdin does, so with its parent
+too.
 """
 
 from __future__ import annotations

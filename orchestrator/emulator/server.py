@@ -3,11 +3,11 @@
 Used in a process's own event loop, `async with Relay(config) as relay`, or as the child process
 that relay.py makes of it.
 
-It ends TCP on both sides, so what it cannot show is TCP's own behaviour on a long path: slow
-start, congestion control and retransmission, window limits. What it makes of loss is said in link.py,
-of a cut in shared_link.py, of a half-open connection in connection.py. A connection that is dialled
-across a cut is accepted by the kernel, as the relay's listener is on this machine, but nothing answers
-on it before the link is healed, when the relay dials the gateway.
+It ends TCP on both sides, so what it cannot show is TCP's own behaviour on a long path: slow start,
+congestion control and retransmission, window limits. What it makes of loss is said in link.py, of a
+cut in shared_link.py, of a half-open connection in connection.py. A connection that is dialled
+across a cut is accepted by the kernel, as the relay's listener is on this machine, but nothing
+answers on it before the link is healed, when the relay dials the gateway.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One directed link of the relay at work: its transmitter, its counters, and how it changes.
 
 **A cut link** holds everything. The kernel's TCP would send again what a cut has swallowed, so
-nothing is dropped: all that has not arrived waits, and when the link is healed it crosses again from
-the start, in the order in which it was due. (Here at once; after a real cut TCP waits for its
+nothing is dropped: all that has not arrived waits, and when the link is healed it crosses again
+from the start, in the order in which it was due. (Here at once; after a real cut TCP waits for its
 retransmission timer, which by then may be as long as the cut was.) Meanwhile connections that cross
 the link are read in neither direction, because where no acknowledgement comes back, a sender soon
 stops; what the intact direction already holds still arrives. So an end that closes during a cut is

@@ -147,7 +147,8 @@ def link_figures(
 ) -> dict[int, dict[str, str]]:
     """Return what to write as `measured` of each link of the file, by its position.
 
-    A link of both directions has the lower bandwidth, the mean round trip and the higher loss of the two.
+    A link of both directions has the lower bandwidth, the mean round trip and the higher loss of
+    the two.
 
     Args:
         document: The topology's file.

@@ -1,6 +1,7 @@
 """One step as a Gantt chart: each site's backward pass, and every bucket's way across under it.
 
-What lies on the shaded ground was hidden behind the computation; what lies right of it was waited for.
+What lies on the shaded ground was hidden behind the computation; what lies right of it was waited
+for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A simulated run's folder: journal, documents, metrics and summary, as a coordinator leaves them.
 
-`isthmus report`, `trace`, `status` and `events` read it like that of a run that was made. It says itself that
-none was: in its notes, and as the host of each site.
+`isthmus report`, `trace`, `status` and `events` read it like that of a run that was made. It says
+itself that none was: in its notes, and as the host of each site.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def load_settings(base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep])
         sweeps: as parsed.
 
     Raises:
-        ConfigError: a document has mistakes in some setting, or no plan, or the job has a script of which
-            nothing is known, or trains nothing.
+        ConfigError: a document has mistakes in some setting, or no plan, or the job has a script of
+            which nothing is known, or trains nothing.
     """
     _require_known(base)
     documents = [

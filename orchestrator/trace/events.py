@@ -1,7 +1,8 @@
 """A run's record as trace events: https://perfetto.dev or chrome://tracing show them.
 
-    process a site     compute: step > forward and backward, optimizer; a lane for each bucket phase that
-                       goes on at once; counters of the training; instants of what happened to the site
+    process a site     compute: step > forward and backward, optimizer; a lane for each bucket phase
+                       that goes on at once; counters of the training; instants of what happened to
+                       the site
     process "links"    a counter of bytes/s each directed link, and of what waits in the emulator
     process "run"      instants of the run's events and of faults
 

@@ -1,7 +1,7 @@
 """Ships a run's log lines to the coordinator, without ever holding up the run.
 
-The files on disk are the buffer: nothing is read before what was read is shipped. A source that writes
-more than the rate allows is read with gaps, and each gap says how many lines it left out.
+The files on disk are the buffer: nothing is read before what was read is shipped. A source that
+writes more than the rate allows is read with gaps, and each gap says how many lines it left out.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class LogShipper:
             generation: of the run.
             site: this one.
             own: the agent's own lines, source `agent`.
-            find: returns the sources' names and files as far as there are any yet; asked every tick.
+            find: returns the sources' names and files as far as there are any yet; asked every
+                tick.
         """
         self._ship = ship
         self._run_id = run_id

@@ -1,7 +1,7 @@
 """What waits to be sent to the coordinator, in order and in bounded space.
 
-Heartbeats overtake everything: a slow link must not look like a dead site. Measurements are dropped,
-and counted, rather than let them hold up the gateway that produces them.
+Heartbeats overtake everything: a slow link must not look like a dead site. Measurements are
+dropped, and counted, rather than let them hold up the gateway that produces them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One run at this site: its stages in order, and the one way in which it ends.
 
-Whatever ends a run (all ranks are done, something broke, the coordinator says stop), the same follows:
-every process is ended, the logs are shipped, then the coordinator hears SiteEnded.
+Whatever ends a run (all ranks are done, something broke, the coordinator says stop), the same
+follows: every process is ended, the logs are shipped, then the coordinator hears SiteEnded.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ class SiteRun:
     async def _end_processes(self, stages: asyncio.Task[None]) -> None:
         grace_s = self._grace_s
         if grace_s is None:
-            # Nothing is worth saving after a failure, and the other sites' reports wait for this one.
+            # Nothing is worth saving after a failure, and the other sites' reports wait for this
+            # one.
             grace_s = self._documents.timeouts.stop_grace_s / 2 if self._documents else 0.0
             self._grace_s = grace_s
         stages.cancel()

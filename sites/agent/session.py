@@ -1,9 +1,9 @@
 """The agent's session with the coordinator: dialling, the lease, and messages both ways.
 
-The lease counts from when a heartbeat that was answered was *sent*: then the coordinator cannot have
-given the site up later than the site gives itself up. An agent that has itself stood still, perhaps with its whole
-machine and the coordinator's, has its lease anew once: if the coordinator did not stand still, it has ended the session, and
-that is what this agent reads next.
+The lease counts from when a heartbeat that was answered was *sent*: then the coordinator cannot
+have given the site up later than the site gives itself up. An agent that has itself stood still,
+perhaps with its whole machine and the coordinator's, has its lease anew once: if the coordinator
+did not stand still, it has ended the session, and that is what this agent reads next.
 """
 
 from __future__ import annotations

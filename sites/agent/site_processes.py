@@ -55,7 +55,8 @@ class SiteProcesses:
             documents: what to start.
             sockets: folder for the gateways' Unix sockets.
             bind_host: what gateways bind instead of the site's address.
-            namespace: where gateways run instead, and bind its address; None: where this process does.
+            namespace: where gateways run instead, and bind its address; None: where this process
+                does.
             listeners: told from `tasks`.
             tasks: owns the tasks that listen to the processes; they end with those.
         """

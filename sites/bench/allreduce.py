@@ -1,7 +1,8 @@
 """The script of `isthmus bench allreduce`: one tensor, averaged over all sites, again and again.
 
-Arguments: BYTES COUNT. Each rank sends a record of kind `allreduce` a repetition (protos/metrics.py).
-Sites begin together, as far as the end of a tiny all-reduce before each one lets them.
+Arguments: BYTES COUNT. Each rank sends a record of kind `allreduce` a repetition
+(protos/metrics.py). Sites begin together, as far as the end of a tiny all-reduce before each one
+lets them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Usage: python -m sites.bench.gloo --rank R --world-size S --store FILE --device 
        --size-bytes N --count C --timeout SECONDS
 
 Reduces the tensors of the benchmark's script, and prints one line of JSON at the end:
-{"repeats": [{"begin_s", "end_s", "cpu_s"}, ..], "digest"}. The processes meet through FILE, so nothing
-but Gloo's own connections crosses the links.
+{"repeats": [{"begin_s", "end_s", "cpu_s"}, ..], "digest"}. The processes meet through FILE, so
+nothing but Gloo's own connections crosses the links.
 """
 
 from __future__ import annotations

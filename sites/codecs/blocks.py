@@ -1,10 +1,11 @@
 """Codecs that give each block of 128 elements a scale of its own.
 
-A payload's body holds one bfloat16 scale a block, then the elements' codes. The scale is the block's largest
-magnitude divided by the codec's largest level, rounded up, so that no element falls off the end; and
-at least 2**-126, so that its inverse is finite. An element times the inverse (both rounded to
-nearest, as IEEE 754 says) is rounded to the nearest level, ties to the even one. A maximum is the same
-in any order and all else is element by element: the bytes do not depend on the machine.
+A payload's body holds one bfloat16 scale a block, then the elements' codes. The scale is the
+block's largest magnitude divided by the codec's largest level, rounded up, so that no element falls
+off the end; and at least 2**-126, so that its inverse is finite. An element times the inverse (both
+rounded to nearest, as IEEE 754 says) is rounded to the nearest level, ties to the even one. A
+maximum is the same in any order and all else is element by element: the bytes do not depend on the
+machine.
 
 128: with 64, int4 is only 7.53 times smaller than float32; with 256 its error on real gradients is
 15 % instead of 13 % (docs/codecs.md).

@@ -44,9 +44,9 @@ class Codec(ABC):
 
         Args:
             values: float32, shape (n,), contiguous. Not modified.
-            owed: float32, shape (n,): what was lost before; takes what this one loses, zero where that
-                is not finite. A NaN in `values` crosses as it is. None: nothing is owed, nor kept.
-                Always for a codec that is lossless.
+            owed: float32, shape (n,): what was lost before; takes what this one loses, zero where
+                that is not finite. A NaN in `values` crosses as it is. None: nothing is owed, nor
+                kept. Always for a codec that is lossless.
         """
 
     @abstractmethod

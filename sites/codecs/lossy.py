@@ -1,8 +1,8 @@
 """What the quantising codecs share: numbers that they cannot hold cross as they are.
 
 A payload starts with one byte that says what follows: quantised numbers, quantised numbers under
-zstd, or the float32 themselves. The last is for chunks with a NaN, an infinity or a number of 2**127
-and more: such a chunk crosses bit for bit, so that nothing is ever saturated in silence.
+zstd, or the float32 themselves. The last is for chunks with a NaN, an infinity or a number of
+2**127 and more: such a chunk crosses bit for bit, so that nothing is ever saturated in silence.
 """
 
 from __future__ import annotations

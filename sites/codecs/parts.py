@@ -1,8 +1,8 @@
 """The numbers that one site sent for a chunk, as they came: decoded while they are added up.
 
-So a sum reads what crossed the WAN, a byte an element or less, and writes each result once. A sum that
-is not a number is the one NaN 0x7FC00000, whatever its operands were: left to themselves, processors
-differ in what they make of two of them.
+So a sum reads what crossed the WAN, a byte an element or less, and writes each result once. A sum
+that is not a number is the one NaN 0x7FC00000, whatever its operands were: left to themselves,
+processors differ in what they make of two of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Only the largest: one element in a hundred, by magnitude; all others count as zero.
 
-A payload holds the k values as bfloat16, in the order of their places, then the places: the number of
-elements skipped before each, in base 255 with a digit of 255 for each carry, so that a place takes
-one byte up to 254 skipped ones, and one more for each further 255. k follows from the size of the
-chunk. Of equal magnitudes at the threshold, the first ones go.
+A payload holds the k values as bfloat16, in the order of their places, then the places: the number
+of elements skipped before each, in base 255 with a digit of 255 for each carry, so that a place
+takes one byte up to 254 skipped ones, and one more for each further 255. k follows from the size of
+the chunk. Of equal magnitudes at the threshold, the first ones go.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class RankFailure:
         """Sorts the one that failed first, and not because of another, to the front.
 
         Deaths that are seen in one look have no order of their own: a signal comes out of nowhere,
-        a bare exit status is deliberate, an exception may be an answer to either. SIGTERM to a victim
-        comes last, from torchrun.
+        a bare exit status is deliberate, an exception may be an answer to either. SIGTERM to a
+        victim comes last, from torchrun.
         """
         if self.collateral:
             kind = int(self.exit_code == -SIGTERM)

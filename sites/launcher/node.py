@@ -3,12 +3,12 @@
 Usage: python -m sites.launcher.node --nodes N --node I --ranks P --endpoint HOST:PORT --name NAME
        --folder DIR --start-within S --grace S -- (SCRIPT | -m MODULE) [ARGUMENTS...]
 
-Beside what torchrun does, the first death of a rank stands in DIR/failures.json within milliseconds.
-torchrun itself tells only after it has ended all other ranks, which may take 30 s, and orders what it
-found by whole seconds, so that a victim may look like the cause.
+Beside what torchrun does, the first death of a rank stands in DIR/failures.json within
+milliseconds. torchrun itself tells only after it has ended all other ranks, which may take 30 s,
+and orders what it found by whole seconds, so that a victim may look like the cause.
 
-The rendezvous is `static`: `c10d` ignores the node rank and orders nodes by address and pid, but the
-gateways must know which ranks are where. Node 0 hosts it.
+The rendezvous is `static`: `c10d` ignores the node rank and orders nodes by address and pid, but
+the gateways must know which ranks are where. Node 0 hosts it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class Watch:
         new = [failure for failure in failures if failure.rank not in self._failures]
         if not new:
             return
-        # torchrun sends SIGTERM only after another failure; if it tells of no other, it was somebody else.
+        # torchrun sends SIGTERM only after another failure; if it tells of no other, it was
+        # somebody else.
         cause = bool(self._failures) or any(each.exit_code != -signal.SIGTERM for each in new)
         for failure in new:
             if failure.exit_code == -signal.SIGTERM and cause:

@@ -106,7 +106,8 @@ def _end(status: int) -> NoReturn:
 
     An orderly end may wait for threads that wait for a collective which can no longer complete, and
     taking Gloo down with one going on aborts the process: the script's own status would be lost. So
-    it would be to an output that takes nothing more: a full disk, or a stream that the script closed.
+    it would be to an output that takes nothing more: a full disk, or a stream that the script
+    closed.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the script may have put anything there

@@ -2,8 +2,8 @@
 
 The layers of the model form a chain of autograd functions that compute nothing. Each waits as long
 as its accelerator would need, then hands out gradients that one real backward pass left, so that
-DistributedDataParallel's hooks fire layer by layer, with real values, when they would. All waits are
-for absolute times of one clock, so being woken late is made up for and never adds up.
+DistributedDataParallel's hooks fire layer by layer, with real values, when they would. All waits
+are for absolute times of one clock, so being woken late is made up for and never adds up.
 
 Real and part of no modelled time: the optimizer's step, accumulation, digests, records. The
 step's clock starts where the step before had its gradients, so they run within the time that
@@ -60,7 +60,8 @@ class ModelledGpt(nn.Module):
 
         Args:
             model: owned from now on.
-            times: of one sequence, in the order of the forward pass: topology.cost.compute.layer_times.
+            times: of one sequence, in the order of the forward pass:
+                topology.cost.compute.layer_times.
             clock: lets time pass.
         """
         super().__init__()

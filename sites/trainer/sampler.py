@@ -1,8 +1,8 @@
 """Which text stands in which step. Pure: no state, so resuming needs the step's number only.
 
-The global batch of a step holds the samples [step * B, (step + 1) * B). Where sample i begins in the
-text is a function of (seed, i) alone, so however many sites and ranks share a step, together they
-take the same sequences, and each exactly once.
+The global batch of a step holds the samples [step * B, (step + 1) * B). Where sample i begins in
+the text is a function of (seed, i) alone, so however many sites and ranks share a step, together
+they take the same sequences, and each exactly once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Blocks of 128 elements under one scale: encoding with error feedback, decoding, sums of decoded parts.
 
-Each loop takes one block at a time, from its first element on, and its index begins at zero: so numba sees that no
-index is negative, and LLVM makes vectors of the loop. Scales are two octets, little-endian, wherever they begin.
-`kind` is one of the three below; the loops stand apart for each, for a choice inside of one would cost
-what the vectors gain.
+Each loop takes one block at a time, from its first element on, and its index begins at zero: so
+numba sees that no index is negative, and LLVM makes vectors of the loop. Scales are two octets,
+little-endian, wherever they begin. `kind` is one of the three below; the loops stand apart for
+each, for a choice inside of one would cost what the vectors gain.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Compiles kernels when their module is imported, and keeps what came of it for the next process.
 
-The first import on a machine compiles for seconds, later ones load what was kept. That lies in a folder of
-its own for each processor, compiler and text of these modules, so nothing in it is ever out of date, and
-processes that start together write the same to it; each file under another name first. What is loaded is run:
-so it is taken only from files that nobody else can write, and each names the place that it was made for.
-Where no such folder can be written, each process compiles for itself. What nobody uses any more is removed: unused.py.
+The first import on a machine compiles for seconds, later ones load what was kept. That lies in a
+folder of its own for each processor, compiler and text of these modules, so nothing in it is ever
+out of date, and processes that start together write the same to it; each file under another name
+first. What is loaded is run: so it is taken only from files that nobody else can write, and each
+names the place that it was made for. Where no such folder can be written, each process compiles for
+itself. What nobody uses any more is removed: unused.py.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def inlined(function: Function) -> Function:
 def kernel(returns: Type, *arguments: Type) -> Callable[[Function], Function]:
     """Compile a function for arguments of these types; it runs without the interpreter's lock.
 
-    Sizes are not checked: an array that is too short is read and written behind its end. The codecs and
-    sites/codecs/parts.py see to that.
+    Sizes are not checked: an array that is too short is read and written behind its end. The codecs
+    and sites/codecs/parts.py see to that.
 
     Args:
         returns: type of the result.

@@ -1,6 +1,7 @@
 """Numbers of one block's codes and its scale: what a float32 becomes, and what comes back.
 
-Numba widens integers to 64 bits; each step that is named 32 bits again keeps twice as many in a vector.
+Numba widens integers to 64 bits; each step that is named 32 bits again keeps twice as many in a
+vector.
 """
 
 from __future__ import annotations
@@ -60,9 +61,10 @@ def from_upper(code: np.uint8) -> np.float32:
 def to_fp8(scaled: np.float32) -> np.int32:
     """Return the code of the nearest number, of two the even one.
 
-    A code's lower seven bits are in the order of the magnitudes. Normal numbers are those of float32 with 20 mantissa
-    bits fewer and another bias; below 2**-6 codes are multiples of 2**-9. Of the two formulas, each is
-    too small where the other one holds, so that the larger is right everywhere.
+    A code's lower seven bits are in the order of the magnitudes. Normal numbers are those of
+    float32 with 20 mantissa bits fewer and another bias; below 2**-6 codes are multiples of 2**-9.
+    Of the two formulas, each is too small where the other one holds, so that the larger is right
+    everywhere.
     """
     bits = np.float32(scaled).view(np.int32)
     magnitude = np.int32(bits & np.int32(0x7FFFFFFF))

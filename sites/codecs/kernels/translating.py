@@ -1,7 +1,7 @@
 """Makes machine code of a kernel. Only where there is none yet: numba alone takes a second to import.
 
-No flag lets the compiler contract a product and a sum, reorder sums or divide by multiplying: kernels
-give the bits that IEEE 754 prescribes, on every processor.
+No flag lets the compiler contract a product and a sum, reorder sums or divide by multiplying:
+kernels give the bits that IEEE 754 prescribes, on every processor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Removes kernels that nothing has used for a month: other versions', and other processors'.
 
-A home folder may be many machines', so another processor's kernels are in use for as long as somebody loads
-them. Each process that loads some notes it as the time of their folder. Whoever compiles new ones removes what
-has an old time. A folder is moved away at once and then emptied: who begins to use it at that moment finds it
-whole or not at all, and compiles again; of several who remove it one does.
+A home folder may be many machines', so another processor's kernels are in use for as long as
+somebody loads them. Each process that loads some notes it as the time of their folder. Whoever
+compiles new ones removes what has an old time. A folder is moved away at once and then emptied: who
+begins to use it at that moment finds it whole or not at all, and compiles again; of several who
+remove it one does.
 """
 
 from __future__ import annotations
