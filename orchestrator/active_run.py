@@ -109,7 +109,7 @@ class ActiveRun:
             self.replan(event)
 
     def replan(self, event: replan_events.Event) -> None:
-        """Let the core decide whether the run's plan is made again, for as long as the run is active.
+        """Let the core decide whether the plan is made again, for as long as the run is active.
 
         Raises:
             JournalError: as for `handle`.

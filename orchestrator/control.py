@@ -1,4 +1,7 @@
-"""All that a coordinator knows and does, without the wire: sessions, leases, the journal, the latest run."""
+"""All that a coordinator knows and does, without the wire.
+
+Sessions, leases, the journal, the latest run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m orchestrator.coordinator`: the coordinator's process, from its arguments to its exit status."""
+"""`python -m orchestrator.coordinator`: its process, from arguments to exit status."""
 
 from __future__ import annotations
 

@@ -70,7 +70,10 @@ class RunFolder:
         (self.path / REMOTE).write_text(json.dumps({"address": address}) + "\n")
 
     def give_back(self) -> None:
-        """Have the folder be no run's any more: nothing was submitted. What else wrote there stays."""
+        """Have the folder be no run's any more: nothing was submitted.
+
+        What else wrote there stays.
+        """
         # The job last: while it is there, nobody else begins to write.
         for name in (TOPOLOGY, REMOTE, JOB):
             (self.path / name).unlink(missing_ok=True)

@@ -24,7 +24,10 @@ from types import FrameType
 from typing import TypeVar
 
 SAME_S = 0.5
-"""What comes so soon is no second wish: `timeout` signals its process, and then the group that it is in."""
+"""What comes so soon is no second wish.
+
+`timeout` signals its process, and then the group that it is in.
+"""
 LOOK_S = 0.1
 """Between two looks of a wait whether a signal has come; nobody notices."""
 SHOW_CURSOR = b"\x1b[?25h"
@@ -41,7 +44,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """What signals have told this process. Used by its main thread, the only one that takes them."""
+    """What signals have told this process.
+
+    Used by its main thread, the only one that takes them.
+    """
 
     def __init__(
         self,
@@ -100,7 +106,7 @@ class Interruption:
 
     @contextmanager
     def releasing(self) -> Iterator[None]:
-        """Have signals raise at once while the block does one thing that may take long, as writing to a pipe."""
+        """Have signals raise at once while the block does one thing that takes long, as a write."""
         held, self._num_held = self._num_held, 0
         try:
             self.check()
@@ -139,7 +145,10 @@ class Interruption:
                     raise
 
     def answer(self, error: KeyboardInterrupt) -> int:
-        """Return the exit status of a command that `error` ends, as shells have it; waits go on from here."""
+        """Return the exit status of a command that `error` ends, as shells have it.
+
+        Waits go on from here.
+        """
         self._pending = None
         return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
 

@@ -123,7 +123,9 @@ class JournalReader:
             return fold(run_id, events)
 
     def final_view(self, run_id: str) -> RunView:
-        """Return a run as the next coordinator would find it: lost, if it is unfinished and nobody writes.
+        """Return a run as the next coordinator would find it.
+
+        Lost, if it is unfinished and nobody writes.
 
         Raises:
             KeyError: there is no such run.
@@ -135,7 +137,10 @@ class JournalReader:
         return view
 
     def progress(self, run_id: str) -> dict[str, Any]:
-        """Return a run's last metrics, as `Journal.save_progress` got them; empty before the first."""
+        """Return a run's last metrics, as `Journal.save_progress` got them.
+
+        Empty before the first.
+        """
         query = "SELECT progress FROM runs WHERE run_id = ?"
         with self._told():
             row = self._connection.execute(query, (run_id,)).fetchone()
@@ -156,7 +161,7 @@ class JournalReader:
 
     @contextmanager
     def damage_told(self) -> Iterator[None]:
-        """Turn what goes wrong with a row that nobody wrote so into one line that names the file."""
+        """Turn what goes wrong with a row that nobody wrote so into a line that names the file."""
         try:
             yield
         except (

@@ -1,4 +1,7 @@
-"""What a coordinator tells of its runs: of the latest from memory, of all before from the journal."""
+"""What a coordinator tells of its runs.
+
+Of the latest from memory, of all before from the journal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logs of a run: RUN/logs/SITE/SOURCE.log, which agents ship, one line a line, in the order of their sequence.
+"""The logs of a run: RUN/logs/SITE/SOURCE.log, as agents ship them, in the order of the lines.
 
 What the coordinator itself says is at no site: RUN/logs/coordinator.log. Of each source the newest
 parts are kept (parts.py).
@@ -154,7 +154,7 @@ def last_line(log: Path) -> str:
 
 
 def _new_lines(file: _File) -> Iterator[bytes]:
-    """Go on through a source's complete lines that there are now, and yield each when it is behind."""
+    """Go on through a source's complete lines of now, and yield each when it is behind."""
     for part in parts_of(file.path):
         if part.first < file.part.first:
             continue

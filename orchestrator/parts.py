@@ -80,7 +80,10 @@ class PartWriter:
 
 
 def parts_of(path: Path) -> list[Part]:
-    """Return the parts that there are of a file, in their order; of one that is not there, its first."""
+    """Return the parts that there are of a file, in their order.
+
+    Of one that is not there, its first.
+    """
     found = []
     for each in path.parent.glob(f"{path.name}.*"):
         number = each.name.removeprefix(f"{path.name}.")

@@ -1,4 +1,4 @@
-"""Plans of a job: made, read, and put into its documents as overrides, so that every process gets the same."""
+"""Plans of a job: made, read, and put into its documents as overrides: every process gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Makes a running job's plan again, in a process of its own: planning keeps a processor busy for seconds.
+"""Makes a running job's plan again, in a process of its own.
+
+Planning keeps a processor busy for seconds.
 
 stdin has one JSON object, `Request`; stdout has a line for the best other trees as soon as they are
 known, and one for what a launch with a new plan would give.
@@ -67,7 +69,7 @@ def _any(_reduction: Reduction) -> bool:
 
 
 def _same_codecs(run: RunDocuments) -> Callable[[Reduction], bool]:
-    """Return what tells whether a reduction leaves every chunk the codec that it had when the run began."""
+    """Return what tells whether a reduction leaves every chunk the codec of the run's beginning."""
     began = _executed(run, run.job.reduction)
     return lambda reduction: has_same_turns(began, _executed(run, reduction))
 

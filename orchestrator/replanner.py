@@ -1,4 +1,4 @@
-"""Has plans of a running job made again, by a process that is started for each and gone afterwards."""
+"""Has plans of a running job made again, each by a process of its own, gone afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Keeps an active run's plan fit for its links: carries out what orchestrator/core/replan.py decides."""
+"""Keeps an active run's plan fit for its links.
+
+Carries out what orchestrator/core/replan.py decides.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ Record = Callable[[str, str, dict[str, Any]], None]
 
 
 def settings_of(job: Job, document: control_pb2.Document) -> Replan | None:
-    """Return when a job's plan is made again; None: never, for one that names its reduction keeps it.
+    """Return when a job's plan is made again.
+
+    None: never, for one that names its reduction keeps it.
 
     Args:
         job: As its run executes it.

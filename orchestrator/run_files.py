@@ -46,21 +46,24 @@ class RunFiles:
                 write_atomically(path, text)
 
     def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append one JSON object a line. A disk that refuses does not end the run: it is told once."""
+        """Append one JSON object a line.
+
+        A disk that refuses does not end the run: it is told once.
+        """
         if not self._can_measure:
             return
         try:
             self._metrics.append([f"{strict_json(record)}\n" for record in records])
         except OSError as error:
             self._can_measure = False
-            log.error("%s: %s; metrics are not kept any more", self.folder / METRICS, error)  # noqa: TRY400 - the reason is in the line
+            log.error("%s: %s; metrics are not kept any more", self.folder / METRICS, error)  # noqa: TRY400 - it says why
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write what the run came to; like metrics, it is not worth failing for."""
         try:
             write_atomically(self.folder / SUMMARY, strict_json(summary, indent=1) + "\n")
         except OSError as error:
-            log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - the reason is in the line
+            log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - it says why
 
 
 def read_metrics(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -38,7 +38,10 @@ def is_abandoned(folder: Path) -> bool:
 
 
 def lock(path: Path) -> int:
-    """Return a descriptor that holds the lock; the kernel lets go of it however the process ends."""
+    """Return a descriptor that holds the lock.
+
+    The kernel lets go of it however the process ends.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     for _ in range(LOCK_ATTEMPTS):
         with suppress(BlockingIOError):

@@ -9,7 +9,10 @@ stopped again and again still misses somebody who is gone.
 from __future__ import annotations
 
 _SHARE = 1 / 5
-"""Of a lease: a look that is late by no more was only late, on a busy machine. The coordinator's leases have the same."""
+"""Of a lease: a look that is late by no more was only late, on a busy machine.
+
+The coordinator's leases have the same.
+"""
 
 
 class Silence:
@@ -36,7 +39,10 @@ class Silence:
 
 
 class Standstills:
-    """Notices that its process stood still. Pure; of one thread or task, which says how long each of its waits may be."""
+    """Notices that its process stood still.
+
+    Pure; of one thread or task, which says how long each of its waits may be.
+    """
 
     def __init__(self, now_s: float, lease_s: float) -> None:
         """Begin.
@@ -49,7 +55,7 @@ class Standstills:
         self._least_s = _SHARE * lease_s
 
     def look(self, now_s: float, longest_s: float) -> float:
-        """Return for how long the process stood still since the look before, at least; 0 if it did not.
+        """Return for how long it stood still since the look before, at least; 0 if it did not.
 
         Args:
             now_s: now.

@@ -94,7 +94,7 @@ def times_of(spans: Iterable[Iterable[tuple[float, float]]], warmup: int) -> Tim
 def _sorted_out(
     records: Iterable[Mapping[str, Any]],
 ) -> tuple[Repeats, dict[tuple[str, str], dict[str, float]]]:
-    """Return the repetitions, and the last totals of each directed link of all gateways together."""
+    """Return the repetitions, and each directed link's last totals, of all gateways together."""
     repeats: Repeats = defaultdict(dict)
     totals: dict[tuple[str, str, str], Mapping[str, float]] = {}
     for record in records:

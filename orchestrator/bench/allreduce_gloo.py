@@ -1,4 +1,7 @@
-"""Gloo's all-reduce over the links of a topology: one process a site, in namespaces where WAN is emulated."""
+"""Gloo's all-reduce over the links of a topology.
+
+One process a site, in namespaces where WAN is emulated.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ POLL_S = 0.05
 
 
 def require_full_mesh(topology: Topology) -> None:
-    """Refuse a topology in which some site cannot reach another: every Gloo process dials every other.
+    """Refuse a topology in which some site cannot reach another.
+
+    Every Gloo process dials every other.
 
     Raises:
         ConfigError: names two sites.

@@ -17,7 +17,7 @@ from topology.documents.load import split_overrides
 from topology.reduction_plans import plan_reduction
 
 _LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
-"""More than gateways reach on one machine, so that none of them waits for a link that is not there."""
+"""More than gateways reach on one machine: none waits for a link that is not there."""
 _LOOPBACK_PIECES: Final = {"exchange.chunk": "4MiB", "exchange.bucket": "16MiB"}
 """Where no link has to be kept full, fewer chunks and buckets cost less: docs/benchmarks.md."""
 

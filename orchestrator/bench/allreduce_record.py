@@ -80,7 +80,10 @@ class Figures:
     site_sent_bytes: float
     """Of the site that sends most."""
     bound_s: float | None
-    """What the links allow (orchestrator/bench/allreduce_figures.py); null where none is emulated."""
+    """What the links allow (orchestrator/bench/allreduce_figures.py).
+
+    Null where none is emulated.
+    """
     over_bound: float | None
     """The median time over it."""
     gateways_cpu_s_per_gb: float

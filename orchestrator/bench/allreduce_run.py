@@ -1,4 +1,4 @@
-"""Makes the runs of an all-reduce benchmark one after the other, and writes each down as it ends."""
+"""Makes an all-reduce benchmark's runs one after the other, and writes each down as it ends."""
 
 from __future__ import annotations
 

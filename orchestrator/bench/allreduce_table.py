@@ -1,4 +1,7 @@
-"""The figures of an all-reduce benchmark for people, as tables: what is not known shows as a dash."""
+"""The figures of an all-reduce benchmark for people, as tables.
+
+What is not known shows as a dash.
+"""
 
 from __future__ import annotations
 

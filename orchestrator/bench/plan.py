@@ -1,4 +1,7 @@
-"""The runs that a question takes: documents of every setting, checked before the first run starts."""
+"""The runs that a question takes.
+
+Documents of every setting, checked before the first run starts.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,9 @@ def planned_runs(points: Sequence[Point], repeats: int) -> Iterator[Planned]:
 
 
 def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pair, str | None]:
-    """Load what all sites run together: the user's values, then ours, then the sweep's, then a plan's.
+    """Load what all sites run together.
+
+    The user's values, then ours, then the sweep's, then a plan's.
 
     Without an exchange there is nothing to plan: the plan is that of the job with one.
     """

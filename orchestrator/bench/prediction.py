@@ -1,4 +1,6 @@
-"""What a step should take by the topology's figures alone, and how far the measured one is from it. Pure.
+"""What a step should take by the topology's figures alone, and how far the measured one is from it.
+
+Pure.
 
 - exchange off: a site's compute time; sites do not wait for each other, so the mean over them.
 - else as topology/timing/step_time.py has it.

@@ -1,4 +1,6 @@
-"""bench.json: what was asked, each run as it was measured, and what follows. Read by `isthmus report`.
+"""bench.json: what was asked, each run as it was measured, and what follows.
+
+Read by `isthmus report`.
 
 Every class is one JSON object of the file, under the names that it has there. All times are
 seconds, all sizes bytes. The file is written anew after each run, so what an interruption loses is
@@ -143,7 +145,7 @@ class LinkUse:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What topology/cost/compute.py and topology/timing/wire_time.py expect of a step, without measuring."""
+    """What topology/cost/compute.py and topology/timing/wire_time.py expect of a step."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     compute_s: float
@@ -151,7 +153,7 @@ class Predicted:
     """If nothing hid it."""
     step_s: float
     efficiency: float
-    """That all sites would reach with such a step, each of them computing all the time by itself."""
+    """That all sites would reach with such a step, each computing all the time by itself."""
     deviation: float
     """Of the measured step from the predicted one, as a share of it: 0.02 is 2 % slower."""
 

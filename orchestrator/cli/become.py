@@ -10,7 +10,10 @@ from orchestrator.cli.output import Output
 
 
 def become(output: Output, module: str, arguments: Sequence[str]) -> int:
-    """Replace this process by `python -m MODULE ARGUMENTS`; with --json, MODULE prints the envelope."""
+    """Replace this process by `python -m MODULE ARGUMENTS`.
+
+    With --json, MODULE prints the envelope.
+    """
     command = [sys.executable, "-m", module, *arguments]
     if output.as_json:
         command.append("--json")

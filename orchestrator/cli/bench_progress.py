@@ -1,4 +1,7 @@
-"""Shows how a benchmark goes on, on stderr: a line a run, and on a terminal what the present one does."""
+"""Shows how a benchmark goes on, on stderr.
+
+A line a run, and on a terminal what the present one does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Shows a run to people: live on a terminal, a plain line now and then elsewhere; its summary at the end."""
+"""Shows a run to people.
+
+Live on a terminal, a plain line now and then elsewhere; its summary at the end.
+"""
 
 from __future__ import annotations
 

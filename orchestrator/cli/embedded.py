@@ -1,4 +1,7 @@
-"""Starts the coordinator of a run on this machine, detached: it outlives the command that started it."""
+"""Starts the coordinator of a run on this machine, detached.
+
+It outlives the command that started it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ def started_coordinator(
     faults: Sequence[str] = (),
     sites: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Start a coordinator with an agent for each of `sites`, none: all; give its address once it listens.
+    """Start a coordinator with an agent for each of `sites`; give its address once it listens.
+
+    None: of all sites.
 
     Leaving the block in peace leaves the coordinator running; an error in the block, Ctrl-C too,
     stops it again: nothing that nobody submitted to is left behind.

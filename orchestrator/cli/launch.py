@@ -118,7 +118,10 @@ def command(
 
 
 def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:
-    """Return the documents as a plan has them: the one given, or one made for a job that asks for it."""
+    """Return the documents as a plan has them.
+
+    The one given, or one made for a job that asks for it.
+    """
     if path is not None:
         return with_plan(pair, path)
     pair, told = as_launched(pair)

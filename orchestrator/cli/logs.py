@@ -27,7 +27,7 @@ def command(
     rank: int | None,
     tail: int | None,
 ) -> int:
-    """Print the logs of RUN, by default the latest: `site/source | line`, and `coordinator | line`."""
+    """Print RUN's logs, by default the latest's: `site/source | line`, `coordinator | line`."""
     at_once = output.as_json and not follow
     views = []
     num_lines = 0

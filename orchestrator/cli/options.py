@@ -164,7 +164,10 @@ class RunChoice:
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare what every command about one run takes, RUN, --coordinator, --home, --json: it is called with `choice`."""
+    """Declare what every command about one run takes, RUN, --coordinator, --home, --json.
+
+    It is called with `choice`.
+    """
 
     @functools.wraps(function)
     def chosen(*arguments: object, **given: object) -> object:

@@ -1,4 +1,4 @@
-"""What goes to which stream: stdout carries the result and nothing else, all other text is stderr's."""
+"""What goes to which stream: stdout carries the result alone, all other text is stderr's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ CLOSED_PIPE = 141
 
 
 class Output:
-    """One command's streams. With --json: one envelope, or JSON Lines that end in a terminal event."""
+    """One command's streams.
+
+    With --json: one envelope, or JSON Lines that end in a terminal event.
+    """
 
     def __init__(self, *, as_json: bool, streaming: bool) -> None:
         self.as_json = as_json

@@ -71,7 +71,7 @@ def command(
     home: Path | None,
     asked: Asked,
 ) -> int:
-    """Simulate JOB on its topology: step time, efficiency, what each link carries, what failures cost.
+    """Simulate JOB on its topology: step time, efficiency, what links carry, what failures cost.
 
     Nothing runs. `isthmus report` and `isthmus trace` draw what is kept like a real run.
     """

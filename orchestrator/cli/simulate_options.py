@@ -1,4 +1,4 @@
-"""The options of `isthmus simulate` that say how a job is simulated, and the settings that they come to."""
+"""The options of `isthmus simulate` that say how, and the settings that they come to."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def _clock(wall_s: float) -> str:
 
 
 def _short(kind: Any, value: int, prefix: str) -> str:  # noqa: ANN401 - a generated enum wrapper
-    """Return an enum value's name without its prefix; a number that this build does not know, as is."""
+    """Return an enum value's name without its prefix; a number not known here, as it is."""
     try:
         return str(kind.Name(value)).removeprefix(prefix)
     except ValueError:

@@ -41,7 +41,9 @@ def run_to_end(
     show: Callable[[control_pb2.Run], None],
     coordinator: str | None = None,
 ) -> Ended:
-    """Make one run, on this machine unless a coordinator is named; return when nothing of it is left but its folder.
+    """Make one run, on this machine unless a coordinator is named.
+
+    Return when nothing of it is left but its folder.
 
     An interruption, or whatever else is raised while it goes on, cancels it first.
 
@@ -101,7 +103,10 @@ def _cancel(home: Path, run_id: str) -> None:
 
 
 def _wait_until_gone(folder: RunFolder) -> None:
-    """Wait for the coordinator's own end: what it still does would be part of the next measurement."""
+    """Wait for the coordinator's own end.
+
+    What it still does would be part of the next measurement.
+    """
     deadline_s = time.monotonic() + STOP_S
     while folder.living_coordinator() is not None and time.monotonic() < deadline_s:
         INTERRUPTION.check()

@@ -42,7 +42,7 @@ def site_lost(event: events.SiteLost, at_s: float) -> Failure:
 
 
 def ended_unasked(site: str, at_s: float) -> Failure:
-    """Return the failure of a site that ended neither well nor because it was told to, and said no more."""
+    """Return the failure of a site that ended neither well nor as told, and said no more."""
     message = "its agent ended the site's processes without being asked to"
     return Failure(code="SITE_LOST", message=message, site=site, at_s=at_s)
 

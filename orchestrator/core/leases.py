@@ -10,7 +10,7 @@ class Leases:
         self._lease_s = lease_s
         self._heard_s: dict[str, float] = {}
         self._renewed: set[str] = set()
-        """Whose lease began anew when this process had stood still, and who has not been heard since."""
+        """Whose lease began anew when this process had stood still, and who was not heard since."""
         self._ticked_s: float | None = None
         self._stall_s = 0.0
         self._stall_ended_s = 0.0

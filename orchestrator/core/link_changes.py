@@ -1,4 +1,7 @@
-"""What is told of a run's links that are no longer as its plan counts on them. Frozen facts, no behaviour."""
+"""What is told of a run's links that are no longer as its plan counts on them.
+
+Frozen facts, no behaviour.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class LinkDrift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkForgotten:
-    """One figure of a directed link that has not been measured for long: it is taken to be as described."""
+    """One figure of a directed link that has not been measured for long.
+
+    It is taken to be as described.
+    """
 
     source: str
     target: str

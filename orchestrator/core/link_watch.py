@@ -1,4 +1,4 @@
-"""What a run's links carry, beside what its plan counts on: which have drifted for so long that it matters.
+"""What a run's links carry, beside what its plan counts on: which drift so long that it matters.
 
 Pure. A figure is the median of a link's latest SAMPLES measurements: one that came about by chance
 moves nothing. Drift begins when it is farther off than `drift`, and is over when it is not half as
@@ -27,11 +27,14 @@ from topology.plan_wishes import Replan
 from topology.world import Topology
 
 LIMITED_MIN_S = 0.1
-"""Of a measurement: a processor's turns take some milliseconds of it. Shorter times are added up."""
+"""Of a measurement: a processor's turns take some milliseconds of it.
+
+Shorter times are added up.
+"""
 RTT_MIN_S = 0.01
 """A round trip that differs by less is a processor's turn, not a way through the WAN."""
 BELIEVED = 10
-"""Times `lasting`, for which what was measured of a link is believed without another measurement, the first time."""
+"""Times `lasting`: so long a link's measurement is believed without another, the first time."""
 
 
 @dataclass(slots=True)
@@ -162,7 +165,7 @@ class LinkWatch:
                     watched.assumed, watched.since_s = value, None
 
     def forget(self, now_s: float) -> tuple[LinkForgotten, ...]:
-        """Take links to be as described again that have not been measured for long; return which."""
+        """Take links as described again that were not measured for long; return which."""
         found = []
         for ((source, target), what), watched in self._watched.items():
             for_s = now_s - watched.latest_s

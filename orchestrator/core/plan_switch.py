@@ -1,4 +1,6 @@
-"""All sites switch to another plan at one round, or none does: the coordinator's side of the two phases.
+"""All sites switch to another plan at one round, or none does.
+
+The coordinator's side of the two phases.
 
 Pure. Every site answers once whether it can, and with the hash of what it understood. The first
 refusal, another hash, a site that goes away or a deadline mean that nobody switches. Decided is

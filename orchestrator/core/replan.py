@@ -39,7 +39,10 @@ from topology.units import format_duration
 from topology.world import Topology
 
 ATTEMPTS = 6
-"""At a switch; each looks twice as far ahead as the one before, and after a silence beyond its own deadline."""
+"""At a switch.
+
+Each looks twice as far ahead as the one before, and after a silence beyond its own deadline.
+"""
 _AHEAD_OF_SILENCE = 2.0
 """Times the deadline, for rounds were fewer while ranks waited than they will be."""
 _AHEAD_S = 1.0
@@ -97,7 +100,10 @@ class ReplanMachine:
         self._epoch = 0
         self._attempt = 0
         self._keeps_codecs = False
-        """Ranks encode, as a site has said: only plans come into question that leave chunks their codecs."""
+        """Ranks encode, as a site has said.
+
+        Only plans come into question that leave chunks their codecs.
+        """
         self._was_silent = False
         """A site did not answer, and ranks waited for it: they shall not a second time."""
 

@@ -1,4 +1,7 @@
-"""What happens to a run's plan, and what the coordinator does about it. Frozen facts, no behaviour."""
+"""What happens to a run's plan, and what the coordinator does about it.
+
+Frozen facts, no behaviour.
+"""
 
 from __future__ import annotations
 

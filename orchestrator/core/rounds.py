@@ -1,4 +1,7 @@
-"""How far a run's rounds have got, by what gateways report: for choosing one that none has begun. Pure."""
+"""How far a run's rounds have got, by what gateways report: for choosing one that none has begun.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from collections import deque
 
 _LOOK_BACK_S = 30.0
 ROUND_MAX = 1 << 40
-"""No run gets so far: whoever says that it has is not believed, for a message could not even name what comes after."""
+"""No run gets so far.
+
+Whoever says that it has is not believed, for a message could not even name what comes after.
+"""
 
 
 class RoundClock:

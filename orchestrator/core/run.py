@@ -1,7 +1,7 @@
 """The life of one run: all sites start together or none does, and every end has one first cause.
 
-- FORMING: Prepare to all once every site has an agent; Start to all once all are prepared. Where the
-  WAN is emulated, namespaces are opened before Prepare, or else a relay after it.
+- FORMING: Prepare to all once every site has an agent; Start to all once all are prepared. Where
+  the WAN is emulated, namespaces are opened before Prepare, or else a relay after it.
 - ACTIVE: all sites are running.
 - STOPPING: a failure (after a moment in which the other sites may report theirs) or a cancellation;
   Stop went to every site that was told to prepare.

@@ -22,7 +22,10 @@ class Verdict:
 
 
 class RunEnding:
-    """One run's. After a failure the other sites have a moment to report theirs; then all are stopped."""
+    """One run's. After a failure the other sites have a moment to report theirs.
+
+    Then all are stopped.
+    """
 
     def __init__(self, collect_s: float) -> None:
         """Nothing has happened.

@@ -52,7 +52,9 @@ class RunSite:
 
 
 def start_timed_out(sites: Sequence[RunSite], within_s: float, now_s: float) -> Failure:
-    """Return the failure of a start that took too long; it names the sites that are furthest behind.
+    """Return the failure of a start that took too long.
+
+    It names the sites that are furthest behind.
 
     The others wait for them.
     """

@@ -1,4 +1,7 @@
-"""What people see of a run, folded from its events: the same live, from the journal, and after a crash."""
+"""What people see of a run, folded from its events.
+
+The same live, from the journal, and after a crash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where the WAN of a run is emulated: by packets in namespaces, before sites prepare; or by a relay, after it."""
+"""Where the WAN of a run is emulated.
+
+By packets in namespaces, before sites prepare; or by a relay, after it.
+"""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 How it ends travels like its bytes: a half-close or a reset at one end is seen at the other one
 link delay later, and behind everything that was sent before it.
 
-**Half-open**: one end is reset and forgotten, with what was in flight both ways; the other is not told.
-What it goes on sending is taken, up to about what a TCP window would hold, and goes nowhere; after
-that it is no longer read, as where no acknowledgement comes, and not noticed when it closes: it
-then lasts until the connection is reset, or the relay ends.
+**Half-open**: one end is reset and forgotten, with what was in flight both ways; the other is not
+told. What it goes on sending is taken, up to about what a TCP window would hold, and goes nowhere;
+after that it is no longer read, as where no acknowledgement comes, and not noticed when it closes:
+it then lasts until the connection is reset, or the relay ends.
 """
 
 from __future__ import annotations

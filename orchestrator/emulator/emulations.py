@@ -119,7 +119,10 @@ def is_up(folder: Path) -> bool:
 
 
 def clean(home: Path) -> list[Leftover]:
-    """Remove what emulations left behind whose owner is gone; end emulators that outlived theirs."""
+    """Remove what emulations left behind whose owner is gone.
+
+    End emulators that outlived theirs.
+    """
     found = []
     for folder in folders(home):
         try:

@@ -1,4 +1,7 @@
-"""How well an emulated link does what it was configured to: which settings, and what is good enough."""
+"""How well an emulated link does what it was configured to.
+
+Which settings, and what is good enough.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class LinkShape:
         _check(queue_bytes is None or queue_bytes > 0, "queue_bytes", "more than 0", queue_bytes)
 
     def changed(self, figures: Mapping[str, float]) -> LinkShape:
-        """Return this link with other figures, by their names in topology.faults.changes.FIGURES."""
+        """Return this link with other figures, named as in topology.faults.changes.FIGURES."""
         values: dict[str, Any] = {**figures}
         return replace(self, **values)
 
@@ -84,7 +84,10 @@ class LinkShape:
 
 
 class Passage(NamedTuple):
-    """How bytes cross a link. They arrive at `departs_s + transit_s`, unless earlier ones are later."""
+    """How bytes cross a link.
+
+    They arrive at `departs_s + transit_s`, unless earlier ones are later.
+    """
 
     departs_s: float
     """When the last of them has left the transmitter."""

@@ -1,4 +1,7 @@
-"""Starts the packet emulator as a child process and makes sure that it ends: for tests and scripts."""
+"""Starts the packet emulator as a child process and makes sure that it ends.
+
+For tests and scripts.
+"""
 
 from __future__ import annotations
 

@@ -26,10 +26,15 @@ from topology.faults.changes import Change
 
 FRAMES_PER_TURN = 64
 TURN_S = 0.00025
-"""From one turn to the next, on average. So much later may a packet leave a site, and reach one, while links are
-busy."""
+"""From one turn to the next, on average.
+
+So much later may a packet leave a site, and reach one, while links are busy.
+"""
 _TURNS_SAVED = 8
-"""That may follow each other at once after a quiet moment: a request and its answer are seen when they come."""
+"""That may follow each other at once after a quiet moment.
+
+A request and its answer are seen when they come.
+"""
 
 
 class Site:

@@ -1,4 +1,6 @@
-"""What a TUN device with a virtio_net_hdr hands over: one frame, standing for one or more IP packets.
+"""What a TUN device with a virtio_net_hdr hands over.
+
+One frame, standing for one or more IP packets.
 
 The kernel leaves segmentation to the device (GSO), so one read may return up to 64 KiB of a TCP
 stream under one header. On a wire it would be `num_wire` packets of an MTU each with their headers

@@ -136,7 +136,10 @@ class Wan:
         return playing
 
     def counters(self) -> LinkCounters:
-        """Return what has passed each directed link by now; of a link of several relays, the last."""
+        """Return what has passed each directed link by now.
+
+        Of a link of several relays, the last.
+        """
         found: dict[tuple[str, str], dict[str, int]] = {}
         for relay, _ in self._relays:
             found.update({pair: dict(counts) for pair, counts in relay.counters().items()})

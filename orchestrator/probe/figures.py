@@ -1,4 +1,7 @@
-"""From a probing run's records to the figures of each direction, and of each link in the file. Pure."""
+"""From a probing run's records to the figures of each direction, and of each link in the file.
+
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""What runs and benchmarks came to: read from their folders, as figures, a page, Markdown and JSON."""
+"""What runs and benchmarks came to.
+
+Read from their folders, as figures, a page, Markdown and JSON.
+"""

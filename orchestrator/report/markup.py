@@ -1,4 +1,7 @@
-"""HTML and SVG as values: what is not markup is escaped, for names come from YAML and from the wire."""
+"""HTML and SVG as values.
+
+What is not markup is escaped, for names come from YAML and from the wire.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def join(*children: Child) -> Markup:
 
 
 def text_of(value: str) -> str:
-    """Return a text from elsewhere without characters that HTML does not have, or that reorder it."""
+    """Return a text from elsewhere without characters that HTML has not, or that reorder it."""
     return "".join(each if each.isprintable() else " " for each in value)
 
 

@@ -59,7 +59,9 @@ class Measurements:
         record.faults.sort(key=lambda fault: fault.wall_s)
 
     def _take_parts(self, path: Path) -> int | None:
-        """Take the lines of all parts; return the number of the first one, None if no part is there.
+        """Take the lines of all parts.
+
+        Return the number of the first one, None if no part is there.
 
         Raises:
             OSError: one cannot be read.

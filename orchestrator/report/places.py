@@ -1,4 +1,6 @@
-"""Where sites are drawn: on a plain equirectangular map, or on a circle where a location is missing.
+"""Where sites are drawn.
+
+On a plain equirectangular map, or on a circle where a location is missing.
 
 Pure. A place is (x, y), each 0..1 of the drawing, y downwards.
 """

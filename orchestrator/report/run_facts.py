@@ -120,7 +120,7 @@ def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | Non
 
 
 def _faults(record: RunRecord) -> tuple[FaultFacts, ...]:
-    """Return the emulated WAN's changes, switches to other trees, and what the run ended of if not well."""
+    """Return changes of the emulated WAN, switches to other trees, and of what a run ended ill."""
     began = next((event.wall_s for event in record.events if event.kind == "run.active"), None)
     told = [(fault.wall_s, fault.what, fault.where) for fault in record.faults]
     told += [

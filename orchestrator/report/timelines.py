@@ -1,4 +1,7 @@
-"""When each bucket of a step crossed, against backward: the records of kind `timeline` and `bucket`."""
+"""When each bucket of a step crossed, against backward.
+
+The records of kind `timeline` and `bucket`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class SiteTimeline:
 
     @property
     def exposed_s(self) -> float:
-        """From the end of backward until the last gradient was in place, if the step waited for it."""
+        """From backward's end until the last gradient was in place, if the step waited for it."""
         last_s = max((bucket.finished_s for bucket in self.buckets), default=self.computed_s)
         return max(0.0, min(last_s, self.end_s) - self.computed_s)
 
@@ -131,7 +134,10 @@ def choose(steps: list[StepTimeline], limit: int = MAX_STEPS) -> list[StepTimeli
 
 
 def typical(steps: list[StepTimeline]) -> StepTimeline:
-    """Return the step of median length; the first ones, which warm up and are longer, are seldom it."""
+    """Return the step of median length.
+
+    The first ones, which warm up and are longer, are seldom it.
+    """
     by_length = sorted(steps, key=lambda step: step.end_s - step.begin_s)
     return by_length[(len(by_length) - 1) // 2]
 

@@ -2,8 +2,8 @@
 
 - the trainer that ships, in every step: topology/timing/step_time.py, as for a benchmark;
 - a model that the job describes: topology/planner/joint_step.py, as a plan has it;
-- rounds: H c + P max(0, x - tau c), with c a simulated step that exchanges nothing and x the crossing
-  of a fragment (topology/cost/local_sgd.py).
+- rounds: H c + P max(0, x - tau c), with c a simulated step that exchanges nothing and x the
+  crossing of a fragment (topology/cost/local_sgd.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which jobs a simulation is of: documents of every setting of a sweep, checked before the first."""
+"""Which jobs a simulation is of.
+
+Documents of every setting of a sweep, checked before the first.
+"""
 
 from __future__ import annotations
 

@@ -133,7 +133,10 @@ class _Maker:
             yield self._record(name, metrics.LINK, number, each.end_s, values, labels)
 
     def _sent(self, number: int) -> float:
-        """Return what a step sends, in steps' worth: of rounds, in which few steps send, the mean is 1."""
+        """Return what a step sends, in steps' worth.
+
+        Of rounds, in which few steps send, the mean is 1.
+        """
         return self._run.work.exchanged(number) - self._run.work.exchanged(number - 1)
 
     def _wire_bytes(self, name: str) -> float:

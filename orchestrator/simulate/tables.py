@@ -1,4 +1,7 @@
-"""What of simulations has no place in a benchmark's tables: pipelines inside sites, and failures."""
+"""What of simulations has no place in a benchmark's tables.
+
+Pipelines inside sites, and failures.
+"""
 
 from __future__ import annotations
 

@@ -187,7 +187,10 @@ def assign_lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _link_counters(record: RunRecord, pid: int, clock: _Clock) -> Iterator[TraceEvent]:
-    """Yield the rate of each directed link; a link that several nodes share has a counter a node."""
+    """Yield the rate of each directed link.
+
+    A link that several nodes share has a counter a node.
+    """
     nodes: dict[tuple[str, str], int] = {}
     for source, target, _ in record.samples:
         nodes[source, target] = nodes.get((source, target), 0) + 1

@@ -1,4 +1,7 @@
-"""How single figures and words are shown; a figure that is not known is None and shows as a dash."""
+"""How single figures and words are shown.
+
+A figure that is not known is None and shows as a dash.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,10 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield single values by path; of a placement, each site's sequences and degrees by its name."""
+    """Yield single values by path.
+
+    Of a placement, each site's sequences and degrees by its name.
+    """
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _leaves(f"{path}.{key}", each)

@@ -1,4 +1,4 @@
-"""The agent's life: join, serve one run after the other, and stop the site when the session is lost."""
+"""The agent's life: join, serve one run after the other, stop the site when the session is lost."""
 
 from __future__ import annotations
 

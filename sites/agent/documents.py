@@ -1,4 +1,7 @@
-"""A run's documents at this site: checked, compared, kept in files, and what they ask to be started."""
+"""A run's documents at this site.
+
+Checked, compared, kept in files, and what they ask to be started.
+"""
 
 from __future__ import annotations
 

@@ -22,9 +22,12 @@ MALLOC = (
     "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=1073741824"
     ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
 )
-"""Buffers of megabytes come and go: without this each is an mmap and its page faults, half the
-throughput. One arena, for frames pass from thread to thread: with an arena each, all keep what one frees.
-glibc reads it only when a process starts."""
+"""Buffers of megabytes come and go.
+
+Without this each is an mmap and its page faults, half the throughput. One arena, for frames pass
+from thread to thread: with an arena each, all keep what one frees. glibc reads it only when a
+process starts.
+"""
 _EXIT_S = 2.0
 """Between the end of a gateway's output and that of its process."""
 

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class OwnLines(logging.Handler):
-    """Keeps the agent's own log records for shipping; the oldest go first when there are too many."""
+    """Keeps the agent's own log records for shipping.
+
+    The oldest go first when there are too many.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -96,7 +96,10 @@ class PlanSwitch:
         )
 
     def begun(self, message: Mapping[str, Any]) -> None:
-        """A gateway has got to the first round of a plan; the first one of the site to say so counts."""
+        """A gateway has got to the first round of a plan.
+
+        The first one of the site to say so counts.
+        """
         if message["epoch"] > self._begun_epoch:
             self._begun_epoch = message["epoch"]
             self._put(ReductionBegun(epoch=message["epoch"], round=message["round"]))

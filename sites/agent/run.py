@@ -58,7 +58,10 @@ class Place:
 
 
 class SiteRun:
-    """Owns a run's processes here. `execute` carries it out; `start`, `stop` and `fail` steer it."""
+    """Owns a run's processes here.
+
+    `execute` carries it out; `start`, `stop` and `fail` steer it.
+    """
 
     def __init__(self, prepare: Prepare, place: Place, session: Session) -> None:
         self.run_id = prepare.run_id
@@ -84,7 +87,7 @@ class SiteRun:
             self._started.set_result(endpoints)
 
     def prepare_reduction(self, message: PrepareReduction) -> None:
-        """Ask the gateways, which the coordinator has heard of, whether they can use other trees."""
+        """Ask the gateways that the coordinator has heard of whether they can use other trees."""
         if self._switch is not None:
             self._switch.prepare(message)
 

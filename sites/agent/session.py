@@ -53,7 +53,10 @@ _FATAL = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
-"""Answers that asking again does not change. ABORTED is none: an old session may still hold the site."""
+"""Answers that asking again does not change.
+
+ABORTED is none: an old session may still hold the site.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +103,10 @@ def open_channel(address: str, timeouts: Timeouts) -> grpc.aio.Channel:
 
 
 class Session:
-    """One accepted session. `serve` it, and put messages into `outbox`; its end ends the session."""
+    """One accepted session.
+
+    `serve` it, and put messages into `outbox`; its end ends the session.
+    """
 
     def __init__(self, call: Call, welcome: Welcome, stub: CoordinatorAsyncStub) -> None:
         self.outbox = Outbox()

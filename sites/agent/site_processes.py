@@ -167,7 +167,10 @@ class SiteProcesses:
             await gateway.probed.wait()
 
     async def wait_joined(self) -> None:
-        """Wait until all ranks of the site have joined their gateways: as long as a script needs."""
+        """Wait until all ranks of the site have joined their gateways.
+
+        As long as a script needs.
+        """
         for gateway in self._gateways:
             await gateway.joined.wait()
 
@@ -222,7 +225,10 @@ class SiteProcesses:
         return self._sockets / f"node{node}.sock"
 
     def _announced(self, gateway: Gateway) -> GatewayEndpoint:
-        """Return where others reach a gateway: one that binds every address is dialled at the site's."""
+        """Return where others reach a gateway.
+
+        One that binds every address is dialled at the site's.
+        """
         assert gateway.endpoint is not None, "it listens"
         endpoint = GatewayEndpoint()
         endpoint.CopyFrom(gateway.endpoint)

@@ -8,7 +8,10 @@ import psutil
 
 _AGENT, _GATEWAY = "sites.agent", "sites.gateway"
 _SCHEDULED = 2
-"""CPUCLOCK_SCHED of linux/posix-timers.h: all threads of a process, in user space and the kernel."""
+"""CPUCLOCK_SCHED of linux/posix-timers.h.
+
+All threads of a process, in user space and the kernel.
+"""
 
 
 def gateways_of_site() -> tuple[int, ...]:

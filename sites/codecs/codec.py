@@ -95,7 +95,9 @@ class Codec(ABC):
 
 
 class BodyCodec(Codec):
-    """A codec whose payload another process may half make: its body, of a size that follows from the elements.
+    """A codec whose payload another process may half make.
+
+    Its body, of a size that follows from the elements.
 
     So ranks encode on their accelerator what a gateway only seals: sites/worker/device_codecs.py.
     """
@@ -106,7 +108,9 @@ class BodyCodec(Codec):
 
     @abstractmethod
     def seal(self, body: memoryview, numel: int) -> Encoded:
-        """Return what a body becomes: the payload is that of `encode` for the same values, which were all finite.
+        """Return what a body becomes.
+
+        The payload is that of `encode` for the same values, which were all finite.
 
         Args:
             body: shape (n,), contiguous. The part lies in it; the payload does not.

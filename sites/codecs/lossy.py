@@ -59,7 +59,10 @@ class Lossy(Codec):
 
 
 def as_it_is(meant: Floats, owed: Floats | None) -> Encoded:
-    """Return what a chunk becomes that has a number which cannot be quantised; nothing of it is lost."""
+    """Return what a chunk becomes that has a number which cannot be quantised.
+
+    Nothing of it is lost.
+    """
     payload = bytes((AS_IT_IS,)) + meant.tobytes()
     if owed is not None:
         owed.fill(0)

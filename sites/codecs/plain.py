@@ -65,7 +65,10 @@ class Bf16(BodyCodec):
 
 
 def round_to_bf16(values: Floats, owed: Floats | None = None) -> Halves:
-    """Return the bits of `values`, and of what is owed, as bfloat16: `Codec.encode_owed` says how."""
+    """Return the bits of `values`, and of what is owed, as bfloat16.
+
+    `Codec.encode_owed` says how.
+    """
     upper = np.empty(len(values), dtype=np.uint16)
     if owed is None:
         halves.round_to(values, upper)

@@ -80,7 +80,7 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Tell of the ranks that have ended and are not reaped, unless all were only sent SIGTERM."""
+        """Tell of ranks that have ended and are not reaped, unless all were only sent SIGTERM."""
         seen = self._ended()
         if self._failures or any(each.exit_code != -signal.SIGTERM for each in seen):
             self._add(seen)

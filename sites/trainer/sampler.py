@@ -49,7 +49,10 @@ def random_starts(seed: int, samples: range, num_starts: int) -> npt.NDArray[np.
 
 
 def even_starts(count: int, num_starts: int) -> npt.NDArray[np.int64]:
-    """Return `count` starts spread evenly over the text, first and last included: for evaluation."""
+    """Return `count` starts spread evenly over the text, first and last included.
+
+    For evaluation.
+    """
     return np.arange(count, dtype=np.int64) * (num_starts - 1) // max(1, count - 1)
 
 

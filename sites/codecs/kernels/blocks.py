@@ -1,4 +1,6 @@
-"""Blocks of 128 elements under one scale: encoding with error feedback, decoding, sums of decoded parts.
+"""Blocks of 128 elements under one scale.
+
+Encoding with error feedback, decoding, sums of decoded parts.
 
 Each loop takes one block at a time, from its first element on, and its index begins at zero: so
 numba sees that no index is negative, and LLVM makes vectors of the loop. Scales are two octets,
@@ -77,7 +79,7 @@ def owe(values: Floats, owed: Floats, peaks: Words) -> np.uint32:
 
 @kernel(WORD, READ_FLOATS, WORDS)
 def find_peaks(values: Floats, peaks: Words) -> np.uint32:
-    """Write the bits of each block's largest magnitude to `peaks`, as `owe` does, and return the largest."""
+    """Write each block's largest magnitude, as bits, to `peaks`, as `owe` does; return their most."""
     numel, largest = values.size, np.uint32(0)
     for block in range(peaks.size):
         first, peak = block * BLOCK, np.uint32(0)

@@ -75,7 +75,10 @@ def _translate(
 
 
 def _folder() -> Path | None:
-    """Return where this processor's kernels are kept; None where the user has no folder for such things."""
+    """Return where this processor's kernels are kept.
+
+    None where the user has no folder for such things.
+    """
     digest = hashlib.sha256()
     for module in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(module.read_bytes())
@@ -141,7 +144,10 @@ def _write(symbol: str, object_file: bytes) -> None:
 
 
 def _digest(folder: Path, symbol: str, object_file: bytes) -> bytes:
-    """Return the digest of a kernel made for a folder's processor: one that was moved has another."""
+    """Return the digest of a kernel made for a folder's processor.
+
+    One that was moved has another.
+    """
     return hashlib.sha256(f"{folder.name}/{symbol}\n".encode() + object_file).digest()
 
 

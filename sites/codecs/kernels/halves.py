@@ -1,4 +1,7 @@
-"""bfloat16, the upper half of a float32: rounding with error feedback, widening, sums of widened parts."""
+"""bfloat16, the upper half of a float32.
+
+Rounding with error feedback, widening, sums of widened parts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def round_to(values: Floats, halves: Halves) -> None:
 
 @kernel(NOTHING, READ_FLOATS, FLOATS, HALVES)
 def round_owed(values: Floats, owed: Floats, halves: Halves) -> None:
-    """Round the sums of `values` and what is owed, and owe what that loses, unless it is not finite.
+    """Round the sums of `values` and what is owed; owe what that loses, unless it is not finite.
 
     Args:
         values: float32, shape (n,). A NaN among them crosses as it is.

@@ -16,7 +16,10 @@ MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 INFINITE: Final = np.uint32(0x7F800000)
 """From here on a magnitude is not of a finite number."""
 _NAN: Final = np.float32(np.nan)
-"""0x7FC00000: what a sum is that is not a number. Of its own accord, a processor would choose one of the operands."""
+"""0x7FC00000: what a sum is that is not a number.
+
+Of its own accord, a processor would choose one of the operands.
+"""
 
 
 @inlined

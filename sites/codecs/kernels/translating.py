@@ -1,4 +1,6 @@
-"""Makes machine code of a kernel. Only where there is none yet: numba alone takes a second to import.
+"""Makes machine code of a kernel.
+
+Only where there is none yet: numba alone takes a second to import.
 
 No flag lets the compiler contract a product and a sum, reorder sums or divide by multiplying:
 kernels give the bits that IEEE 754 prescribes, on every processor.
@@ -53,7 +55,7 @@ def translate(
 def _scope(
     names: dict[str, Any], inlined: Set[Callable[..., Any]], known: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a module's names with what is inlined compiled, as it is in the modules that they come from."""
+    """Return a module's names with what is inlined compiled, as in the modules they come from."""
     scope = known[id(names)] = dict(names)
     for name, each in names.items():
         if isinstance(each, types.FunctionType) and each in inlined:
@@ -93,5 +95,8 @@ def _object_file(
 
 
 def _is_there(name: str) -> bool:
-    """Whether machine code can call a function by this name: LLVM's own become instructions, or libc's."""
+    """Whether machine code can call a function by this name.
+
+    LLVM's own become instructions, or libc's.
+    """
     return name.startswith("llvm.") or llvm.address_of_symbol(name) is not None
