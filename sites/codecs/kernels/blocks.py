@@ -79,7 +79,7 @@ def owe(values: Floats, owed: Floats, peaks: Words) -> np.uint32:
 
 @kernel(WORD, READ_FLOATS, WORDS)
 def find_peaks(values: Floats, peaks: Words) -> np.uint32:
-    """Write the bits of blocks' largest magnitudes to `peaks`, as `owe` does; return the largest."""
+    """Write bits of blocks' largest magnitudes to `peaks`, as `owe` does; return the largest."""
     numel, largest = values.size, np.uint32(0)
     for block in range(peaks.size):
         first, peak = block * BLOCK, np.uint32(0)
