@@ -29,6 +29,14 @@ security: {{mode: insecure}}
 """
 JOB = "version: 1\nname: fake\ntopology: topology.yaml\n"
 
+_PRELOADED = [
+    "tests.fakes.ranks",
+    "sites.worker.joining",
+    # What wrapping a model imports, 1.5 s of a processor in each rank otherwise.
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+]
+
 Program = Callable[[Path, str], None]
 """Runs in a rank: gets a folder for results, and this rank's name in it (`site0-rank1`)."""
 
@@ -50,7 +58,7 @@ def run_ranks(
         job: settings that the job file has not, as `exchange.codec=int8`.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["tests.fakes.ranks", "sites.worker.joining"])
+    context.set_forkserver_preload(_PRELOADED)
     processes = {}
     for site, ranks in enumerate(ranks_per_site):
         for rank in range(ranks):
