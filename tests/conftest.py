@@ -1,8 +1,11 @@
 """What holds for every test."""
 
+import os
 import signal
 
 import pytest
+
+from orchestrator.emulator.namespaces import netns_problem
 
 # A shell starts background jobs with SIGINT ignored, and every child inherits that. Tests of Ctrl-C
 # would then say something about the shell; with a handler here, children start with the default.
@@ -16,3 +19,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "multiprocess" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group("runs"))
+
+
+@pytest.fixture(scope="session")
+def needs_netns() -> None:
+    """Skip where no network namespaces can be made."""
+    if why := netns_problem():
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def needs_root_netns(needs_netns: None) -> None:
+    """Skip where they take more than this user may."""
+    if os.geteuid() != 0:
+        pytest.skip("these tests take root")

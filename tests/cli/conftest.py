@@ -13,6 +13,32 @@ import pytest
 from orchestrator.cli.main import main
 from topology.presets.templates import job_yaml, topology_yaml
 
+SMALL_TOPOLOGY = """\
+version: 1
+name: three
+accelerators: {chip: {peak: {bf16: 50MFLOP/s}, memory: 4GiB, mfu: 0.5}}
+sites:
+  - {name: a, nodes: 1, accelerators_per_node: 2, accelerator: chip, wan: {address: 127.0.0.2}}
+  - {name: b, like: a, accelerators_per_node: 1}
+  - {name: c, like: b}
+links:
+  - {between: [a, b], bandwidth: 100Mbit/s, rtt: 10ms}
+  - {between: [b, c], bandwidth: 100kbit/s, rtt: 10ms}
+  - {between: [a, c], bandwidth: 100kbit/s, rtt: 10ms}
+emulate: true
+"""
+SMALL_JOB = """\
+version: 1
+name: job
+topology: topology.yaml
+exchange: {codec: fp32}
+trainer:
+  global_batch: 12
+  micro_batch: 4
+  model: {layers: 1, heads: 1, width: 32, context: 16}
+"""
+"""Planned in a fraction of a second: links that differ a hundredfold, a model of some kilobytes."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -69,3 +95,11 @@ def files(tmp_path: Path) -> Path:
     (folder / "topology.yaml").write_text(topology_yaml())
     (folder / "job.yaml").write_text(job_yaml())
     return folder
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job of three small sites, which is planned quickly."""
+    (tmp_path / "topology.yaml").write_text(SMALL_TOPOLOGY)
+    (tmp_path / "job.yaml").write_text(SMALL_JOB)
+    return tmp_path / "job.yaml"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -11,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,11 @@ import pytest
 
 from orchestrator.cli import emulate_check
 from orchestrator.emulator.fidelity import Figure
-from orchestrator.emulator.namespaces import netns_problem
 from tests.cli.conftest import Isthmus
+from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.worlds import topology_text
 
-MARK = "ISTHMUS_TEST_MARK"
 WITHIN_S = 60.0
-LOOK_S = 0.02
 FOREVER = "import signal; signal.pause()"
 ECHO_ONCE = """
 import socket, sys
@@ -53,8 +49,8 @@ class Bench:
         self.home = folder / "home"
         self.topology = folder / "topology.yaml"
         self.topology.write_text(topology_text(2))
-        self.mark = uuid.uuid4().hex
-        self.env = {**os.environ, MARK: self.mark, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
+        self.processes = MarkedProcesses()
+        self.env = {**self.processes.env, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -93,24 +89,6 @@ class Bench:
         out, err = process.communicate(timeout=WITHIN_S)
         return process.returncode, out, err
 
-    def left(self) -> list[str]:
-        """Return the living processes that were started here."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdigit() and int(entry.name) != os.getpid():
-                    marked = f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
-                    command = (entry / "cmdline").read_bytes()
-                    if marked and command:
-                        found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-        return found
-
-    def wait_for_nothing_left(self) -> None:
-        deadline_s = time.monotonic() + WITHIN_S
-        while left := self.left():
-            assert time.monotonic() < deadline_s, left
-            time.sleep(LOOK_S)  # no children of ours: there is nothing to wait on
-
     def folders(self) -> list[str]:
         root = self.home / "emulations"
         return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
@@ -119,7 +97,7 @@ class Bench:
         for process in self.started:
             process.kill()
             process.communicate()
-        self.wait_for_nothing_left()
+        self.processes.wait_gone()
 
 
 @pytest.fixture
@@ -129,12 +107,6 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture
-def needs_netns() -> None:
-    if why := netns_problem():
-        pytest.skip(why)
 
 
 def test_sites_are_entered_and_reach_each_other(
@@ -168,7 +140,7 @@ def test_sites_are_entered_and_reach_each_other(
     end = bench.event(bench.started[0], "terminal")
     assert (end["exit_code"], bench.started[0].wait(WITHIN_S)) == (130, 130)
     assert bench.folders() == []
-    bench.wait_for_nothing_left()
+    bench.processes.wait_gone()
 
 
 def test_the_relay_carries_what_is_served_and_its_faults_are_told(
@@ -204,7 +176,7 @@ def test_it_ends_with_its_command_and_as_it_did(bench: Bench) -> None:
     )
     assert (code, out.splitlines()[-1]) == (7, "mine")
     assert bench.folders() == []
-    bench.wait_for_nothing_left()
+    bench.processes.wait_gone()
 
 
 @pytest.mark.parametrize("victim", ["owner", "emulator"])
@@ -216,7 +188,7 @@ def test_after_sigkill_only_a_folder_may_be_left(
     os.kill(state["pid"] if victim == "owner" else state["emulator"]["pid"], signal.SIGKILL)
     _, err = bench.started[0].communicate(timeout=WITHIN_S)
 
-    bench.wait_for_nothing_left()
+    bench.processes.wait_gone()
     if victim == "emulator":
         assert (bench.started[0].returncode, "it ended with SIGKILL" in err) == (3, True)
         assert bench.folders() == []

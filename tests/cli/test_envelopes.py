@@ -75,15 +75,15 @@ CASES = [
     error("launch", "{files}/job.yaml", "--faults", "f.yaml", *AT, code="USAGE"),
     error("launch", "{files}/job.yaml", "--faults", "f.yaml", "--no-emulate", code="USAGE"),
     Case("launch", ("{files}/job.yaml", "--detach", *AT)),
-    Case("launch", ("{files}/job.yaml", "--set", "plan.sites=auto", "--detach", *AT)),
+    Case("launch", ("{job}", "--set", "plan.sites=auto", "--detach", *AT)),
     error("launch", "{files}/job.yaml", "--plan", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("launch", "{files}/job.yaml", "--plan", "{files}/job.yaml", code="INVALID_CONFIG"),
-    Case("plan", ("{files}/job.yaml",)),
-    Case("plan", ("{files}/job.yaml", "--out", "{files}/plan.yaml")),
+    Case("plan", ("{job}",)),
+    Case("plan", ("{job}", "--out", "{files}/plan.yaml")),
     error("plan", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("plan", "{files}/job.yaml", "--diff", "{files}/job.yaml", code="INVALID_CONFIG"),
     error("plan", "{files}/job.yaml", "--set", "exchange.schedule=off", code="INVALID_CONFIG"),
-    error("plan", "{files}/job.yaml", "--out", "{files}/job.yaml/below", code="FILE_ERROR"),
+    error("plan", "{job}", "--out", "{files}/job.yaml/below", code="FILE_ERROR"),
     Case("launch", ("{files}/job.yaml", "--run-id", "r1", *AT)),
     error("launch", "{files}/absent.yaml", code="INVALID_CONFIG"),
     error("launch", "{files}/job.yaml", "--set", "trainer.stepps=1", code="INVALID_CONFIG"),
@@ -158,6 +158,7 @@ def coordinator() -> Iterator[tuple[ScriptedCoordinator, str]]:
 def test_one_envelope(
     isthmus: Isthmus,
     files: Path,
+    job: Path,
     coordinator: tuple[ScriptedCoordinator, str],
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
@@ -167,7 +168,7 @@ def test_one_envelope(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if case.answer != "well":
         scripted.refuses_with = (grpc.StatusCode[case.answer], "why it refuses")
-    words = [word.format(address=address, files=files) for word in case.arguments]
+    words = [word.format(address=address, files=files, job=job) for word in case.arguments]
 
     done = isthmus(case.command, *words, "--json")
 
@@ -195,6 +196,7 @@ def test_one_envelope(
 def test_to_people_an_error_is_on_stderr_only(
     isthmus: Isthmus,
     files: Path,
+    job: Path,
     coordinator: tuple[ScriptedCoordinator, str],
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
@@ -204,7 +206,7 @@ def test_to_people_an_error_is_on_stderr_only(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if case.answer != "well":
         scripted.refuses_with = (grpc.StatusCode[case.answer], "why it refuses")
-    words = [word.format(address=address, files=files) for word in case.arguments]
+    words = [word.format(address=address, files=files, job=job) for word in case.arguments]
 
     done = isthmus(case.command, *words)
 
@@ -228,6 +230,7 @@ def test_every_command_is_among_the_cases_with_success_and_error() -> None:
 def test_each_reason_code_of_a_run_becomes_the_exit_status(
     isthmus: Isthmus,
     files: Path,
+    job: Path,
     coordinator: tuple[ScriptedCoordinator, str],
     command: str,
     code: str,

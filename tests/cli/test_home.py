@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -24,6 +23,7 @@ from orchestrator.home import (
 )
 from orchestrator.journal import Journal
 from protos.errors import NotFoundError
+from tests.fakes.waiting import wait_for
 
 FIRST_THREAD_ENDS = """
 import ctypes, sys, threading
@@ -121,9 +121,7 @@ def test_a_coordinator_whose_other_threads_still_run_is_not_gone(tmp_path: Path)
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == b"locked\n"
-        deadline_s = time.monotonic() + 30
-        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline_s
+        wait_for(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
         assert folder.living_coordinator() is not None
     finally:
         child.kill()

@@ -7,42 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Isthmus
+from tests.cli.conftest import SMALL_JOB, Isthmus
 from tests.cli.runs import a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 from topology.documents.run_documents import DocumentText, RunDocuments, load_run
-
-TOPOLOGY = """\
-version: 1
-name: three
-accelerators: {chip: {peak: {bf16: 50MFLOP/s}, memory: 4GiB, mfu: 0.5}}
-sites:
-  - {name: a, nodes: 1, accelerators_per_node: 2, accelerator: chip, wan: {address: 127.0.0.2}}
-  - {name: b, like: a, accelerators_per_node: 1}
-  - {name: c, like: b}
-links:
-  - {between: [a, b], bandwidth: 100Mbit/s, rtt: 10ms}
-  - {between: [b, c], bandwidth: 100kbit/s, rtt: 10ms}
-  - {between: [a, c], bandwidth: 100kbit/s, rtt: 10ms}
-emulate: true
-"""
-JOB = """\
-version: 1
-name: job
-topology: topology.yaml
-exchange: {codec: fp32}
-trainer:
-  global_batch: 12
-  micro_batch: 4
-  model: {layers: 1, heads: 1, width: 32, context: 16}
-"""
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    (tmp_path / "topology.yaml").write_text(TOPOLOGY)
-    (tmp_path / "job.yaml").write_text(JOB)
-    return tmp_path / "job.yaml"
 
 
 @pytest.fixture
@@ -144,7 +112,7 @@ def test_a_job_that_says_plan_is_planned(
     isthmus: Isthmus, job: Path, coordinator: tuple[ScriptedCoordinator, str]
 ) -> None:
     scripted, address = coordinator
-    job.write_text(f"{JOB}plan: {{codecs: [fp32, int4]}}\n")
+    job.write_text(f"{SMALL_JOB}plan: {{codecs: [fp32, int4]}}\n")
     done = isthmus("launch", job, "--detach", "--coordinator", address)
     assert done.code == 0, done.err
     assert "plan: 2 of 3 sites take part" in done.err
@@ -207,7 +175,7 @@ def test_a_batch_too_small_for_all_sites_is_planned_for_some_and_launched(
     isthmus: Isthmus, job: Path, coordinator: tuple[ScriptedCoordinator, str]
 ) -> None:
     scripted, address = coordinator
-    job.write_text(JOB.replace("global_batch: 12", "global_batch: 2"))
+    job.write_text(SMALL_JOB.replace("global_batch: 12", "global_batch: 2"))
     refused = isthmus("validate", job)
     assert refused.code == 2
     assert "with a `plan` section, `launch` leaves sites out" in refused.err

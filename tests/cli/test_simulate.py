@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench.record import BENCH, read_bench
-from tests.cli.conftest import Isthmus
+from tests.cli.conftest import SMALL_JOB, Isthmus
 from tests.fakes.described import TWO_SITES_YAML
 
 pytestmark = pytest.mark.slow
@@ -284,11 +284,9 @@ def test_a_name_that_is_taken_is_refused(isthmus: Isthmus, files: Path) -> None:
 
 
 def test_a_job_that_asks_for_a_plan_is_simulated_as_launch_would_run_it(
-    isthmus: Isthmus, files: Path
+    isthmus: Isthmus, job: Path
 ) -> None:
-    job = files / "job.yaml"
-    text = job.read_text().replace("reduction: {tree: auto}\n", "plan: {codecs: [fp32, int8]}\n")
-    job.write_text(text)
+    job.write_text(f"{SMALL_JOB}plan: {{codecs: [int8]}}\n")
     sweep = ("--sweep", "links.*.bandwidth=1kbit/s,1Gbit/s")
     done = isthmus("simulate", job, "--json", "--steps", "2", *sweep)
     assert done.code == 0, done.err

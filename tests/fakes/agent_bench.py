@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,12 +13,12 @@ from pathlib import Path
 
 from protos.control.v1 import control_pb2 as control
 from tests.fakes.agent_coordinator import AgentCoordinator
+from tests.fakes.marked_processes import MarkedProcesses, kill_if_there
+from tests.fakes.waiting import PROCESSES_S, until
 from topology.documents.load import load_job, load_topology
 from topology.hashing import config_hash
 
-MARK = "ISTHMUS_TEST_MARK"
 SCRIPT = Path(__file__).with_name("agent_rank.py")
-_LOOK_S = 0.05
 _END_S = 30.0
 
 
@@ -68,23 +66,12 @@ class AgentBench:
     """A running agent of site `a`."""
 
     process: asyncio.subprocess.Process
-    mark: str
+    marked: MarkedProcesses
     folder: Path
 
     def processes(self, *words: str) -> list[int]:
         """Return living processes that carry this bench's mark and have `words` in their command."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    environ = (entry / "environ").read_bytes()
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                except OSError:
-                    continue
-                marked = f"{MARK}={self.mark}".encode() in environ.split(b"\0")
-                if marked and command and all(word in command for word in words):
-                    found.append(int(entry.name))
-        return sorted(found)
+        return self.marked.pids(*words)
 
     def below(self, *words: str) -> list[int]:
         """Return the marked processes but the agent itself."""
@@ -92,10 +79,12 @@ class AgentBench:
 
     async def wait_gone(self, within_s: float = _END_S) -> None:
         """Wait until nothing that the agent started lives."""
-        deadline_s = time.monotonic() + within_s
-        while left := self.below():
-            assert time.monotonic() < deadline_s, f"left after {within_s} s: {left}"
-            await asyncio.sleep(_LOOK_S)  # strangers' processes cannot be waited for otherwise
+
+        def left() -> list[str]:
+            living = self.marked.living()
+            return [command for pid, command in living.items() if pid != self.process.pid]
+
+        await until(lambda: not left(), lambda: f"the end of {left()}", within_s, PROCESSES_S)
 
     async def wait_ended(self, within_s: float = _END_S) -> int:
         """Return the agent's exit status."""
@@ -113,11 +102,8 @@ class AgentBench:
 
     def close(self) -> None:
         """Kill whatever is left."""
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        for pid in self.marked.living():
+            kill_if_there(pid)
 
 
 @asynccontextmanager
@@ -139,19 +125,19 @@ async def agent_bench(
     """
     address = coordinator if isinstance(coordinator, str) else coordinator.address
     (folder / "agent-topology.yaml").write_text(topology)
-    mark = uuid.uuid4().hex
+    marked = MarkedProcesses()
     module = "sites.agent" if fault is None else "tests.fakes.agent_with_fake_gateway"
     with (folder / "agent.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module, "--site", "a", "--coordinator", address),
             *("--topology", str(folder / "agent-topology.yaml")),
             *("--state", str(folder / "state"), *arguments),
-            env={**os.environ, MARK: mark, "FAKE_GATEWAY": fault or ""},
+            env={**marked.env, "FAKE_GATEWAY": fault or ""},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
         )
-    bench = AgentBench(process, mark, folder)
+    bench = AgentBench(process, marked, folder)
     try:
         yield bench
     finally:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from orchestrator.emulator.config import RelayConfig, RelayEndpoint
@@ -94,9 +94,3 @@ async def seconds(waited: Awaitable[Result]) -> tuple[float, Result]:
     began_s = asyncio.get_running_loop().time()
     result = await waited
     return asyncio.get_running_loop().time() - began_s, result
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Look again each millisecond; `run` has the deadline."""
-    while not holds():  # noqa: ASYNC110 - the relay has no event for what only tests ask
-        await asyncio.sleep(0.001)

@@ -7,9 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +15,9 @@ from typing import Any
 
 import psutil
 
-MARK = "ISTHMUS_TEST_MARK"
-POLL_S = 0.05
-"""Between two looks at other processes, which cannot be waited for otherwise."""
+from tests.fakes.marked_processes import MarkedProcesses
+from tests.fakes.waiting import PROCESSES_S, wait_for
+
 RUN_S = 150.0
 """A small run ends long before this, even on a busy machine."""
 
@@ -104,15 +101,12 @@ def job_yaml(
     )
 
 
-_never = threading.Event()
-
-
 @dataclass
 class Bench:
     """A folder for one run, the processes started for it, and a mark in their environment."""
 
     folder: Path
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    processes: MarkedProcesses = field(default_factory=MarkedProcesses)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -130,7 +124,7 @@ class Bench:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `isthmus ARGUMENTS`."""
         # The mark goes to every descendant, so that what is left can be found by it.
-        env = {**os.environ, MARK: self.mark, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
+        env = {**self.processes.env, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
         process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.cli.main", *arguments],
             stdout=subprocess.PIPE,
@@ -177,24 +171,9 @@ class Bench:
                 entry[1] += values["site_tokens"]
         return [total / tokens for _, (total, tokens) in sorted(sums.items())]
 
-    def processes(self) -> dict[int, str]:
-        """Return the living processes that carry this bench's mark: pid to command line."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                environ, command = _proc(entry, "environ"), _proc(entry, "cmdline")
-                if f"{MARK}={self.mark}".encode() in environ.split(b"\0") and command:
-                    found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
-        return found
-
     def pids(self, *words: str) -> list[int]:
-        """Return the marked processes whose command line holds all `words`, lowest pid first."""
-        # A leash becomes its command, so the words never match it for longer than an instant.
-        return sorted(
-            pid
-            for pid, command in self.processes().items()
-            if all(word in command for word in words) and "sites.leash" not in command
-        )
+        """Return the run's processes whose command line holds all `words`, lowest pid first."""
+        return self.processes.pids(*words)
 
     def children(self, pid: int, *words: str) -> list[int]:
         """Return the descendants of `pid` whose command line holds all `words`."""
@@ -211,25 +190,18 @@ class Bench:
 
     def wait_for(self, what: str, ready: Callable[[], bool], timeout_s: float = RUN_S) -> None:
         """Poll until `ready`; fail with the logs at the deadline."""
-        deadline_s = time.monotonic() + timeout_s
-        while not ready():
-            assert time.monotonic() < deadline_s, f"{what} not within {timeout_s} s\n{self.logs()}"
-            _never.wait(POLL_S)
+        wait_for(ready, lambda: f"{what}\n{self.logs()}", timeout_s, PROCESSES_S)
 
     def wait_for_nothing_left(self, timeout_s: float) -> None:
         """Wait until no marked process lives."""
-        self.wait_for("end of all processes", lambda: not self.processes(), timeout_s)
+        self.wait_for("end of all processes", lambda: not self.processes.living(), timeout_s)
 
     def close(self) -> None:
         """Kill whatever is left; the test has its verdict by now."""
         for process in self.started:
             if process.poll() is None:
                 process.kill()
-        deadline_s = time.monotonic() + 20
-        while (left := self.processes()) and time.monotonic() < deadline_s:
-            for pid in left:
-                _kill(pid)
-            _never.wait(POLL_S)
+        self.processes.kill()
         for process in self.started:
             process.communicate()
 
@@ -273,17 +245,3 @@ def bench(folder: Path) -> Iterator[Bench]:
 def kill(pid: int) -> None:
     """SIGKILL a process that must exist."""
     os.kill(pid, signal.SIGKILL)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _proc(entry: Path, name: str) -> bytes:
-    try:
-        return (entry / name).read_bytes()
-    except OSError:
-        return b""

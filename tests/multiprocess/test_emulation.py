@@ -8,7 +8,6 @@ import signal
 
 import pytest
 
-from orchestrator.emulator.namespaces import netns_problem
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
@@ -22,12 +21,6 @@ faults:
   - {at: 0s..100ms, link: [a, b], rtt: 40ms, for: 300ms}
   - {at: 50ms, pause: b, for: 200ms}
 """
-
-
-@pytest.fixture
-def needs_netns() -> None:
-    if why := netns_problem():
-        pytest.skip(why)
 
 
 def test_gateways_meet_in_namespaces_and_faults_are_written_down(

@@ -28,7 +28,7 @@ def test_a_run_whose_processes_all_stand_still_goes_on(run: Bench) -> None:
     path = run.write(topology, job_yaml(steps=10_000))
     launch = run.start("launch", str(path), "--json")
     run.wait_for("steps", lambda: steps_of(run) > 0)
-    stopped = [pid for pid, command in run.processes().items() if "emulator" not in command]
+    stopped = [pid for pid, command in run.processes.living().items() if "emulator" not in command]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     threading.Event().wait(1.5 * DETECT_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from orchestrator.bench.allreduce_figures import PAYLOAD_SHARE, Asked, figures_o
 from orchestrator.bench.allreduce_gloo import measure_gloo, require_full_mesh
 from orchestrator.bench.allreduce_record import Figures
 from orchestrator.bench.measurement import MeasurementError
-from orchestrator.emulator.namespaces import netns_problem
 from protos import metrics
 from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition
@@ -158,9 +156,8 @@ def fast(topology: Topology) -> Topology:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.usefixtures("needs_root_netns")
 def test_gloo_over_emulated_packets() -> None:
-    if problem := (os.geteuid() != 0 and "this test takes root") or netns_problem():
-        pytest.skip(problem)
     found = measure_gloo(
         fast(TOPOLOGY), 1 << 20, warmup=1, repeats=2, is_emulated=True, timeout_s=60.0
     )

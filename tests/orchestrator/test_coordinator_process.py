@@ -1,14 +1,11 @@
 """The coordinator as a process: how it starts, is refused, is stopped, is killed and comes back."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -19,15 +16,13 @@ from orchestrator.journal import JournalReader
 from orchestrator.server import _options
 from protos.control.v1 import control_pb2
 from protos.errors import StateConflictError
+from tests.fakes.marked_processes import MarkedProcesses
+from tests.fakes.waiting import DEADLINE_S, wait_for
 from tests.fakes.worlds import JOB, topology_text
 from topology.documents.load import load_topology
 from topology.timeouts import Timeouts
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
-
-MARK = "ISTHMUS_TEST_MARK"
-DEADLINE_S = 60.0
-LOOK_S = 0.02
 
 
 class Bench:
@@ -37,7 +32,7 @@ class Bench:
         self.state = folder / "state"
         self.topology = folder / "topology.yaml"
         self.topology.write_text(topology_text(detect_within="2s", start_within="4s"))
-        self.mark = uuid.uuid4().hex
+        self.processes = MarkedProcesses()
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *more: str, bind: str = "127.0.0.1:0") -> subprocess.Popen[str]:
@@ -50,16 +45,10 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, MARK: self.mark},
+            env=self.processes.env,
         )
         self.started.append(process)
         return process
-
-    def wait(self, what: str, is_so: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not is_so():
-            assert time.monotonic() < deadline_s, f"{what}: not within {DEADLINE_S} s"
-            time.sleep(LOOK_S)  # another process's doing cannot be waited for otherwise
 
     def listening(self) -> str:
         path = self.state / "coordinator.json"
@@ -69,7 +58,7 @@ class Bench:
             assert self.started[-1].poll() is None, self.started[-1].communicate()
             return path.is_file() and json.loads(path.read_text())["pid"] == pid
 
-        self.wait("coordinator.json", is_there)
+        wait_for(is_there, "coordinator.json")
         address = json.loads(path.read_text())["address"]
         assert isinstance(address, str)
         return address
@@ -90,23 +79,11 @@ class Bench:
                 control_pb2.Document(source="topology.yaml", text=self.topology.read_text()),
             )
 
-    def left(self) -> list[str]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                marked = f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if marked and command:
-                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-        return found
-
     def close(self) -> None:
         for process in self.started:
             process.kill()
             process.communicate(timeout=DEADLINE_S)
-        self.wait("everything has ended", lambda: not self.left())
+        self.processes.wait_gone()
 
 
 @pytest.fixture
@@ -195,7 +172,7 @@ def test_an_embedded_one_that_nobody_wants_ends_with_its_agents(bench: Bench) ->
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
     assert "no run was submitted within 4 s" in err
-    assert not bench.left()
+    assert not bench.processes.living()
 
 
 def test_agents_die_with_an_embedded_coordinator_that_is_killed(bench: Bench) -> None:
@@ -203,13 +180,10 @@ def test_agents_die_with_an_embedded_coordinator_that_is_killed(bench: Bench) ->
     process = bench.start("--embedded")
     with Client(bench.listening()) as client:
         bench.submit(client.address)
-        bench.wait("agents", lambda: sum("sites.agent" in each for each in bench.left()) == 2)
-        bench.wait(
-            "both sites have joined",
-            lambda: all(site.host for site in client.get_run("").sites),
-        )
+        wait_for(lambda: len(bench.processes.pids("sites.agent")) == 2, "agents")
+        wait_for(lambda: all(site.host for site in client.get_run("").sites), "both sites' hellos")
     process.kill()
-    bench.wait("everything has ended", lambda: not bench.left())
+    bench.processes.wait_gone()
 
 
 def test_an_agent_that_cannot_start_fails_the_run_at_once(bench: Bench) -> None:

@@ -9,7 +9,8 @@ import pytest
 from orchestrator.emulator.config import apply_line, parse_apply
 from orchestrator.emulator.link import LinkShape, Transmitter
 from orchestrator.emulator.shared_link import SharedLink
-from tests.fakes.relay_worlds import World, run, seconds, until, world
+from tests.fakes.relay_worlds import World, run, seconds, world
+from tests.fakes.waiting import until
 from topology.errors import ConfigError
 from topology.faults.changes import Change
 

@@ -11,30 +11,28 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.emulator.losses import LossDeck
-from orchestrator.emulator.namespaces import netns_problem, open_socket
+from orchestrator.emulator.namespaces import open_socket
 from orchestrator.emulator.netns_child import NetnsProcess, running_netns
 from orchestrator.emulator.netns_config import NetnsConfig
 from tests.fakes.emulator_configs import netns_config
+from tests.fakes.sockets import receive, round_trip_s
 from topology.errors import ConfigError
 from topology.faults.changes import Change
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
 PORT = 5000
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces_are_allowed() -> None:
-    if problem := (os.geteuid() != 0 and "these tests take root") or netns_problem():
-        pytest.skip(problem)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.multiprocess,
+    pytest.mark.usefixtures("needs_root_netns"),
+]
 
 
 @pytest.fixture
@@ -67,23 +65,6 @@ def connection(
     far.settimeout(DEADLINE_S)
     assert peer[0] == emulator.sites["eu"].address
     return near, far
-
-
-def receive(end: socket.socket, num_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < num_bytes:
-        piece = end.recv(num_bytes - len(data))
-        assert piece, "the connection ended early"
-        data += piece
-    return bytes(data)
-
-
-def round_trip_s(near: socket.socket, far: socket.socket) -> float:
-    began_s = time.monotonic()
-    near.sendall(b"x")
-    far.sendall(receive(far, 1))
-    receive(near, 1)
-    return time.monotonic() - began_s
 
 
 def test_a_connection_carries_every_byte_both_ways_although_packets_are_lost(

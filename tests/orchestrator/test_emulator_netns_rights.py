@@ -12,18 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.namespaces import netns_problem
 from tests.fakes.emulator_configs import netns_config
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _namespaces_are_allowed() -> None:
-    if problem := (os.geteuid() != 0 and "these tests take root") or netns_problem():
-        pytest.skip(problem)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.multiprocess,
+    pytest.mark.usefixtures("needs_root_netns"),
+]
 
 
 def run_as_nobody(permissions: str) -> subprocess.Popen[str]:

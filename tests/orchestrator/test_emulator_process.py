@@ -17,6 +17,7 @@ from orchestrator.emulator.child import running_relay
 from orchestrator.emulator.config import RelayConfig
 from orchestrator.emulator.pipes import MessageWriter
 from tests.fakes.emulator_configs import relay_config
+from tests.fakes.sockets import receive, round_trip_s
 from topology.errors import ConfigError
 from topology.faults.changes import Change
 
@@ -227,19 +228,3 @@ def test_round_trip_and_throughput_are_what_was_configured() -> None:
     assert statistics.median(rtts_s) <= rtt_s + 0.2
     assert took_s >= num_bytes / rate + rtt_s / 2 - 0.002
     assert took_s <= 3 * (num_bytes / rate + rtt_s)
-
-
-def round_trip_s(near: socket.socket, far: socket.socket) -> float:
-    began_s = time.monotonic()
-    near.sendall(b"x")
-    receive(far, 1)
-    far.sendall(b"y")
-    receive(near, 1)
-    return time.monotonic() - began_s
-
-
-def receive(end: socket.socket, num_bytes: int) -> None:
-    while num_bytes:
-        num_read = len(end.recv(min(num_bytes, 1 << 20)))
-        assert num_read, "the connection ended early"
-        num_bytes -= num_read

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.emulator.server import Relay
-from tests.fakes.relay_worlds import Pair, config, run, seconds, until, world
+from tests.fakes.relay_worlds import Pair, config, run, seconds, world
+from tests.fakes.waiting import until
 from topology.errors import ConfigError
 
 ABORT = struct.pack("ii", 1, 0)

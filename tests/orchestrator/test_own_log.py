@@ -15,7 +15,7 @@ from orchestrator.own_log import OwnLines, bound
 from orchestrator.parts import Limits
 from protos import disk
 from protos.control.v1 import control_pb2
-from protos.disk import free_beginning
+from tests.fakes.holes import has_holes
 
 
 def texts(folder: Path, site: str = "", rank: int = -1) -> list[tuple[str, str, str]]:
@@ -95,14 +95,3 @@ def test_the_end_of_its_file_stays_on_the_disk(
     assert path.read_bytes().endswith(63 * (b"x" * 1023 + b"\n") + path.read_bytes()[-48:])
     if has_holes(tmp_path):
         assert path.stat().st_blocks * 512 <= 3 * (64 << 10)
-
-
-def has_holes(folder: Path) -> bool:
-    """Whether the file system can give back a part of a file."""
-    probe = folder / "probe"
-    probe.write_bytes(b"x")
-    try:
-        free_beginning(probe, 1)
-    except OSError:
-        return False
-    return probe.read_bytes() == b"\0"

@@ -17,6 +17,7 @@ from protos.errors import PeerLostError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
 from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.tail import KEEP_BYTES, LAG_BYTES, Tail
+from tests.fakes.holes import has_holes
 
 PLENTY = 1 << 20
 
@@ -186,17 +187,6 @@ def test_the_disk_gets_back_what_was_read_long_ago(
     if has_holes(tmp_path):
         assert path.stat().st_blocks * 512 <= 3 * (64 << 10)
         assert path.read_bytes().endswith(64 * line)
-
-
-def has_holes(folder: Path) -> bool:
-    """Whether the file system can give back a part of a file."""
-    probe = folder / "probe"
-    probe.write_bytes(b"x")
-    try:
-        free_beginning(probe, 1)
-    except OSError:
-        return False
-    return probe.read_bytes() == b"\0"
 
 
 def test_where_there_are_no_holes_files_stay_whole(tmp_path: Path) -> None:

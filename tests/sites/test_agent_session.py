@@ -17,6 +17,7 @@ import pytest
 from protos.control.v1 import control_pb2 as control
 from tests.fakes.agent_bench import AgentBench, agent_bench, job_yaml, prepare, topology_yaml
 from tests.fakes.agent_coordinator import AgentCoordinator, agent_coordinator
+from tests.fakes.waiting import until
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -141,9 +142,7 @@ def test_a_signal_ends_the_dialling(tmp_path: Path) -> None:
 
 
 async def _wait_log(bench: AgentBench, text: str) -> None:
-    async with asyncio.timeout(30):
-        while text not in bench.log():  # noqa: ASYNC110 - nothing tells of a file's growth
-            await asyncio.sleep(0.02)
+    await until(lambda: text in bench.log(), lambda: f"{text!r} in the log:\n{bench.log()}")
 
 
 def test_orders_that_do_not_fit_are_answered(tmp_path: Path) -> None:

@@ -6,15 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from sites.leash import USAGE, main
+from tests.fakes.waiting import wait_for
 
 WAIT_S = 20.0
-_LOOK_S = 0.02
 
 PARENT = """
 import os, subprocess, sys, time
@@ -88,10 +87,7 @@ def test_sigkill_of_the_parent_kills_the_child() -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         assert child.ppid() == parent.pid
         os.kill(parent.pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + WAIT_S
-        while _lives(child):
-            assert time.monotonic() < deadline_s, "the child outlived its parent"
-            time.sleep(_LOOK_S)  # no child of ours: there is nothing to wait on
+        wait_for(lambda: not _lives(child), "the child's end after its parent's", WAIT_S)
     finally:
         parent.kill()
         parent.communicate()
