@@ -15,10 +15,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give whole runs to one worker: two at a time would only wait for each other's processors."""
+    """Say of tests what follows from where they are.
+
+    Whole runs go to one worker: two at a time would only wait for each other's processors. Slow
+    tests of what is pure are not measured: they search and simulate for seconds, two and a half
+    times as long where each line is counted, and quick tests run the same lines.
+    """
     for item in items:
         if "multiprocess" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group("runs"))
+        if "topology" in item.path.parts and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.emulator_configs import netns_config
+from tests.fakes.unmeasured import unmeasured
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
@@ -25,10 +26,9 @@ pytestmark = [
 
 def run_as_nobody(permissions: str) -> subprocess.Popen[str]:
     # Not measured: nobody could not write down what was covered, and would say so on stderr.
-    environment = {name: value for name, value in os.environ.items() if "COVERAGE" not in name}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.unprivileged_netns", permissions],
-        env=environment,
+        env=unmeasured(os.environ),
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
