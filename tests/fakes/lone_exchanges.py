@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,25 @@ class DeafLink(AloneLink):
 
     def reduce(self, request: Reduce) -> None:
         del request
+
+
+class CountingLink(AloneLink):
+    """Keeps what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Reduce] = []
+        self.regions: list[int] = []
+        self.other_tokens = 0.0
+        """Of sites that are not there, and contribute zeros."""
+
+    def add_region(self, region: int, numel: int, descriptor: int) -> None:
+        self.regions.append(region)
+        super().add_region(region, numel, descriptor)
+
+    def reduce(self, request: Reduce) -> None:
+        self.requests.append(request)
+        super().reduce(dataclasses.replace(request, weight=request.weight + self.other_tokens))
 
 
 class ScriptedLink(AloneLink):
@@ -94,7 +114,7 @@ class StreamTransfer(HostTransfer):
 class SlowDevice(HostTransfer):
     """A device that has computed a bucket long after it was submitted: half a second ago."""
 
-    def collect(self, slot: Slot, pending: Pending) -> float:  # type: ignore[override]
+    def collect(self, slot: Slot, pending: Pending) -> float:
         super().collect(slot, pending)
         return 0.5
 
