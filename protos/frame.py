@@ -16,7 +16,7 @@ import xxhash
 from protos.errors import CorruptDataError, RemoteProtocolError
 
 HEADER_BYTES = 64
-MAX_PAYLOAD_BYTES = (8 << 20) - HEADER_BYTES
+MAX_PAYLOAD_BYTES = (17 << 20) - HEADER_BYTES
 MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 _MAGIC = b"ISTH"

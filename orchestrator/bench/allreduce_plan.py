@@ -18,7 +18,7 @@ from topology.reduction_plans import plan_reduction
 
 _LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
 """More than gateways reach on one machine: none waits for a link that is not there."""
-_LOOPBACK_PIECES: Final = {"exchange.chunk": "4MiB", "exchange.bucket": "16MiB"}
+_LOOPBACK_PIECES: Final = {"exchange.chunk": "8MiB", "exchange.bucket": "64MiB"}
 """Where no link has to be kept full, fewer chunks and buckets cost less: docs/benchmarks.md."""
 
 
@@ -38,6 +38,8 @@ class Wanted:
     channels_per_link: int | None
     chunk_bytes: int | None
     is_one_rank_a_site: bool
+    is_copied: bool
+    """Whether the tensor lies in the rank's own memory, and not in what `site.empty` returns."""
     emulator: str | None
     """`auto`, `relay`, `netns` or `none`; None: as the topology says.
 
@@ -83,8 +85,10 @@ def combinations(wanted: Wanted) -> list[Combination]:
         [[f"exchange.codec={codec}"] for codec in wanted.codecs] or [[]],
         [[f"reduction.tree={tree}"] for tree in wanted.trees] or [[]],
     )
+    memory = "own" if wanted.is_copied else "shared"
     for size_bytes, codec, tree in choices:
-        own = [*codec, *tree, f"arguments={json.dumps([str(size_bytes), str(wanted.count)])}"]
+        arguments = [str(size_bytes), str(wanted.count), memory]
+        own = [*codec, *tree, f"arguments={json.dumps(arguments)}"]
         pair = load_pair(_job_path(), [*shared, *own], wanted.topology_path)
         found.append(Combination(size_bytes, pair))
     return found

@@ -28,6 +28,8 @@ class Question:
     repeats: int
     is_one_rank_a_site: bool
     """Else as many as the topology says."""
+    is_copied: bool = False
+    """The tensor lies in memory of the rank's own; else in what it shares with its gateway."""
     against: str | None
     """`gloo`, where that was measured too."""
 

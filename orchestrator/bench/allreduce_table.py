@@ -42,6 +42,7 @@ def _heading(bench: AllReduceBench) -> Text:
     emulators = sorted({each.emulator for each in bench.settings if each.figures})
     how = ["; ".join(EMULATORS.get(name, figures.words(name)) for name in emulators)]
     how += ["one rank a site" if asked.is_one_rank_a_site else "all ranks of the topology"]
+    how += ["tensors copied to shared memory"] if asked.is_copied else []
     how += [f"median of {asked.repeats} after {asked.warmup}"]
     text.append("\n" + ", ".join(part for part in how if part), style="not bold")
     return text

@@ -86,6 +86,11 @@ _what_options = all_of(
         is_flag=True,
         help="As many ranks a site as the topology says. [one a site]",
     ),
+    click.option(
+        "--copied",
+        is_flag=True,
+        help="A tensor that is copied to the gateway's memory and back. [it lies there: site.empty]",
+    ),
 )
 """What is measured."""
 
@@ -145,6 +150,7 @@ def command(
     chunk_bytes: int | None,
     overrides: tuple[str, ...],
     all_ranks: bool,
+    copied: bool,
     repeats: int,
     warmup: int,
     emulator: str | None,
@@ -170,6 +176,7 @@ def command(
         channels_per_link=streams,
         chunk_bytes=chunk_bytes,
         is_one_rank_a_site=not all_ranks,
+        is_copied=copied,
         emulator=emulator,
     )
     found = combinations(wanted)
@@ -182,6 +189,7 @@ def command(
         warmup=warmup,
         repeats=repeats,
         is_one_rank_a_site=not all_ranks,
+        is_copied=copied,
         against=against,
     )
     num_parts = len(found) + (len(wanted.sizes_bytes) if gloo else 0)

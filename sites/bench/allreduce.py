@@ -1,6 +1,6 @@
 """The script of `isthmus bench allreduce`: one tensor, averaged over all sites, again and again.
 
-Arguments: BYTES COUNT. Each rank sends a record of kind `allreduce` a repetition
+Arguments: BYTES COUNT shared|own, the memory that the tensor lies in. Each rank sends a record of kind `allreduce` a repetition
 (protos/metrics.py). Sites begin together, as far as the end of a tiny all-reduce before each one
 lets them.
 """
@@ -19,11 +19,13 @@ from sites.bench.tensors import FLOAT_BYTES, digest_of, relative_error, values_o
 
 
 def main(arguments: list[str]) -> None:
-    """Reduce `arguments[0]` bytes of float32, `arguments[1]` times."""
+    """Reduce `arguments[0]` bytes of float32, `arguments[1]` times; they lie in memory of kind `arguments[2]`."""
     numel, count = int(arguments[0]) // FLOAT_BYTES, int(arguments[1])
+    is_shared = {"shared": True, "own": False}[arguments[2]]
     site = sites.join()
     own = values_of(site.global_rank, numel).to(site.device)
-    values, together = torch.empty_like(own), torch.zeros(1, device=site.device)
+    values = site.empty(*own.shape) if is_shared else torch.empty_like(own)
+    together = torch.zeros(1, device=site.device)
     gateways = gateways_of_site() if site.rank == 0 else ()
     for repeat in range(count):
         values.copy_(own)

@@ -19,7 +19,7 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
-"""What no codec makes longer than a frame may be; 1 to 4 MiB is best."""
+"""What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is the limit."""
 
 HELD_BYTES = 512 << 20
 

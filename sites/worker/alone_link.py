@@ -40,7 +40,7 @@ class AloneLink:
     def reduce(self, request: Reduce) -> None:
         """Divide, and say so at once."""
         _, shard_numel = padded_shape(request.numel, self._world_size)
-        shard = self._regions[request.region][:shard_numel]
+        shard = self._regions[request.region][request.offset :][:shard_numel]
         # A weight of 0 is reported, and refused, by whoever hears of the result.
         np.divide(shard, np.float32(request.weight or 1.0), out=shard)
         self._on_reduced(

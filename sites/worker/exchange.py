@@ -35,6 +35,7 @@ from sites.worker.link import Link, Reduce, Reduced
 from sites.worker.region import FLOAT_BYTES
 from sites.worker.rounds import Bucket, Round
 from sites.worker.routes import Route
+from sites.worker.shared_tensors import SharedTensors
 from sites.worker.slots import Slots
 from sites.worker.transfer import Transfer, write_pieces
 
@@ -57,6 +58,7 @@ class Exchange:
         deadline_s: float,
         overlaps: bool = True,
         encoder: ShardEncoder | None = None,
+        shared: SharedTensors | None = None,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Start nothing.
@@ -70,6 +72,7 @@ class Exchange:
             overlaps: hand buckets over as they come; else all of a round at its end, which shows
                 what overlapping is worth.
             encoder: encodes what is not exact; None: the gateway does.
+            shared: tensors that are averaged where they lie; None: there are none.
             now_s: the clock.
         """
         self._link = link
@@ -79,7 +82,7 @@ class Exchange:
         self._overlaps = overlaps
         self._encoder = encoder
         self._now_s = now_s
-        self._slots = Slots(link, transfer, world_size)
+        self._slots = Slots(link, transfer, world_size, shared)
         self._round: Round | None = None
         self._num_rounds = 0
         self._error: IsthmusError | None = None
@@ -147,8 +150,7 @@ class Exchange:
         """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
 
         Args:
-            pieces: what it consists of, one at least: floating point, shape (n,), contiguous.
-                Overwritten.
+            pieces: what it consists of, one at least: floating point, shape (n,). Overwritten.
             layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
             exact: let nothing but fp32 cross the WAN.
             route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's, and
@@ -168,7 +170,7 @@ class Exchange:
             raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: make them larger")
         slot_index = self._free_slot(current, index)
         numel = sum(each.numel() for each in pieces) if route is None else route.numel
-        slot = self._slots.get(slot_index, numel, route)
+        slot = self._slots.get(slot_index, numel, route, pieces)
         with torch.no_grad():
             tokens = current.tokens if route is None else self.site_tokens()
             write_pieces(pieces, tokens, slot.padded)
@@ -180,9 +182,7 @@ class Exchange:
         number = current.first_bucket + index
         if self._encoder is not None and not exact:
             slot.encode = partial(self._encoder.encode, bucket=number, numel=numel, layout=layout)
-        bucket = Bucket(
-            number, slot_index, slot, pieces, layout, exact, pending, future, raw_bytes, now_s
-        )
+        bucket = Bucket(number, slot, pieces, layout, exact, pending, future, raw_bytes, now_s)
         with self._changed:
             current.buckets.append(bucket)
             current.note_computed(index, now_s)
@@ -299,7 +299,8 @@ class Exchange:
             Reduce(
                 round=current.number,
                 bucket=bucket.number,
-                region=bucket.slot_index,
+                region=bucket.slot.region_id,
+                offset=bucket.slot.offset,
                 numel=bucket.slot.numel,
                 layout=bucket.layout,
                 weight=current.site_weight,

@@ -114,7 +114,7 @@ class GatewayLink:
                 "round": request.round,
                 "bucket": request.bucket,
                 "region": request.region,
-                "offset": 0,
+                "offset": request.offset,
                 "numel": request.numel,
                 "layout": request.layout,
                 "weight": request.weight,

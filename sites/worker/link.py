@@ -62,6 +62,8 @@ class Reduce:
     region: int
     numel: int
     """float32 elements of the whole bucket, not of the shard."""
+    offset: int = 0
+    """Elements of the region before the shard."""
     layout: int
     """crc32c: sites/worker/layout.py."""
     weight: float

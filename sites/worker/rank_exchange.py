@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,7 @@ from sites.worker.exchange import Exchange
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Welcome
+from sites.worker.shared_tensors import SharedTensors
 from topology.job import Job
 from topology.timeouts import Timeouts
 
@@ -52,6 +54,9 @@ class RankExchange:
         self._exactness = exactness
         self._device = device
         self._rank = dist.get_rank()
+        self._shared: SharedTensors | None = None
+        if device.type == "cpu" and dist.get_world_size() == 1:
+            self._shared = SharedTensors(link)
         self._exchange: Exchange | None = None
         self._average: TensorAverage | None = None
 
@@ -70,6 +75,7 @@ class RankExchange:
                 deadline_s=deadline_s,
                 overlaps=self._job.exchange.schedule != "serial",
                 encoder=self._make_encoder(),
+                shared=self._shared,
             )
             self._exchange.start()
         return self._exchange
@@ -82,6 +88,13 @@ class RankExchange:
                 self.open(), bucket_bytes=bucket_bytes, exactness=self._exactness
             )
         return self._average
+
+    def empty(self, sizes: Sequence[int]) -> torch.Tensor:
+        """Return a float32 tensor, on this rank's device, that is averaged where it lies, if that can be."""
+        numel = math.prod(sizes)
+        if self._shared is None or numel == 0:
+            return torch.empty(tuple(sizes), device=self._device)
+        return self._shared.empty(numel).view(tuple(sizes))
 
     def equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         """Give every rank of every site the first site's values; with `schedule: off`, of this site.

@@ -18,7 +18,6 @@ class Bucket:
 
     number: int
     """What the gateway knows it by."""
-    slot_index: int
     slot: Slot
     pieces: Sequence[torch.Tensor]
     layout: int

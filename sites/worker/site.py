@@ -159,6 +159,22 @@ class Site:
         named = [(str(index), each) for index, each in enumerate(tensors)]
         self._exchange.open_average().average(named, tokens, exact=exact)
 
+    def empty(self, *sizes: int) -> torch.Tensor:
+        """Return a float32 tensor of these sizes, on this rank's device, that holds anything.
+
+        On the host, where it is the site's only rank, `all_reduce` and `average_gradients` average it, or
+        its parts, where they lie: other tensors are copied to memory that the gateway shares, and back. A
+        forked process shares this memory, too: what it writes, this one reads.
+
+        Raises:
+            ValueError: a size below 0.
+            OSError: there is no such memory.
+            IsthmusError: the gateway has gone.
+        """
+        if any(each < 0 for each in sizes):
+            raise ValueError(f"site.empty: want sizes of 0 or more, got {sizes}")
+        return self._exchange.empty(sizes)
+
     def broadcast(self, state: nn.Module | Sequence[torch.Tensor]) -> None:
         """Give every rank of every site the values of the first site's first rank, bit for bit.
 

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
 from sites.worker.link import Link
 from sites.worker.region import create_region
 from sites.worker.routes import Route
+from sites.worker.shared_tensors import SharedTensors
 from sites.worker.transfer import Sizes, Slot, Transfer
 
 
 class Slots:
     """Those of one rank, by index, which is also the region's id at the gateway."""
 
-    def __init__(self, link: Link, transfer: Transfer, world_size: int) -> None:
+    def __init__(
+        self, link: Link, transfer: Transfer, world_size: int, shared: SharedTensors | None
+    ) -> None:
         """Hold nothing yet.
 
         Args:
             link: hears of regions.
             transfer: makes the buffers.
             world_size: ranks of the site.
+            shared: tensors that need no buffers, where there may be some.
         """
         self._link = link
         self._transfer = transfer
         self._world_size = world_size
+        self._shared = shared
         self._slots: dict[int, Slot] = {}
 
-    def get(self, index: int, numel: int, route: Route | None) -> Slot:
-        """Return buffers for a bucket of `numel` elements, whose earlier users are done with them."""
+    def get(
+        self, index: int, numel: int, route: Route | None, pieces: Sequence[torch.Tensor]
+    ) -> Slot:
+        """Return buffers for a bucket of `numel` elements, whose earlier users are done with them.
+
+        Where its pieces lie in shared memory already, these are the pieces themselves.
+        """
+        if self._shared is not None and (place := self._shared.find(pieces)) is not None:
+            values = place.values
+            return Slot(numel, values, values, values, region_id=place.region, offset=place.offset)
         wanted = Sizes.of(numel, route, self._world_size)
         slot = self._slots.get(index)
         if slot is None:
@@ -45,4 +59,6 @@ class Slots:
             self._link.add_region(index, sizes.shard_numel, descriptor)
         finally:
             os.close(descriptor)
-        return self._transfer.make_slot(sizes, torch.from_numpy(array))
+        slot = self._transfer.make_slot(sizes, torch.from_numpy(array))
+        slot.region_id = index
+        return slot

@@ -64,6 +64,10 @@ class Slot:
     form: Form = Form.VALUES
     """What is in the region, once it is collected."""
     encoded_bytes: int = 0
+    region_id: int = 0
+    """What the gateway knows the region by."""
+    offset: int = 0
+    """Elements of the gateway's region before `region`."""
 
     @property
     def sizes(self) -> Sizes:
@@ -79,6 +83,7 @@ class Slot:
             self.shard[:shard_numel],
             self.region[:shard_numel],
             route=route,
+            region_id=self.region_id,
         )
 
     def note(self, encoded: Encoded) -> None:
@@ -130,7 +135,7 @@ def write_pieces(
     """Write tokens * pieces as float32, one after another, and zeros behind.
 
     Args:
-        pieces: floating point, shape (n,) each, on any device. Not modified.
+        pieces: floating point, shape (n,) each, on any device. Not modified, unless they lie in `padded`.
         tokens: not negative. A tensor of one element, on the device of `padded`, does for what no
             NaN is hidden in by 0.
         padded: float32, shape (N,), N at least the sum of all n. Overwritten.
@@ -142,7 +147,8 @@ def write_pieces(
         if not isinstance(tokens, torch.Tensor) and tokens == 0:
             scaled.zero_()  # Not a product: a loss over no tokens is often NaN.
         elif each.dtype == torch.float32 and each.device == padded.device:
-            torch.mul(each, tokens, out=scaled)
+            if each.data_ptr() != scaled.data_ptr() or tokens != 1:
+                torch.mul(each, tokens, out=scaled)
         else:
             scaled.copy_(each)
             scaled.mul_(tokens)

@@ -85,7 +85,7 @@ def test_options_become_the_documents_of_runs(
     )
     assert done.code == 0
     pair = runs.pairs[-1]
-    assert pair.job.arguments == (str(1 << 20), "4")
+    assert pair.job.arguments == (str(1 << 20), "4", "shared")
     assert pair.job.entrypoint is not None
     assert (pair.job_path.parent / pair.job.entrypoint).is_file()
     assert (pair.job.exchange.channels_per_link, pair.job.exchange.chunk_bytes) == (7, 128 << 10)

@@ -32,6 +32,7 @@ def told(folder: Path, *overrides: str, emulator: str | None) -> tuple[float, fl
         channels_per_link=None,
         chunk_bytes=None,
         is_one_rank_a_site=True,
+        is_copied=False,
         emulator=emulator,
     )
     (found,) = combinations(wanted)
@@ -46,7 +47,7 @@ def test_emulated_links_are_those_of_the_topology(tmp_path: Path, emulator: str 
 
 
 def test_without_emulation_sites_are_told_of_this_machines_links(tmp_path: Path) -> None:
-    assert told(tmp_path, emulator="none") == (12.5e9, 1e-4, 4 << 20, 16 << 20)
+    assert told(tmp_path, emulator="none") == (12.5e9, 1e-4, 8 << 20, 64 << 20)
 
 
 def test_what_the_user_says_of_links_chunks_and_buckets_stands(tmp_path: Path) -> None:

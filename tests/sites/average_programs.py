@@ -59,6 +59,21 @@ def averages(folder: Path, name: str) -> None:
     torch.save(found, folder / f"{name}.pt")
 
 
+def averages_in_place(folder: Path, name: str) -> None:
+    """The same numbers in memory of the rank's own, and in what it shares; pairs of each call."""
+    site = join_site()
+    in_place = site.empty(151, 150)
+    found = []
+    for call in range(3):
+        copied = tensors_of(site.global_rank, call)[0]
+        in_place.copy_(copied.view(151, 150))
+        for each in (copied, in_place):
+            site.all_reduce([each], tokens=tokens_of(site.global_rank, call))
+        found.append((copied, in_place.clone()))
+    site.leave()
+    torch.save(found, folder / f"{name}.pt")
+
+
 def broadcasts(folder: Path, name: str) -> None:
     """Tensors of integers and bits that arithmetic would not keep; equal ones after that."""
     site = join_site()

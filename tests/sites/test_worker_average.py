@@ -11,37 +11,19 @@ import torch
 import torch.distributed as dist
 
 from protos.errors import NoTokensError
-from sites.worker.alone_link import AloneLink
 from sites.worker.average import MAX_LISTS, TensorAverage
 from sites.worker.collectives import Collectives
 from sites.worker.exactness import Exactness
 from sites.worker.exchange import MAX_BUCKETS, Exchange
 from sites.worker.host_transfer import HostTransfer
-from sites.worker.link import Reduce
 from sites.worker.packing import Packer
 from sites.worker.process_group import ensure_process_group
+from tests.fakes.lone_exchanges import CountingLink
 from tests.fakes.two_sites import NAMES, bits, run
 from tests.sites import average_programs as programs
 from topology.job import Exchange as ExchangeWish
 
 LONG_S = 30.0
-
-
-class CountingLink(AloneLink):
-    """Keeps what it was asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests: list[Reduce] = []
-        self.regions: list[int] = []
-
-    def add_region(self, region: int, numel: int, descriptor: int) -> None:
-        self.regions.append(region)
-        super().add_region(region, numel, descriptor)
-
-    def reduce(self, request: Reduce) -> None:
-        self.requests.append(request)
-        super().reduce(request)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ JOB_MISTAKES: list[tuple[str, str, list[str]]] = [
             "4:19 want 'fp32', 'bf16', 'split', 'bf16-split', 'int8', 'int8-zstd', 'int4', 'int4-zstd', 'fp8', 'fp8-zstd', 'topk' or 'topk-zstd', got 16 [exchange.codec]"
         ],
     ),
-    ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 4MiB, got '32KiB' [exchange.chunk]"]),
-    ("chunk: 256KiB", "chunk: 8MiB", ["4:32 want 64KiB to 4MiB, got '8MiB' [exchange.chunk]"]),
+    ("chunk: 256KiB", "chunk: 32KiB", ["4:32 want 64KiB to 16MiB, got '32KiB' [exchange.chunk]"]),
+    ("chunk: 256KiB", "chunk: 32MiB", ["4:32 want 64KiB to 16MiB, got '32MiB' [exchange.chunk]"]),
     (
         "chunk: 256KiB",
         "chunk: 100001B",

@@ -78,7 +78,7 @@ def test_a_wrong_override_is_told_as_it_was_typed(override: str, path: str, mess
 def test_mistakes_in_overrides_and_in_the_file_are_told_together() -> None:
     text = JOB.replace("steps: 20", "steps: 0")
     assert told("job", text, "trainer.seed=x", "exchange.chunk=1B") == [
-        "0:0 want 64KiB to 4MiB, got '1B' [exchange.chunk]",
+        "0:0 want 64KiB to 16MiB, got '1B' [exchange.chunk]",
         "0:0 want a whole number, got 'x' [trainer.seed]",
         "8:10 want at least 1, got 0 [trainer.steps]",
     ]

@@ -38,8 +38,8 @@ def _channels(value: object) -> int | None:
     raise ValueError(f"want auto, or a whole number from 1 to {CHANNELS_MAX}; got {shown(value)}")
 
 
-Chunk = Annotated[int, float32_size(64 << 10, 4 << 20), SIZE_SCHEMA]
-"""A chunk is one frame of protos/frame.py, whose payload ends below 8 MiB: 4 MiB leaves room for
+Chunk = Annotated[int, float32_size(64 << 10, 16 << 20), SIZE_SCHEMA]
+"""A chunk is one frame of protos/frame.py, whose payload ends below 17 MiB: 16 MiB leaves room for
 any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
 Channels = Annotated[
     int | None,
@@ -92,7 +92,7 @@ class ExchangeModel(Strict):
     ] = _EXCHANGE.non_finite
     chunk: Chunk = default(
         format_size(_EXCHANGE.chunk_bytes),
-        "Of float32, before the codec: 64KiB to 4MiB. Unit of checksums, scheduling and reduction.",
+        "Of float32, before the codec: 64KiB to 16MiB. Unit of checksums, scheduling and reduction.",
     )
     channels_per_link: Channels = default(
         "auto",

@@ -1,0 +1,163 @@
+"""Tensors that are averaged where they lie: which buckets these are, and that their bits are the others'."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sites.worker.average import TensorAverage
+from sites.worker.collectives import Collectives
+from sites.worker.exactness import Exactness
+from sites.worker.exchange import Exchange
+from sites.worker.host_transfer import HostTransfer
+from sites.worker.process_group import ensure_process_group
+from sites.worker.shared_tensors import FIRST_REGION, SharedTensors
+from tests.fakes.lone_exchanges import CountingLink
+from tests.fakes.ranks import results, run_ranks
+from tests.fakes.two_sites import bits, gateway_processes
+from tests.sites import average_programs as programs
+from topology.job import Exchange as ExchangeWish
+
+LONG_S = 30.0
+BUCKET = 16
+"""Elements."""
+
+
+@pytest.fixture
+def link() -> CountingLink:
+    return CountingLink()
+
+
+@pytest.fixture
+def shared(link: CountingLink) -> SharedTensors:
+    return SharedTensors(link)
+
+
+@pytest.fixture
+def average(link: CountingLink, shared: SharedTensors) -> Iterator[TensorAverage]:
+    """What averages over this process as the only rank."""
+    ensure_process_group(torch.device("cpu"), LONG_S)
+    transfer = HostTransfer(Collectives(LONG_S))
+    exchange = Exchange(link, transfer, rank=0, world_size=1, deadline_s=LONG_S, shared=shared)
+    exchange.start()
+    yield TensorAverage(
+        exchange, bucket_bytes=4 * BUCKET, exactness=Exactness(ExchangeWish(codec="fp32"))
+    )
+    exchange.close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("tokens", [1.0, 3.0])
+def test_each_bucket_is_a_part_of_the_tensor(
+    average: TensorAverage, shared: SharedTensors, link: CountingLink, tokens: float
+) -> None:
+    tensor = shared.empty(40).view(8, 5)
+    wanted = torch.arange(40.0).view(8, 5)
+    tensor.copy_(wanted)
+    average.average([("a", tensor)], tokens)
+    assert torch.equal(tensor, wanted)
+    assert [(each.region, each.offset, each.numel) for each in link.requests] == [
+        (FIRST_REGION, 0, BUCKET),
+        (FIRST_REGION, BUCKET, BUCKET),
+        (FIRST_REGION, 2 * BUCKET, 8),
+    ]
+    assert link.regions == [FIRST_REGION], "no other memory"
+
+
+def test_without_tokens_nothing_is_contributed(
+    average: TensorAverage, shared: SharedTensors, link: CountingLink
+) -> None:
+    """The link stands for a gateway: another site's tokens would be the divisor."""
+    link.other_tokens = 2.0
+    tensor = shared.empty(3)
+    tensor.fill_(float("nan"))
+    average.average([("a", tensor)], 0.0)
+    assert tensor.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_neighbours_are_one_bucket_where_they_lie(
+    average: TensorAverage, shared: SharedTensors, link: CountingLink
+) -> None:
+    """As gradients are that are views of one tensor."""
+    whole = shared.empty(12)
+    whole.copy_(torch.arange(12.0))
+    first, second = whole[2:5], whole[5:11].view(2, 3)
+    average.average([("a", first), ("b", second)], 1.0)
+    assert torch.equal(whole, torch.arange(12.0))
+    assert [(each.region, each.offset, each.numel) for each in link.requests] == [
+        (FIRST_REGION, 2, 9)
+    ]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda whole: [whole[6:9], whole[0:3]],
+        lambda whole: [whole[0:3], whole[4:7]],
+        lambda whole: [whole[0:3], torch.zeros(3)],
+        lambda whole: [torch.zeros(3), whole[0:3]],
+        lambda whole: [whole.view(torch.bfloat16)[0:6]],
+        lambda whole: [whole[::2]],
+    ],
+    ids=["backwards", "gap", "first shared", "last shared", "halves", "strided"],
+)
+def test_other_buckets_are_copied(
+    average: TensorAverage, shared: SharedTensors, link: CountingLink, choose: object
+) -> None:
+    whole = shared.empty(12)
+    whole.copy_(torch.arange(12.0))
+    assert callable(choose)
+    tensors: list[torch.Tensor] = choose(whole)
+    wanted = [each.clone() for each in tensors]
+    average.average([(str(index), each) for index, each in enumerate(tensors)], 1.0)
+    assert all(map(torch.equal, tensors, wanted))
+    assert {each.region for each in link.requests} == {0}
+
+
+def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
+    shared: SharedTensors, link: CountingLink
+) -> None:
+    kept, gone = shared.empty(5), shared.empty(6)
+    view = gone[1:]
+    del gone
+    gc.collect()
+    assert shared.find([view]) is not None, "a view keeps it"
+    del view
+    gc.collect()
+    assert shared.find([torch.zeros(3)]) is None
+    again, more = shared.empty(7), shared.empty(8)
+    places = [shared.find([each]) for each in (kept, again, more)]
+    assert [each and each.region for each in places] == [
+        FIRST_REGION,
+        FIRST_REGION + 1,
+        FIRST_REGION + 2,
+    ]
+    assert link.regions == [FIRST_REGION + index for index in (0, 1, 1, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize(
+    ("ranks_per_site", "codec"), [((1, 1), "int8"), ((1, 1), "fp32"), ((2, 1), "bf16")]
+)
+def test_bits_are_those_of_copied_tensors(
+    tmp_path: Path, ranks_per_site: tuple[int, int], codec: str
+) -> None:
+    """Three rounds, so that what a codec owes is owed alike; with two ranks, it is an ordinary tensor."""
+    job = [f"exchange.codec={codec}", f"exchange.bucket={programs.BUCKET_BYTES}B"]
+    with gateway_processes(tmp_path, codec, ranks_per_site) as (processes, paths):
+        codes = run_ranks(tmp_path, paths, ranks_per_site, programs.averages_in_place, job)
+        ended = [process.end() for process in processes]
+    assert set(codes.values()) == {0}
+    assert ended == [0, 0]
+    found = [*results(tmp_path).values()]
+    assert len(found) == sum(ranks_per_site)
+    for saved in found:
+        for (copied, in_place), (elsewhere, _) in zip(saved, found[0], strict=True):
+            assert bits(in_place) == bits(copied)
+            assert bits(copied) == bits(elsewhere)
