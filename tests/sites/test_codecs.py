@@ -12,10 +12,12 @@ import zstandard
 from hypothesis import given, settings
 
 from protos.errors import CorruptDataError
+from protos.frame import MAX_PAYLOAD_BYTES
 from sites.codecs import zstd_guard
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
+from topology.documents.load import load_job
 from topology.errors import ConfigError
 from topology.job import CODECS
 
@@ -61,6 +63,18 @@ def test_registry_is_what_jobs_may_name_and_numbers_are_unique() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match=r"exchange\.codec: want one of fp32.*got 'int3'"):
         codec_named("int3")
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_the_largest_chunk_fits_a_frame(name: str) -> None:
+    """Whatever it holds: `max_bytes` is what a chunk that cannot be quantised takes."""
+    largest_bytes = 16 << 20
+    job = "{version: 1, name: a, topology: t.yaml, entrypoint: a.py, exchange: {chunk: CHUNK}}"
+    parsed = load_job(job.replace("CHUNK", "16MiB"), "job.yaml")
+    assert parsed.exchange.chunk_bytes == largest_bytes
+    assert codec_named(name).max_bytes(largest_bytes // 4) <= MAX_PAYLOAD_BYTES
+    with pytest.raises(ConfigError, match="want 64KiB to 16MiB"):
+        load_job(job.replace("CHUNK", "17MiB"), "job.yaml")
 
 
 @EACH_ALONE
