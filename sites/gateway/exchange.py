@@ -18,10 +18,9 @@ from protos.errors import (
     DeadlineExceededError,
     IsthmusError,
     PeerLostError,
-    RemoteProtocolError,
     StaleGenerationError,
 )
-from protos.frame import HEADER_BYTES, Frame, Kind
+from protos.frame import Frame
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.links.link import Link
@@ -34,8 +33,8 @@ from sites.gateway.reduction.credit import Credit, credit_of_peers
 from sites.gateway.reduction.events import Event, Own, Received, Send
 from sites.gateway.reduction.finite import check_finite
 from sites.gateway.reduction.forms import Form
-from sites.gateway.reduction.held import FRAME_BYTES, Held
-from sites.gateway.reduction.lateness import Arrival
+from sites.gateway.reduction.held import Held
+from sites.gateway.reduction.intake import Intake
 from sites.gateway.reduction.plan_schedule import Begun
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.under_way import UnderWay
@@ -79,7 +78,7 @@ class Exchange:
         credit = credit_of_peers(config)
         self._admission = Admission(Credit(credit), config.ranks_per_node[self._site])
         self._held = Held({peer: 2 * num_bytes for peer, num_bytes in credit.items()})
-        self._last_arrival_s: dict[Sender, float] = {}
+        self._intake = Intake(config, self._under_way, self._held)
         self._closed = False
 
     def connect(self, links: Mapping[Sender, Link]) -> None:
@@ -188,7 +187,7 @@ class Exchange:
         with self._condition:
             while not self._closed and (admitted := self._admission.next(self._links.values())):
                 run, chunk, own = admitted
-                if self._deliver(chunk, own):
+                if chunk.deliver(own):
                     self._pool.submit((*run.key, chunk.index), partial(self._work, run, chunk))
 
     def _open(self, rank: int, post: Post) -> BucketRun:
@@ -197,7 +196,7 @@ class Exchange:
         early, run.early = run.early, []
         for sender, frame in early:
             try:
-                self._accept(run, sender, frame)
+                self._intake.accept(run, sender, frame)
             except IsthmusError as error:  # the peer's, not of the rank that posts
                 self._on_failure(Failure.of(error, self._config.sites[sender[0]]))
         return run
@@ -214,7 +213,6 @@ class Exchange:
             IsthmusError: the peer may not send this.
         """
         now_s = time.monotonic()
-        key = frame.key.round, frame.key.bucket
         if frame.generation != self._config.generation:
             raise StaleGenerationError(
                 f"a frame of generation {frame.generation}; this is {self._config.generation}"
@@ -222,10 +220,9 @@ class Exchange:
         with self._condition:
             if self._closed:
                 raise PeerLostError("this gateway is stopping", self._config.site)
-            run = self._under_way.find(key)
-            if self._is_repetition(run, sender, frame):
+            if self._intake.is_repetition(sender, frame):
                 return
-            ready = self._take_over(sender, frame, now_s)
+            ready = self._intake.take_over(sender, frame, now_s, self._links.get(sender))
         if ready is None:
             return
         run, chunk = ready
@@ -234,77 +231,7 @@ class Exchange:
         else:
             self._pool.submit((*run.key, chunk.index), partial(self._work, run, chunk))
 
-    def _is_repetition(self, run: BucketRun | None, sender: Sender, frame: Frame) -> bool:
-        """Return whether a frame changes nothing any more: its connection broke before it was told so."""
-        key = frame.key
-        if run is None or run.reduction is None:
-            if not self._under_way.rounds.is_ahead((key.round, key.bucket)):
-                return True
-        else:
-            chunk = run.chunks.get(key.chunk)
-            if chunk is not None and (
-                chunk.is_finished or (chunk.is_summed and key.kind is Kind.CONTRIBUTION)
-            ):
-                return True
-        return self._held.has(sender, (key.round, key.bucket, key.chunk))
-
-    def _take_over(
-        self, sender: Sender, frame: Frame, now_s: float
-    ) -> tuple[BucketRun, Chunk] | None:
-        """Deliver a frame, or keep it until a local rank has posted its bucket; return what to work on."""
-        key = frame.key.round, frame.key.bucket
-        run = self._under_way.expect(key)
-        self._note_arrival(run, sender, frame, now_s)
-        ready = None
-        if run.reduction is None:
-            run.early.append((sender, frame))
-        else:
-            chunk = self._accept(run, sender, frame)
-            ready = None if chunk is None else (run, chunk)
-        order = (*key, frame.key.chunk)
-        self._held.keep(sender, order, FRAME_BYTES + len(frame.payload))
-        return ready
-
-    def _accept(self, run: BucketRun, sender: Sender, frame: Frame) -> Chunk | None:
-        """Check a frame against the bucket's plan and deliver it; return the chunk if that is to be worked on."""
-        assert run.reduction is not None
-        run.reduction.check(sender[0], frame)
-        rank = run.reduction.bucket.grid.owner(self._site, frame.key.chunk)
-        if rank // self._config.ranks_per_node[self._site] != self._config.node:
-            raise RemoteProtocolError(
-                f"chunk {frame.key.chunk} belongs to rank {rank}, not to this node"
-            )
-        chunk = self._under_way.chunk(run, frame.key.chunk)
-        return chunk if self._deliver(chunk, Received(sender[0], frame)) else None
-
-    def _note_arrival(self, run: BucketRun, sender: Sender, frame: Frame, now_s: float) -> None:
-        previous_s = self._last_arrival_s.get(sender, 0.0)
-        self._last_arrival_s[sender] = now_s
-        link = self._links.get(sender)
-        if sender not in run.arrivals and link is not None:
-            run.arrivals[sender] = Arrival(
-                now_s,
-                previous_s,
-                HEADER_BYTES + len(frame.payload),
-                link.num_channels,
-                frame.key.kind is Kind.RESULT,
-                link.rtt_s,
-                link.bytes_per_s,
-            )
-
     # ---------------------------------------------------------------- chunks
-
-    def _deliver(self, chunk: Chunk, event: Event) -> bool:
-        """Put an event into a chunk's inbox; return whether the caller is to have it worked on.
-
-        Without the own part nothing can be done yet. The lock is held.
-        """
-        chunk.inbox.append(event)
-        chunk.is_admitted = chunk.is_admitted or isinstance(event, Own)
-        if not chunk.is_admitted or chunk.is_scheduled:
-            return False
-        chunk.is_scheduled = True
-        return True
 
     def _work(self, run: BucketRun, chunk: Chunk) -> None:
         """Let a chunk's machine handle its inbox; runs on one thread at a time."""

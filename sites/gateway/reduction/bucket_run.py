@@ -12,7 +12,7 @@ from sites.codecs.parts import Floats
 from sites.gateway.links.server import Sender
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.chunk_reduction import ChunkReduction
-from sites.gateway.reduction.events import Event
+from sites.gateway.reduction.events import Event, Own
 from sites.gateway.reduction.forms import Form
 from sites.gateway.reduction.lateness import Arrival, lateness_s
 from sites.gateway.reduction.rounds import BucketKey
@@ -99,6 +99,18 @@ class Chunk:
     is_summed: bool = False
     """No more contributions are needed here."""
     is_finished: bool = False
+
+    def deliver(self, event: Event) -> bool:
+        """Put an event into the inbox; return whether the caller is to have it worked on.
+
+        Without the own part nothing can be done yet. Whoever calls holds the executor's lock.
+        """
+        self.inbox.append(event)
+        self.is_admitted = self.is_admitted or isinstance(event, Own)
+        if not self.is_admitted or self.is_scheduled:
+            return False
+        self.is_scheduled = True
+        return True
 
 
 @dataclass(slots=True)
