@@ -1,10 +1,9 @@
 """A user's own script: a DDP loop with isthmus' two lines, and faults to order.
 
-Arguments: STEPS [FAULT SITE RANK STEP]. Faults: exit17, raise, perturb, kill (itself), import.
+Arguments: STEPS [FAULT SITE RANK STEP]. Faults: exit17, raise, perturb, import.
 """
 
 import os
-import signal
 import sys
 
 import torch
@@ -21,8 +20,6 @@ def break_here(fault: str, model: torch.nn.Module) -> None:
         os._exit(17)
     if fault == "raise":
         raise ValueError("a mistake in the user's script")
-    if fault == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
     if fault == "perturb":
         with torch.no_grad():
             # One bit, in one tensor, at one site: what a broken accelerator might do.
