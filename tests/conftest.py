@@ -13,19 +13,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+MEASURED_SEEDS = 3
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say of tests what follows from where they are.
+    """Say of tests what follows from where they are, and of what they are given.
 
-    Whole runs go to one worker: two at a time would only wait for each other's processors. Slow
-    tests of what is pure are not measured: they search and simulate for seconds, two and a half
-    times as long where each line is counted, and quick tests run the same lines.
+    Whole runs go to one worker: two at a time would only wait for each other's processors.
     """
     for item in items:
         if "multiprocess" in item.path.parts:
             item.add_marker(pytest.mark.xdist_group("runs"))
-        if "topology" in item.path.parts and item.get_closest_marker("slow"):
+        if _runs_lines_of_others(item):
             item.add_marker(pytest.mark.no_cover)
+
+
+def _runs_lines_of_others(item: pytest.Item) -> bool:
+    """Whether measuring a test's coverage tells nothing: it takes two and a half times as long.
+
+    Slow tests of what is pure search and simulate for seconds what quick ones do in little; of a
+    test with many seeds, the first ones run about every line that the others do.
+    """
+    if "topology" in item.path.parts and item.get_closest_marker("slow"):
+        return True
+    given = getattr(item, "callspec", None)  # of a test with parameters
+    seed = given.params.get("seed") if given else None
+    return isinstance(seed, int) and seed >= MEASURED_SEEDS
 
 
 @pytest.fixture(scope="session")

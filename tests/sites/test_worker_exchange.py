@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolError, NoTokensError
@@ -17,7 +16,6 @@ from sites.worker.exchange import Exchange
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.initial_state import InitialState
 from sites.worker.link import Link, Reduce, Reduced
-from sites.worker.process_group import ensure_process_group
 from tests.fakes.lone_exchanges import (
     BrokenLink,
     BrokenSite,
@@ -29,14 +27,7 @@ from tests.fakes.lone_exchanges import (
 )
 
 LONG_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    """This process as the only rank."""
-    ensure_process_group(torch.device("cpu"), LONG_S)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture

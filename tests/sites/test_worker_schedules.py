@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from protos import metrics
 from protos.errors import IsthmusError
@@ -17,13 +16,13 @@ from sites.worker.collectives import Collectives
 from sites.worker.exchange import Exchange
 from sites.worker.host_transfer import HostTransfer
 from sites.worker.link import Link, Reduce, Reduced
-from sites.worker.process_group import ensure_process_group
 from sites.worker.rounds import Round
 from sites.worker.site_only_link import SiteOnlyLink
 from sites.worker.step_log import StepLog
 from sites.worker.timeline import MAX_BUCKETS, Timeline
 
 LONG_S = 30.0
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class Gateway(AloneLink):
@@ -78,14 +77,6 @@ class Gateway(AloneLink):
 
     def close(self) -> None:
         self.ends.append("close")
-
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    """This process as the only rank."""
-    ensure_process_group(torch.device("cpu"), LONG_S)
-    yield
-    dist.destroy_process_group()
 
 
 def one_round(link: Link, *, overlaps: bool, sizes: Sequence[int] = (5, 3, 2)) -> Round:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from sites.worker.environment import lone_topology
 from sites.worker.link import Welcome
-from sites.worker.process_group import ensure_process_group
 from sites.worker.site import Site
 from tests.fakes.lone_exchanges import RecordingLink
 from topology.job import Job
 
 LONG_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    """This process as the only rank."""
-    ensure_process_group(torch.device("cpu"), LONG_S)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def _site(link: RecordingLink) -> Site:
