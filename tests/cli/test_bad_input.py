@@ -1,4 +1,7 @@
-"""What is said of input that no command can use: the file is named, and nothing of it is our bug."""
+"""What is said of input that no command can use.
+
+The file is named, and nothing of it is our bug.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""isthmus bench allreduce: its options, both streams, interruption, failures, and one real benchmark."""
+"""isthmus bench allreduce.
+
+Its options, both streams, interruption, failures, and one real benchmark.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every command, with success and with each class of error that it can meet: one envelope, and the right status."""
+"""Every command, with success and with each class of error that it can meet.
+
+One envelope, and the right status.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The catalogue, its page and the code are one: every code is documented, and is raised somewhere."""
+"""The catalogue, its page and the code are one.
+
+Every code is documented, and is raised somewhere.
+"""
 
 from __future__ import annotations
 

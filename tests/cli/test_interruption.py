@@ -185,7 +185,10 @@ def test_the_cursor_is_given_back_whenever_the_signal_comes(
 
 
 def on_a_terminal(line: int | None, signum: int) -> tuple[int, int, bytes]:
-    """Watch a run with stderr on a terminal; return the lines it took, its status, what was shown."""
+    """Watch a run with stderr on a terminal.
+
+    Return the lines it took, its status, what was shown.
+    """
     terminal, end = os.openpty()
     shown: list[bytes] = []
     reader = threading.Thread(target=_drain, args=(terminal, shown))

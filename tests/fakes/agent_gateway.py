@@ -1,7 +1,8 @@
 """A gateway for agents: the protocols on stdin, stdout and the ranks' socket, and faults to order.
 
-$FAKE_GATEWAY says what it does beside its duty: `fail` when all ranks have joined, `garbage`, `exit`
-with status 3 when told to connect, `flood` of metrics, `stay` when told to leave, `mute`: never listen.
+$FAKE_GATEWAY says what it does beside its duty: `fail` when all ranks have joined, `garbage`,
+`exit` with status 3 when told to connect, `flood` of metrics, `stay` when told to leave, `mute`:
+never listen.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The real executors of all nodes of several sites, joined by links whose every step is drawn by chance.
 
-A link has the real queue and window; what its streams carry arrives in order on each, in any order on
-different ones, and acknowledgements come later still. Ranks post as trainers do: a bucket once an earlier
-one's buffers are free, a round once all of the one before is back at their site. Who is next is drawn from a
-seed, by how fast each is; somebody slow may not have a turn until all others can do nothing.
+A link has the real queue and window; what its streams carry arrives in order on each, in any order
+on different ones, and acknowledgements come later still. Ranks post as trainers do: a bucket once
+an earlier one's buffers are free, a round once all of the one before is back at their site. Who is
+next is drawn from a seed, by how fast each is; somebody slow may not have a turn until all others
+can do nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The real executors of several sites, with nothing between them but bytes that a test delivers.
 
-What a link would send is packed as it would be, and lies in `wire`; `deliver` takes bytes the way that
-the server does: unpack, then `Exchange.receive`. The pool works when the test says so, on its thread.
+What a link would send is packed as it would be, and lies in `wire`; `deliver` takes bytes the way
+that the server does: unpack, then `Exchange.receive`. The pool works when the test says so, on its
+thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Processes that a test started, and all that those started: found by a mark in their environment."""
+"""Processes that a test started, and all that those started.
+
+Found by a mark in their environment.
+"""
 
 from __future__ import annotations
 

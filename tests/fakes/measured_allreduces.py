@@ -1,4 +1,7 @@
-"""Runs of the all-reduce script that take no time: their metrics, from how long a repetition takes."""
+"""Runs of the all-reduce script that take no time.
+
+Their metrics, from how long a repetition takes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,10 @@ def link_totals(source: str, target: str, *, sent_bytes: float, raw_bytes: float
 
 @dataclass
 class MeasuredAllReduces:
-    """A `Launch` that keeps what it was given. A repetition takes 4 s, and everything is sent once."""
+    """A `Launch` that keeps what it was given.
+
+    A repetition takes 4 s, and everything is sent once.
+    """
 
     fails: Mapping[str, Failed] = field(default_factory=dict)
     """How the runs of a codec end."""

@@ -1,4 +1,7 @@
-"""Runs that take no time: their metrics are written as a real run's would be, from a pace by site."""
+"""Runs that take no time.
+
+Their metrics are written as a real run's would be, from a pace by site.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ from tests.fakes.recorded_runs import SITES
 
 
 def record_bench(home: Path, name: str = "b1", *, swept: bool = True) -> Path:
-    """Write a benchmark, of three RTTs, two bandwidths and two codecs, or of one setting; return its folder."""
+    """Write a benchmark, of three RTTs, two bandwidths and two codecs, or of one setting.
+
+    Return its folder.
+    """
     sweeps = (
         Sweep(path="links.*.rtt", values=("5ms", "20ms", "80ms")),
         Sweep(path="links.*.bandwidth", values=("200Mbit/s", "1Gbit/s")),

@@ -58,7 +58,8 @@ class Reference:
                     total = total + self.sent(site, chunk, values)
                 result[start : start + count] = total / divisor
             else:
-                # The trees go on taking turns where the bucket before, as long as this one, has ended.
+                # The trees go on taking turns where the bucket before, as long as this one, has
+                # ended.
                 turn = BUCKET * cut.num_chunks + chunk
                 tree = self.plan.trees[self.plan.tree_index(turn)]
                 self.codec = self.codecs[self.plan.tree_index(turn)]

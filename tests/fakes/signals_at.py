@@ -1,4 +1,7 @@
-"""Signals at chosen moments of the main thread, without luck: at its n-th line, wherever that is."""
+"""Signals at chosen moments of the main thread, without luck.
+
+At its n-th line, wherever that is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from typing import TypeAlias
 TraceFunction: TypeAlias = "Callable[[FrameType, str, object], TraceFunction | None]"
 
 _ONLY_COMPUTES = ("/yaml/", "/topology/", "/re/", "/dataclasses.py")
-"""Nine tenths of the lines of a launch: nothing is held or waited for there, and counting takes a second."""
+"""Nine tenths of the lines of a launch.
+
+Nothing is held or waited for there, and counting takes a second.
+"""
 
 
 class SignalAt:
@@ -46,7 +52,10 @@ class SignalAt:
 
 @contextmanager
 def signal_at(line: int | None, signum: int) -> Iterator[SignalAt]:
-    """Send `signum` at the block's line of that number; None: only count. No other trace is lost."""
+    """Send `signum` at the block's line of that number; None: only count.
+
+    No other trace is lost.
+    """
     sender = SignalAt(line, signum)
     before = sys.gettrace()
     sys.settrace(sender.trace)

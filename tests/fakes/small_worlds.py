@@ -1,4 +1,7 @@
-"""What small topologies in code have in common: sites s0, s1, ... on this machine, and links between them."""
+"""What small topologies in code have in common: sites and links.
+
+The sites are s0, s1, ... on this machine.
+"""
 
 from __future__ import annotations
 

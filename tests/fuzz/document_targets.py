@@ -55,7 +55,10 @@ reduction: {tree: hierarchy, groups: [[oregon], [virginia, ohio]]}
 
 
 def yaml_bytes(data: bytes) -> int:
-    """Return what a document may take: 10,000 nodes at most, of 2 KiB with their marks and places."""
+    """Return what a document may take.
+
+    10,000 nodes at most, of 2 KiB with their marks and places.
+    """
     return MIB + min(24 * MIB, 2000 * len(data))
 
 
@@ -148,7 +151,10 @@ def _read_metrics(data: bytes) -> None:
 
 
 def _journal_samples() -> list[bytes]:
-    """Return what a journal holds as JSON, a line each: a run's last metrics, then its events' details."""
+    """Return what a journal holds as JSON, a line each.
+
+    A run's last metrics, then its events' details.
+    """
     with file_with(b"", "x") as path:
         folder = record_run(path.parent, steps=0, state="FAILED", reason="killed").path
         with contextlib.closing(sqlite3.connect(folder / FILE)) as journal:

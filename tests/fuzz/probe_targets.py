@@ -1,4 +1,7 @@
-"""What a measurement of links leaves: a peer's counts, a run's records, figures in a topology's text."""
+"""What a measurement of links leaves.
+
+A peer's counts, a run's records, figures in a topology's text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Real runs on this machine: small topologies and jobs, the command line, and what is left afterwards."""
+"""Real runs on this machine.
+
+Small topologies and jobs, the command line, and what is left afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The same job file across real address spaces: every process started by hand, each site on its own address."""
+"""The same job file across real address spaces.
+
+Every process started by hand, each site on its own address.
+"""
 
 import json
 

@@ -1,4 +1,7 @@
-"""Real runs over emulated packets, and with faults: what happens is written down, and nothing is left."""
+"""Real runs over emulated packets, and with faults.
+
+What happens is written down, and nothing is left.
+"""
 
 from __future__ import annotations
 

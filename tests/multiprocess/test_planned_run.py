@@ -16,7 +16,8 @@ SLOW = "  slow: {peak: {fp32: 10MFLOP/s}, memory: 2GiB, mfu: 0.3}\n"
 @pytest.mark.slow
 def test_a_plan_is_executed(run: Bench) -> None:
     topology = topology_yaml([(1, 1), (1, 1), (1, 1)], rtt="2ms").replace("50GFLOP/s", "30MFLOP/s")
-    # The second site computes a third as fast, and the third is behind links that nothing crosses in time.
+    # The second site computes a third as fast, and the third is behind links that nothing crosses
+    # in time.
     topology = topology.replace("sites:\n", f"{SLOW}sites:\n")
     second = "- {name: b, nodes: 1, accelerators_per_node: 1, accelerator: "
     topology = topology.replace(f"{second}core", f"{second}slow")

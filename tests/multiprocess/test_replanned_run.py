@@ -1,4 +1,7 @@
-"""A run whose link is cut to a tenth on the way: planned again, and switched at one round at all sites."""
+"""A run whose link is cut to a tenth on the way.
+
+Planned again, and switched at one round at all sites.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ faults:
   - {at: 100ms, link: [a, b], rate: 4Mbit/s}
 """
 STEPS_AFTER = 2
-"""With the new trees, before the run is ended: however long a switch takes, there is no more to see."""
+"""With the new trees, before the run is ended.
+
+However long a switch takes, there is no more to see.
+"""
 
 
 @pytest.mark.multiprocess
@@ -96,7 +102,10 @@ def _has_ended(run: Bench) -> bool:
 
 
 def _around_the_cut_link(events: list[RecordedEvent]) -> Mapping[str, Any] | None:
-    """Return the first switch for the link that was cut: on a busy machine others may seem to have drifted, too."""
+    """Return the first switch for the link that was cut.
+
+    On a busy machine others may seem to have drifted, too.
+    """
     for each in events:
         if each.kind == "run.replanned":
             link = each.detail["links"][0]

@@ -2,8 +2,9 @@
 
 Tolerance of the losses: 1e-5 relative. Gradients are the same sums in another order, so they differ
 by float32 rounding (6e-8 relative an addition); AdamW divides by the gradients' own size and so
-carries rounding into every parameter; over 50 steps of this job that was measured to move the loss by
-less than 1e-6 when only the split into micro-batches changes (tests/sites/test_trainer_reference.py).
+carries rounding into every parameter; over 50 steps of this job that was measured to move the loss
+by less than 1e-6 when only the split into micro-batches changes
+(tests/sites/test_trainer_reference.py).
 """
 
 import math

@@ -1,4 +1,7 @@
-"""A machine with everything on it is suspended for longer than `detect_within`, and goes on: so does its run."""
+"""A machine with everything on it is suspended for longer than `detect_within`, and goes on.
+
+So does its run.
+"""
 
 from __future__ import annotations
 

@@ -196,8 +196,8 @@ def test_overlap_is_predicted_by_whatever_is_slower(rate: str, micro_batch: int)
         later_s = embedding.backward_s + first_block.backward_s
         assert found.step_s == pytest.approx(compute_s - later_s + found.exchange_s)
     else:
-        # The accelerator does: what is left is the first block, 384 rows of the embeddings, and a norm of
-        # the second block, whose bucket was full before it.
+        # The accelerator does: what is left is the first block, 384 rows of the embeddings, and a
+        # norm of the second block, whose bucket was full before it.
         num_left = 12 * 128 * 128 + 4 * 128 + 384 * 128 + 2 * 128
         last_s = exchange_time_s(job, topology, 4 * num_left)
         assert found.step_s == pytest.approx(compute_s + last_s)

@@ -1,4 +1,7 @@
-"""The machine that plans a running job again: when, what it asks of sites, and that it never flaps."""
+"""The machine that plans a running job again.
+
+When, what it asks of sites, and that it never flaps.
+"""
 
 from __future__ import annotations
 

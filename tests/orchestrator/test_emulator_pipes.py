@@ -1,4 +1,7 @@
-"""An emulator's conversation with its owner: long messages, late readers, lines that come together."""
+"""An emulator's conversation with its owner.
+
+Long messages, late readers, lines that come together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fault scripts carried out: in order, together where they belong together, with faults added on the way."""
+"""Fault scripts carried out.
+
+In order, together where they belong together, with faults added on the way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a coordinator itself logs: among its run's logs, in parts; and the end of its file stays on the disk."""
+"""What a coordinator itself logs.
+
+Among its run's logs, in parts; and the end of its file stays on the disk.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The page, Markdown and figures of runs and benchmarks: complete, escaped, and honest about gaps."""
+"""The page, Markdown and figures of runs and benchmarks.
+
+Complete, escaped, and honest about gaps.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A real server over loopback, agents that only talk: gang start, ends, fencing, operators' calls."""
+"""A real server over loopback, agents that only talk.
+
+Gang start, ends, fencing, operators' calls.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,7 @@
-"""A site that goes away in the midst of a switch: the others hear one outcome, and the run names the site."""
+"""A site that goes away in the midst of a switch.
+
+The others hear one outcome, and the run names the site.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ def tensors_of(global_rank: int, call: int) -> list[torch.Tensor]:
 
 
 def tokens_of(global_rank: int, call: int) -> float:
-    """Return unequal weights; rank 1 contributes nothing to call 1, whose tensors hold NaN there."""
+    """Return unequal weights.
+
+    Rank 1 contributes nothing to call 1, whose tensors hold NaN there.
+    """
     return 0.0 if (global_rank, call) == (1, 1) else 0.5 + global_rank + call
 
 

@@ -1,4 +1,7 @@
-"""The agent with real torchruns: what it starts, what it reports, and what it leaves behind: nothing."""
+"""The agent with real torchruns.
+
+What it starts, what it reports, and what it leaves behind: nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The agent's command line, and joining: what is refused, what is waited for, what is served idle."""
+"""The agent's command line, and joining.
+
+What is refused, what is waited for, what is served idle.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Every tree, codec, set of sites and order of arrival: the same bits everywhere, NaN and infinity included.
+"""Every tree, codec, set of sites and order of arrival.
+
+The same bits everywhere, NaN and infinity included.
 
 The executors are the gateways' own, and what they exchange are packed frames. The reference is the
-definition (test_reduction.py); what must become of numbers that are not finite is said here once more,
-without any codec or tree.
+definition (test_reduction.py); what must become of numbers that are not finite is said here once
+more, without any codec or tree.
 """
 
 import random
@@ -205,7 +207,9 @@ def test_what_is_not_finite_ends_the_run_where_it_is_to_stop(bits: int, place: i
 @pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F7FFFFF, 0xFF7FFFFF])
 @pytest.mark.parametrize("numel", [1, 129, 1000])
 def test_codecs_keep_what_is_not_finite(name: str, bits: int, numel: int) -> None:
-    """At every kind of place: alone, in the last block, among others. bf16's largest number is smaller
+    """At every kind of place: alone, in the last block, among others.
+
+    Bf16's largest number is smaller.
     than fp32's, so that rounding to nearest gives infinity there; it is never the largest number."""
     for place in {0, numel // 2, numel - 1}:
         values = np.linspace(-1, 1, numel, dtype=np.float32)

@@ -1,4 +1,7 @@
-"""Compiled kernels against numpy, bit for bit: codes, what is owed, sums in any order and place, NaN."""
+"""Compiled kernels against numpy, bit for bit.
+
+Codes, what is owed, sums in any order and place, NaN.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,10 @@ def parts_in_places(
 
 @pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
 def test_sums_are_numpy_s_whatever_lies_where(codec: Codec) -> None:
-    """Parts with NaN, infinities and sums of these among them; several codecs' forms side by side."""
+    """Parts with NaN, infinities and sums of these among them.
+
+    Several codecs' forms side by side.
+    """
     for seed in range(40):
         chance = np.random.default_rng(seed)
         numel, num_parts = int(chance.choice(SIZES)), int(chance.integers(1, 5))

@@ -23,7 +23,10 @@ from topology.job import CODECS
 
 ALL = pytest.mark.parametrize("codec", BY_NAME.values(), ids=BY_NAME.keys())
 ROUNDING = ("fp32", "bf16", "split", "bf16-split")
-"""Those whose result follows from each element by itself; the others are in test_codecs_lossy.py."""
+"""Those whose result follows from each element by itself.
+
+The others are in test_codecs_lossy.py.
+"""
 EACH_ALONE = pytest.mark.parametrize("codec", [BY_NAME[name] for name in ROUNDING], ids=ROUNDING)
 SPECIAL = np.array(
     [

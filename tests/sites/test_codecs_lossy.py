@@ -112,6 +112,33 @@ def test_what_is_not_finite_crosses_bit_for_bit(
 
 
 @EACH
+@pytest.mark.parametrize("special", [0x7F800000, 0xFF800000, 0x7F800001, 0xFFC00007, 0x7F000000])
+def test_what_was_owed_to_a_chunk_that_is_not_finite_crosses_too(
+    codec: Codec, special: int
+) -> None:
+    """Whichever block it is in: those before it are quantised by then, and have to be undone."""
+    for seed in range(30):
+        chance = np.random.default_rng([special, seed])
+        numel = int(chance.integers(1, 1000))
+        # Any exponents, and numbers at and beside the middle between two levels.
+        values = chance.integers(0, 0x7F000000, numel, dtype=np.uint32).view(np.float32)
+        halves = (chance.integers(-30, 30, numel) / 2).astype(np.float32) * np.float32(0.01)
+        nearest = halves.view(np.uint32) + chance.integers(0, 3, numel, dtype=np.uint32)
+        values = np.where(chance.random(numel) < 0.5, nearest.view(np.float32), values)
+        owed = (values * chance.uniform(-0.02, 0.02, numel)).astype(np.float32)
+        place = chance.integers(numel)
+        values.view(np.uint32)[place], owed[place] = special, 0
+        with np.errstate(invalid="ignore"):  # of a signalling NaN
+            wanted = (values + owed).view(np.uint32)
+        wanted[place] = special
+        encoded = codec.encode_owed(values, owed)
+        assert encoded.payload[0] == AS_IT_IS, f"{seed=}"
+        found = codec.decode(encoded.payload, numel).view(np.uint32)
+        assert np.array_equal(found, wanted), f"{seed=}"
+        assert not owed.any()
+
+
+@EACH
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-42, 1.1754944e-38, 1e-30, 3.0, 1.7e38])
 def test_one_and_many_equal_elements(codec: Codec, value: float) -> None:
     for numel in (1, 1000):

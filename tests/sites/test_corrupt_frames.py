@@ -1,4 +1,7 @@
-"""Nothing damaged, repeated, foreign or too large is ever added: the whole receiving path, from bytes to sum."""
+"""Nothing damaged, repeated, foreign or too large is ever added.
+
+The whole receiving path, from bytes to sum.
+"""
 
 import random
 import tracemalloc
@@ -140,8 +143,9 @@ def summed(codec: Codec, own: Floats, frames: list[Frame], weight: float) -> Flo
 def test_a_frame_that_lies_is_refused_or_adds_what_it_says(codec: Codec) -> None:
     """A bit is flipped before the checksum is made, as no link but a broken sender could.
 
-    Then only other checks can tell. What they let through is another payload or weight of a size that
-    is possible, and the sum is exactly what these say; or it is kept for a bucket that is not there yet.
+    Then only other checks can tell. What they let through is another payload or weight of a size
+    that is possible, and the sum is exactly what these say; or it is kept for a bucket that is not
+    there yet.
     """
     seed = 12
     chance = random.Random(f"{seed} {codec.name}")

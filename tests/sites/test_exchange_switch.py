@@ -1,4 +1,7 @@
-"""Plans that are switched while rounds go on: the same bits at all sites, whatever arrives in whatever order."""
+"""Plans that are switched while rounds go on.
+
+The same bits at all sites, whatever arrives in whatever order.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,10 @@ def a_proposal(
 
 
 class Training:
-    """Rounds at several sites, each as fast as chance has it; in the middle a switch, if there is one."""
+    """Rounds at several sites, each as fast as chance has it.
+
+    In the middle a switch, if there is one.
+    """
 
     def __init__(self, bench: Exchanges, chance: random.Random, seed: int) -> None:
         self.bench, self.chance = bench, chance
@@ -158,7 +164,10 @@ class Training:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_before_and_after_a_switch_sites_have_the_bits_of_each_plan_alone(seed: int) -> None:
-    """Of the first ten seeds all chunks have one codec, before and after; of the others trees have their own."""
+    """Of the first ten seeds all chunks have one codec, before and after.
+
+    Of the others trees have their own.
+    """
     chance = random.Random(seed)
     num_sites = chance.randint(2, 5)
     ranks = tuple(chance.randint(1, 2) for _ in range(num_sites))

@@ -1,4 +1,7 @@
-"""Which own chunks are sent when: real executors over links that take little, to peers that keep little."""
+"""Which own chunks are sent when.
+
+Real executors over links that take little, to peers that keep little.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def test_a_link_begins_with_what_fills_it() -> None:
 
 def test_what_a_pause_costs() -> None:
     assert idle_cost_s(0.1, 125e6, 0.08, 2) == 0.0, "no time-out has passed"
-    # Five time-outs of 280 ms: of 10 MB, 312.5 kB are left, and 0.3 + 0.6 + ... + 5 MB cross in 0.4 s.
+    # Five time-outs of 280 ms: of 10 MB, 312.5 kB are left, and 0.3 + 0.6 + ... + 5 MB cross in 0.4
+    # s.
     assert idle_cost_s(1.5, 125e6, 0.08, 2) == pytest.approx(5 * 0.08 - 31 * 312.5e3 / 125e6)
     long_s = idle_cost_s(3600.0, 125e6, 0.08, 2)
     assert idle_cost_s(60.0, 125e6, 0.08, 2) == long_s, "ten packets each are always left"
@@ -186,7 +187,10 @@ def test_bbr_begins_anew_where_the_path_is_as_long_as_ever(
 
 
 def test_sockets_of_other_families_are_passed_over() -> None:
-    """glibc's resolver opens one of netlink for a moment, on any thread; its address is two numbers."""
+    """glibc's resolver opens one of netlink for a moment, on any thread.
+
+    Its address is two numbers.
+    """
     with ExitStack() as stack:
         stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
         for pair in (socket.socketpair(), socket.socketpair(type=socket.SOCK_SEQPACKET)):

@@ -1,4 +1,7 @@
-"""How many connections a link opens: as it is measured, or exactly as the job says; and what the log advises."""
+"""How many connections a link opens.
+
+As it is measured, or exactly as the job says; and what the log advises.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,10 @@ def test_sites_agree_bit_for_bit(name: str, codecs: tuple[str, ...], tmp_path: P
 
 
 def test_sites_with_unequal_nodes(tmp_path: Path) -> None:
-    """2 nodes of 2 ranks and 3 nodes of 1 rank: chunks go straight to the gateway that owns them."""
+    """2 nodes of 2 ranks and 3 nodes of 1 rank.
+
+    Chunks go straight to the gateway that owns them.
+    """
     shape = {"nodes_per_site": (2, 3), "ranks_per_node": (2, 1)}
     configs = [
         gateway_config(tmp_path, GATHER_2, site, node, **shape)
@@ -162,8 +165,8 @@ def test_frames_far_ahead_are_held_back_and_nothing_is_lost(
 ) -> None:
     """One site is ready long after the others: what they send meanwhile is bounded.
 
-    Half of what may lie anywhere, for the other half is for results and what a third site is behind with.
-    With three sites, two have posted the bucket and wait for the third's part of each chunk.
+    Half of what may lie anywhere, for the other half is for results and what a third site is behind
+    with. With three sites, two have posted the bucket and wait for the third's part of each chunk.
     """
     most_bytes = 100_000 * (plan.num_sites - 1)
     configs = [

@@ -32,7 +32,10 @@ def key(chunk: int, bucket: int = 0) -> ChunkKey:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_everything_is_delivered_once_in_order_whatever_breaks(seed: int) -> None:
-    """Streams take, lose and acknowledge at random; the window is kept, and nothing is forgotten."""
+    """Streams take, lose and acknowledge at random.
+
+    The window is kept, and nothing is forgotten.
+    """
     chance = random.Random(seed)
     queue = SendQueue(fixed(300))
     keys = [key(chunk, bucket) for bucket in range(3) for chunk in range(10)]

@@ -19,7 +19,10 @@ KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
 
 
 class Looks:
-    """Stands for the event that ends a link: does something whenever somebody waits, and in the end ends it."""
+    """Stands for the event that ends a link.
+
+    Does something whenever somebody waits, and in the end ends it.
+    """
 
     def __init__(self) -> None:
         self.turns: list[Callable[[], object]] = []

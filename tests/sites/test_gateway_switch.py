@@ -1,4 +1,7 @@
-"""Gateways that switch plans while they run: new links, refusals, and links that nobody needs any more."""
+"""Gateways that switch plans while they run.
+
+New links, refusals, and links that nobody needs any more.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +261,10 @@ def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
 def test_a_peer_makes_a_link_again_that_another_plan_wants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had dropped its own, and is silent since: a plan that both begin to need must not end the run."""
+    """It had dropped its own, and is silent since.
+
+    A plan that both begin to need must not end the run.
+    """
     clock = [100.0]
     monkeypatch.setattr(peer_watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     links = PeerLinks(

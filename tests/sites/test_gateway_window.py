@@ -112,10 +112,12 @@ def test_a_link_faster_than_described_is_found_within_a_few_round_trips(
     modelled = link(times * 12.5e6, rtt_s, believed=12.5e6)
     took_s = modelled.carry(400)
     late_s = took_s - 400 * FRAME / modelled.bytes_per_s - rtt_s
-    # Two rounds to believe it, and one for each doubling; a round is a frame's time where that is more.
+    # Two rounds to believe it, and one for each doubling; a round is a frame's time where that is
+    # more.
     round_s = max(rtt_s, FRAME / 12.5e6)
     assert late_s <= (6 + 1.5 * math.log2(times)) * round_s
-    # Beside a round trip's: what the window holds for the time that gateways take, and a few frames.
+    # Beside a round trip's: what the window holds for the time that gateways take, and a few
+    # frames.
     allowed_s = 1.3 * rtt_s + 0.003
     assert modelled.most_queued_bytes <= modelled.bytes_per_s * allowed_s + 4 * FRAME
 
@@ -200,7 +202,10 @@ def test_round_trips() -> None:
 
 
 def test_the_round_trip_can_be_asked_for_at_any_time() -> None:
-    """Also between two steps of another thread's `note_round_trip`: the window is read without a lock."""
+    """Also between two steps of another thread's `note_round_trip`.
+
+    The window is read without a lock.
+    """
     window = Window(bytes_per_s=1e6, rtt_s=0.08, most_bytes=1 << 30)
 
     class Watched(deque[float]):

@@ -55,7 +55,8 @@ def test_whatever_is_planned_reduces_completely(seed: int) -> None:
 
 
 def test_trees_take_turns_from_bucket_to_bucket() -> None:
-    # Buckets of 4 chunks; by themselves they would give half of all chunks to the first of three trees.
+    # Buckets of 4 chunks; by themselves they would give half of all chunks to the first of three
+    # trees.
     plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
     cut = grid(40, 10, (1, 1, 1))
     chunks_of_tree: Counter[int] = Counter()

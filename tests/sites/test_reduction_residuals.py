@@ -182,7 +182,8 @@ def test_gateways_keep_what_they_owe_unless_told_not_to(feedback: bool, tmp_path
             for rank in ranks:
                 rank.regions[0][:] = 0.1
                 rank.regions[0][::50] = 7
-                # In between, an exact bucket of the same number: it neither gets nor spoils anything.
+                # In between, an exact bucket of the same number: it neither gets nor spoils
+                # anything.
                 rank.reduce(round_, 0, 200, 1.0, exact=round_ == 10)
             replies = [rank.receive() for rank in ranks]
             assert [reply["op"] for reply in replies] == ["reduced", "reduced"]

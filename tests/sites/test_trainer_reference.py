@@ -3,8 +3,8 @@
 Sites add the same gradients in another order. The reference with another split into micro-batches
 does just that, in one process. Measured with this job over 50 steps of the standard library: losses
 differ by at most 1.1e-8 relative (2.2e-8 at three times the learning rate), and no parameter by
-more than 1.5e-7. So 1e-6 here leaves a factor of 50, and 1e-5 between sites (tests/multiprocess) one
-of 500, while a batch of one sequence less moves losses by more than 1e-3 (below).
+more than 1.5e-7. So 1e-6 here leaves a factor of 50, and 1e-5 between sites (tests/multiprocess)
+one of 500, while a batch of one sequence less moves losses by more than 1e-3 (below).
 """
 
 import os

@@ -1,4 +1,7 @@
-"""The loop that all streams of a process share: it is there while anybody uses it, and leaves nothing."""
+"""The loop that all streams of a process share.
+
+It is there while anybody uses it, and leaves nothing.
+"""
 
 from __future__ import annotations
 

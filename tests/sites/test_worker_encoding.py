@@ -132,7 +132,10 @@ def encoders_of(config: GatewayConfig) -> dict[tuple[int, int], ShardEncoder]:
 @pytest.mark.parametrize("form", TREES)
 @pytest.mark.parametrize("name", ["bf16", "int8-zstd", "int4", "fp8", "mixed"])
 def test_sites_get_the_same_bits_from_ranks_that_encode(name: str, form: str) -> None:
-    """In a gather, those that they get from gateways that encode; one rank of a site has a NaN once."""
+    """In a gather, those that they get from gateways that encode.
+
+    One rank of a site has a NaN once.
+    """
     ranks, numel = (2, 1, 3), 2000
     plan, chance = TREES[form], np.random.default_rng(3)
     names = MIXED if name == "mixed" else (name,)
@@ -304,7 +307,10 @@ def test_a_body_that_no_encoder_makes_names_its_chunk(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_ranks_that_encode_train_as_gateways_do(tmp_path: Path) -> None:
-    """Real ranks and gateways of unequal sites, under a gather: the same bits with the same codec."""
+    """Real ranks and gateways of unequal sites, under a gather.
+
+    The same bits with the same codec.
+    """
     ranks, saved = (2, 1), []
     for program in (worker_programs.train, train_encoding):
         folder = tmp_path / program.__name__

@@ -1,4 +1,7 @@
-"""Which gradients cross as fp32: by dimensions and by name, in every way that a script hands them over."""
+"""Which gradients cross as fp32.
+
+By dimensions and by name, in every way that a script hands them over.
+"""
 
 from __future__ import annotations
 

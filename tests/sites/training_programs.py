@@ -1,4 +1,7 @@
-"""What ranks run in tests of training without DistributedDataParallel: a plain loop, and fully_shard."""
+"""What ranks run in tests of training without DistributedDataParallel.
+
+A plain loop, and fully_shard.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def train_plain(folder: Path, name: str) -> None:
 
 
 def train_sharded(folder: Path, name: str) -> None:
-    """Ten steps, from the third on of two micro-batches; gradients are clipped by the global norm."""
+    """Ten steps, from the third on of two micro-batches.
+
+    Gradients are clipped by the global norm.
+    """
     site = join_site()
     net = shard(build(seed=site.index))
     optimizer = torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=0.9)

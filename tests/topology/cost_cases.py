@@ -1,7 +1,7 @@
 """Measured training steps, and the machines they were measured on.
 
-`python -m tests.topology.cost_cases` prints every step of the file with its error, and how well constants that
-are fitted to some of them predict others.
+`python -m tests.topology.cost_cases` prints every step of the file with its error, and how well
+constants that are fitted to some of them predict others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training steps that others published, none of which a constant but the contention was chosen by.
 
-`python -m tests.topology.public_cases` prints every step of tests/reference/public_steps.csv with its error,
-and how well the contention that is best for some sources predicts others.
+`python -m tests.topology.public_cases` prints every step of tests/reference/public_steps.csv with
+its error, and how well the contention that is best for some sources predicts others.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def test_levels_by_hand() -> None:
 
 def test_one_ring_through_nodes_by_hand() -> None:
     levels = [Level(4, Channel(100.0, 1.0, 10.0)), Level(2, Channel(10.0, 5.0, 20.0))]
-    # Eight ranks: six hops inside nodes, one between; 700 bytes, a quarter of it each of four ways out.
+    # Eight ranks: six hops inside nodes, one between; 700 bytes, a quarter of it each of four ways
+    # out.
     assert ring_s(levels, 800) == pytest.approx(6 * 1.0 + 5.0 + (700 / 4 + 20) / 10)
     # Where the node is the slower one, it sets the pace.
     slow = [Level(4, Channel(20.0, 1.0)), Level(2, Channel(10.0, 5.0))]

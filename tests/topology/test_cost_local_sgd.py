@@ -29,7 +29,10 @@ def test_streaming_by_hand() -> None:
 
 
 GRID_STEP = 10 ** (4 / 49)
-"""Table 4's grid of bandwidths is logspace(-1, 3, 50); it prints the last one below the crossing."""
+"""Table 4's grid of bandwidths is logspace(-1, 3, 50).
+
+It prints the last one below the crossing.
+"""
 MODELS = {"1B": (1e9, 24, 0.1), "10B": (10e9, 48, 0.8), "100B": (100e9, 108, 4.9)}
 """Parameters, layers, seconds a step."""
 UTILISATIONS = (0.5, 0.8, 0.9, 0.95, 0.99)
@@ -53,8 +56,8 @@ def test_streaming_diloco(
     """Douillard et al., table 4, bf16, H = 100: the closed form is within one step of its grid.
 
     All but the last fragment's bytes may cross during the last backward pass, two thirds of a step.
-    Of 100 B in fragments the closed form is up to two steps low at 99 %: there layers of a fragment are
-    waited for one by one.
+    Of 100 B in fragments the closed form is up to two steps low at 99 %: there layers of a fragment
+    are waited for one by one.
     """
     parameters, num_layers, step_s = MODELS[model]
     fragments = num_layers // fragment_layers

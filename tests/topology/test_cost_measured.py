@@ -218,7 +218,10 @@ MEGATRON_CORE = Degrees(
 
 @pytest.mark.parametrize(("gpus", "batch", "measured_s"), [(1536, 768, 10.3), (6144, 2304, 8.0)])
 def test_nemotron(gpus: int, batch: int, measured_s: float) -> None:
-    """Another accelerator, from its data sheet, and another model: 5 %. Cut and times second hand."""
+    """Another accelerator, from its data sheet, and another model: 5 %.
+
+    Cut and times second hand.
+    """
     degrees = dataclasses.replace(MEGATRON_CORE, data=gpus // 96)
     predicted_s = step_time(NEMOTRON_340B, degrees, H100, EOS, batch).step_s
     assert predicted_s == pytest.approx(measured_s, rel=0.05)
@@ -279,7 +282,10 @@ _SAILOR = [  # model, pipeline, data, micro-batch, batch, measured s
 
 
 def test_steps_from_a_measured_profile() -> None:
-    """Sailor's GH200 runs from its own profiles: 10 % in the mean, 16 % at most (its own figures)."""
+    """Sailor's GH200 runs from its own profiles.
+
+    10 % in the mean, 16 % at most (its own figures).
+    """
     found = []
     for name, pipeline, data, micro_batch, batch, measured_s in _SAILOR:
         layers, hidden, heads = (24, 1024, 16) if name == "opt" else (32, 2560, 20)

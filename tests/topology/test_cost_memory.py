@@ -1,7 +1,7 @@
 """Memory of an accelerator.
 
-Reference: Korthikanti et al., MLSys'23 (as encoded in Calculon's validation), GiB a GPU; Megatron-LM,
-docs/user-guide/features/dist_optimizer.md, bytes a parameter.
+Reference: Korthikanti et al., MLSys'23 (as encoded in Calculon's validation), GiB a GPU;
+Megatron-LM, docs/user-guide/features/dist_optimizer.md, bytes a parameter.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def test_experts_are_spread_over_replicas() -> None:
     spread = memory(workload, Degrees(data=8, expert=8), 8)
     experts = workload.layers * workload.expert_parameters_per_layer
     assert alone.parameters - spread.parameters == pytest.approx(2 * experts * 7 / 8)
-    # What ZeRO 1 cuts is shared by fewer replicas where experts are spread: 12 bytes each remain once.
+    # What ZeRO 1 cuts is shared by fewer replicas where experts are spread: 12 bytes each remain
+    # once.
     cut = memory(workload, Degrees(data=8, expert=8, zero_stage=1), 8)
     dense = workload.parameters - experts
     assert cut.optimizer == pytest.approx(12 * dense / 8 + 12 * experts / 8)
@@ -159,7 +160,8 @@ def test_what_crossing_sites_adds() -> None:
     assert outer_optimizer_bytes(1000, num_fragments=4) == 2000
     assert gateway_bytes(1000, 2, 50, 100, lossy=False) == 4000 + 400 + 100
     assert gateway_bytes(1000, 2, 50, 100, lossy=True) == 8000 + 400 + 100
-    # A whole bucket and a shard of each element; with feedback a shard more; by itself, no shard beside.
+    # A whole bucket and a shard of each element; with feedback a shard more; by itself, no shard
+    # beside.
     assert exchange_bytes(1000, 4, is_sharded=False, owes=False) == 4 * (1000 + 250)
     assert exchange_bytes(1000, 4, is_sharded=False, owes=True) == 4 * (1000 + 250 + 250)
     assert exchange_bytes(1000, 4, is_sharded=True, owes=True) == 4 * (250 + 250 + 250)

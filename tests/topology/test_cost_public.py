@@ -102,8 +102,8 @@ def test_generations_of_attention(
 ) -> None:
     """Dao, "FlashAttention-2", table 1: TFLOP/s of each of eight A100, mask not credited; 12 %.
 
-    Batches are not stated: 16,384 tokens at once. Without fused kernels 8,192 tokens take 72 and 80; scores
-    of so many do not fit beside the model, so something was recomputed.
+    Batches are not stated: 16,384 tokens at once. Without fused kernels 8,192 tokens take 72 and
+    80; scores of so many do not fit beside the model, so something was recomputed.
     """
     workload = dataclasses.replace(gpt(layers, hidden, hidden // 128), sequence=sequence)
     micro_batch = 16384 // sequence
@@ -132,8 +132,8 @@ def test_generations_of_attention(
 def test_llama_3(gpus: int, context: int, sequence: int, batch: int, measured: int) -> None:
     """Llama Team, "The Llama 3 Herd of Models", table 4: TFLOP/s of each H100, 405 B; 10 %.
 
-    Not stated, and assumed: four virtual stages, tensor groups that nothing hides, and attention's FLOPs
-    counted as the mask leaves them.
+    Not stated, and assumed: four virtual stages, tensor groups that nothing hides, and attention's
+    FLOPs counted as the mask leaves them.
     """
     workload = Workload(
         layers=126,

@@ -1,7 +1,7 @@
 """SC'21's table 2: ZeRO-3 without model parallelism against pipelines, 175 and 530 billion parameters.
 
-Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
-SC'21, section 5.2.
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+Megatron-LM", SC'21, section 5.2.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from topology.cost.workload import Workload
 FULL = Degrees(recompute="full")
 GPT_175B = gpt(96, 12288, 96)
 SELENE_BY_RANK = interior(node_ranks=1, node_bytes_per_s=300e9, cluster_bytes_per_s=25e9)
-"""The same machine to collectives that know of no nodes: each rank takes all through its own adapter."""
+"""The same machine to collectives that know of no nodes.
+
+Each rank takes all through its own adapter.
+"""
 GPT_530B = gpt(105, 20480, 128)
 
 
@@ -45,9 +48,9 @@ def test_zero_3_through_each_rank_s_own_adapter(
 ) -> None:
     """Table 2, ZeRO-3, DeepSpeed's of 2021: TFLOP/s a GPU, 20 %; pipelines are ahead in every row.
 
-    The same bytes took it as long on 768 GPUs as on 1,536 (67 s), and on 1,120 as on 2,240 (182 s): 16 to
-    18 GB/s a GPU of an adapter's 25. Its gathers did not share what came into a node. The pipelines' rows of
-    530 B are of 560, 1,120 and 2,240 GPUs. By how much they are ahead: 16 %.
+    The same bytes took it as long on 768 GPUs as on 1,536 (67 s), and on 1,120 as on 2,240 (182 s):
+    16 to 18 GB/s a GPU of an adapter's 25. Its gathers did not share what came into a node. The
+    pipelines' rows of 530 B are of 560, 1,120 and 2,240 GPUs. By how much they are ahead: 16 %.
     """
     zero = Degrees(
         data=gpus, micro_batch=micro_batch, recompute="full", zero_stage=3, overlap_data=True

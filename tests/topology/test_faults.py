@@ -85,7 +85,10 @@ def test_a_partition_cuts_what_crosses_its_groups_and_nothing_else() -> None:
 
 
 def test_overlapping_faults_leave_what_the_others_do() -> None:
-    """Two shapes and a cut: the last to begin wins each figure, and each `for` ends only its own."""
+    """Two shapes and a cut.
+
+    The last to begin wins each figure, and each `for` ends only its own.
+    """
     assert told(
         "at: 1s, link: [middle, west], rate: 10Mbit/s, loss: 5%, oneway: true, for: 10s",
         "at: 2s, link: [middle, west], rate: 20Mbit/s, oneway: true, for: 4s",

@@ -1,4 +1,7 @@
-"""Seeded mistakes in a job: each is told at its line and column, in these words. Cases as in test_mistakes.py."""
+"""Seeded mistakes in a job: each is told at its line and column, in these words.
+
+Cases as in test_mistakes.py.
+"""
 
 import pytest
 

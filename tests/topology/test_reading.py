@@ -1,4 +1,7 @@
-"""YAML to plain values with places: what is read, what is refused, and that nothing else is raised."""
+"""YAML to plain values with places.
+
+What is read, what is refused, and that nothing else is raised.
+"""
 
 import pytest
 from hypothesis import given

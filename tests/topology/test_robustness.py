@@ -1,4 +1,7 @@
-"""Whatever stands in a document, the answer is what it describes, or problems: never a traceback."""
+"""Whatever stands in a document, the answer is what it describes, or problems.
+
+Never a traceback.
+"""
 
 import json
 import random

@@ -1,4 +1,7 @@
-"""Simulated steps of models that jobs describe: pipelines against the bubble's formula, sites against the planner."""
+"""Simulated steps of models that jobs describe.
+
+Pipelines against the bubble's formula, sites against the planner.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def pair(bytes_per_s: float = 1e9, rtt_s: float = 0.02) -> Topology:
     [(2, 1, 4), (4, 1, 8), (8, 1, 8), (16, 1, 48), (4, 2, 8), (8, 2, 16), (8, 4, 64), (16, 2, 160)],
 )
 def test_the_bubble_is_that_of_the_formula(pipeline: int, parts: int, micro_batches: int) -> None:
-    """(p - 1) / (v m) of the time that a stage computes: Narayanan et al., SC'21, sections 2.2.1 and 2.2.2."""
+    """(p - 1) / (v m) of the time that a stage computes.
+
+    Narayanan et al., SC'21, sections 2.2.1 and 2.2.2.
+    """
     cut = Parallel(pipeline=pipeline, virtual_stages=parts, data=16 // pipeline)
     job = cut_job(cut, micro_batches * cut.data)
     site = sites_of_nodes([4], []).sites[0]

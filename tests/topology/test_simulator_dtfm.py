@@ -1,10 +1,10 @@
 """The objective of DT-FM, to 4 decimals.
 
-Yuan et al., "Decentralized training of foundation models in heterogeneous environments", NeurIPS 2022, and
-github.com/DS3Lab/DT-FM (scheduler/heuristic_evolutionary_solver/config.py: networks, and delays and
-bandwidths that were measured between regions of AWS). Seconds for GPT-3-XL on 64 devices in 8 groups of 8,
-gradients of 0.65 GB and activations of 0.47125 GB: groups of neighbours, and groups with a stride of 8. Stages
-are in the order that is cheapest.
+Yuan et al., "Decentralized training of foundation models in heterogeneous environments", NeurIPS
+2022, and github.com/DS3Lab/DT-FM (scheduler/heuristic_evolutionary_solver/config.py: networks, and
+delays and bandwidths that were measured between regions of AWS). Seconds for GPT-3-XL on 64 devices
+in 8 groups of 8, gradients of 0.65 GB and activations of 0.47125 GB: groups of neighbours, and
+groups with a stride of 8. Stages are in the order that is cheapest.
 """
 
 from __future__ import annotations

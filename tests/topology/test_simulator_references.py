@@ -15,10 +15,10 @@ from topology.simulator.pipeline import (
     simulate_pipeline,
 )
 
-# Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, table 4: Gbit/s
-# with which two replicas compute 50, 80, 90, 95 and 99 % of the time. bf16 but for the last row,
-# rounds of 100 steps, fragments of 3 layers. The paper tries the bandwidths of logspace(-1, 3, 50),
-# and prints the last one below the share.
+# Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512, table 4:
+# Gbit/s with which two replicas compute 50, 80, 90, 95 and 99 % of the time. bf16 but for the last
+# row, rounds of 100 steps, fragments of 3 layers. The paper tries the bandwidths of logspace(-1, 3,
+# 50), and prints the last one below the share.
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 GRID_STEP = 10 ** (4 / 49)
 MODELS = {"1B": (24, 0.1, 1e9), "10B": (48, 0.8, 1e10), "100B": (108, 4.9, 1e11)}
@@ -59,7 +59,8 @@ def test_streaming_diloco_needs_the_bandwidth_of_table_4(model: str, way: str) -
     )
     for share, printed in zip(SHARES, TABLE_4[model, way], strict=True):
         on_grid = _nearest(printed * 1e9)
-        # The paper's value is below the share and the next one is not; one step either way is granted.
+        # The paper's value is below the share and the next one is not; one step either way is
+        # granted.
         assert utilisation(replicas, on_grid / GRID_STEP, rounds=1) < share, (share, printed)
         assert utilisation(replicas, on_grid * GRID_STEP**2, rounds=1) >= share, (share, printed)
 
@@ -86,9 +87,10 @@ def test_rounds_far_apart_hide_delays_and_a_free_link_costs_nothing() -> None:
     assert 5 / 6.6 < utilisation(near, 1e9) < 5 / 6.5
 
 
-# Chen et al., "CrossPipe", USENIX ATC 2025, table 5: Llama-70B, 8 stages in two data centers, 16 micro-batches,
-# forward 0.038 s; seconds a micro-batch with 1F1B, by latency and bandwidth delay of the link between, each in
-# forwards. What the paper measured has stalls of NCCL's rendezvous in it: the simulation may be faster, by 12 %.
+# Chen et al., "CrossPipe", USENIX ATC 2025, table 5: Llama-70B, 8 stages in two data centers, 16
+# micro-batches, forward 0.038 s; seconds a micro-batch with 1F1B, by latency and bandwidth delay of
+# the link between, each in forwards. What the paper measured has stalls of NCCL's rendezvous in it:
+# the simulation may be faster, by 12 %.
 @pytest.mark.parametrize(
     ("latency", "transfer", "measured_s"),
     [(0, 0, 0.151), (0.25, 0.25, 0.168), (0.25, 2, 0.241), (2, 0.25, 0.242), (2, 2, 0.321)],
@@ -109,7 +111,10 @@ def test_1f1b_over_a_wan_takes_what_crosspipe_measured(
 def test_fewer_micro_batches_than_stages_leave_them_idle(
     num_parts: int, num_micro_batches: int
 ) -> None:
-    """The cost model's passages: interleaving does not help a micro-batch that has nobody to alternate with."""
+    """The cost model's passages.
+
+    Interleaving does not help a micro-batch that has nobody to alternate with.
+    """
     degrees = Degrees(pipeline=4, virtual_stages=num_parts)
     links = [StageLink()] * (4 if num_parts > 1 else 3)
     found = simulate_pipeline(
@@ -126,7 +131,10 @@ def test_fewer_micro_batches_than_stages_leave_them_idle(
 def test_bubbles_are_those_of_the_formula(
     num_stages: int, num_parts: int, num_micro_batches: int
 ) -> None:
-    """Narayanan et al., SC'21, section 2.2: the bubble is (p - 1) / (v m) of the ideal time. Exact."""
+    """Narayanan et al., SC'21, section 2.2: the bubble is (p - 1) / (v m) of the ideal time.
+
+    Exact.
+    """
     stages = [Stage(forward_s=1.0, backward_s=2.0)] * num_stages
     links = [StageLink()] * (num_stages if num_parts > 1 else num_stages - 1)
     found = simulate_pipeline(stages, links, num_micro_batches, num_parts)

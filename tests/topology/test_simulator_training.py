@@ -222,7 +222,10 @@ def test_units_do_not_matter() -> None:
 
 @pytest.mark.slow
 def test_sixteen_sites_of_a_thousand_accelerators_are_few_actions() -> None:
-    """A hundred steps of 64 billion parameters: as much as three or four, for they repeat themselves."""
+    """A hundred steps of 64 billion parameters.
+
+    As much as three or four, for they repeat themselves.
+    """
     topology = a_topology(16, bytes_per_s=50e9, rtt_s=0.08, ranks=[1000] * 16, emulator="netns")
     exchange = Exchange(codec="bf16", chunk_bytes=4 << 20, bucket_bytes=256 << 20)
     model = Model(layers=80, heads=64, width=8192, context=4096)

@@ -21,7 +21,8 @@ def test_hidden_communication_costs_nothing() -> None:
 
 
 def test_the_window_divides_into_waiting_crossing_and_collectives() -> None:
-    # Exposed from 5 to 12; two buckets away in 4..8 and 6..10, of which peers were late 2 s and 1 s.
+    # Exposed from 5 to 12; two buckets away in 4..8 and 6..10, of which peers were late 2 s and 1
+    # s.
     round_ = RoundTimes(5.0, 12.0, (Crossing(4.0, 8.0, 2.0), Crossing(6.0, 10.0, 1.0)))
     parts = step_parts(0.0, 20.0, [round_])
     assert parts.compute_s == 13.0

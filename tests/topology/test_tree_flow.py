@@ -1,4 +1,7 @@
-"""Crossings of trees in closed form, against the simulator that moves every chunk; slow start by arrays."""
+"""Crossings of trees in closed form, against the simulator that moves every chunk.
+
+Slow start by arrays.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ def off(seed: int, shape: str, emulator: str) -> float:
 
 
 def off_in_the_long_run(seed: int, shape: str, schedule: str, emulator: str) -> float:
-    """Return the same of steps that follow each other; compute is 0.3 to 3 times an exchange from rest."""
+    """Return the same of steps that follow each other.
+
+    Compute is 0.3 to 3 times an exchange from rest.
+    """
     chance = random.Random(seed)
     topology, count = a_world_of(chance, emulator), 8
     job = Job(

@@ -1,4 +1,7 @@
-"""Plans as the gateways use them: shares, turns, neighbours; and the shapes of trees that have names."""
+"""Plans as the gateways use them.
+
+Shares, turns, neighbours; and the shapes of trees that have names.
+"""
 
 import random
 from collections import Counter

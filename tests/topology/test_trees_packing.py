@@ -37,7 +37,8 @@ def all_spanning_trees(pairs: Pairs) -> list[tuple[Edge, ...]]:
 def optimum_bytes_per_s(pairs: Pairs, trees: list[tuple[Edge, ...]]) -> float:
     """Return the most that these trees carry together over all links, both ways each.
 
-    `uses` has shape (edges, trees): a tree's chunks have as many bytes as its smallest edge's codec makes.
+    `uses` has shape (edges, trees): a tree's chunks have as many bytes as its smallest edge's codec
+    makes.
     """
     edges = sorted(pairs.bytes_per_s)
     uses = np.array(
@@ -61,7 +62,10 @@ def all_stars(pairs: Pairs) -> list[tuple[Edge, ...]]:
 
 
 def random_pairs(seed: int) -> Pairs:
-    """Return sites with rates of very different sizes; every other seed, with codecs of their own."""
+    """Return sites with rates of very different sizes.
+
+    Every other seed, with codecs of their own.
+    """
     chance = random.Random(seed)
     topology = random_world(chance, chance.randint(2, 5))
     rates = {pair: round(10 ** chance.uniform(5, 10)) for pair in pairs_of(topology).bytes_per_s}
@@ -123,7 +127,10 @@ def test_whole_weights_are_small_and_nearly_as_good(seed: int) -> None:
 
 
 def script(tree: str = "auto") -> Job:
-    """Return a job whose model is not known, and whose chunks are many: bandwidth is what counts."""
+    """Return a job whose model is not known, and whose chunks are many.
+
+    Bandwidth is what counts.
+    """
     return Job(
         name="j",
         topology="t.yaml",

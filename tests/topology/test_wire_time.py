@@ -67,8 +67,8 @@ def test_packets_have_headers_except_in_the_relay(changes: dict[str, object]) ->
 
 
 def test_slow_start_leaves_a_link_unused() -> None:
-    # 25 MB/s and 20 ms hold 500 kB. Two connections start with 30 kB and double: 30, 60, 120, 240 and
-    # 480 kB are sent in 5 round trips, in which the link could have carried 2500 kB.
+    # 25 MB/s and 20 ms hold 500 kB. Two connections start with 30 kB and double: 30, 60, 120, 240
+    # and 480 kB are sent in 5 round trips, in which the link could have carried 2500 kB.
     fast = world(2, both_ways((0, 1, 25e6, 0.02)))
     two = dataclasses.replace(job(), exchange=Exchange(codec="fp32", channels_per_link=2))
     # A quarter of what the link holds, and a power of two; at least 256 KiB where that takes 10 ms.
@@ -88,8 +88,8 @@ def test_nothing_crosses_within_one_site() -> None:
 
 
 def test_a_star_is_a_pipeline_of_its_slowest_spoke() -> None:
-    # The star at site 1: spokes of 20 and 50 bytes/s, 60 and 10 ms. The slowest way goes from site 0
-    # up and back down again, and the slower spoke holds up the 3 chunks that follow the first.
+    # The star at site 1: spokes of 20 and 50 bytes/s, 60 and 10 ms. The slowest way goes from site
+    # 0 up and back down again, and the slower spoke holds up the 3 chunks that follow the first.
     expected_s = 2 * (1069 / 20 + 0.03) + 3 * 1069 / 20
     assert exchange_time_s(job("star"), relayed(TRIANGLE), 4000) == pytest.approx(expected_s)
     # One chunk, rounded up to by half of one: 2 chunks of 750 bytes.
@@ -124,11 +124,12 @@ def test_trees_that_share_links_wait_for_each_other() -> None:
     pair = world(2, both_ways((0, 1, 100.0, 0.2)))
     # Two stars over one pair of links: each link carries all 6 chunks, of one tree up, of one down.
     plan = ReductionPlan(2, (star(2, 0), star(2, 1)), "")
-    # Chunk by chunk, early ones first: of each link 0 to 0.2 s two up, to 0.4 s two of those that come down,
-    # to 0.5 s the last one up; it is back 0.1 + 0.1 + 0.1 s later.
+    # Chunk by chunk, early ones first: of each link 0 to 0.2 s two up, to 0.4 s two of those that
+    # come down, to 0.5 s the last one up; it is back 0.1 + 0.1 + 0.1 s later.
     chunk_by_chunk_s = 0.8
-    # By shares: the leg that comes down counts as begun after half a round trip, 0.1 s, though its first chunk
-    # takes 0.1 s more. Of 0.6 s that is a sixth, and of its three chunks half a one: 0.05 s.
+    # By shares: the leg that comes down counts as begun after half a round trip, 0.1 s, though its
+    # first chunk takes 0.1 s more. Of 0.6 s that is a sixth, and of its three chunks half a one:
+    # 0.05 s.
     found = max(plan_times_s(plan, pair, Load(6, 1, (10.0, 10.0), None)).values())
     assert found == pytest.approx(chunk_by_chunk_s + 0.05)
 
@@ -141,12 +142,15 @@ def test_a_link_s_chunks_are_those_of_all_its_trees_by_their_weights() -> None:
     assert shares_of_hops(plan)[0, 2] == Fraction(3, 4)
     assert shares_of_hops(plan)[1, 2] == Fraction(1, 4)
     found = plan_times_s(plan, even, Load(8, 1, (10.0, 10.0), None))
-    # Chunk by chunk, early ones first: over 1-0 six up and two that come down, the last chunk of all up: 0.9 s.
+    # Chunk by chunk, early ones first: over 1-0 six up and two that come down, the last chunk of
+    # all up: 0.9 s.
     assert found[1, 0] == pytest.approx(8 * 0.1 + 0.1)
-    # The last one up is at the others 0.1 + 0.1 s later: 1.1 s. By shares 0.025 s less: of each of the two that
-    # come down over 1-0 an eighth goes behind it, for they begin that share of 0.8 s later.
+    # The last one up is at the others 0.1 + 0.1 s later: 1.1 s. By shares 0.025 s less: of each of
+    # the two that come down over 1-0 an eighth goes behind it, for they begin that share of 0.8 s
+    # later.
     assert found[1, 1] == found[1, 2] == pytest.approx(1.1 - 0.025)
-    # What begins at the others is at site 1 when the star's last one has come down over 0-1, which carries all.
+    # What begins at the others is at site 1 when the star's last one has come down over 0-1, which
+    # carries all.
     assert found[0, 1] == found[2, 1] == pytest.approx(8 * 0.1 + 0.1)
     # From site 2 and back the star goes over 0-2, and the path over 1-2, which has less to carry.
     assert found[2, 2] == pytest.approx(2 * (0.1 + 0.1) + 5 * 0.1)
@@ -167,9 +171,9 @@ def test_more_channels_than_a_link_has_chunks_are_not_waited_for() -> None:
 def test_slow_start_ends_with_the_chunks_of_its_link() -> None:
     fast = world(3, both_ways((0, 1, 1e6, 0.1), (1, 2, 1e6, 0.1), (0, 2, 1e6, 0.1)))
     plan = ReductionPlan(3, tuple(star(3, hub) for hub in range(3)), "")
-    # Windows of 10, 20, 40 kB while the link holds 100 kB. The first chunk up waits for one, and is there at
-    # 0.155 s, the second at 0.17 s; then the first one down waits for the second window of its link, and
-    # the second one follows it.
+    # Windows of 10, 20, 40 kB while the link holds 100 kB. The first chunk up waits for one, and is
+    # there at 0.155 s, the second at 0.17 s; then the first one down waits for the second window of
+    # its link, and the second one follows it.
     load = Load(6, 1, (15_000.0,) * 3, 10_000.0)
     expected_s = 0.155 + (0.1 - 0.02) + 0.015 + 0.015 + 0.05
     found_s = max(plan_times_s(plan, fast, load).values())
