@@ -21,7 +21,8 @@ from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
 from sites.codecs.codec import BodyCodec, Encoded, expect_size
 from sites.codecs.kernels import blocks
-from sites.codecs.lossy import COMPRESSED, QUANTISED, TOO_LARGE, Lossy, as_it_is
+from sites.codecs.kernels.numbers import TOO_LARGE
+from sites.codecs.lossy import COMPRESSED, QUANTISED, Lossy, as_it_is
 from sites.codecs.parts import BlockPart, Floats, Octets, Part
 from topology.codec_costs import BLOCK
 
@@ -40,26 +41,41 @@ class BlockCodec(Lossy, BodyCodec):
     """Whether zstd follows, where it pays."""
 
     def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
-        """Find peaks, then quantise; or copy, where that is impossible."""
+        """Quantise block by block; or copy all, where one cannot be."""
         numel = len(values)
         num_blocks = _num_blocks(numel)
-        peaks = np.empty(num_blocks, dtype=np.uint32)
-        if owed is None:
-            meant = values.copy()  # becomes what is lost
-            largest = blocks.find_peaks(meant, peaks)
-        else:
-            meant = owed
-            largest = blocks.owe(values, meant, peaks)
-        if largest >= TOO_LARGE:
-            return as_it_is(meant, owed)
         payload = np.empty(1 + self.body_bytes(numel), dtype=np.uint8)
         payload[0] = QUANTISED
         body = payload[1:]
         scales, codes = body[: 2 * num_blocks], body[2 * num_blocks :]
+        # To add -0.0 leaves every number as it is, -0.0 too.
+        lost = np.full(numel, -0.0, dtype=np.float32) if owed is None else owed
         levels = np.empty(BLOCK, dtype=np.uint8)
-        blocks.quantise(self.kind, meant, peaks, scales, codes, levels)
+        num_done = blocks.encode(self.kind, values, lost, scales, codes, levels)
+        if num_done < num_blocks:
+            return as_it_is(
+                values if owed is None else self._meant(values, owed, body, num_done), owed
+            )
         frame = self._compressed(body)
         return Encoded(payload.data if frame is None else frame, self._part_of(body, numel))
+
+    def _meant(self, values: Floats, owed: Floats, body: Octets, num_done: int) -> Floats:
+        """Return the sums of values and what was owed, after the first blocks have been quantised.
+
+        Of these, what they decode to and what that lost add up to it, but for the sign of a zero: a level times a scale has 16
+        significant bits at most, and what lies between it and the number that it is nearest to is a float32.
+        """
+        meant = owed.copy()
+        done = num_done * BLOCK
+        scales, codes = body[: 2 * num_done], body[2 * _num_blocks(len(values)) :]
+        blocks.add(self.kind, scales, codes, meant[:done], np.float32(1))
+        rest = slice(done + BLOCK, None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            meant[rest] += values[rest]
+        np.copyto(
+            meant[rest].view(np.uint32), values[rest].view(np.uint32), where=np.isnan(values[rest])
+        )
+        return meant
 
     def body_bytes(self, numel: int) -> int:
         """Return the bytes of the scales and the codes."""
@@ -94,7 +110,7 @@ class BlockCodec(Lossy, BodyCodec):
     @property
     def _scale_max(self) -> int:
         """The scale, as bfloat16 rounded up, of a block whose peak is just too large."""
-        exact = np.uint32(TOO_LARGE).view(np.float32) / np.float32(self.level_max)
+        exact = TOO_LARGE.view(np.float32) / np.float32(self.level_max)
         return int(exact.view(np.uint32)) + 0xFFFF >> 16
 
 

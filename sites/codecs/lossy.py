@@ -23,9 +23,6 @@ AS_IT_IS: Final = 2
 MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 """The bits of a float32 without its sign. As integers they are in the order of the magnitudes,
 infinity above all numbers and NaN above infinity."""
-TOO_LARGE: Final = 0x7F000000
-"""The bits of 2**127. Below it, a scale that is rounded up cannot push a decoded number over the
-end of float32."""
 
 
 class Lossy(Codec):

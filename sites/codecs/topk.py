@@ -17,7 +17,8 @@ from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
 from sites.codecs.codec import Encoded
 from sites.codecs.kernels import floats, halves
-from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, TOO_LARGE, Lossy, as_it_is
+from sites.codecs.kernels.numbers import TOO_LARGE
+from sites.codecs.lossy import COMPRESSED, MAGNITUDE, QUANTISED, Lossy, as_it_is
 from sites.codecs.parts import FloatPart, Floats, Part
 from sites.codecs.plain import Halves, round_to_bf16
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from sites.codecs.kernels.compiling import kernel
 from sites.codecs.kernels.levels import (
@@ -26,7 +25,7 @@ from sites.codecs.kernels.levels import (
     scale_of,
     to_fp8,
 )
-from sites.codecs.kernels.numbers import Floats, magnitude, mean, with_owed
+from sites.codecs.kernels.numbers import TOO_LARGE, Floats, magnitude, mean, with_owed
 from sites.codecs.kernels.signatures import (
     FLOAT,
     FLOATS,
@@ -35,11 +34,7 @@ from sites.codecs.kernels.signatures import (
     OCTETS,
     READ_FLOATS,
     READ_OCTETS,
-    WORD,
-    WORDS,
 )
-
-Words = npt.NDArray[np.uint32]
 
 BLOCK: Final = 128
 """Elements that share a scale."""
@@ -53,56 +48,23 @@ FP8: Final = 2
 _HALF_BLOCK: Final = BLOCK // 2
 
 
-@kernel(WORD, READ_FLOATS, FLOATS, WORDS)
-def owe(values: Floats, owed: Floats, peaks: Words) -> np.uint32:
-    """Add `values` to what is owed; a NaN among them replaces it, bit for bit.
-
-    Args:
-        values: float32, shape (n,).
-        owed: float32, shape (n,).
-        peaks: uint32, shape (ceil(n / BLOCK),): takes the bits of each block's largest magnitude.
-
-    Returns:
-        the largest of `peaks`, or 0.
-    """
-    numel, largest = values.size, np.uint32(0)
-    for block in range(peaks.size):
-        first, peak = block * BLOCK, np.uint32(0)
-        for i in range(min(BLOCK, numel - first)):
-            total = with_owed(values[first + i], owed[first + i])
-            owed[first + i] = total
-            peak = max(peak, magnitude(total))
-        peaks[block] = peak
-        largest = max(largest, peak)
-    return largest
-
-
-@kernel(WORD, READ_FLOATS, WORDS)
-def find_peaks(values: Floats, peaks: Words) -> np.uint32:
-    """Write bits of blocks' largest magnitudes to `peaks`, as `owe` does; return the largest."""
-    numel, largest = values.size, np.uint32(0)
-    for block in range(peaks.size):
-        first, peak = block * BLOCK, np.uint32(0)
-        for i in range(min(BLOCK, numel - first)):
-            peak = max(peak, magnitude(values[first + i]))
-        peaks[block] = peak
-        largest = max(largest, peak)
-    return largest
-
-
-@kernel(NOTHING, INTEGER, FLOATS, WORDS, OCTETS, OCTETS, OCTETS)
-def quantise(
-    kind: int, values: Floats, peaks: Words, scales: Octets, codes: Octets, levels: Octets
-) -> None:
-    """Write scales and codes, and leave in `values` what they lose.
+@kernel(INTEGER, INTEGER, READ_FLOATS, FLOATS, OCTETS, OCTETS, OCTETS)
+def encode(
+    kind: int, values: Floats, owed: Floats, scales: Octets, codes: Octets, levels: Octets
+) -> int:
+    """Add `values` to what is owed, write scales and codes of the sums, and leave in `owed` what they lose.
 
     Args:
         kind: INT8, INT4 or FP8.
-        values: float32, shape (n,), all below 2**127.
-        peaks: uint32, shape (b,): the bits of each block's largest magnitude.
-        scales: uint8, shape (2 b,).
+        values: float32, shape (n,).
+        owed: float32, shape (n,).
+        scales: uint8, shape (2 ceil(n / BLOCK),).
         codes: uint8, shape (n,), or (ceil(n / 2),) for INT4.
         levels: uint8, shape (BLOCK,): for what happens in between.
+
+    Returns:
+        How many blocks are done. Where not all are, the next one has a sum of 2**127 or more, or one that is no
+        number: `owed` holds its sums, and what is owed to those after it is as it was.
     """
     numel = values.size
     level_max = np.float32(448)
@@ -110,26 +72,33 @@ def quantise(
         level_max = np.float32(127)
     elif kind == INT4:
         level_max = np.float32(7)
-    for block in range(peaks.size):
-        encoded = scale_of(peaks[block], level_max)
+    num_blocks = (numel + BLOCK - 1) // BLOCK
+    for block in range(num_blocks):
+        first, peak = block * BLOCK, np.uint32(0)
+        count = min(BLOCK, numel - first)
+        for i in range(count):
+            total = with_owed(values[first + i], owed[first + i])
+            owed[first + i] = total
+            peak = max(peak, magnitude(total))
+        if peak >= TOO_LARGE:
+            return block
+        encoded = scale_of(peak, level_max)
         scales[2 * block] = encoded & np.uint32(0xFF)
         scales[2 * block + 1] = encoded >> np.uint32(8)
         scale = np.uint32(encoded << np.uint32(16)).view(np.float32)
         inverse = np.float32(1) / scale
-        first = block * BLOCK
-        count = min(BLOCK, numel - first)
         if kind == INT8:
             for i in range(count):
-                value = values[first + i]
+                value = owed[first + i]
                 level = np.rint(value * inverse)
                 codes[first + i] = np.uint8(np.int8(level))
-                values[first + i] = value - level * scale
+                owed[first + i] = value - level * scale
         elif kind == INT4:
             for i in range(count):
-                value = values[first + i]
+                value = owed[first + i]
                 level = np.rint(value * inverse)
                 levels[i] = np.uint8(np.int8(level))
-                values[first + i] = value - level * scale
+                owed[first + i] = value - level * scale
             if count < BLOCK:
                 levels[count] = 0  # the upper half of the last byte of an odd number of elements
             half = block * _HALF_BLOCK
@@ -138,10 +107,11 @@ def quantise(
                 codes[half + i] = (lower & np.uint8(15)) | (upper << np.uint8(4))
         else:
             for i in range(count):
-                value = values[first + i]
+                value = owed[first + i]
                 code = to_fp8(value * inverse)
                 codes[first + i] = np.uint8(code)
-                values[first + i] = value - from_fp8(code) * scale
+                owed[first + i] = value - from_fp8(code) * scale
+    return num_blocks
 
 
 @kernel(NOTHING, INTEGER, READ_OCTETS, READ_OCTETS, FLOATS)

@@ -15,6 +15,9 @@ MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 """The bits without the sign: of two numbers, the larger one has the larger ones."""
 INFINITE: Final = np.uint32(0x7F800000)
 """From here on a magnitude is not of a finite number."""
+TOO_LARGE: Final = np.uint32(0x7F000000)
+"""The bits of 2**127. Below it, a scale that is rounded up cannot push a decoded number over the
+end of float32."""
 _NAN: Final = np.float32(np.nan)
 """0x7FC00000: what a sum is that is not a number.
 
