@@ -1,8 +1,8 @@
 """The script of `isthmus bench allreduce`: one tensor, averaged over all sites, again and again.
 
-Arguments: BYTES COUNT shared|own, the memory that the tensor lies in. Each rank sends a record of kind `allreduce` a repetition
-(protos/metrics.py). Sites begin together, as far as the end of a tiny all-reduce before each one
-lets them.
+Arguments: BYTES COUNT shared|own, the memory that the tensor lies in. Each rank sends a record of
+kind `allreduce` a repetition (protos/metrics.py). Sites begin together, as far as the end of a tiny
+all-reduce before each one lets them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sites.bench.tensors import FLOAT_BYTES, digest_of, relative_error, values_o
 
 
 def main(arguments: list[str]) -> None:
-    """Reduce `arguments[0]` bytes of float32, `arguments[1]` times; they lie in memory of kind `arguments[2]`."""
+    """Reduce `arguments[0]` bytes of float32, `arguments[1]` times, in memory of that kind."""
     numel, count = int(arguments[0]) // FLOAT_BYTES, int(arguments[1])
     is_shared = {"shared": True, "own": False}[arguments[2]]
     site = sites.join()

@@ -86,7 +86,7 @@ class MeasuredAllReduces:
             return Ended(self.emulator, failed)
         folder = home / "runs" / run_id
         folder.mkdir(parents=True)
-        size_bytes, count = map(int, pair.job.arguments)
+        size_bytes, count = map(int, pair.job.arguments[:2])  # then the memory
         records = [
             repetition(
                 site.name,
