@@ -53,4 +53,4 @@ def test_without_emulation_sites_are_told_of_this_machines_links(tmp_path: Path)
 def test_what_the_user_says_of_links_chunks_and_buckets_stands(tmp_path: Path) -> None:
     own = ("links.0.rtt=10ms", "exchange.chunk=2MiB", "exchange.bucket=8MiB")
     assert told(tmp_path, *own, emulator="none") == (25e6, 0.01, 2 << 20, 8 << 20)
-    assert told(tmp_path, *own[:1], emulator="none") == (25e6, 0.01, 4 << 20, 16 << 20)
+    assert told(tmp_path, *own[:1], emulator="none") == (25e6, 0.01, 8 << 20, 64 << 20)
