@@ -28,7 +28,7 @@ class Question:
     repeats: int
     is_one_rank_a_site: bool
     """Else as many as the topology says."""
-    is_copied: bool = False
+    is_copied: bool
     """The tensor lies in memory of the rank's own; else in what it shares with its gateway."""
     against: str | None
     """`gloo`, where that was measured too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -29,7 +30,7 @@ def check_tensors(caller: str, tensors: Sequence[torch.Tensor]) -> None:
 
     Raises:
         TypeError: no list of tensors, or one of them is not made of floating point numbers.
-        ValueError: one of them comes twice.
+        ValueError: one of them comes twice, or two of them share elements.
     """
     check_list(caller, tensors)
     for index, each in enumerate(tensors):
@@ -38,6 +39,25 @@ def check_tensors(caller: str, tensors: Sequence[torch.Tensor]) -> None:
             raise TypeError(f"{caller}: tensors[{index}] is {problem}")
     if len({id(each) for each in tensors}) != len(tensors):
         raise ValueError(f"{caller}: a tensor comes twice; name each once")
+    overlap = _overlapping(tensors)
+    if overlap is not None:
+        first, second = overlap
+        raise ValueError(
+            f"{caller}: tensors[{first}] and tensors[{second}] have elements in common: each is averaged in place"
+        )
+
+
+def _overlapping(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """Return two tensors of which one begins where another has not ended; those with strides aside."""
+    spans = sorted(
+        (each.data_ptr(), each.data_ptr() + each.nbytes, index)
+        for index, each in enumerate(tensors)
+        if each.numel() and each.is_contiguous()
+    )
+    for (_, end, first), (start, _, second) in itertools.pairwise(spans):
+        if start < end:
+            return min(first, second), max(first, second)
+    return None
 
 
 def why_not_averaged(tensor: torch.Tensor) -> str | None:

@@ -134,6 +134,7 @@ class Exchange:
             raise LocalProtocolError(
                 "an average over sites began before the previous one, a backward pass say, was complete"
             )
+        self._slots.forget()
         total, pending = self._transfer.launch_sum(tokens)
         with self._changed:
             self._round = Round(self._num_rounds, tokens, total, pending, first_bucket, num_slots)

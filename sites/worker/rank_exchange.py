@@ -93,7 +93,7 @@ class RankExchange:
         """Return a float32 tensor, on this rank's device, that is averaged where it lies, if that can be."""
         numel = math.prod(sizes)
         if self._shared is None or numel == 0:
-            return torch.empty(tuple(sizes), device=self._device)
+            return torch.empty(tuple(sizes), dtype=torch.float32, device=self._device)
         return self._shared.empty(numel).view(tuple(sizes))
 
     def equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:

@@ -52,18 +52,16 @@ class SharedTensors:
     def empty(self, numel: int) -> torch.Tensor:
         """Return float32[numel] of shared memory, zeros at first.
 
-        The memory goes with the last view of it, here; the gateway's mapping of it with the next call.
+        The memory goes after the last view of it, when `forget` is called.
 
         Raises:
             OSError: there is no such memory.
             IsthmusError: the gateway has gone.
         """
-        array, descriptor = create_region(numel)
-        try:
-            region = self._unused_region()
-            self._link.add_region(region, numel, descriptor)
-        finally:
-            os.close(descriptor)
+        self.forget()
+        in_use = {each.region for each in self._allocations.values()}
+        region = next(each for each in itertools.count(FIRST_REGION) if each not in in_use)
+        array = self._share(region, numel)
         tensor = torch.from_numpy(array)
         self._allocations[tensor.data_ptr()] = _Allocation(region, weakref.ref(array))
         return tensor
@@ -86,18 +84,25 @@ class SharedTensors:
                 or each.dtype != torch.float32
                 or each.storage_offset() != end
                 or not each.is_contiguous()
+                or each.is_neg()
             ):
                 return None
             end += each.numel()
         offset = int(first.storage_offset())
         return Place(allocation.region, offset, first.as_strided((end - offset,), (1,)))
 
-    def _unused_region(self) -> int:
-        """Forget the tensors that have gone; return the first id that is not in use."""
-        self._allocations = {
-            address: each
-            for address, each in self._allocations.items()
-            if each.memory() is not None
-        }
-        in_use = {each.region for each in self._allocations.values()}
-        return next(each for each in itertools.count(FIRST_REGION) if each not in in_use)
+    def forget(self) -> None:
+        """Let go of the tensors that have gone: the gateway is given next to nothing in place of their memory."""
+        for address, allocation in [*self._allocations.items()]:
+            if allocation.memory() is None:
+                del self._allocations[address]
+                self._share(allocation.region, 1)
+
+    def _share(self, region: int, numel: int) -> npt.NDArray[np.float32]:
+        """Make float32[numel] that the gateway knows as `region`, in place of what that was before."""
+        array, descriptor = create_region(numel)
+        try:
+            self._link.add_region(region, numel, descriptor)
+        finally:
+            os.close(descriptor)
+        return array

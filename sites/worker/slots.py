@@ -53,6 +53,11 @@ class Slots:
             slot = self._slots[index] = self._make(index, slot.sizes.joined(wanted))
         return slot.cut(wanted, route)
 
+    def forget(self) -> None:
+        """Let go of shared tensors that the script has none of any more."""
+        if self._shared is not None:
+            self._shared.forget()
+
     def _make(self, index: int, sizes: Sizes) -> Slot:
         array, descriptor = create_region(sizes.shard_numel)
         try:

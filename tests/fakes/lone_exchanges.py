@@ -31,11 +31,13 @@ class CountingLink(AloneLink):
         super().__init__()
         self.requests: list[Reduce] = []
         self.regions: list[int] = []
+        self.sizes: dict[int, int] = {}
         self.other_tokens = 0.0
         """Of sites that are not there, and contribute zeros."""
 
     def add_region(self, region: int, numel: int, descriptor: int) -> None:
         self.regions.append(region)
+        self.sizes[region] = numel
         super().add_region(region, numel, descriptor)
 
     def reduce(self, request: Reduce) -> None:

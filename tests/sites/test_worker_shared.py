@@ -1,4 +1,7 @@
-"""Tensors that are averaged where they lie: which buckets these are, and that their bits are the others'."""
+"""Tensors that are averaged where they lie.
+
+Which buckets these are, and that their bits are the others'.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +133,8 @@ def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
     del view
     gc.collect()
     assert shared.find([torch.zeros(3)]) is None
+    shared.forget()
+    assert link.sizes[FIRST_REGION + 1] == 1, "what the gateway keeps of it"
     again, more = shared.empty(7), shared.empty(8)
     places = [shared.find([each]) for each in (kept, again, more)]
     assert [each and each.region for each in places] == [
@@ -137,7 +142,8 @@ def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
         FIRST_REGION + 1,
         FIRST_REGION + 2,
     ]
-    assert link.regions == [FIRST_REGION + index for index in (0, 1, 1, 2)]
+    assert link.regions == [FIRST_REGION + index for index in (0, 1, 1, 1, 2)]
+    assert [link.sizes[FIRST_REGION + index] for index in range(3)] == [5, 7, 8]
 
 
 @pytest.mark.slow
@@ -148,16 +154,22 @@ def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
 def test_bits_are_those_of_copied_tensors(
     tmp_path: Path, ranks_per_site: tuple[int, int], codec: str
 ) -> None:
-    """Three rounds, so that what a codec owes is owed alike; with two ranks, it is an ordinary tensor."""
+    """Three rounds, so that what a codec owes is owed alike.
+
+    With two ranks, it is an ordinary tensor.
+    """
     job = [f"exchange.codec={codec}", f"exchange.bucket={programs.BUCKET_BYTES}B"]
     with gateway_processes(tmp_path, codec, ranks_per_site) as (processes, paths):
         codes = run_ranks(tmp_path, paths, ranks_per_site, programs.averages_in_place, job)
         ended = [process.end() for process in processes]
     assert set(codes.values()) == {0}
     assert ended == [0, 0]
-    found = [*results(tmp_path).values()]
+    found = results(tmp_path)
     assert len(found) == sum(ranks_per_site)
-    for saved in found:
-        for (copied, in_place), (elsewhere, _) in zip(saved, found[0], strict=True):
+    for name, saved in found.items():
+        is_alone = ranks_per_site[int(name.removeprefix("site")[0])] == 1
+        assert saved["lies_there"] == is_alone, name
+        first = found["site0-rank0"]["pairs"]
+        for (copied, in_place), (elsewhere, _) in zip(saved["pairs"], first, strict=True):
             assert bits(in_place) == bits(copied)
             assert bits(copied) == bits(elsewhere)

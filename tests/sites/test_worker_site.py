@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,14 @@ from tests.fakes.lone_exchanges import RecordingLink
 from topology.job import Job
 
 LONG_S = 30.0
+EIGHT = torch.ones(8)
 pytestmark = pytest.mark.usefixtures("process_group")
+
+
+@pytest.fixture
+def restored_default_dtype() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def _site(link: RecordingLink) -> Site:
@@ -88,8 +96,13 @@ def test_what_is_not_ddp_is_refused() -> None:
         ),
         ([torch.ones(1).to_sparse()], TypeError, "to_dense"),
         ([torch.ones(1)] * 2, ValueError, "comes twice"),
+        (
+            [EIGHT[5:], torch.ones(3), EIGHT[:2], EIGHT[2:6]],
+            ValueError,
+            r"tensors\[0\] and tensors\[3\] have elements in common",
+        ),
     ],
-    ids=["no list", "a number", "integers", "sparse", "twice"],
+    ids=["no list", "a number", "integers", "sparse", "twice", "overlapping"],
 )
 def test_what_cannot_be_averaged_is_refused(
     tensors: list[torch.Tensor], kind: type[Exception], said: str
@@ -137,3 +150,16 @@ def test_without_synchronisation_no_round_is_made() -> None:
     (weight,) = model.parameters()
     assert weight.grad is not None
     assert weight.grad.tolist() == [[4.0, 4.0, 4.0]], "both micro-batches, averaged over one rank"
+
+
+def test_tensors_to_average_are_float32_whatever_the_default(
+    restored_default_dtype: None,
+) -> None:
+    site = _site(RecordingLink())
+    torch.set_default_dtype(torch.bfloat16)
+    for sizes in [(2, 3), (0, 3), ()]:
+        made = site.empty(*sizes)
+        assert (made.shape, made.dtype) == (sizes, torch.float32)
+    with pytest.raises(ValueError, match=r"want sizes of 0 or more, got \(2, -1\)"):
+        site.empty(2, -1)
+    site.all_reduce([EIGHT[::2], EIGHT[1::2], site.empty(2)])

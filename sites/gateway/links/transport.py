@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from protos.frame import HEADER_BYTES
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.links.window import Window
@@ -25,6 +26,8 @@ _HTTP2_WINDOW_MIN_BYTES = 4 << 20
 _HTTP2_WINDOW_MAX_BYTES = 256 << 20
 _WINDOW_MIN_BYTES = 32 << 20
 """Up to here a window may always grow, however slow the link is said to be."""
+_FEW_FRAMES = 4
+"""Or so far, where chunks are large: with one frame at a time the link rests while it is taken over."""
 _HTTP2_FRAME_BYTES = (16 << 20) - 1
 """HTTP/2's most. With its least, 16 KiB, a message falls into so many pieces, each with memory of its own."""
 _STREAMS_MAX = 64
@@ -47,7 +50,8 @@ def widest_window_bytes(config: GatewayConfig, link: PeerLink) -> int:
     """Return how many bytes to a peer may be unacknowledged at most, whatever is measured."""
     if config.window_bytes is not None:
         return config.window_bytes
-    return max(int(4 * link.bytes_per_s * link.rtt_s), _WINDOW_MIN_BYTES)
+    frames_bytes = _FEW_FRAMES * (config.chunk_bytes + HEADER_BYTES)
+    return max(int(4 * link.bytes_per_s * link.rtt_s), _WINDOW_MIN_BYTES, frames_bytes)
 
 
 def client_options(config: GatewayConfig) -> Options:
