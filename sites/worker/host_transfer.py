@@ -40,8 +40,8 @@ class HostTransfer:
         total = torch.full((1,), number, dtype=torch.float64)
         return total, self._collectives.all_reduce(total)
 
-    def collect(self, slot: Slot, pending: Pending) -> None:
-        """Wait, and see that the shard is in place; its codes replace it, if it has some."""
+    def collect(self, slot: Slot, pending: Pending) -> float | None:
+        """Wait, and see that the shard is in place; its codes replace it, if it has some. Computed it was before."""
         wait(pending)
         end_in(slot)
         if slot.encode is not None:
@@ -49,6 +49,7 @@ class HostTransfer:
             slot.note(encoded)
             if slot.form is Form.ENCODED:
                 encoded.write(slot.region)
+        return None
 
     def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
         """Wait; the sum is in place then."""
