@@ -47,7 +47,9 @@ def test_losses_equal_those_of_one_process(
 # Every codec with every tree: tests/sites/test_bit_identity.py. Here one of each kind, through
 # everything: whose sizes are known and whose are not, that owes and that does not; fp32 is above.
 @pytest.mark.parametrize(("codec", "tree"), [("bf16-split", "gather"), ("int4-zstd", "star")])
-def test_parameters_stay_bit_identical_with_each_codec(run: Bench, codec: str, tree: str) -> None:
+def test_parameters_stay_bit_identical_with_each_kind_of_codec(
+    run: Bench, codec: str, tree: str
+) -> None:
     sites = [(1, 1), (1, 2), (1, 1)]
     job = job_yaml(steps=4, codec=codec, tree=tree, width=33 * 2, global_batch=5)
     result = run.launch(topology_yaml(sites, rtt="2ms"), job).check()
