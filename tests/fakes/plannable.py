@@ -13,6 +13,8 @@ from topology.world import Accelerator, Topology
 
 SMALL = Model(layers=2, heads=2, width=64, context=32)
 """A hundred thousand parameters."""
+FACTORS = (1.01, 1.1, 1.5, 3.0, 10.0)
+"""How many times as wide links become."""
 
 
 def a_world(
@@ -69,6 +71,24 @@ def a_random_world(
         for one, other in sorted(pairs)
     ]
     return a_world([chance.choice((4e8, 2e8, 1e8)) for _ in range(num_sites)], links)
+
+
+def widened(topology: Topology, names: frozenset[str] | None, factor: float) -> Topology:
+    """Return a topology with the links between two sites so many times as wide; None: all links."""
+    links = tuple(
+        dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor)
+        if names is None or {link.source, link.target} == names
+        else link
+        for link in topology.links
+    )
+    return dataclasses.replace(topology, links=links)
+
+
+def randomly_widened(chance: random.Random, topology: Topology) -> Topology:
+    """Return a topology with all links, or those between two sites, some times as wide."""
+    picked = chance.choice(topology.links)
+    names = None if chance.random() < 0.3 else frozenset((picked.source, picked.target))
+    return widened(topology, names, chance.choice(FACTORS))
 
 
 def a_job(batch: int = 16, **wishes: object) -> Job:

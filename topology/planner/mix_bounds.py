@@ -1,17 +1,25 @@
-"""What no step of three sites with weighted stars is shorter than: of all mixes at once. Pure, by arrays.
+"""What no step over weighted trees is shorter than: of many mixes at once. Pure, by arrays.
 
-As topology.timing.step_time has it, of which these are parts: bytes on links and in gateways, then the first and the
-last release of gradients, over connections that are warm. Of links that do not start slowly, and a batch
-whose spreads are all tried, little more decides a step, so that few mixes have to be looked at one by one.
+As topology.timing.step_time has it, of which these are parts: bytes on links and in gateways, and releases of gradients
+over connections that are warm. Of links that do not start slowly, and a batch whose spreads are all tried, the last of
+these bounds is the step itself but for network cards and the fabric inside sites.
 
-Legend of shapes, which end names in lower case: N mixes (of `star_mixes`, or the rows of them that are asked
-for), K stars, S sites (sources), T sites (targets), B spreads of the batch.
+1. `may_be_busy_s`: a link's bytes have to get through it before a step ends. The last of them that had to wait go up to, or
+   come down from, the site at the link's lower end, which cannot end its step before. So that bounds what
+   mixes put on links, before there are any (`tree_mixes.mixes_within`).
+2. `least_s`: the same for each mix, with what each tree takes by itself with as many chunks.
+3. `of_spreads_s`: with all that trees do to each other, for the best of some spreads of the batch.
+
+Legend of shapes, which end names in lower case: N mixes, U sets of trees, J trees of one, K trees of all, C numbers of chunks,
+R directed links, S sites (sources), T sites (targets), B spreads of the batch, P releases.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,15 +27,16 @@ import numpy as np
 from topology.codec_costs import usual_ratio
 from topology.cost.compute import sequence_s
 from topology.job import Job
-from topology.planner.star_mixes import NUM_SITES, chunks_nk, weights_nk
+from topology.planner.tree_mixes import Mixes, chunks_nj
 from topology.timing.cycle_mean import largest_cycle_means
 from topology.timing.gateway_times import gateways_s_per_byte
 from topology.timing.releases import gradient_bytes, knots, releases, within_s
 from topology.traffic.tree_begins import Crossing
 from topology.traffic.tree_flow import flow_s
+from topology.traffic.tree_load import Load
 from topology.traffic.tree_times import seconds_per_byte
 from topology.traffic.wire_load import tree_ratios, wire_loads
-from topology.trees.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 
 if TYPE_CHECKING:
@@ -36,51 +45,63 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Counts = NDArray[np.int64]
 
-_ALL_STARS = ReductionPlan(NUM_SITES, tuple(star(NUM_SITES, hub) for hub in range(NUM_SITES)), "")
 _EXACT, _MORE = 1 - 1e-12, 1 + 1e-12
 """What sums in another order may differ by."""
+_COUNTS = 16
+"""Numbers of chunks for which each tree is looked at by itself, at most; others count as the next smaller one."""
 
 
-def single_stars() -> list[ReductionPlan]:
-    """Return the three stars, each by itself."""
-    return [ReductionPlan(NUM_SITES, (star(NUM_SITES, hub),), "") for hub in range(NUM_SITES)]
-
-
-def shares_nk() -> Floats:
-    """Return each star's share of the chunks, in the long run."""
-    weights = weights_nk()
-    found: Floats = weights / weights.sum(axis=1, keepdims=True)
-    return found
-
-
-def paces_s(job: Job, topology: Topology) -> tuple[Floats, Floats]:
-    """Return how long a step's bytes take: on the busiest link of each mix, and in its gateways; shape (N,)."""
+def busy_s(job: Job, topology: Topology, trees: Sequence[Tree]) -> tuple[Floats, Floats]:
+    """Return how long a step's bytes keep links and gateways busy if one tree carries all; (K, R), (K, S)."""
     ratio = usual_ratio(job.exchange.codec)
     nodes = np.array([site.nodes for site in topology.sites])
     links, gateways = [], []
-    for plan in single_stars():
+    for plan in _alone(topology, trees):
         busy = seconds_per_byte(plan, topology, tree_ratios(job, topology, plan, ratio))
-        links.append([busy.get((i, j), 0.0) for i in range(3) for j in range(3)])
+        links.append([busy.get(hop, 0.0) for hop in hops(topology)])
         gateways.append(gateways_s_per_byte(job, topology, plan, ratio) / nodes)
     raw_bytes = gradient_bytes(job)
-    link_n = raw_bytes * (shares_nk() @ np.array(links)).max(axis=1) * _EXACT
-    gateway_n = raw_bytes * (shares_nk() @ np.array(gateways)).max(axis=1) * _EXACT
-    return link_n, gateway_n
+    return raw_bytes * np.array(links), raw_bytes * np.array(gateways)
+
+
+def hops(topology: Topology) -> list[tuple[int, int]]:
+    """Return the directed links, by the indices of their sites: what R stands for."""
+    index = {site.name: site.index for site in topology.sites}
+    return [(index[link.source], index[link.target]) for link in topology.links]
+
+
+def _alone(topology: Topology, trees: Sequence[Tree]) -> list[ReductionPlan]:
+    return [ReductionPlan(len(topology.sites), (tree,), "") for tree in trees]
+
+
+def shared_nr(mixes: Mixes, each_kr: Floats) -> Floats:
+    """Return what mixes come to of what each tree would if it carried all; shape (N, R)."""
+    found = np.zeros((len(mixes.set_n), each_kr.shape[1]))
+    for place in range(mixes.sets_uj.shape[1]):
+        found += mixes.weights_nj[:, place, None] * each_kr[mixes.trees_nj[:, place]]
+    return found / mixes.total
 
 
 class MixBounds:
-    """Bounds for one codec, one size of chunks and of buckets, of some of the mixes."""
+    """Bounds for one codec, and one size of chunks and of buckets."""
 
-    def __init__(self, job: Job, topology: Topology, rows: Counts, gateways_s: Floats) -> None:
-        """Work out how long exchanges take.
+    def __init__(
+        self,
+        job: Job,
+        topology: Topology,
+        trees: Sequence[Tree],
+        busy: tuple[Floats, Floats],
+    ) -> None:
+        """Work out what does not depend on the mixes.
 
         Args:
             job: With the exchange that is meant.
-            topology: Of three sites that all have links with each other.
-            rows: Which of the mixes, shape (N,).
-            gateways_s: Of their bytes, as `paces_s` says; shape (N,).
+            topology: Of the sites that take part.
+            trees: That are mixed.
+            busy: As `busy_s` says.
         """
-        self._topology, self._gateways_s = topology, gateways_s
+        self._topology, self._trees = topology, trees
+        self._link_kr, self._gateway_ks = busy
         self._sequence_s = np.array([sequence_s(job, site) for site in topology.sites])
         self._ranks = np.array([site.num_ranks for site in topology.sites])
         self._batch, self._micro_batch = job.trainer.global_batch, job.trainer.micro_batch
@@ -88,69 +109,265 @@ class MixBounds:
         left_bytes = np.array([each.left_bytes for each in self._releases], dtype=np.float64)
         self._knots = knots(left_bytes)
         self._within_s = within_s(topology, self._releases)
-        ratio = usual_ratio(job.exchange.codec)
+        self._left_p = left_bytes[self._knots] / left_bytes[0]
+        every = ReductionPlan(len(topology.sites), tuple(trees), "")
         sizes = [self._releases[index].left_bytes for index in self._knots]
-        self._warm = [
-            dataclasses.replace(load, first_window_bytes=None)
-            for load in wire_loads(job, topology, _ALL_STARS, sizes, ratio)
-        ]
-        self._chunks = [chunks_nk(load.num_chunks)[rows] for load in self._warm]
+        loads = wire_loads(job, topology, every, sizes, usual_ratio(job.exchange.codec))
+        self._warm = [dataclasses.replace(load, first_window_bytes=None) for load in loads]
+        self.num_chunks = self._warm[0].num_chunks
+        self._count_c = np.unique(np.geomspace(1, self.num_chunks, _COUNTS).astype(np.int64))
+        share_after = np.array([each.share_after for each in self._releases])
+        hidden_sr = share_after * self._micro_batch * self._sequence_s[:, None]
+        self._added_sr = self._within_s - hidden_sr
+        """Of each release: what its bytes leave later than computing ends, at least."""
+        self._alone_kcst = self._alones_s()
+        self._links()
 
-    def least_s(self) -> Floats:
+    def _links(self) -> None:
+        """Work out what trees do on links, of the first release."""
+        rate = {
+            hop: link.bytes_per_s
+            for hop, link in zip(hops(self._topology), self._topology.links, strict=True)
+        }
+        rtt_s = {
+            hop: link.rtt_s
+            for hop, link in zip(hops(self._topology), self._topology.links, strict=True)
+        }
+        load = self._warm[0]
+        most = min(load.chunk_bytes)
+        self._abreast_r = np.array([load.abreast_on(hop) for hop in rate])
+        back = [(target, source) for source, target in rate]
+        self._there_and_back_s = np.array(
+            [
+                rtt_s[hop] / 2
+                + rtt_s[other] / 2
+                + min(load.abreast_on(other), 1) * most / rate[other]
+                if other in rate
+                else math.inf
+                for hop, other in zip(rate, back, strict=True)
+            ]
+        )
+        self._chunk_kr = np.zeros(self._link_kr.shape)
+        self._lower_kr = np.full(self._link_kr.shape, -1)
+        for row, (source, target) in enumerate(rate):
+            for index, tree in enumerate(self._trees):
+                for lower, upper in ((source, target), (target, source)):
+                    if tree.parent.get(lower) == upper:
+                        self._lower_kr[index, row] = lower
+                        self._chunk_kr[index, row] = load.chunk_bytes[index] / rate[source, target]
+
+    def _alones_s(self) -> Floats:
+        """Return `_late_s` where one tree carries so many chunks of the first release; (K, C, S, T)."""
+        found = []
+        for index, plan in enumerate(_alone(self._topology, self._trees)):
+            loads, counts = [], []
+            for load in self._warm:
+                count_c = self._count_c * load.num_chunks // self.num_chunks
+                loads += [_of_trees(load, [index])] * len(count_c)
+                counts += [[count] for count in count_c.tolist()]
+            there = flow_s(Crossing(plan, self._topology, loads, counts))
+            there_pcst = there.reshape(len(self._warm), -1, *there.shape[1:])
+            found.append(self._late_s(there_pcst.swapaxes(0, 1)))
+        return np.array(found)
+
+    def _late_s(self, there_npst: Floats) -> Floats:
+        """Return how much later than the end of each site's computing another has all of it; (N, S, T)."""
+        late_npst = there_npst + self._added_sr[:, self._knots].T[..., None]
+        found: Floats = late_npst.max(axis=1) + self._within_s[:, -1]
+        return found
+
+    def largest_weights(self, total: int, at_most_s: float) -> Counts:
+        """Return the largest weight with which each tree by itself takes no longer; shape (K,)."""
+        weight_w = np.arange(1, total + 1)
+        there = self._late_alone_s(slice(None), weight_w * self.num_chunks // total)
+        fits = self._fits(there.reshape(-1, *there.shape[-2:]), at_most_s)
+        found: Counts = (weight_w * fits.reshape(len(self._trees), -1)).max(axis=1)
+        return found
+
+    def _late_alone_s(self, trees: Counts | slice, counts: Counts) -> Floats:
+        """Return `_late_s` at least, of trees with these numbers of chunks of the first release."""
+        place = np.maximum(np.searchsorted(self._count_c, counts, side="right") - 1, 0)
+        found: Floats = np.where(
+            counts[..., None, None] > 0, self._alone_kcst[trees, place], -math.inf
+        )
+        return found
+
+    def _fits(self, late_nst: Floats, at_most_s: float) -> NDArray[np.bool_]:
+        """Return whether the batch can be spread so that no cycle of one site or two takes longer.
+
+        A site computes for no longer than a step less what its own bytes are late, and two sites together for no longer
+        than two steps less what each other's are. So two sites take a limited part of the batch, and all sites
+        are two pairs, in three ways; or a pair and one.
+        """
+        if math.isinf(at_most_s):
+            return np.ones(len(late_nst), dtype=np.bool_)
+        rate = self._ranks / self._sequence_s
+        room_ns = np.minimum(at_most_s - np.einsum("nss->ns", late_nst), at_most_s)
+        most_ns = np.floor(room_ns / self._sequence_s * _MORE) * self._sequence_s
+        fits_n: NDArray[np.bool_] = (most_ns > 0).all(axis=1)
+        taken = {}
+        for one, other in itertools.combinations(range(len(rate)), 2):
+            both_n = 2 * at_most_s - late_nst[:, one, other] - late_nst[:, other, one]
+            first, second = (one, other) if rate[one] >= rate[other] else (other, one)
+            first_n = np.minimum(most_ns[:, first], both_n)
+            second_n = np.minimum(most_ns[:, second], both_n - first_n)
+            taken[one, other] = rate[first] * first_n + rate[second] * second_n
+        for pairs in _matchings(range(len(rate))):
+            alone = [site for site in range(len(rate)) if not any(site in pair for pair in pairs)]
+            taken_n = most_ns[:, alone] @ rate[alone] + sum(taken[pair] for pair in pairs)
+            fits_n = fits_n & (taken_n * _MORE >= self._batch)
+        return fits_n
+
+    def sets_that_fit(self, sets_uj: Counts, at_most_s: float) -> Counts:
+        """Return the sets whose trees together may take no longer, with the fewest chunks."""
+        late_ust = self._alone_kcst[sets_uj, 0].max(axis=1)
+        return sets_uj[self._fits(late_ust, at_most_s)]
+
+    def may_be_busy_s(self, sets_uj: Counts, at_most_s: float) -> Floats:
+        """Return how long mixes of sets may keep each link and gateway busy; shape (U, R + S).
+
+        Where all trees of a set have a link's lower end at the same site, that one waits for all that had
+        to wait there.
+        """
+        most_ur = np.full((len(sets_uj), self._link_kr.shape[1]), at_most_s)
+        lower_ur, chunk_ur = self._lowers(sets_uj), self._chunk_kr[sets_uj].max(axis=1)
+        first = self._releases[0].share_after
+        least_s = self._sequence_s * (1 - first) + self._within_s[:, 0] + self._within_s[:, -1]
+        free_ur = at_most_s - least_s[lower_ur] - self._there_and_back_s
+        uses_ur = (self._chunk_kr[sets_uj] > 0).sum(axis=1)
+        # Single chunks, and those that are abreast, wait for nobody; and weights come to a chunk more or less.
+        loose_ur = uses_ur * (1 + self._abreast_r) * chunk_ur
+        known_ur = np.maximum(free_ur, 0.0) + loose_ur
+        most_ur = np.where(lower_ur >= 0, np.minimum(most_ur, known_ur), most_ur)
+        # No exchange is faster than gateways are, and all sites but one wait for theirs.
+        gateway_s = at_most_s - np.sort(least_s)[-2]
+        of_gateways = np.full((len(sets_uj), self._gateway_ks.shape[1]), max(gateway_s, 0.0))
+        return np.concatenate([most_ur, of_gateways], axis=1)
+
+    def _lowers(self, sets_uj: Counts) -> Counts:
+        """Return the site at each link's lower end, of sets whose trees agree; else -1; shape (U, R)."""
+        lower_ujr = self._lower_kr[sets_uj]
+        most_ur = lower_ujr.max(axis=1)
+        least_ur = np.where(lower_ujr < 0, most_ur[:, None], lower_ujr).min(axis=1)
+        found: Counts = np.where(least_ur == most_ur, most_ur, -1)
+        return found
+
+    @property
+    def busy_kr(self) -> Floats:
+        """How long links and gateways are busy if one tree carries all; shape (K, R + S)."""
+        return np.concatenate([self._link_kr, self._gateway_ks], axis=1)
+
+    def least_s(self, mixes: Mixes, at_most_s: float) -> Floats:
         """Return what no step is shorter than, however the batch is spread; shape (N,).
 
-        With n sequences in its busiest rank a site takes n t + a, a being its wait for its own bytes; and of
+        Infinite where it is longer than `at_most_s` in any case.
+        """
+        counts_nj = mixes.weights_nj * self.num_chunks // mixes.total
+        num_mixes, num_sites = len(mixes.set_n), len(self._ranks)
+        late_nst = np.full((num_mixes, num_sites, num_sites), -math.inf)
+        late_nr = np.zeros((num_mixes, self._link_kr.shape[1]))
+        for place in range(counts_nj.shape[1]):
+            trees_n, count_n = mixes.trees_nj[:, place], counts_nj[:, place]
+            np.maximum(late_nst, self._late_alone_s(trees_n, count_n), out=late_nst)
+            waits_nr = count_n[:, None] > self._abreast_r
+            late_nr += np.where(waits_nr, count_n[:, None] * self._chunk_kr[trees_n], 0.0)
+        late_nr = np.where(late_nr > 0, late_nr + self._there_and_back_s, -math.inf)
+        lower_nr = self._lowers(mixes.sets_uj)[mixes.set_n]
+        busy_nr = shared_nr(mixes, self.busy_kr) * _EXACT
+        gateway_n11 = busy_nr[:, -num_sites:].max(axis=1)[:, None, None]
+        added_st = self._added_sr[:, :1] + self._within_s[:, -1]
+        late_nst = np.where(
+            np.isinf(late_nst), -math.inf, np.maximum(late_nst, gateway_n11 + added_st)
+        )
+        for site in range(num_sites):
+            of_site = np.where(lower_nr == site, late_nr, -math.inf).max(axis=1)
+            own_n = late_nst[:, site, site]
+            late_nst[:, site, site] = np.maximum(own_n, of_site + added_st[site, site])
+        waits_ns = np.maximum(np.einsum("nss->ns", late_nst), 0.0)
+        least_n = np.maximum(busy_nr.max(axis=1), self._least_of_waits_s(waits_ns))
+        return np.where(self._fits(late_nst, at_most_s), least_n, math.inf)
+
+    def _least_of_waits_s(self, waits_ns: Floats) -> Floats:
+        """Return what no step is shorter than, given how long each site waits for its own bytes; shape (N,).
+
+        With n sequences in its busiest rank a site takes n t + a, a being its wait; and of
         all sites r n, r being their ranks, add up to the batch. So the mean of all t n + a, weighted by r / t,
         is no more than a step. Where the whole n that fit are too few, the next one that fits decides.
         """
         rate = self._ranks / self._sequence_s
-        found = np.zeros(len(self._gateways_s))
-        for place in sorted({0, len(self._knots) - 1}):
-            release = self._releases[self._knots[place]]
-            own_ns = np.einsum("nss->ns", self._there_s(place, slice(None)))
-            own_ns = own_ns + self._within_s[:, self._knots[place]] + self._within_s[:, -1]
-            hidden_s = release.share_after * self._micro_batch * self._sequence_s
-            waits_ns = np.maximum(own_ns - hidden_s, 0.0)
-            least_n = (self._batch + waits_ns @ rate) / rate.sum()
-            for _ in range(NUM_SITES):
-                whole_ns = np.floor((least_n[:, None] - waits_ns) / self._sequence_s * _MORE)
-                next_n = (waits_ns + (whole_ns + 1) * self._sequence_s).min(axis=1)
-                least_n = np.where(whole_ns @ self._ranks < self._batch, next_n, least_n)
-            found = np.maximum(found, least_n * _EXACT)
+        least_n = (self._batch + waits_ns @ rate) / rate.sum()
+        for _ in range(len(self._ranks)):
+            whole_ns = np.floor((least_n[:, None] - waits_ns) / self._sequence_s * _MORE)
+            next_n = (waits_ns + (whole_ns + 1) * self._sequence_s).min(axis=1)
+            least_n = np.where(whole_ns @ self._ranks < self._batch, next_n, least_n)
+        found: Floats = least_n * _EXACT
         return found
 
-    def least_of_spreads_s(self, rows: Counts, spreads: Sequence[Sequence[int]]) -> Floats:
+    def there_s(self, mixes: Mixes) -> Floats:
+        """Return how long all that has not left before a knot takes, of mixes of one set; shape (N, P, S, T).
+
+        -inf where nobody waits.
+        """
+        trees = mixes.sets_uj[mixes.set_n[0]].tolist()
+        plan = ReductionPlan(len(self._ranks), tuple(self._trees[each] for each in trees), "")
+        loads, counts = [], []
+        for load in self._warm:
+            counts_nj = chunks_nj(mixes.weights_nj, load.num_chunks).tolist()
+            loads += [_of_trees(load, trees)] * len(counts_nj)
+            counts += counts_nj
+        there = flow_s(Crossing(plan, self._topology, loads, counts))
+        there_npst = there.reshape(len(self._warm), -1, *there.shape[1:]).swapaxes(0, 1)
+        gateway_n = shared_nr(mixes, self._gateway_ks).max(axis=1) * _EXACT
+        least_np = gateway_n[:, None] * self._left_p
+        at_least = np.maximum(there_npst, least_np[..., None, None])
+        found: Floats = np.where(np.isinf(there_npst), there_npst, at_least)
+        return found
+
+    def fits(self, there_npst: Floats, at_most_s: float) -> NDArray[np.bool_]:
+        """Return which of these may take no longer; crossings as `there_s` says."""
+        return self._fits(self._late_s(there_npst), at_most_s)
+
+    def of_spreads_s(self, there_npst: Floats, spreads: Sequence[Sequence[int]]) -> Floats:
         """Return the same for the best of some spreads; shape (N,).
 
         Args:
-            rows: Of these bounds' own.
+            there_npst: As `there_s` says.
             spreads: Of the busiest rank of each site.
         """
         counts_bs = np.array(spreads)
         compute_bs = counts_bs * self._sequence_s
         last_bs = ((counts_bs - 1) % self._micro_batch + 1) * self._sequence_s
-        weights = np.full((len(rows), *compute_bs.shape, NUM_SITES), -np.inf)
-        sites = range(NUM_SITES)
+        num_mixes, num_sites = len(there_npst), len(self._ranks)
+        weights = np.full((num_mixes, *compute_bs.shape, num_sites), -np.inf)
+        sites = range(num_sites)
         weights[..., sites, sites] = compute_bs
         for place, index in enumerate(self._knots):
             left_bs = compute_bs - self._releases[index].share_after * last_bs
             left_bs = left_bs + self._within_s[:, index]
-            there = left_bs[..., None] + self._there_s(place, rows)[:, None]
+            there = left_bs[..., None] + there_npst[:, place, None]
             np.maximum(weights, there + self._within_s[:, -1], out=weights)
-        means = largest_cycle_means(weights.reshape(-1, NUM_SITES, NUM_SITES))
-        found: Floats = means.reshape(len(rows), -1).min(axis=1) * _EXACT
+        means = largest_cycle_means(weights.reshape(-1, num_sites, num_sites))
+        found: Floats = means.reshape(num_mixes, -1).min(axis=1) * _EXACT
         return found
 
-    def _there_s(self, place: int, rows: Counts | slice) -> Floats:
-        """Return how long all that has not left before a knot takes; shape (N, S, T), -inf where nobody waits."""
-        chunks, load = self._chunks[place][rows], self._warm[place]
-        counts, which = np.unique(chunks, axis=0, return_inverse=True)
-        loads = [load] * len(counts)
-        there_nst = flow_s(Crossing(_ALL_STARS, self._topology, loads, counts.tolist()))
-        there_nst = there_nst[which.reshape(-1)]
-        share = self._releases[self._knots[place]].left_bytes / self._releases[0].left_bytes
-        least_n = share * self._gateways_s[rows]
-        found: Floats = np.where(
-            np.isinf(there_nst), there_nst, np.maximum(there_nst, least_n[:, None, None])
-        )
-        return found
+
+def _matchings(sites: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yield every way to make pairs of sites, as many as there can be."""
+    if len(sites) < 2:
+        yield ()
+        return
+    if len(sites) % 2:
+        for alone in sites:
+            yield from _matchings([site for site in sites if site != alone])
+        return
+    first, *others = sites
+    for other in others:
+        for rest in _matchings([site for site in others if site != other]):
+            yield ((first, other), *rest)
+
+
+def _of_trees(load: Load, trees: Sequence[int]) -> Load:
+    """Return the same with only some of the trees."""
+    sizes = load.chunk_bytes
+    chosen = tuple(sizes[each] for each in trees) if len(sizes) > 1 else sizes
+    return dataclasses.replace(load, chunk_bytes=chosen)

@@ -1,4 +1,4 @@
-"""The best of all weighted stars of three sites: bounds for all at once, then a few of them one by one."""
+"""The best of all weighted trees of three or four sites: bounds leave few of a menu, which are looked at one by one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topology.job import Job, Reduction
+from topology.plan_wishes import PlanWishes
 from topology.planner.choice import DIGITS, Choice, Sizing, better, money
 from topology.planner.codings import Coding
-from topology.planner.mix_bounds import MixBounds, paces_s, shares_nk, single_stars
+from topology.planner.mix_bounds import MixBounds, busy_s, shared_nr
 from topology.planner.sizings import Sizes
+from topology.planner.tree_mixes import (
+    Mixes,
+    Part,
+    menu,
+    mix_plan,
+    mixes_within,
+    sets_of,
+    small_mixes,
+    spanning_trees,
+)
 from topology.planner.ways import Way
 from topology.timing.releases import gradient_bytes
 from topology.traffic.wire_load import wire_load
+from topology.trees.pairs import Pairs
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 if TYPE_CHECKING:
@@ -30,35 +43,36 @@ _FEW = 3
 """Mixes of a codec and sizes that are looked at where bounds say little of a step."""
 _BLOCK = 256
 """Mixes whose bounds for all spreads are worked out together."""
+_DEEPER = (0.8, 0.9, 1.0)
+"""Parts of the best step known: first those mixes are looked for that may be so much shorter, for what is found makes
+the rest fewer."""
 _SAME = 10.0 ** (1 - DIGITS) / 2
 """How much what comes to the same after rounding may differ by."""
 
-Try = Callable[[Choice | None, float, int, int, Sizing], Choice | None]
-"""(best, least seconds, mix, which coding, sizes) -> the better of that and the best."""
+Try = Callable[[Choice | None, float, ReductionPlan, int, Sizing], Choice | None]
+"""(best, least seconds, reduction, which coding, sizes) -> the better of that and the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """All mixes with one codec and one size of chunks and buckets, as far as they may be best."""
+    """All mixes with one codec and one size of chunks and buckets."""
 
     coding_index: int
     sizing: Sizing
     bounds: MixBounds
-    mixes: Counts
-    """Shape (N,), as all else."""
-    least_s: Floats
-    egress_usd: Floats
+    egress_k1: Floats
+    """US dollars a step, if one tree carries all."""
 
 
 class MixSearch:
-    """Looks for weights for three sites that all have links with each other."""
+    """Looks for weighted trees for sites, a few, that have links with each other."""
 
     def __init__(
         self,
         job: Job,
         topology: Topology,
+        pairs: Pairs,
         codings: Sequence[Coding],
-        compute_s: float,
         spreads: Sequence[Sequence[int]],
         *,
         are_all: bool,
@@ -67,29 +81,30 @@ class MixSearch:
 
         Args:
             job: Without a placement.
-            topology: Of the three sites.
+            topology: Of the sites.
+            pairs: Of them.
             codings: Codecs for all links.
-            compute_s: That no step is shorter than.
             spreads: Of the busiest rank of each site: all that there are, or one to judge by.
             are_all: Which of the two.
         """
         self._job, self._topology, self._codings = job, topology, codings
-        self._compute_s, self._spreads = compute_s, spreads
-        raw_bytes = gradient_bytes(job)
+        self._spreads, self._trees = spreads, spanning_trees(pairs)
         self._jobs = [dataclasses.replace(job, exchange=each.of(job.exchange)) for each in codings]
-        ways = [Way("", plan, Reduction()) for plan in single_stars()]
-        load = wire_load(self._jobs[0], topology, ways[0].plan, raw_bytes, 1.0)
+        alone = [ReductionPlan(pairs.num_sites, (tree,), "") for tree in self._trees]
+        load = wire_load(self._jobs[0], topology, alone[0], gradient_bytes(job), 1.0)
         are_slow = any(math.isfinite(load.window_of(link)) for link in topology.links)
         self._is_exact = are_all and not are_slow
+        ways = [Way("", plan, Reduction()) for plan in alone]
         self._costs = [[money(each, topology, way) for way in ways] for each in self._jobs]
-        self._paces = [paces_s(each, topology) for each in self._jobs]
+        self._busy = [busy_s(each, topology, self._trees) for each in self._jobs]
 
-    def guesses(self) -> Iterator[tuple[float, int, int]]:
-        """Yield of each codec the mix whose bytes take least: least seconds, mix, which coding."""
-        for coding_index in range(len(self._codings)):
-            floor_n = self._floor_s(coding_index)
-            mix = int(floor_n.argmin())
-            yield float(floor_n[mix]), mix, coding_index
+    def guesses(self) -> Iterator[tuple[float, ReductionPlan, int]]:
+        """Yield of each codec the small mix whose bytes take least: seconds, reduction, which coding."""
+        mixes = small_mixes(len(self._trees))
+        for coding_index, busy in enumerate(self._busy):
+            busy_n = shared_nr(mixes, np.concatenate(busy, axis=1)).max(axis=1)
+            row = int(busy_n.argmin())
+            yield float(busy_n[row]), self._plan(mixes, row), coding_index
 
     def best(self, best: Choice, sizes: Sizes, try_one: Try) -> Choice:
         """Return the best of all mixes, or `best`.
@@ -97,87 +112,175 @@ class MixSearch:
         Of links that start slowly, and where not all spreads are tried, only the most promising are
         looked at.
         """
-        groups = list(self._groups(best, sizes))
-        for group in sorted(groups, key=lambda each: each.least_s.min()):
-            best = self._best_of(best, group, try_one)
+        for group in self._groups(sizes):
+            if self._is_exact:
+                best = self._best_of(best, group, try_one)
+            else:
+                best = self._best_of_few(best, group, try_one)
         return best
 
-    def _floor_s(self, coding_index: int) -> Floats:
-        link_n, gateway_n = self._paces[coding_index]
-        return np.maximum(np.maximum(link_n, gateway_n), self._compute_s)
-
-    def _groups(self, best: Choice, sizes: Sizes) -> Iterator[_Group]:
-        for index, (coding, job) in enumerate(zip(self._codings, self._jobs, strict=True)):
-            floor_n = self._floor_s(index)
-            egress_n = shares_nk() @ np.array([egress for _, egress in self._costs[index]])
-            mixes = np.flatnonzero(self._may_win(best, index, floor_n, egress_n))
-            for sizing in sizes.different(coding, self._sizings(sizes)) if mixes.size else ():
-                exchange = dataclasses.replace(
-                    job.exchange, chunk_bytes=sizing.chunk_bytes, bucket_bytes=sizing.bucket_bytes
-                )
-                sized = dataclasses.replace(job, exchange=exchange)
-                gateway_n = self._paces[index][1][mixes]
-                bounds = MixBounds(sized, self._topology, mixes, gateway_n)
-                least_n = np.maximum(floor_n[mixes], bounds.least_s())
-                yield _Group(index, sizing, bounds, mixes, least_n, egress_n[mixes])
-
-    def _sizings(self, sizes: Sizes) -> list[Sizing]:
-        """Return all sizes of chunks with the job's own buckets: more of these gained nothing."""
+    def _groups(self, sizes: Sizes) -> Iterator[_Group]:
         own = sizes.all[0].bucket_bytes
-        return [each for each in sizes.all if each.bucket_bytes == own]
+        # All sizes of chunks, with the job's own buckets: more of these gained nothing.
+        chosen = [each for each in sizes.all if each.bucket_bytes == own]
+        for index, (coding, job) in enumerate(zip(self._codings, self._jobs, strict=True)):
+            egress_k1 = np.array([[egress] for _, egress in self._costs[index]])
+            for sizing in sizes.different(coding, chosen):
+                sized = dataclasses.replace(job, exchange=sizing.of(job.exchange))
+                bounds = MixBounds(sized, self._topology, self._trees, self._busy[index])
+                yield _Group(index, sizing, bounds, egress_k1)
 
     def _best_of(self, best: Choice, group: _Group, try_one: Try) -> Choice:
         """Return the best mix of a group, or `best`."""
-        index = group.coding_index
-        may_win = self._may_win(best, index, group.least_s, group.egress_usd)
-        rows = np.flatnonzero(may_win)
-        if rows.size and not self._is_exact:
-            judged = group.bounds.least_of_spreads_s(rows, self._spreads)
-            # Those that share out the chunks alike are judged alike: one of them is enough.
-            _, first = np.unique(judged, return_index=True)
-            rows = rows[first[:_FEW]]
-        rows = rows[group.least_s[rows].argsort(kind="stable")]
-        for begin in range(0, len(rows), _BLOCK):
-            block = rows[begin : begin + _BLOCK]
-            block = block[self._may_win(best, index, group.least_s[block], group.egress_usd[block])]
-            if not block.size:
+        begun_s = self._limit_s(best)
+        for factor in _DEEPER:
+            for part in menu(len(self._topology.sites), group.bounds.num_chunks):
+                limit_s = min(factor * begun_s, self._limit_s(best))
+                for mixes, least_n in self._looked(group, part, limit_s):
+                    best = self._best_of_set(best, group, (mixes, least_n), try_one)
+            if self._limit_s(best) <= factor * begun_s:
+                break  # whatever is as short has been looked at
+        return best
+
+    def _looked(self, group: _Group, part: Part, limit_s: float) -> Iterator[tuple[Mixes, Floats]]:
+        """Yield the mixes whose bounds are no more than so many seconds, and these, set by set of trees.
+
+        The most promising first, of sets and of the mixes of each.
+        """
+        bounds = group.bounds
+        most_k = bounds.largest_weights(part.total, limit_s)
+        sets_uj = sets_of(len(self._trees), part.num_trees)
+        sets_uj = sets_uj[(most_k[sets_uj] > 0).all(axis=1)]
+        sets_uj = bounds.sets_that_fit(sets_uj, limit_s)
+        most_ur = bounds.may_be_busy_s(sets_uj, limit_s)
+        mixes = mixes_within(part, sets_uj, bounds.busy_kr, most_ur, most_k)
+        least_n = bounds.least_s(mixes, limit_s)
+        rows = np.flatnonzero(least_n <= limit_s)
+        rows = rows[least_n[rows].argsort(kind="stable")]
+        _, first, which = np.unique(mixes.set_n[rows], return_index=True, return_inverse=True)
+        by_set = np.split(rows[which.argsort(kind="stable")], np.bincount(which).cumsum()[:-1])
+        for place in first.argsort(kind="stable").tolist():
+            yield mixes.of(by_set[place]), least_n[by_set[place]]
+
+    def _best_of_set(
+        self, best: Choice, group: _Group, bounded: tuple[Mixes, Floats], try_one: Try
+    ) -> Choice:
+        """Return the best of these mixes, or `best`."""
+        mixes, least_n = bounded
+        for begin in range(0, len(least_n), _BLOCK):
+            rows = slice(begin, begin + _BLOCK)
+            block, block_n = mixes.of(rows), least_n[rows]
+            is_left = self._may_win(best, group, block, block_n)
+            if not is_left.any():
                 continue
-            least_n = group.least_s[block]
-            if self._is_exact:
-                of_spreads_n = group.bounds.least_of_spreads_s(block, self._spreads)
-                least_n = np.maximum(least_n, of_spreads_n)
-            best = self._best_of_block(best, group, block, least_n, try_one)
+            block = block.of(is_left)
+            there = group.bounds.there_s(block)
+            is_left = group.bounds.fits(there, self._limit_s(best))
+            if not is_left.any():
+                continue
+            block, there = block.of(is_left), there[is_left]
+            block_n = group.bounds.of_spreads_s(there, self._spreads)
+            best = self._best_of_block(best, group, (block, block_n), try_one)
         return best
 
     def _best_of_block(
-        self, best: Choice, group: _Group, block: Counts, least_n: Floats, try_one: Try
+        self, best: Choice, group: _Group, bounded: tuple[Mixes, Floats], try_one: Try
     ) -> Choice:
-        """Return the best of these mixes, or `best`."""
-        index = group.coding_index
-        is_left = np.ones(len(block), dtype=np.bool_)
+        """Return the best of these mixes, one by one, or `best`."""
+        mixes, least_n = bounded
+        is_left = np.ones(len(least_n), dtype=np.bool_)
         while True:
-            wins = self._may_win(best, index, least_n, group.egress_usd[block]) & is_left
+            wins = self._may_win(best, group, mixes, least_n) & is_left
             if not wins.any():
                 return best
-            place = int(np.where(wins, least_n, math.inf).argmin())
-            mix = int(group.mixes[block[place]])
-            found = try_one(best, float(least_n[place]), mix, index, group.sizing)
+            row = int(np.where(wins, least_n, math.inf).argmin())
+            plan = self._plan(mixes, row)
+            found = try_one(best, float(least_n[row]), plan, group.coding_index, group.sizing)
             best = better(best, found) or best
-            is_left[place] = False
+            is_left[row] = False
+
+    def _best_of_few(self, best: Choice, group: _Group, try_one: Try) -> Choice:
+        """Return the best of the few mixes of a group with the least bounds, or `best`."""
+        bounds, few = group.bounds, _Few()
+        begun = small_mixes(len(self._trees))
+        for row in bounds.least_s(begun, math.inf).argsort(kind="stable")[:_FEW].tolist():
+            few.take(
+                begun.of(slice(row, row + 1)), self._judged(bounds, begun.of(slice(row, row + 1)))
+            )
+        for part in menu(len(self._topology.sites), bounds.num_chunks):
+            limit_s = min(self._limit_s(best), few.limit_s)
+            for mixes, least_n in self._looked(group, part, limit_s):
+                for begin in range(0, len(least_n), _BLOCK):
+                    rows = slice(begin, begin + _BLOCK)
+                    block = mixes.of(rows).of(least_n[rows] < few.limit_s)
+                    if len(block.set_n):
+                        few.take(block, self._judged(bounds, block))
+        for least_s, mixes in few.all:
+            plan = self._plan(mixes, 0)
+            found = try_one(best, least_s, plan, group.coding_index, group.sizing)
+            best = better(best, found) or best
+        return best
+
+    def _judged(self, bounds: MixBounds, mixes: Mixes) -> Floats:
+        return bounds.of_spreads_s(bounds.there_s(mixes), self._spreads)
+
+    def _plan(self, mixes: Mixes, row: int) -> ReductionPlan:
+        trees = tuple(self._trees[each] for each in mixes.trees_nj[row].tolist())
+        return mix_plan(trees, tuple(mixes.weights_nj[row].tolist()))
+
+    def _limit_s(self, best: Choice) -> float:
+        """Return the longest step with which a mix may be better."""
+        if (self._job.plan or PlanWishes()).objective != "cost":
+            return best.step_s * (1 + _SAME)
+        per_s, _ = self._costs[0][0]
+        least_usd = min(egress for costs in self._costs for _, egress in costs)
+        # Where time costs nothing, no mix costs less than its cheapest tree by itself.
+        longest_s = (best.usd_per_step - least_usd) / per_s if per_s else best.step_s
+        return longest_s * (1 + _SAME)
 
     def _may_win(
-        self, best: Choice, coding_index: int, least_n: Floats, egress_n: Floats
+        self, best: Choice, group: _Group, mixes: Mixes, least_n: Floats
     ) -> NDArray[np.bool_]:
         """Return which mixes may be better than the best, by these seconds; its rank's entries, by arrays."""
+        coding_index = group.coding_index
         mine = (len(self._topology.sites), self._codings[coding_index].loss, coding_index)
         objectives = best.rank[: -len(_REST)]
         wins = np.full(len(least_n), mine < best.rank[len(objectives) :][: len(mine)])
         per_s, _ = self._costs[coding_index][0]
-        keys = [least_n] if len(objectives) == 1 else [per_s * least_n + egress_n, least_n]
+        keys = [least_n]
+        if len(objectives) > 1:
+            egress_n = shared_nr(mixes, group.egress_k1)[:, 0]
+            keys = [per_s * least_n + egress_n, least_n]
         for key_n, value in reversed([*zip(keys, objectives, strict=True)]):
             is_same = np.abs(key_n - value) <= _SAME * value
             wins = np.where(is_same, wins, key_n < value)
         return wins
+
+
+class _Few:
+    """The mixes with the least bounds; of those that are equal, one."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.all: list[tuple[float, Mixes]] = []
+        """The least first."""
+
+    @property
+    def limit_s(self) -> float:
+        """What others have to be below."""
+        return self.all[-1][0] if len(self.all) == _FEW else math.inf
+
+    def take(self, mixes: Mixes, least_n: Floats) -> None:
+        """Keep what is among the least."""
+        # Those that share out the chunks alike are judged alike: one of them is enough.
+        judged, first = np.unique(least_n, return_index=True)
+        known = {least_s for least_s, _ in self.all}
+        found = [
+            (least_s, mixes.of(slice(row, row + 1)))
+            for least_s, row in zip(judged[:_FEW].tolist(), first[:_FEW].tolist(), strict=True)
+            if least_s not in known
+        ]
+        self.all = sorted([*self.all, *found], key=lambda each: each[0])[:_FEW]
 
 
 _REST = ("sites", "loss", "coding", "reduction", "sizes")

@@ -25,7 +25,7 @@ from topology.planner.choice import Choice, Rank, better, by_rank, rank_of
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.shares import balanced, busiest
 from topology.planner.site_set import EXACT_SITES, SiteSet
-from topology.planner.star_mixes import NUM_SITES
+from topology.planner.tree_mixes import MIXED_SITES
 from topology.planner.ways import ways
 from topology.timing.releases import gradient_bytes
 from topology.world import Topology
@@ -153,7 +153,7 @@ class Search:
             self.job,
             topology,
             with_packings=with_packings,
-            with_programs=len(names) != NUM_SITES,
+            with_programs=len(names) not in MIXED_SITES,
         )
         return SiteSet(self._with_micro_batch(topology), self.codecs, topology, begin, found)
 

@@ -17,11 +17,12 @@ from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.mix_search import MixSearch
 from topology.planner.shares import Split, busiest, every_split, improved
 from topology.planner.sizings import Sizes, crossing_bound_s, sizings
-from topology.planner.star_mixes import NUM_SITES, mix_plan
+from topology.planner.tree_mixes import MIXED_SITES
 from topology.planner.ways import Way, named
 from topology.timing.releases import releases
 from topology.timing.step_time import StepModel
 from topology.trees.pairs import pairs_of
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 EXACT_SITES = 4
@@ -65,6 +66,8 @@ class SiteSet:
             for count, site in zip(busiest(begin, self._ranks), topology.sites, strict=True)
         )
         self._mixed = self._mixes()
+        self._mixes_looked_at: list[ReductionPlan] = []
+        """They come after all other reductions."""
 
     def quick(self, *, is_split: bool) -> Choice | None:
         """Return a good choice: the reductions with the least bounds, in one size.
@@ -73,7 +76,10 @@ class SiteSet:
             is_split: The batch is spread for the step's sake, not only for the slowest site's.
         """
         guesses = [] if self._mixed is None else self._mixed.guesses()
-        mixed = [(least_s, len(self._ways) + mix, place) for least_s, mix, place in guesses]
+        mixed = [
+            (max(self._compute_s, least_s), self._index_of(plan), place)
+            for least_s, plan, place in guesses
+        ]
         bounded = sorted([*self._bounded(), *mixed])[:_QUICK_WAYS]
         return self._best(None, bounded, self._sizes.all[:1], is_split=is_split)
 
@@ -99,11 +105,15 @@ class SiteSet:
         return self._mixed.best(best, self._sizes, self._mix)
 
     def _mix(
-        self, best: Choice | None, least_s: float, mix: int, place: int, sizing: Sizing
+        self, best: Choice | None, least_s: float, plan: ReductionPlan, place: int, sizing: Sizing
     ) -> Choice | None:
-        """Return the best spread of the batch with one of the weighted stars of three sites."""
-        bounded = (least_s, len(self._ways) + mix, place)
-        return self._choice(bounded, sizing, best, is_split=True)
+        """Return the best spread of the batch with one of the weighted sets of trees."""
+        return self._choice((least_s, self._index_of(plan), place), sizing, best, is_split=True)
+
+    def _index_of(self, plan: ReductionPlan) -> int:
+        """Return the number of a mix that is looked at."""
+        self._mixes_looked_at.append(plan)
+        return len(self._ways) + len(self._mixes_looked_at) - 1
 
     def recoded(self, choice: Choice) -> Choice:
         """Return what is better than a choice of these sites with codecs of single links, or the choice."""
@@ -133,18 +143,18 @@ class SiteSet:
         return best
 
     def _way_and_coding(self, way_index: int, coding_index: int) -> tuple[Way, Coding]:
-        """Return a reduction and its codecs; mixes come after all other reductions."""
+        """Return a reduction and its codecs."""
         if way_index < len(self._ways):
             return self._ways[way_index], self._codings[way_index][coding_index]
-        plan = mix_plan(way_index - len(self._ways))
+        plan = self._mixes_looked_at[way_index - len(self._ways)]
         way = Way(plan.why, plan, named(plan, self._pairs.names))
         return way, one_for_all(self._codecs, self._job.exchange)[coding_index]
 
     def _mixes(self) -> MixSearch | None:
-        """Return what looks for weights of three sites; None for other numbers, and where links are missing."""
-        sites = range(len(self._ranks))
-        is_whole = not any(self._pairs.missing(site) for site in sites)
-        if len(sites) != NUM_SITES or not is_whole or self._job.reduction != Reduction():
+        """Return what looks for weighted trees; None where there are too many sites, or too few links."""
+        num_sites = len(self._ranks)
+        has_mixes = num_sites in MIXED_SITES and len(self._pairs.bytes_per_s) >= num_sites
+        if not has_mixes or self._job.reduction != Reduction():
             return None
         batch, begun = self._job.trainer.global_batch, busiest(self._begin, self._ranks)
         every = every_split(self._ranks, batch)
@@ -152,8 +162,8 @@ class SiteSet:
         return MixSearch(
             self._job,
             self._topology,
+            self._pairs,
             one_for_all(self._codecs, self._job.exchange),
-            self._compute_s,
             spreads,
             are_all=every is not None,
         )

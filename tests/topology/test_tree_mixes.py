@@ -1,0 +1,165 @@
+"""The menu of weighted trees of three and four sites: what its arrays say is what its plans do; bounds are bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world
+from topology.codec_costs import usual_ratio
+from topology.job import Job
+from topology.planner.mix_bounds import MixBounds, busy_s, shared_nr
+from topology.planner.search import Search
+from topology.planner.shares import busiest, every_split
+from topology.planner.tree_mixes import (
+    Mixes,
+    Part,
+    chunks_nj,
+    menu,
+    mix_plan,
+    mixes_within,
+    sets_of,
+    spanning_trees,
+)
+from topology.timing.step_time import StepModel
+from topology.traffic.tree_times import chunks_of_trees
+from topology.trees.pairs import pairs_of
+from topology.trees.trees import ReductionPlan, Tree
+from topology.world import Topology
+
+
+def random_mixes(chance: random.Random, part: Part, num_all: int, count: int) -> Mixes:
+    sets_uj = sets_of(num_all, part.num_trees)
+    cuts = [sorted(chance.sample(range(1, part.total), part.num_trees - 1)) for _ in range(count)]
+    weights = [
+        [last - first for first, last in itertools.pairwise([0, *each, part.total])]
+        for each in cuts
+    ]
+    chosen = np.array([chance.randrange(len(sets_uj)) for _ in range(count)])
+    return Mixes(part.total, sets_uj, chosen, np.array(weights))
+
+
+def plan_of(trees: tuple[Tree, ...], mixes: Mixes, row: int) -> ReductionPlan:
+    chosen = tuple(trees[each] for each in mixes.trees_nj[row].tolist())
+    return mix_plan(chosen, tuple(mixes.weights_nj[row].tolist()))
+
+
+@pytest.mark.parametrize(("num_sites", "num_trees"), [(3, 3), (4, 16)])
+def test_all_trees_are_there_once(num_sites: int, num_trees: int) -> None:
+    trees = spanning_trees(pairs_of(a_random_world(random.Random(0), num_sites)))
+    edges = {frozenset(map(frozenset, tree.parent.items())) for tree in trees}
+    assert len(edges) == len(trees) == num_trees
+
+
+def test_chunks_are_those_of_the_plans() -> None:
+    chance = random.Random(1)
+    trees = spanning_trees(pairs_of(a_random_world(chance, 4)))
+    for part in (Part(8, 4), Part(48, 3), Part(96, 2)):
+        mixes = random_mixes(chance, part, len(trees), 30)
+        for num_chunks in (1, 7, 40, 1000):
+            carried = chunks_nj(mixes.weights_nj, num_chunks).tolist()
+            for row in range(30):
+                counts = chunks_of_trees(plan_of(trees, mixes, row), num_chunks)
+                expected = [counts[place] for place in range(part.num_trees)]
+                assert carried[row] == expected, mixes.weights_nj[row]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_fits_is_all_that_fits(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    part = Part(7, 3)
+    time_kr = generator.uniform(0.1, 1.0, (6, 4)) * (generator.random((6, 4)) < 0.6)
+    sets_uj, most_k = sets_of(6, 3), generator.integers(1, 7, 6) * (generator.random(6) < 0.9)
+    most_ur = generator.uniform(0.3, 0.9, (len(sets_uj), 4))
+    found = mixes_within(
+        part,
+        sets_uj[most_k[sets_uj].min(axis=1) > 0],
+        time_kr,
+        most_ur[most_k[sets_uj].min(axis=1) > 0],
+        most_k,
+    )
+    got = {
+        tuple(sorted(zip(trees, weights, strict=True)))
+        for trees, weights in zip(found.trees_nj.tolist(), found.weights_nj.tolist(), strict=True)
+    }
+    assert len(got) == len(found.set_n)
+    expected = set()
+    for trees, most_r in zip(sets_uj.tolist(), most_ur, strict=True):
+        for weights in itertools.product(range(1, 7), repeat=3):
+            if sum(weights) != 7 or any(most_k[trees] < weights):
+                continue
+            if (np.array(weights) @ time_kr[trees] <= most_r * 7).all():
+                expected.add(tuple(zip(trees, weights, strict=True)))
+    assert got == expected, f"{seed=}"
+    assert expected
+
+
+def a_case(seed: int) -> tuple[Job, Topology]:
+    chance = random.Random(seed)
+    made = chance.choice((a_job, a_job_of_one_size))
+    job = made(8)
+    exchange = dataclasses.replace(job.exchange, codec=chance.choice(("fp32", "int8")))
+    topology = a_random_world(
+        chance, chance.choice((3, 4)), rates=chance.choice(((4.5, 7.0), (7.0, 10.0)))
+    )
+    emulator = chance.choice(("relay", "netns"))
+    return dataclasses.replace(job, exchange=exchange), dataclasses.replace(
+        topology, emulator=emulator
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_step_is_shorter_than_its_bounds(seed: int) -> None:
+    chance = random.Random(seed)
+    job, topology = a_case(seed)
+    trees = spanning_trees(pairs_of(topology))
+    bounds = MixBounds(job, topology, trees, busy_s(job, topology, trees))
+    ranks = [site.num_ranks for site in topology.sites]
+    splits = every_split(ranks, job.trainer.global_batch)
+    assert splits is not None
+    spreads = [busiest(split, ranks) for split in splits]
+    ratio = usual_ratio(job.exchange.codec)
+    for part in menu(len(ranks), bounds.num_chunks):
+        mixes = random_mixes(chance, part, len(trees), 12)
+        least_n = bounds.least_s(mixes, math.inf)
+        for row in range(12):
+            one = mixes.of(slice(row, row + 1))
+            step_s = min(
+                StepModel(job, topology, plan_of(trees, mixes, row), ratio).steps_s(spreads)
+            )
+            told = f"{seed=} {part} {mixes.trees_nj[row]} {mixes.weights_nj[row]}"
+            there = bounds.there_s(one)
+            [of_spreads_s] = bounds.of_spreads_s(there, spreads)
+            assert max(least_n[row], of_spreads_s) <= step_s, told
+            assert bounds.least_s(one, step_s) < math.inf, told
+            assert bounds.fits(there, step_s).all(), told
+            assert (
+                mixes.weights_nj[row]
+                <= bounds.largest_weights(part.total, step_s)[mixes.trees_nj[row]]
+            ).all(), told
+            assert len(bounds.sets_that_fit(mixes.trees_nj[row : row + 1], step_s)), told
+            most_r = bounds.may_be_busy_s(mixes.trees_nj[row : row + 1], step_s)
+            assert (shared_nr(one, bounds.busy_kr) <= most_r * (1 + 1e-9)).all(), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "num_sites"), [(0, 3), (1, 3), (2, 4), (3, 4)])
+def test_no_mix_is_better_than_the_planners_choice(seed: int, num_sites: int) -> None:
+    chance = random.Random(seed)
+    topology = a_random_world(chance, num_sites, rates=(4.5, 7.0))
+    job = a_job_of_one_size(6, sites="all")
+    choice = Search(job, topology).best()
+    assert choice is not None
+    trees, ranks = spanning_trees(pairs_of(topology)), [1] * num_sites
+    splits = every_split(ranks, 6)
+    assert splits is not None
+    for part in menu(num_sites, 8):
+        mixes = random_mixes(chance, part, len(trees), 60)
+        for row in range(60):
+            step_s = min(StepModel(job, topology, plan_of(trees, mixes, row)).steps_s(splits))
+            assert choice.step_s <= step_s * (1 + 1e-9), f"{seed=} {mixes.weights_nj[row]}"
