@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
 
 from orchestrator.emulator.namespaces import netns_problem
 
@@ -12,21 +13,31 @@ from orchestrator.emulator.namespaces import netns_problem
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
 MEASURED_SEEDS = 3
+RUNS = "tests/multiprocess/"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say of tests what follows from where they are, and of what they are given.
+class RunsInOnePlace(LoadScopeScheduling):  # type: ignore[misc] # without types
+    """Gives whole runs to one worker: two at a time would only wait for each other's processors.
 
-    Whole runs go to one worker: two at a time would only wait for each other's processors.
+    A scheduler and not xdist's groups, for these have no effect with pytest 9.2: xdist 3.8 writes
+    them into an attribute that is not read any more.
     """
-    for item in items:
-        if "multiprocess" in item.path.parts:
-            item.add_marker(pytest.mark.xdist_group("runs"))
-        if _runs_lines_of_others(item):
-            item.add_marker(pytest.mark.no_cover)
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return what goes to one worker together; every other test goes by itself."""
+        return RUNS if nodeid.startswith(RUNS) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> RunsInOnePlace:
+    """Have xdist hand out tests like that."""
+    return RunsInOnePlace(config, log)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Say of a test what follows from where it is, and of what it is given."""
+    if _runs_lines_of_others(item):
+        item.add_marker(pytest.mark.no_cover)
 
 
 def _runs_lines_of_others(item: pytest.Item) -> bool:
