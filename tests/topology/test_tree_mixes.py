@@ -19,13 +19,14 @@ from topology.planner.shares import busiest, every_split
 from topology.planner.tree_mixes import (
     Mixes,
     Part,
-    chunks_nj,
+    chunks_pnj,
     menu,
     mix_plan,
     mixes_within,
     sets_of,
     spanning_trees,
 )
+from topology.timing.releases import releases
 from topology.timing.step_time import StepModel
 from topology.traffic.tree_times import chunks_of_trees
 from topology.trees.pairs import pairs_of
@@ -61,12 +62,12 @@ def test_chunks_are_those_of_the_plans() -> None:
     trees = spanning_trees(pairs_of(a_random_world(chance, 4)))
     for part in (Part(8, 4), Part(48, 3), Part(96, 2)):
         mixes = random_mixes(chance, part, len(trees), 30)
-        for num_chunks in (1, 7, 40, 1000):
-            carried = chunks_nj(mixes.weights_nj, num_chunks).tolist()
+        sizes = (1, 7, 40, 1000)
+        for num_chunks, carried in zip(sizes, chunks_pnj(mixes.weights_nj, sizes), strict=True):
             for row in range(30):
                 counts = chunks_of_trees(plan_of(trees, mixes, row), num_chunks)
                 expected = [counts[place] for place in range(part.num_trees)]
-                assert carried[row] == expected, mixes.weights_nj[row]
+                assert carried[row].tolist() == expected, mixes.weights_nj[row]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -124,7 +125,7 @@ def test_no_step_is_shorter_than_its_bounds(seed: int) -> None:
     assert splits is not None
     spreads = [busiest(split, ranks) for split in splits]
     ratio = usual_ratio(job.exchange.codec)
-    for part in menu(len(ranks), bounds.num_chunks):
+    for part in menu(len(ranks), bounds.num_chunks, len(releases(job))):
         mixes = random_mixes(chance, part, len(trees), 12)
         least_n = bounds.least_s(mixes, math.inf)
         for row in range(12):
@@ -133,11 +134,11 @@ def test_no_step_is_shorter_than_its_bounds(seed: int) -> None:
                 StepModel(job, topology, plan_of(trees, mixes, row), ratio).steps_s(spreads)
             )
             told = f"{seed=} {part} {mixes.trees_nj[row]} {mixes.weights_nj[row]}"
-            there = bounds.there_s(one)
-            [of_spreads_s] = bounds.of_spreads_s(there, spreads)
+            crossed = bounds.crossed(one)
+            [of_spreads_s] = bounds.of_spreads_s(crossed, spreads)
             assert max(least_n[row], of_spreads_s) <= step_s, told
             assert bounds.least_s(one, step_s) < math.inf, told
-            assert bounds.fits(there, step_s).all(), told
+            assert bounds.fits(crossed, step_s).all(), told
             assert (
                 mixes.weights_nj[row]
                 <= bounds.largest_weights(part.total, step_s)[mixes.trees_nj[row]]
@@ -158,7 +159,7 @@ def test_no_mix_is_better_than_the_planners_choice(seed: int, num_sites: int) ->
     trees, ranks = spanning_trees(pairs_of(topology)), [1] * num_sites
     splits = every_split(ranks, 6)
     assert splits is not None
-    for part in menu(num_sites, 8):
+    for part in menu(num_sites, 8, 1):
         mixes = random_mixes(chance, part, len(trees), 60)
         for row in range(60):
             step_s = min(StepModel(job, topology, plan_of(trees, mixes, row)).steps_s(splits))

@@ -20,6 +20,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,10 +28,10 @@ import numpy as np
 from topology.codec_costs import usual_ratio
 from topology.cost.compute import sequence_s
 from topology.job import Job
-from topology.planner.tree_mixes import Mixes, chunks_nj
+from topology.planner.tree_mixes import Mixes, chunks_pnj
 from topology.timing.cycle_mean import largest_cycle_means
 from topology.timing.gateway_times import gateways_s_per_byte
-from topology.timing.releases import gradient_bytes, knots, releases, within_s
+from topology.timing.releases import between, gradient_bytes, knots, releases, within_s
 from topology.traffic.tree_begins import Crossing
 from topology.traffic.tree_flow import flow_s
 from topology.traffic.tree_load import Load
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 
 _EXACT, _MORE = 1 - 1e-12, 1 + 1e-12
 """What sums in another order may differ by."""
+_RELEASES = 64
+"""Up to so many are looked at one by one."""
+_GRID = 129
+"""Times of gateways that are looked at."""
 _COUNTS = 16
 """Numbers of chunks for which each tree is looked at by itself, at most; others count as the next smaller one."""
 
@@ -82,6 +87,25 @@ def shared_nr(mixes: Mixes, each_kr: Floats) -> Floats:
     return found / mixes.total
 
 
+@dataclass(frozen=True, slots=True)
+class Crossed:
+    """How long exchanges of mixes take."""
+
+    there_npst: Floats
+    """Of all that has not left before a knot, on trees; -inf where nobody waits."""
+    gateway_n: Floats
+    """That no exchange of all is shorter than."""
+
+    def of(self, rows: NDArray[np.bool_]) -> Crossed:
+        """Return those of some of the mixes."""
+        return Crossed(self.there_npst[rows], self.gateway_n[rows])
+
+    def at_least(self, there_npst: Floats, left_p: Floats) -> Floats:
+        """Return crossings of such parts of the bytes that are no shorter than gateways take for them."""
+        least_np11 = (self.gateway_n[:, None] * left_p)[..., None, None]
+        return np.where(np.isinf(there_npst), -math.inf, np.maximum(there_npst, least_np11))
+
+
 class MixBounds:
     """Bounds for one codec, and one size of chunks and of buckets."""
 
@@ -109,7 +133,7 @@ class MixBounds:
         left_bytes = np.array([each.left_bytes for each in self._releases], dtype=np.float64)
         self._knots = knots(left_bytes)
         self._within_s = within_s(topology, self._releases)
-        self._left_p = left_bytes[self._knots] / left_bytes[0]
+        self._left_bytes = left_bytes
         every = ReductionPlan(len(topology.sites), tuple(trees), "")
         sizes = [self._releases[index].left_bytes for index in self._knots]
         loads = wire_loads(job, topology, every, sizes, usual_ratio(job.exchange.codec))
@@ -239,10 +263,27 @@ class MixBounds:
         loose_ur = uses_ur * (1 + self._abreast_r) * chunk_ur
         known_ur = np.maximum(free_ur, 0.0) + loose_ur
         most_ur = np.where(lower_ur >= 0, np.minimum(most_ur, known_ur), most_ur)
-        # No exchange is faster than gateways are, and all sites but one wait for theirs.
-        gateway_s = at_most_s - np.sort(least_s)[-2]
-        of_gateways = np.full((len(sets_uj), self._gateway_ks.shape[1]), max(gateway_s, 0.0))
+        gateway_s = self._gateways_may_be_busy_s(at_most_s)
+        of_gateways = np.full((len(sets_uj), self._gateway_ks.shape[1]), gateway_s)
         return np.concatenate([most_ur, of_gateways], axis=1)
+
+    def _gateways_may_be_busy_s(self, at_most_s: float) -> float:
+        """Return how long gateways may be busy: no exchange is faster than they are.
+
+        All sites wait for each other's bytes so long, and all but a common root for their own.
+        """
+        if math.isinf(at_most_s):
+            return math.inf
+        busy_g = np.linspace(0.0, at_most_s, _GRID)
+        num_sites = len(self._ranks)
+        late_gst = busy_g[:, None, None] + self._added_sr[:, :1] + self._within_s[:, -1]
+        late_rgst = np.repeat(late_gst[None], num_sites, axis=0)
+        for root in range(num_sites):
+            late_rgst[root, :, root, root] = -math.inf
+        fits = self._fits(late_rgst.reshape(-1, num_sites, num_sites), at_most_s)
+        fits_g = fits.reshape(num_sites, -1).any(axis=0)
+        # What lies between the last that fits and the next is not known.
+        return float(busy_g[min(fits_g.sum(), _GRID - 1)])
 
     def _lowers(self, sets_uj: Counts) -> Counts:
         """Return the site at each link's lower end, of sets whose trees agree; else -1; shape (U, R)."""
@@ -303,45 +344,49 @@ class MixBounds:
         found: Floats = least_n * _EXACT
         return found
 
-    def there_s(self, mixes: Mixes) -> Floats:
-        """Return how long all that has not left before a knot takes, of mixes of one set; shape (N, P, S, T).
-
-        -inf where nobody waits.
-        """
+    def crossed(self, mixes: Mixes) -> Crossed:
+        """Return how long exchanges of mixes of one set take."""
         trees = mixes.sets_uj[mixes.set_n[0]].tolist()
         plan = ReductionPlan(len(self._ranks), tuple(self._trees[each] for each in trees), "")
-        loads, counts = [], []
-        for load in self._warm:
-            counts_nj = chunks_nj(mixes.weights_nj, load.num_chunks).tolist()
-            loads += [_of_trees(load, trees)] * len(counts_nj)
-            counts += counts_nj
-        there = flow_s(Crossing(plan, self._topology, loads, counts))
-        there_npst = there.reshape(len(self._warm), -1, *there.shape[1:]).swapaxes(0, 1)
+        num_chunks = [load.num_chunks for load in self._warm]
+        counts_pnj = chunks_pnj(mixes.weights_nj, num_chunks)
+        place_pn1 = np.indices(counts_pnj.shape[:2])[0][..., None]
+        # Of few chunks, many mixes give trees as many.
+        cases = np.concatenate([place_pn1, counts_pnj], axis=2).reshape(-1, len(trees) + 1)
+        cases, which = np.unique(cases, axis=0, return_inverse=True)
+        loads = [_of_trees(self._warm[place], trees) for place in cases[:, 0].tolist()]
+        there = flow_s(Crossing(plan, self._topology, loads, cases[:, 1:].tolist()))
+        there_npst = there[which.reshape(counts_pnj.shape[:2]).T]
         gateway_n = shared_nr(mixes, self._gateway_ks).max(axis=1) * _EXACT
-        least_np = gateway_n[:, None] * self._left_p
-        at_least = np.maximum(there_npst, least_np[..., None, None])
-        found: Floats = np.where(np.isinf(there_npst), there_npst, at_least)
-        return found
+        return Crossed(there_npst, gateway_n)
 
-    def fits(self, there_npst: Floats, at_most_s: float) -> NDArray[np.bool_]:
-        """Return which of these may take no longer; crossings as `there_s` says."""
-        return self._fits(self._late_s(there_npst), at_most_s)
+    def fits(self, crossed: Crossed, at_most_s: float) -> NDArray[np.bool_]:
+        """Return which of these mixes may take no longer, however the batch is spread."""
+        left_p = self._left_bytes[self._knots] / self._left_bytes[0]
+        return self._fits(self._late_s(crossed.at_least(crossed.there_npst, left_p)), at_most_s)
 
-    def of_spreads_s(self, there_npst: Floats, spreads: Sequence[Sequence[int]]) -> Floats:
-        """Return the same for the best of some spreads; shape (N,).
+    def of_spreads_s(
+        self, crossed: Crossed, spreads: Sequence[Sequence[int]], *, of_all: bool = True
+    ) -> Floats:
+        """Return what no step is shorter than, for the best of some spreads; shape (N,).
 
         Args:
-            there_npst: As `there_s` says.
+            crossed: Of the mixes.
             spreads: Of the busiest rank of each site.
+            of_all: Releases are looked at, as far as there are not too many; else knots alone.
         """
+        there_npst, chosen = crossed.there_npst, self._knots
+        num_mixes, _, num_sites, _ = there_npst.shape
+        if of_all and len(self._releases) <= _RELEASES:
+            there_npst, chosen = self._of_all_releases(there_npst), [*range(len(self._releases))]
+        there_npst = crossed.at_least(there_npst, self._left_bytes[chosen] / self._left_bytes[0])
         counts_bs = np.array(spreads)
         compute_bs = counts_bs * self._sequence_s
         last_bs = ((counts_bs - 1) % self._micro_batch + 1) * self._sequence_s
-        num_mixes, num_sites = len(there_npst), len(self._ranks)
         weights = np.full((num_mixes, *compute_bs.shape, num_sites), -np.inf)
         sites = range(num_sites)
         weights[..., sites, sites] = compute_bs
-        for place, index in enumerate(self._knots):
+        for place, index in enumerate(chosen):
             left_bs = compute_bs - self._releases[index].share_after * last_bs
             left_bs = left_bs + self._within_s[:, index]
             there = left_bs[..., None] + there_npst[:, place, None]
@@ -349,6 +394,13 @@ class MixBounds:
         means = largest_cycle_means(weights.reshape(-1, num_sites, num_sites))
         found: Floats = means.reshape(num_mixes, -1).min(axis=1) * _EXACT
         return found
+
+    def _of_all_releases(self, there_npst: Floats) -> Floats:
+        """Return crossings of all releases from those of the knots."""
+        num_mixes, num_knots, num_sites, _ = there_npst.shape
+        known = there_npst.swapaxes(0, 1).reshape(num_knots, -1, num_sites)
+        found = between(known, self._left_bytes[self._knots], self._left_bytes)
+        return found.reshape(-1, num_mixes, num_sites, num_sites).swapaxes(0, 1)
 
 
 def _matchings(sites: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -27,7 +27,7 @@ from topology.planner.tree_mixes import (
     spanning_trees,
 )
 from topology.planner.ways import Way
-from topology.timing.releases import gradient_bytes
+from topology.timing.releases import gradient_bytes, releases
 from topology.traffic.wire_load import wire_load
 from topology.trees.pairs import Pairs
 from topology.trees.trees import ReductionPlan
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Counts = NDArray[np.int64]
 
-_FEW = 3
+_FEW = 9
 """Mixes of a codec and sizes that are looked at where bounds say little of a step."""
+_FEW_OF_SET = 3
+"""Of them with the same trees, whose bounds are hardly ever right for one and wrong for another."""
 _BLOCK = 256
 """Mixes whose bounds for all spreads are worked out together."""
-_DEEPER = (0.8, 0.9, 1.0)
+_DEEPER = (0.9, 1.0)
 """Parts of the best step known: first those mixes are looked for that may be so much shorter, for what is found makes
 the rest fewer."""
 _SAME = 10.0 ** (1 - DIGITS) / 2
@@ -60,6 +62,7 @@ class _Group:
     coding_index: int
     sizing: Sizing
     bounds: MixBounds
+    menu: Sequence[Part]
     egress_k1: Floats
     """US dollars a step, if one tree carries all."""
 
@@ -128,13 +131,14 @@ class MixSearch:
             for sizing in sizes.different(coding, chosen):
                 sized = dataclasses.replace(job, exchange=sizing.of(job.exchange))
                 bounds = MixBounds(sized, self._topology, self._trees, self._busy[index])
-                yield _Group(index, sizing, bounds, egress_k1)
+                parts = menu(len(self._topology.sites), bounds.num_chunks, len(releases(sized)))
+                yield _Group(index, sizing, bounds, parts, egress_k1)
 
     def _best_of(self, best: Choice, group: _Group, try_one: Try) -> Choice:
         """Return the best mix of a group, or `best`."""
         begun_s = self._limit_s(best)
         for factor in _DEEPER:
-            for part in menu(len(self._topology.sites), group.bounds.num_chunks):
+            for part in group.menu:
                 limit_s = min(factor * begun_s, self._limit_s(best))
                 for mixes, least_n in self._looked(group, part, limit_s):
                     best = self._best_of_set(best, group, (mixes, least_n), try_one)
@@ -174,12 +178,17 @@ class MixSearch:
             if not is_left.any():
                 continue
             block = block.of(is_left)
-            there = group.bounds.there_s(block)
-            is_left = group.bounds.fits(there, self._limit_s(best))
+            crossed = group.bounds.crossed(block)
+            is_left = group.bounds.fits(crossed, self._limit_s(best))
             if not is_left.any():
                 continue
-            block, there = block.of(is_left), there[is_left]
-            block_n = group.bounds.of_spreads_s(there, self._spreads)
+            block, crossed = block.of(is_left), crossed.of(is_left)
+            block_n = group.bounds.of_spreads_s(crossed, self._spreads, of_all=False)
+            is_left = self._may_win(best, group, block, block_n)
+            if not is_left.any():
+                continue
+            block, crossed = block.of(is_left), crossed.of(is_left)
+            block_n = group.bounds.of_spreads_s(crossed, self._spreads)
             best = self._best_of_block(best, group, (block, block_n), try_one)
         return best
 
@@ -207,7 +216,7 @@ class MixSearch:
             few.take(
                 begun.of(slice(row, row + 1)), self._judged(bounds, begun.of(slice(row, row + 1)))
             )
-        for part in menu(len(self._topology.sites), bounds.num_chunks):
+        for part in group.menu:
             limit_s = min(self._limit_s(best), few.limit_s)
             for mixes, least_n in self._looked(group, part, limit_s):
                 for begin in range(0, len(least_n), _BLOCK):
@@ -222,7 +231,7 @@ class MixSearch:
         return best
 
     def _judged(self, bounds: MixBounds, mixes: Mixes) -> Floats:
-        return bounds.of_spreads_s(bounds.there_s(mixes), self._spreads)
+        return bounds.of_spreads_s(bounds.crossed(mixes), self._spreads)
 
     def _plan(self, mixes: Mixes, row: int) -> ReductionPlan:
         trees = tuple(self._trees[each] for each in mixes.trees_nj[row].tolist())
@@ -258,29 +267,34 @@ class MixSearch:
 
 
 class _Few:
-    """The mixes with the least bounds; of those that are equal, one."""
+    """The mixes with the least bounds, and not all of one set of trees."""
 
     def __init__(self) -> None:
         """Begin with none."""
-        self.all: list[tuple[float, Mixes]] = []
-        """The least first."""
+        self._of_sets: dict[tuple[int, ...], dict[float, Mixes]] = {}
+        """By trees, then by bounds: of mixes that share out the chunks alike one is enough."""
+
+    @property
+    def all(self) -> list[tuple[float, Mixes]]:
+        """Return them, the least first."""
+        found = (each for some in self._of_sets.values() for each in some.items())
+        return sorted(found, key=lambda each: each[0])[:_FEW]
 
     @property
     def limit_s(self) -> float:
         """What others have to be below."""
-        return self.all[-1][0] if len(self.all) == _FEW else math.inf
+        known = self.all
+        return known[-1][0] if len(known) == _FEW else math.inf
 
     def take(self, mixes: Mixes, least_n: Floats) -> None:
-        """Keep what is among the least."""
-        # Those that share out the chunks alike are judged alike: one of them is enough.
-        judged, first = np.unique(least_n, return_index=True)
-        known = {least_s for least_s, _ in self.all}
-        found = [
-            (least_s, mixes.of(slice(row, row + 1)))
-            for least_s, row in zip(judged[:_FEW].tolist(), first[:_FEW].tolist(), strict=True)
-            if least_s not in known
-        ]
-        self.all = sorted([*self.all, *found], key=lambda each: each[0])[:_FEW]
+        """Keep the least of these mixes of one set of trees."""
+        some = self._of_sets.setdefault(tuple(sorted(mixes.trees_nj[0].tolist())), {})
+        for row in least_n.argsort(kind="stable").tolist():
+            some.setdefault(float(least_n[row]), mixes.of(slice(row, row + 1)))
+            if len(some) > _FEW_OF_SET + 1:
+                break
+        for least_s in sorted(some)[_FEW_OF_SET:]:
+            del some[least_s]
 
 
 _REST = ("sites", "loss", "coding", "reduction", "sizes")

@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ _FEW_CHUNKS = 12
 """Up to so many, trees are given every number of chunks."""
 _TOTALS = {3: {2: 96, 3: 96}, 4: {2: 96, 3: 48, 4: 16}}
 """Of weights, by the numbers of sites and of trees: as fine as can be looked at in time."""
+_TOTALS_OF_BUCKETS = {3: _TOTALS[3], 4: {2: 96, 3: 32, 4: 12}}
+"""The same where gradients leave bucket by bucket: each has few chunks, and is looked at."""
 MIXED_SITES = tuple(_TOTALS)
 _SMALL = 6
 _MORE = 1 + 1e-9
@@ -48,10 +51,17 @@ class Part:
     num_trees: int
 
 
-def menu(num_sites: int, num_chunks: int) -> list[Part]:
-    """Return the menu for so many chunks, by numbers of trees; what is one tree only is not of it."""
+def menu(num_sites: int, num_chunks: int, num_releases: int) -> list[Part]:
+    """Return the menu for so many chunks, by numbers of trees; what is one tree only is not of it.
+
+    Args:
+        num_sites: Three or four.
+        num_chunks: Of a step.
+        num_releases: That leave one after another.
+    """
+    finest = (_TOTALS if num_releases == 1 else _TOTALS_OF_BUCKETS)[num_sites]
     few = num_chunks if num_chunks <= _FEW_CHUNKS else 0
-    totals = {trees: few or min(each, num_chunks) for trees, each in _TOTALS[num_sites].items()}
+    totals = {trees: few or min(total, num_chunks) for trees, total in finest.items()}
     return [Part(total, trees) for trees, total in totals.items() if trees <= total]
 
 
@@ -186,22 +196,23 @@ def _ranges(first: Counts, last: Counts) -> tuple[Counts, Counts]:
     return which, first[which] + np.arange(len(which)) - begins[which]
 
 
-def chunks_nj(weights_nj: Counts, num_chunks: int) -> Counts:
-    """Return how many of the first chunks each tree of each mix carries; shape (N, J).
+def chunks_pnj(weights_nj: Counts, num_chunks: Sequence[int]) -> Counts:
+    """Return how many of the first chunks each tree of each mix carries, for P numbers of chunks; shape (P, N, J).
 
     By the rule of topology.trees.trees, for all mixes side by side.
     """
     weights_nj = weights_nj // np.gcd.reduce(weights_nj, axis=1)[:, None]
     total_n1 = weights_nj.sum(axis=1, keepdims=True)
-    periods_n1, rest_n1 = np.divmod(num_chunks, total_n1)
-    taken_nj = np.zeros_like(weights_nj)
+    periods_pn, rest_pn = np.divmod(np.array(num_chunks)[:, None], total_n1[:, 0])
+    found = periods_pn[..., None] * weights_nj
+    taken_nj, rows = np.zeros_like(weights_nj), np.arange(len(weights_nj))
     trees = np.arange(weights_nj.shape[1])
-    for turn in range(int(rest_n1.max(initial=0))):
+    for turn in range(1, int(rest_pn.max(initial=0)) + 1):
         may_from = taken_nj * total_n1 // weights_nj
         must_before = -(-(taken_nj + 1) * total_n1 // weights_nj)
         order = (must_before * (total_n1 + 1) + may_from) * len(trees) + trees
-        order[may_from > turn] = np.iinfo(np.int64).max
-        rows = np.flatnonzero(rest_n1[:, 0] > turn)
-        taken_nj[rows, order.argmin(axis=1)[rows]] += 1
-    found: Counts = periods_n1 * weights_nj + taken_nj
+        order[may_from >= turn] = np.iinfo(np.int64).max
+        taken_nj[rows, order.argmin(axis=1)] += 1
+        place, row = np.nonzero(rest_pn == turn)
+        found[place, row] += taken_nj[row]
     return found
