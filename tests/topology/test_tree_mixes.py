@@ -13,7 +13,8 @@ import pytest
 from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world
 from topology.codec_costs import usual_ratio
 from topology.job import Job
-from topology.planner.mix_bounds import MixBounds, busy_s, shared_nr
+from topology.planner.mix_bounds import MixBounds
+from topology.planner.mix_links import busy_s, shared_nr
 from topology.planner.search import Search
 from topology.planner.shares import busiest, every_split
 from topology.planner.tree_mixes import (

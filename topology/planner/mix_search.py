@@ -14,7 +14,8 @@ from topology.job import Job, Reduction
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import DIGITS, Choice, Sizing, better, money
 from topology.planner.codings import Coding
-from topology.planner.mix_bounds import MixBounds, busy_s, shared_nr
+from topology.planner.mix_bounds import MixBounds
+from topology.planner.mix_links import busy_s, shared_nr
 from topology.planner.sizings import Sizes
 from topology.planner.tree_mixes import (
     Mixes,
@@ -130,7 +131,8 @@ class MixSearch:
             egress_k1 = np.array([[egress] for _, egress in self._costs[index]])
             for sizing in sizes.different(coding, chosen):
                 sized = dataclasses.replace(job, exchange=sizing.of(job.exchange))
-                bounds = MixBounds(sized, self._topology, self._trees, self._busy[index])
+                only = self._spreads[0] if len(self._spreads) == 1 else None
+                bounds = MixBounds(sized, self._topology, self._trees, self._busy[index], only)
                 parts = menu(len(self._topology.sites), bounds.num_chunks, len(releases(sized)))
                 yield _Group(index, sizing, bounds, parts, egress_k1)
 
