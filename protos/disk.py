@@ -1,8 +1,8 @@
 """Gives disk space back of files that other processes go on writing.
 
-What was written is replaced by a hole: sizes and places stay, and reading it gives zeros. So the writers, who
-need not append and cannot be asked to begin another file, notice nothing. Agents do it to what gateways and ranks
-write, a coordinator to what it and its children write.
+What was written is replaced by a hole: sizes and places stay, and reading it gives zeros. So the
+writers, who need not append and cannot be asked to begin another file, notice nothing. Agents do it
+to what gateways and ranks write, a coordinator to what it and its children write.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What codecs make of gradients, and how fast: constants that were measured. Pure.
 
-From the table of docs/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC Zen 5, gradients of
-the model that ships). Sizes that depend on what gradients hold are those of that table; everything
-else takes its sizes from RATIOS, which is exact.
+From the table of docs/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC Zen 5,
+gradients of the model that ships). Sizes that depend on what gradients hold are those of that
+table; everything else takes its sizes from RATIOS, which is exact.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ def config_hash(job: Job, topology: Topology) -> str:
 def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
     """Return the sha256, in hex, of what a plan follows from: in the job, and in the topology.
 
-    How long a run is, what it is called, whether its WAN is emulated, and when it is planned again make
-    no other plan.
+    How long a run is, what it is called, whether its WAN is emulated, and when it is planned again
+    make no other plan.
 
     Args:
         job: Its placement does not count: it is what a plan decides.

@@ -1,4 +1,7 @@
-"""A training job as the rest of isthmus sees it. Made from YAML by topology.documents.load; frozen."""
+"""A training job as the rest of isthmus sees it.
+
+Made from YAML by topology.documents.load; frozen.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,16 +34,17 @@ CODECS = (
 TREES = ("auto", "gather", "star", "ring", "hierarchy")
 """Who sums what (topology/reduction_plans.py, docs/trees.md)."""
 NON_FINITE = ("carry", "stop")
-"""What becomes of a gradient that holds a NaN or an infinity: it crosses unchanged, or ends the run."""
+"""What becomes of a gradient that holds a NaN or an infinity: it crosses unchanged, or ends the
+run."""
 SCHEDULES = ("overlap", "serial", "off")
 """When buckets cross the WAN: while backward goes on, only once it has ended, or never.
 
-The last two are for measuring: `serial` shows what overlap is worth, and with `off` each site trains
-by itself, which is what an efficiency of 1 means.
+The last two are for measuring: `serial` shows what overlap is worth, and with `off` each site
+trains by itself, which is what an efficiency of 1 means.
 """
 COMPUTES = ("real", "modelled")
-"""`modelled`: a step takes the time that the topology's accelerators would need (topology/cost/compute.py);
-tensors and communication are real, and nothing is learnt."""
+"""`modelled`: a step takes the time that the topology's accelerators would need
+(topology/cost/compute.py); tensors and communication are real, and nothing is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +71,11 @@ class Exchange:
     chunk_bytes: int = 1 << 20
     """Of float32 a chunk, before the codec."""
     is_cut: bool = field(default=False, compare=False)
-    """Chunks are exactly so large, whatever the links are like: of a run that goes on. Not for users."""
+    """Chunks are exactly so large, whatever the links are like: of a run that goes on. Not for
+    users."""
     channels_per_link: int | None = None
-    """TCP connections between each two gateways, exactly; None: as many as links and their losses take."""
+    """TCP connections between each two gateways, exactly; None: as many as links and their losses
+    take."""
     bucket_bytes: int = 4 << 20
     """Of float32 a DDP bucket, in the shipped trainer."""
     window_bytes: int | None = None
@@ -79,7 +85,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTree:
-    """A reduction tree as a job writes it. Sites by name; topology.trees.named_trees checks them."""
+    """A reduction tree as a job writes it.
+
+    Sites by name; topology.trees.named_trees checks them.
+    """
 
     root: str
     parents: Mapping[str, str]
@@ -174,7 +183,8 @@ class Placed:
     sequences: int
     """Of a step, over the site's ranks."""
     parallel: Parallel | None = None
-    """How it cuts the model of a script of one's own, which reads it here; None: its own business."""
+    """How it cuts the model of a script of one's own, which reads it here; None: its own
+    business."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 PLAN_SITES = ("auto", "all")
 """`auto`: a site that slows the others is left out; `all`: none is."""
 MICRO_BATCHES = ("given", "auto")
-"""`given`: a plan keeps the trainer's; `auto`: it takes the largest that fits the accelerators' memory."""
+"""`given`: a plan keeps the trainer's; `auto`: it takes the largest that fits the accelerators'
+memory."""
 OBJECTIVES = ("throughput", "cost")
 """What a plan is best at: tokens a second, or US dollars a token."""
 GATEWAYS = ("measured", "unlimited")

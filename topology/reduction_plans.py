@@ -1,17 +1,19 @@
 """Which trees a job's chunks take: as the job says, or the weighted set that is fastest.
 
-Pure, and in integers and exact fractions up to the plan's whole-number weights: every site makes the
-plan for itself, from the configuration whose hash all have compared, and all must make the same.
+Pure, and in integers and exact fractions up to the plan's whole-number weights: every site makes
+the plan for itself, from the configuration whose hash all have compared, and all must make the
+same.
 
-`auto` compares, by topology.traffic.tree_times, on what a step brings (the gradient of the model that ships;
-of a script of the user's own, whose model is not known, JUDGED_BYTES):
+`auto` compares, by topology.traffic.tree_times, on what a step brings (the gradient of the model
+that ships; of a script of the user's own, whose model is not known, JUDGED_BYTES):
 
 - the star, or else the tree, whose slowest link is fastest;
 - gather, where all pairs have links: one way instead of two, but every byte on every link;
 - the best packing of stars, and of trees of any form over the fast links, and over all
   (topology.trees.packing): every link as busy as is of use, by the weights.
 
-Where links have codecs of their own, all of this counts each tree's own bytes (topology.trees.link_codecs).
+Where links have codecs of their own, all of this counts each tree's own bytes
+(topology.trees.link_codecs).
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ from topology.world import Topology
 JUDGED_BYTES = 256 << 20
 """Of a model of 64 million parameters, which is small for several data centers."""
 _PARTS_OF_WIDTH = (1, 4, 0)
-"""How many times slower than the widest tree's slowest link another may be; 0: any. The first chunk over a
-slow link takes long, however small the link's share."""
+"""How many times slower than the widest tree's slowest link another may be; 0: any. The first chunk
+over a slow link takes long, however small the link's share."""
 _LISTED = 4
 """Sites or links that `why` names."""
 _AS_GOOD = 1.02
@@ -206,8 +208,8 @@ def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:
     if job.entrypoint is None:
         raw_bytes = 4 * num_parameters(job.trainer.model)
     ratio = _judged_ratio(job)
-    # As the relay has it, however the WAN is emulated: connections are warm for most of a run, and slow
-    # start would make every further hop look worse.
+    # As the relay has it, however the WAN is emulated: connections are warm for most of a run, and
+    # slow start would make every further hop look worse.
     plain = dataclasses.replace(topology, emulate=True, emulator="relay")
     load = wire_load(job, plain, plan, raw_bytes, ratio)
     return max(plan_times_s(plan, topology, load).values())

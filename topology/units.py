@@ -4,7 +4,8 @@ A number without a unit is never taken where a unit is needed: milliseconds read
 the classic mistake of configuration files. Arithmetic is exact (fractions) until the last step,
 which rounds once to a float or to a whole number of bytes.
 
-Inside isthmus everything is in base units: seconds, bytes, bytes per second, kilometres, US dollars.
+Inside isthmus everything is in base units: seconds, bytes, bytes per second, kilometres, US
+dollars.
 """
 
 import math

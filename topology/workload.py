@@ -1,10 +1,13 @@
-"""What a script of one's own trains, and how a site cuts it over its ranks, as a job says it. Frozen."""
+"""What a script of one's own trains, and how a site cuts it over its ranks, as a job says it.
+
+Frozen.
+"""
 
 from dataclasses import dataclass
 
 RECOMPUTES = ("none", "selective", "full")
-"""What the backward pass computes again instead of keeping it: nothing, the attention's scores and what
-follows from them, or whole layers."""
+"""What the backward pass computes again instead of keeping it: nothing, the attention's scores and
+what follows from them, or whole layers."""
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 """What parameters and activations are computed with."""
 

@@ -95,7 +95,8 @@ class Link:
     max_flows: int | None = None
     window_bytes: int | None = None
     congestion: str = "cubic"
-    """What the source's TCP follows, by its name in the kernel; `cubic` is what Linux comes with."""
+    """What the source's TCP follows, by its name in the kernel; `cubic` is what Linux comes
+    with."""
     distance_km: float | None = None
     """As written, or between the sites' locations."""
     share: float = 1.0
@@ -104,7 +105,8 @@ class Link:
     bandwidth_origin: str = "bandwidth"
     """`measured`, or `bandwidth`: as described."""
     described_bytes_per_s: float | None = field(default=None, compare=False)
-    """What the topology says beside a measured figure, the share applied; else None. Changes no run."""
+    """What the topology says beside a measured figure, the share applied; else None. Changes no
+    run."""
     described_rtt_s: float | None = field(default=None, compare=False)
     """Likewise."""
     measured_at: str | None = None

@@ -62,8 +62,9 @@ class BlockCodec(Lossy, BodyCodec):
     def _meant(self, values: Floats, owed: Floats, body: Octets, num_done: int) -> Floats:
         """Return the sums of values and what was owed, after the first blocks have been quantised.
 
-        Of these, what they decode to and what that lost add up to it, but for the sign of a zero: a level times a scale has 16
-        significant bits at most, and what lies between it and the number that it is nearest to is a float32.
+        Of these, what they decode to and what that lost add up to it, but for the sign of a zero: a
+        level times a scale has 16 significant bits at most, and what lies between it and the number
+        that it is nearest to is a float32.
         """
         meant = owed.copy()
         done = num_done * BLOCK

@@ -19,7 +19,8 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
-"""What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is the limit."""
+"""What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is
+the limit."""
 
 HELD_BYTES = 512 << 20
 
@@ -63,14 +64,16 @@ class GatewayConfig:
     socket_path: str
     """Where the node's ranks reach this gateway."""
     links: tuple[PeerLink, ...]
-    """To each neighbour, in the sending direction; where plans may be switched, to each site that this one
-    could have for a neighbour."""
+    """To each neighbour, in the sending direction; where plans may be switched, to each site that
+    this one could have for a neighbour."""
     non_finite: str = "carry"
     """One of topology.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
-    """Of peers' frames that may lie here before they can be summed, as far as links are kept busy."""
+    """Of peers' frames that may lie here before they can be summed, as far as links are kept
+    busy."""
     pipeline_bytes: int = 0
-    """float32 bytes that have to be able to be without a result, or links would wait for results."""
+    """float32 bytes that have to be able to be without a result, or links would wait for
+    results."""
     peer_lost_s: float
     """Silence after which a peer counts as lost."""
     keepalive_time_s: float

@@ -1,10 +1,11 @@
 """Brings contributions of local ranks and frames of peers together, chunk by chunk.
 
-Each chunk's machine gets its events one after another: the own part on whichever pool thread is free,
-what peers send on the thread that received it, where that takes no time worth mentioning. Different chunks run side by side, so encoding,
-sending, summing and decoding overlap. Own contributions are admitted in (round, bucket, chunk) order
-as the links take them, so that encoded bytes do not pile up, and as far as peers have room for them
-(`admission.py`); what peers send is taken over at once, and kept until the local ranks' own is there.
+Each chunk's machine gets its events one after another: the own part on whichever pool thread is
+free, what peers send on the thread that received it, where that takes no time worth mentioning.
+Different chunks run side by side, so encoding, sending, summing and decoding overlap. Own
+contributions are admitted in (round, bucket, chunk) order as the links take them, so that encoded
+bytes do not pile up, and as far as peers have room for them (`admission.py`); what peers send is
+taken over at once, and kept until the local ranks' own is there.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ from sites.silence import Standstills
 
 _CHECK_S = 1.0
 _HERE_BYTES = 2 << 20
-"""Of a frame: what the thread that receives them sums itself, in 0.2 ms or so, in which all links wait."""
+"""Of a frame: what the thread that receives them sums itself, in 0.2 ms or so, in which all links
+wait."""
 _OUTCOME_LEASES = 3
-"""Times `peer_lost_s`, for the outcome of a proposed plan: the coordinator decides within one, and whoever
-has lost it by then is ended within another."""
+"""Times `peer_lost_s`, for the outcome of a proposed plan: the coordinator decides within one, and
+whoever has lost it by then is ended within another."""
 
 
 class Exchange:
@@ -82,7 +84,10 @@ class Exchange:
         self._closed = False
 
     def connect(self, links: Mapping[Sender, Link]) -> None:
-        """Take all links that there are now, in a mapping that stays as it is. Before the first call nothing may be posted."""
+        """Take all links that there are now, in a mapping that stays as it is.
+
+        Before the first call nothing may be posted.
+        """
         self._links = links
 
     def propose(self, proposal: Proposal) -> tuple[bool, int]:
@@ -206,8 +211,9 @@ class Exchange:
     def receive(self, sender: Sender, frame: Frame) -> None:
         """Take a peer's frame over, and sum its chunk if nothing else is missing; waits for nobody.
 
-        A repeated frame, or one of a bucket that is finished, changes nothing. A small chunk that is missing
-        nothing is summed by the thread that brought its last part: to wake one of the pool costs more.
+        A repeated frame, or one of a bucket that is finished, changes nothing. A small chunk that
+        is missing nothing is summed by the thread that brought its last part: to wake one of the
+        pool costs more.
 
         Raises:
             IsthmusError: the peer may not send this.

@@ -16,8 +16,8 @@ T = TypeVar("T")
 def read_json(kind: type[T], value: object, where: str = "") -> T:
     """Return the value of that type whose fields `dataclasses.asdict` made JSON of.
 
-    Knows int, float, str, bool, `X | None`, `tuple[X, ...]`, `Mapping[int, X]` and dataclasses of these.
-    Fields that are computed are not read.
+    Knows int, float, str, bool, `X | None`, `tuple[X, ...]`, `Mapping[int, X]` and dataclasses of
+    these. Fields that are computed are not read.
 
     Args:
         kind: a dataclass, or one of the above.

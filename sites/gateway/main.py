@@ -33,9 +33,11 @@ _log = logging.getLogger(__name__)
 
 _EXIT_DEADLINE_S: Final = 10.0
 _SWITCH_S: Final = 0.0005
-"""A frame passes from thread to thread; with the interpreter's 5 ms each turn would be a round trip."""
+"""A frame passes from thread to thread; with the interpreter's 5 ms each turn would be a round
+trip."""
 _CHECK_S: Final = 0.5
-"""A signal that the kernel hands to another thread wakes nobody: it is handled with the next look."""
+"""A signal that the kernel hands to another thread wakes nobody: it is handled with the next
+look."""
 
 
 def main() -> int:

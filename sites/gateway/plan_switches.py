@@ -20,8 +20,9 @@ from topology.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _OPEN_SHARE = 1 / 3
-"""Of `peer_lost_s`, for a new link's first answer; as much again for the attempt that is under way then. The coordinator waits
-for `peer_lost_s` in all, while ranks elsewhere may wait for it: a link that cannot be had is told before, by name."""
+"""Of `peer_lost_s`, for a new link's first answer; as much again for the attempt that is under way
+then. The coordinator waits for `peer_lost_s` in all, while ranks elsewhere may wait for it: a link
+that cannot be had is told before, by name."""
 
 
 class PlanSwitches:
@@ -52,7 +53,8 @@ class PlanSwitches:
         self._lock = threading.Lock()
         self._told_epoch = 0
         self._preparing = threading.Lock()
-        """Proposals are prepared one by one: or one would count on links that another is still opening, and closes again."""
+        """Proposals are prepared one by one: or one would count on links that another is still
+        opening, and closes again."""
 
     def prepare(self, proposal: Proposal) -> None:
         """Begin to make ready; the answer may take as long as new links do."""

@@ -1,8 +1,9 @@
 """Collectives inside a site, on process groups of their own.
 
-Two groups, because reduce-scatters (and what sends shards in) are launched from the autograd thread and all-gathers from
-another: on one group, two ranks could launch them in different orders and wait for each other.
-torch 2.13 renamed the flat collectives and warns about the old names; older ones have only those.
+Two groups, because reduce-scatters (and what sends shards in) are launched from the autograd thread
+and all-gathers from another: on one group, two ranks could launch them in different orders and wait
+for each other. torch 2.13 renamed the flat collectives and warns about the old names; older ones
+have only those.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,7 +53,10 @@ class Collectives:
     def send_in(
         self, arriving: torch.Tensor, leaving: torch.Tensor, received: Counts, sent: Counts
     ) -> dist.Work | None:
-        """Send `sent[r]` elements to each rank r and get `received[r]`. Ordered with reduce-scatters."""
+        """Send `sent[r]` elements to each rank r and get `received[r]`.
+
+        Ordered with reduce-scatters.
+        """
         return self._all_to_all(self._reduce_group, arriving, leaving, received, sent)
 
     def send_back(

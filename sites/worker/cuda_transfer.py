@@ -2,9 +2,10 @@
 
 The compute stream is never synchronised. Downwards: NCCL's reduce-scatter waits for the compute
 stream, a side stream waits for the reduce-scatter and copies to page-locked shared memory, and only
-the posting thread waits for that copy. Where the shard is encoded, that is enqueued before the copy. Upwards: the copy, the all-gather and the write into the
-bucket are enqueued on another side stream; the future is completed under it, so that it records an
-event there, for which DDP makes the compute stream wait.
+the posting thread waits for that copy. Where the shard is encoded, that is enqueued before the
+copy. Upwards: the copy, the all-gather and the write into the bucket are enqueued on another side
+stream; the future is completed under it, so that it records an event there, for which DDP makes the
+compute stream wait.
 """
 
 from collections.abc import Callable, Sequence

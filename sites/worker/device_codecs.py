@@ -1,8 +1,9 @@
 """The codecs' bodies, made by torch where the values are: the same bytes as sites/codecs makes.
 
-Every step is an operation of IEEE 754 float32 on its own, or of integers, in the order of sites/codecs, so that no
-kernel may contract two of them or divide by multiplying. Nothing here looks at a value on the host: an encoder
-only enqueues. Whether there were values that have no code is a tensor, too.
+Every step is an operation of IEEE 754 float32 on its own, or of integers, in the order of
+sites/codecs, so that no kernel may contract two of them or divide by multiplying. Nothing here
+looks at a value on the host: an encoder only enqueues. Whether there were values that have no code
+is a tensor, too.
 """
 
 from __future__ import annotations
@@ -190,7 +191,10 @@ class DeviceInt4(DeviceBlocks):
         self._shifted = torch.empty_like(self._words)
 
     def _write_codes(self, numel: int, codes: torch.Tensor) -> None:
-        """As Int4 does: from two bytes of a word into its lower one. Behind odd numbers lies a zero."""
+        """As Int4 does: from two bytes of a word into its lower one.
+
+        Behind odd numbers lies a zero.
+        """
         pairs = self._levels[: 2 * len(codes)].view(torch.int16)
         words, shifted = self._words[: len(codes)], self._shifted[: len(codes)]
         torch.bitwise_and(pairs, 0x0F0F, out=words)

@@ -51,8 +51,8 @@ class Digest:
 def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> Digest:
     """Hash tensors of any dtype and device; one on a device is copied to the host first.
 
-    Sharded ones are gathered one after another, by collectives of their ranks, so that a hash does not
-    depend on how many those are.
+    Sharded ones are gathered one after another, by collectives of their ranks, so that a hash does
+    not depend on how many those are.
     """
     named = [(name, hash_of(each)) for name, each in tensors]
     return Digest(tuple(name for name, _ in named), tuple(number for _, number in named))

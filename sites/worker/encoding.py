@@ -1,7 +1,8 @@
 """What a rank hands over encoded: on its own device, chunk by chunk of the gateways' grid.
 
-So gradients cross from an accelerator to the host as small as they go over the WAN. Error feedback lives beside
-the encoder, by the rule of sites/gateway/reduction/residuals.py: float32, as many as this rank's shards have elements.
+So gradients cross from an accelerator to the host as small as they go over the WAN. Error feedback
+lives beside the encoder, by the rule of sites/gateway/reduction/residuals.py: float32, as many as
+this rank's shards have elements.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def encodes_here(environ: Mapping[str, str], device: torch.device) -> bool:
     """Return whether a rank is to encode where the gateway lets it.
 
     Args:
-        environ: ISTHMUS_ENCODE is rank, gateway, or auto or absent: a rank whose gradients are on an accelerator.
+        environ: ISTHMUS_ENCODE is rank, gateway, or auto or absent: a rank whose gradients are on
+            an accelerator.
         device: of the gradients.
 
     Raises:
@@ -44,8 +46,8 @@ class Encoded:
     bodies: tuple[tuple[int, torch.Tensor], ...]
     """Each chunk's place in the shard's shared memory, in bytes, and its body on the device."""
     is_fit: torch.Tensor
-    """bool, shape (1,), on the host, once the stream has come this far: whether every value has a code. Else the
-    shard itself is to be handed over."""
+    """bool, shape (1,), on the host, once the stream has come this far: whether every value has a
+    code. Else the shard itself is to be handed over."""
 
     @property
     def num_bytes(self) -> int:

@@ -154,8 +154,8 @@ class Exchange:
             pieces: what it consists of, one at least: floating point, shape (n,). Overwritten.
             layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
             exact: let nothing but fp32 cross the WAN.
-            route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's, and
-                hold the average over the site's ranks, weighted by their tokens, already.
+            route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's,
+                and hold the average over the site's ranks, weighted by their tokens, already.
 
         Returns:
             Completed with the first of `pieces`. Open futures end with the error that `wait`

@@ -41,7 +41,10 @@ class HostTransfer:
         return total, self._collectives.all_reduce(total)
 
     def collect(self, slot: Slot, pending: Pending) -> float | None:
-        """Wait, and see that the shard is in place; its codes replace it, if it has some. Computed it was before."""
+        """Wait, and see that the shard is in place; its codes replace it, if it has some.
+
+        Computed it was before.
+        """
         wait(pending)
         end_in(slot)
         if slot.encode is not None:

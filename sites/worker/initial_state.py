@@ -56,7 +56,8 @@ class InitialState:
             Whether any ranks differed: the same at all.
 
         Raises:
-            IsthmusError: the sites' tensors differ in names, shapes or dtypes, or the exchange failed.
+            IsthmusError: the sites' tensors differ in names, shapes or dtypes, or the exchange
+                failed.
         """
         layout = layout_of(named)
         combined = digest_of(named).combined.to_bytes(8, "little")

@@ -24,8 +24,8 @@ from topology.timeouts import Timeouts
 def join(*, alone: bool = False) -> Site:
     """Enter the run that isthmus started this process for. Once a process, from every rank.
 
-    Initialises torch.distributed inside the site (NCCL where there is CUDA, else Gloo) unless the script
-    has done so, and makes the rank's CUDA device the current one.
+    Initialises torch.distributed inside the site (NCCL where there is CUDA, else Gloo) unless the
+    script has done so, and makes the rank's CUDA device the current one.
 
     Args:
         alone: outside a run, return a site without others instead of an error, so that the same

@@ -15,7 +15,8 @@ class EncodingOffer:
     """What a gateway takes encoded, beside float32."""
 
     codecs: tuple[str, ...]
-    """Of the trees. One or more have bodies: sites.codecs.codec.BodyCodec; chunks of the others stay float32."""
+    """Of the trees. One or more have bodies: sites.codecs.codec.BodyCodec; chunks of the others
+    stay float32."""
     turns: tuple[int, ...]
     """Which of `codecs` a chunk has, by its turn; then from the beginning: Grid.turn."""
     chunk_numel: int

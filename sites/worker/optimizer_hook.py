@@ -44,7 +44,8 @@ class OptimizerHook:
         """Average the gradients in place; what the optimizer calls before each step.
 
         A parameter without a gradient here counts as zeros. If no rank of any site has one (whose
-        tokens count), it stays without, so that the optimizer leaves the parameter alone everywhere.
+        tokens count), it stays without, so that the optimizer leaves the parameter alone
+        everywhere.
         """
         if any(callable(each) for each in (*args, kwargs.get("closure"))):
             raise RuntimeError(

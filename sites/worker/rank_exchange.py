@@ -63,7 +63,8 @@ class RankExchange:
     def open(self) -> Exchange:
         """Return the pipeline, started by the first that needs it."""
         if self._exchange is None:
-            # A peer that is gone is noticed by the gateway; this bounds what is slow, as compilation is.
+            # A peer that is gone is noticed by the gateway; this bounds what is slow, as
+            # compilation is.
             deadline_s = max(self._timeouts.process_group_s, self._timeouts.start_s)
             collectives = Collectives(self._timeouts.process_group_s)
             on_cuda = self._device.type == "cuda"

@@ -1,11 +1,13 @@
-"""Which rank of a site sends which elements to which: from a sharded tensor's shards to a bucket's. Pure.
+"""Which rank of a site sends which elements to which: from a sharded tensor's shards to a bucket's.
 
-fully_shard gives rank r of P the rows [r c, (r+1) c) of each parameter, c = ceil(rows / P), so where
-a shard ends depends on the site's number of ranks, and so does what lies beside what in a rank's
-memory. Over sites, a bucket is therefore what it would be without shards: whole parameters, one after
-another, of which rank r hands over the elements [r s, (r+1) s), s = ceil(numel / P). Inside a site, an
-all-to-all brings each element from the rank that holds it to the one that hands it over, and another
-one brings it back: twice a shard's size, where the fabric is fast.
+Pure.
+
+fully_shard gives rank r of P the rows [r c, (r+1) c) of each parameter, c = ceil(rows / P), so
+where a shard ends depends on the site's number of ranks, and so does what lies beside what in a
+rank's memory. Over sites, a bucket is therefore what it would be without shards: whole parameters,
+one after another, of which rank r hands over the elements [r s, (r+1) s), s = ceil(numel / P).
+Inside a site, an all-to-all brings each element from the rank that holds it to the one that hands
+it over, and another one brings it back: twice a shard's size, where the fabric is fast.
 """
 
 from __future__ import annotations

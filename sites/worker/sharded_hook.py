@@ -26,8 +26,8 @@ class ShardedHook:
     """Sends each shard of a gradient through the exchange while backward goes on.
 
     FSDP weighs ranks alike; in its place, a reduce-scatter of ours weighs them by tokens, so that
-    `.grad` is the site's mean for a moment. As each gradient is there, it is packed into buckets; their
-    averages over sites are in place when backward returns.
+    `.grad` is the site's mean for a moment. As each gradient is there, it is packed into buckets;
+    their averages over sites are in place when backward returns.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Tensors that lie in memory which the gateway shares, so that their averages are formed where they are.
+"""Tensors in memory that the gateway shares: their averages are formed where they lie.
 
-What a rank averages has to get into shared memory and back, two passes over it. A tensor that was made there
-needs neither. (NCCL calls that registered buffers.)
+What a rank averages has to get into shared memory and back, two passes over it. A tensor that was
+made there needs neither. (NCCL calls that registered buffers.)
 """
 
 from __future__ import annotations

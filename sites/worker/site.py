@@ -87,14 +87,15 @@ class Site:
     def synchronize(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Train `model` together with all other sites from now on. Once, from every rank.
 
-        Gives all sites the first site's parameters and buffers, bit for bit. Afterwards `p.grad` is,
-        after each synchronised backward pass, the average over all ranks of all sites, weighted by
-        their tokens, and each `optimizer.step()` is one step of the run. With `exchange.schedule: off`
-        all of this holds for the ranks of this site alone.
+        Gives all sites the first site's parameters and buffers, bit for bit. Afterwards `p.grad`
+        is, after each synchronised backward pass, the average over all ranks of all sites, weighted
+        by their tokens, and each `optimizer.step()` is one step of the run. With
+        `exchange.schedule: off` all of this holds for the ranks of this site alone.
 
         Args:
-            model: a DistributedDataParallel, or what `fully_shard` was called on: then every parameter is
-                sharded by rows over all ranks of the site. Sites may have different numbers of ranks.
+            model: a DistributedDataParallel, or what `fully_shard` was called on: then every
+                parameter is sharded by rows over all ranks of the site. Sites may have different
+                numbers of ranks.
             optimizer: of its parameters.
 
         Raises:
@@ -113,10 +114,10 @@ class Site:
     def average_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Train the parameters of `optimizer` together with all other sites. Once, from every rank.
 
-        For a loop without DistributedDataParallel: from now on each `optimizer.step()` averages `p.grad`
-        over all ranks of all sites first, weighted by their tokens, so that gradients which were accumulated
-        cross once, and is one step of the run. Gives all sites the first site's values of these
-        parameters; `broadcast(model)` does that for buffers, too.
+        For a loop without DistributedDataParallel: from now on each `optimizer.step()` averages
+        `p.grad` over all ranks of all sites first, weighted by their tokens, so that gradients
+        which were accumulated cross once, and is one step of the run. Gives all sites the first
+        site's values of these parameters; `broadcast(model)` does that for buffers, too.
 
         Raises:
             TypeError: not an optimizer, or a parameter cannot be averaged.
@@ -137,14 +138,15 @@ class Site:
     ) -> None:
         """Average tensors over all ranks of all sites, weighted by tokens, in place.
 
-        A collective: every rank of every site calls it with the same sequence of shapes and dtypes, before,
-        after or without `synchronize`, but not during a backward pass. They cross as float32, which
-        float64 exceeds, under the job's codec; of a lossy one, tensors of one dimension or none are
-        spared. With `exchange.schedule: off` the average is over this site's ranks.
+        A collective: every rank of every site calls it with the same sequence of shapes and dtypes,
+        before, after or without `synchronize`, but not during a backward pass. They cross as
+        float32, which float64 exceeds, under the job's codec; of a lossy one, tensors of one
+        dimension or none are spared. With `exchange.schedule: off` the average is over this site's
+        ranks.
 
         Args:
-            tensors: floating point, of any shapes, dtypes and strides, none of them twice. Empty ones
-                and an empty list are fine.
+            tensors: floating point, of any shapes, dtypes and strides, none of them twice. Empty
+                ones and an empty list are fine.
             tokens: this rank's weight; 0: it contributes nothing, whatever the tensors hold.
             exact: let nothing but fp32 cross the WAN: for what is no gradient.
 
@@ -162,9 +164,9 @@ class Site:
     def empty(self, *sizes: int) -> torch.Tensor:
         """Return a float32 tensor of these sizes, on this rank's device, that holds anything.
 
-        On the host, where it is the site's only rank, `all_reduce` and `average_gradients` average it, or
-        its parts, where they lie: other tensors are copied to memory that the gateway shares, and back. A
-        forked process shares this memory, too: what it writes, this one reads.
+        On the host, where it is the site's only rank, `all_reduce` and `average_gradients` average
+        it, or its parts, where they lie: other tensors are copied to memory that the gateway
+        shares, and back. A forked process shares this memory, too: what it writes, this one reads.
 
         Raises:
             ValueError: a size below 0.
@@ -203,7 +205,9 @@ class Site:
         self._tokens.add(tokens)
 
     def log(self, **values: SupportsFloat) -> None:
-        """Add values to the last completed step's record and send it. Of the first rank; others' go nowhere.
+        """Add values to the last completed step's record and send it.
+
+        Of the first rank; others' go nowhere.
 
         Names that isthmus shows: `loss`, `grad_norm`, `learning_rate`; any other is kept as well.
         """
@@ -220,7 +224,10 @@ class Site:
         self._link.send_metric(kind, step, _floats(values), labels or {})
 
     def leave(self) -> None:
-        """Say that this rank is done, and release everything. Idempotent; an orderly exit calls it."""
+        """Say that this rank is done, and release everything.
+
+        Idempotent; an orderly exit calls it.
+        """
         if self._has_left:
             return
         self._has_left = True

@@ -15,7 +15,8 @@ FIRST_STEPS = 3
 """Which are always kept, for DDP changes its buckets after the first."""
 
 _WALL_OFFSET_S = time.time() - time.perf_counter()
-"""From the exchange's clock to the wall's. Taken once, so that times of one process never go back."""
+"""From the exchange's clock to the wall's. Taken once, so that times of one process never go
+back."""
 
 
 class Timeline:

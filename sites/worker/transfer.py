@@ -135,7 +135,8 @@ def write_pieces(
     """Write tokens * pieces as float32, one after another, and zeros behind.
 
     Args:
-        pieces: floating point, shape (n,) each, on any device. Not modified, unless they lie in `padded`.
+        pieces: floating point, shape (n,) each, on any device. Not modified, unless they lie in
+            `padded`.
         tokens: not negative. A tensor of one element, on the device of `padded`, does for what no
             NaN is hidden in by 0.
         padded: float32, shape (N,), N at least the sum of all n. Overwritten.

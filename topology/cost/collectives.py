@@ -11,10 +11,10 @@ over M bytes each in all (Thakur et al. 2005; bandwidths as nccl-tests' `busbw` 
     ring all-reduce                           both of the first: twice that
     tree all-reduce, pipelined                2 log2(n) alpha + 2 M / B
 
-M_half is paid once a phase, for the ring's steps follow each other through one pipeline. Over several
-levels, from the inside out, each works on the share that the levels within leave it (Cho et al.,
-"BlueConnect"): level i pays for M / (n_1 ... n_(i-1)). All ranks of a level's group run their own
-collective of the next at the same time, so a level's bandwidth is a rank's share of it.
+M_half is paid once a phase, for the ring's steps follow each other through one pipeline. Over
+several levels, from the inside out, each works on the share that the levels within leave it (Cho et
+al., "BlueConnect"): level i pays for M / (n_1 ... n_(i-1)). All ranks of a level's group run their
+own collective of the next at the same time, so a level's bandwidth is a rank's share of it.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ def all_reduce_s(levels: Sequence[Level], message_bytes: float, num_splits: int 
 def ring_s(levels: Sequence[Level], message_bytes: float) -> float:
     """Return the seconds of a reduce-scatter, or of an all-gather, round one ring of all ranks.
 
-    As NCCL does it: the ring goes through a level's ranks before it leaves for the next part, and there are
-    as many rings side by side as ranks that send out of a part, so that
+    As NCCL does it: the ring goes through a level's ranks before it leaves for the next part, and
+    there are as many rings side by side as ranks that send out of a part, so that
 
         sum of (steps of level i) alpha_i + max of M (P-1)/P / (B_i n_1 ... n_(i-1))
 
-    with P/(n_1 ... n_(i-1)) - P/(n_1 ... n_i) steps of level i. What nested collectives pay one after another goes on
-    at the same time here, but latency is paid P-1 times.
+    with P/(n_1 ... n_(i-1)) - P/(n_1 ... n_i) steps of level i. What nested collectives pay one
+    after another goes on at the same time here, but latency is paid P-1 times.
 
     Args:
         levels: innermost first; their ranks multiply to the group's size P.

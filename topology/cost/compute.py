@@ -1,10 +1,10 @@
 """How long the model that ships computes on an accelerator. Pure.
 
-FLOPs a token, after Chowdhery et al., "PaLM", appendix B, which also defines the MFU that a topology
-gives: 6 N + 12 L W T, with N parameters that multiply every token, L layers, width W and context T.
-A third of it is the forward pass, two thirds the backward pass. The causal mask is not credited:
-attention counts in full. N leaves out what is only looked up, the positions, and counts the
-embedding once, for it is the output matrix as well.
+FLOPs a token, after Chowdhery et al., "PaLM", appendix B, which also defines the MFU that a
+topology gives: 6 N + 12 L W T, with N parameters that multiply every token, L layers, width W and
+context T. A third of it is the forward pass, two thirds the backward pass. The causal mask is not
+credited: attention counts in full. N leaves out what is only looked up, the positions, and counts
+the embedding once, for it is the output matrix as well.
 """
 
 from __future__ import annotations

@@ -39,13 +39,13 @@ class Degrees:
     zero_stage: int = 0
     """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too."""
     scatter_gather: bool = True
-    """Between stages each tensor rank sends its part of the activations, and they are gathered there; else
-    each sends all of them."""
+    """Between stages each tensor rank sends its part of the activations, and they are gathered
+    there; else each sends all of them."""
     overlap_data: bool = False
     """Replicas exchange gradients and parameters while they compute."""
     overlap_tensor: bool = False
-    """Collectives of tensor groups go on while pieces of the multiplications beside them compute, and
-    transfers between stages while other micro-batches do."""
+    """Collectives of tensor groups go on while pieces of the multiplications beside them compute,
+    and transfers between stages while other micro-batches do."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -1,10 +1,10 @@
 """What computes inside a site, and what joins it; the constants of the model. Pure.
 
 A kernel takes the time of its FLOPs plus that of the bytes it moves (a roofline whose two parts add
-up, for no kernel overlaps them all the way). Three figures are fitted, to measured A100 steps: GEMM_PASSES,
-and the A100's `gemm_efficiency` and `launch_s`; CONTENTION is chosen by published ones (docs/cost-model.md:
-how, and what they miss). The others are from data sheets and published microbenchmarks, named where they
-stand.
+up, for no kernel overlaps them all the way). Three figures are fitted, to measured A100 steps:
+GEMM_PASSES, and the A100's `gemm_efficiency` and `launch_s`; CONTENTION is chosen by published ones
+(docs/cost-model.md: how, and what they miss). The others are from data sheets and published
+microbenchmarks, named where they stand.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ NODE_EFFICIENCY = 0.78
 CLUSTER_EFFICIENCY = 0.85
 """Of the fabric between nodes, likewise."""
 CONTENTION = 0.4
-"""Of a collective that goes on beside multiplications: what it delays them by, for it takes processors and
-memory bandwidth from them. Chosen to a tenth; 0.3 to 0.7 predict about as well."""
+"""Of a collective that goes on beside multiplications: what it delays them by, for it takes
+processors and memory bandwidth from them. Chosen to a tenth; 0.3 to 0.7 predict about as well."""
 CAUSAL_BLOCK = 128
 """Tokens: fused attention skips what the causal mask hides by blocks of so many."""
 NODE_LATENCY_S = 3.4e-6
@@ -51,8 +51,9 @@ class Device:
     """Of the data sheet; infinite: only FLOPs take time."""
     gemm_passes: float = GEMM_PASSES
     fused_efficiency: float | None = None
-    """Share of the peak that fused attention reaches in forward and backward pass together, of the FLOPs
-    that the causal mask leaves; None: of all of them `gemm_efficiency`, as any multiplication."""
+    """Share of the peak that fused attention reaches in forward and backward pass together, of the
+    FLOPs that the causal mask leaves; None: of all of them `gemm_efficiency`, as any
+    multiplication."""
     launch_s: float = 0.0
     """That the host needs to launch one layer's pass; the device is never ahead of it."""
     contention: float = 0.0
@@ -113,7 +114,8 @@ A100 = Device(
     launch_s=2.2e-3,
     contention=CONTENTION,
 )
-"""A100 SXM 80 GB, bf16 or fp16 (NVIDIA's data sheet). cuBLAS reaches 270 to 280 TFLOP/s, FlashAttention-2 about
+"""A100 SXM 80 GB, bf16 or fp16 (NVIDIA's data sheet). cuBLAS reaches 270 to 280 TFLOP/s,
+FlashAttention-2 about
 175. `launch_s` is that of the software which the steps were measured with, Megatron-LM of 2021 and 2022."""
 H100 = Device(
     peak_flops_per_s=989.4e12,
@@ -123,9 +125,9 @@ H100 = Device(
     launch_s=0.5e-3,
     contention=CONTENTION,
 )
-"""H100 SXM 80 GB, bf16 (NVIDIA's data sheet). Its power limits cuBLAS to 700 to 760 TFLOP/s; attention by cuDNN 9
-or FlashAttention-3 reaches about 500. `launch_s` is that of fused kernels on a fast host; no case here
-depends on it."""
+"""H100 SXM 80 GB, bf16 (NVIDIA's data sheet). Its power limits cuBLAS to 700 to 760 TFLOP/s;
+attention by cuDNN 9 or FlashAttention-3 reaches about 500. `launch_s` is that of fused kernels on a
+fast host; no case here depends on it."""
 DEVICES = {
     "a100-40": dataclasses.replace(A100, memory_bytes_per_s=1.555e12),
     "a100-80": A100,

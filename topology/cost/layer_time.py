@@ -1,4 +1,6 @@
-"""How long one layer of a micro-batch takes on one rank, and what it says to others meanwhile. Pure.
+"""How long one layer of a micro-batch takes on one rank, and what it says to others meanwhile.
+
+Pure.
 
 Legend: b sequences of s tokens (s/c with context parallelism), width h, a heads, t tensor ranks.
 
@@ -6,12 +8,12 @@ Legend: b sequences of s tokens (s/c with context parallelism), width h, a heads
   pass has two of each. Scores and their sums are b a/t small ones. Fused attention computes the
   scores again in its backward pass: 2.5 times the forward pass instead of 2 (Dao et al.).
 - Element-wise kernels: elements of size h a token that they read or write; counted from the kernels
-  of a GPT layer as Megatron-LM fuses them. Norms, dropout and residual are whole at each tensor rank
-  unless the sequence is cut (Korthikanti et al.); scores are s² a numbers a sequence.
+  of a GPT layer as Megatron-LM fuses them. Norms, dropout and residual are whole at each tensor
+  rank unless the sequence is cut (Korthikanti et al.); scores are s² a numbers a sequence.
 - Tensor parallelism: two all-reduces of b s h elements a pass (Shoeybi et al.); with sequence
-  parallelism as many reduce-scatters and all-gathers, which cost the same. With `overlap_tensor` they
-  are cut into t pieces and go on beside the multiplications (Wang et al., ASPLOS'23), which they delay
-  by the device's `contention` of their time.
+  parallelism as many reduce-scatters and all-gathers, which cost the same. With `overlap_tensor`
+  they are cut into t pieces and go on beside the multiplications (Wang et al., ASPLOS'23), which
+  they delay by the device's `contention` of their time.
 - Context parallelism: keys and values go once round the ring, behind the attention (Liu et al., "Ring
   Attention"); what the attention does not cover is exposed. The backward pass sends twice as much.
 - Expert parallelism: two all-to-alls a pass of the tokens that are sent to experts (balanced).
@@ -187,7 +189,8 @@ def _tensor_s(workload: Workload, degrees: Degrees, interior: Interior) -> float
 def _uncovered_s(tensor_s: float, matrices_s: float, degrees: Degrees, device: Device) -> float:
     """Return what of a tensor group's collectives their multiplications do not cover.
 
-    Overlapped, each is cut into t pieces, of which the first or the last has nothing to hide behind.
+    Overlapped, each is cut into t pieces, of which the first or the last has nothing to hide
+    behind.
     """
     if not degrees.overlap_tensor:
         return tensor_s

@@ -10,9 +10,9 @@ DiLoCo itself is P = 1, tau = 0. A fragment occupies the WAN until the next is s
 keeps up only where T_wan(N/P) <= (H/P) T plus what is exposed. Compute utilisation is H T over the
 round.
 
-Charles et al., "Scaling laws for DiLoCo", appendix A, give the whole run's communication: all-reduces of
-N bytes over R chips take 2 N/W (1 - 1/R) + eps each; with M replicas, every step inside each (R/M
-chips, bandwidth W0) and every H-th across (W1).
+Charles et al., "Scaling laws for DiLoCo", appendix A, give the whole run's communication:
+all-reduces of N bytes over R chips take 2 N/W (1 - 1/R) + eps each; with M replicas, every step
+inside each (R/M chips, bandwidth W0) and every H-th across (W1).
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ def bytes_per_s_needed(
     """Return the rate at which an exchange leaves a step its efficiency; infinite if none does.
 
     The exchange may take what is hidden and what the efficiency allows to be exposed:
-    bytes / (window + step (1/efficiency - 1) - delay). Small buckets are assumed: the last one's own
-    time is left out.
+    bytes / (window + step (1/efficiency - 1) - delay). Small buckets are assumed: the last one's
+    own time is left out.
 
     Args:
         exchanged_bytes: that each site sends, and receives at the same time.

@@ -5,14 +5,15 @@
 - Pipeline of p stages, v virtual ones each, m micro-batches (Narayanan et al., SC'21): the slowest stage
   takes all micro-batches, the bubble is one passage through all others:
       T_pipeline = m t_max + (t_1 + ... + t_p - t_max) / v
-  For equal stages that is (m + (p-1)/v) t. That takes m >= p: fewer micro-batches cannot keep the stages
-  busy from one virtual stage to the next, so the first takes p t, and each other t / v more. The last stage has the logits; each micro-batch pays for
-  2 v transfers of b s h elements (over the tensor ranks: "scatter/gather"), which 1F1B does not hide.
+  For equal stages that is (m + (p-1)/v) t. That takes m >= p: fewer micro-batches cannot keep the
+  stages busy from one virtual stage to the next, so the first takes p t, and each other t / v more.
+  The last stage has the logits; each micro-batch pays for 2 v transfers of b s h elements (over the
+  tensor ranks: "scatter/gather"), which 1F1B does not hide.
 - Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on beside
   compute is not free: the device's `contention` of it delays the compute.
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
-  micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap), of
-  virtual stages the earlier ones while it is elsewhere.
+  micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap),
+  of virtual stages the earlier ones while it is elsewhere.
 - Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` layer by layer behind the first
   micro-batch's forward pass.
 - ZeRO 3 gathers each layer's parameters before each pass of each micro-batch and scatters its
@@ -37,7 +38,8 @@ from topology.cost.overlap import Overlap, overlap, ready_times_s
 from topology.cost.workload import Workload
 
 _ADAM_BYTES = 26
-"""For each parameter: master copy and two moments, read and written in float32, and the bf16 copy."""
+"""For each parameter: master copy and two moments, read and written in float32, and the bf16
+copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,8 @@ class StepTime:
     """Gathered again after the optimizer's step."""
     optimizer_s: float
     window_s: float
-    """At the end of the pipeline's time: the last micro-batch's backward pass over a stage, during which
-    gradients become complete. All that can hide an exchange between sites."""
+    """At the end of the pipeline's time: the last micro-batch's backward pass over a stage, during
+    which gradients become complete. All that can hide an exchange between sites."""
 
     @property
     def pipeline_s(self) -> float:

@@ -1,15 +1,16 @@
 """What TCP carries over a long way. Pure.
 
-Rates of one connection in the steady state. p is the loss probability of a packet, R the round trip, S
-the payload of a packet; windows are in packets:
+Rates of one connection in the steady state. p is the loss probability of a packet, R the round
+trip, S the payload of a packet; windows are in packets:
 
-    Reno, Mathis et al. 1997       W = C / sqrt(p), C = 1.2 (RFC 8312, eq. 5; acknowledging every packet)
-    Reno with timeouts, PFTK       Padhye et al. 1998, eq. 32
-    CUBIC, RFC 8312, eq. 6         W = 1.054 (R / p)^(3/4), never less than Reno
-    BBR, Cardwell et al. 2016      does not slow down for losses below its threshold: (1-p) of the link
+    Reno, Mathis et al. 1997       W = C / sqrt(p), C = 1.2 (RFC 8312, eq. 5; acknowledging every
+    packet) Reno with timeouts, PFTK       Padhye et al. 1998, eq. 32 CUBIC, RFC 8312, eq. 6
+    W = 1.054 (R / p)^(3/4), never less than Reno
+    BBR, Cardwell et al. 2016      does not slow down for losses below its threshold: (1-p) of the
+        link
 
-and rate = W S / R. One connection carries the least of the link, window / R and that; n connections n
-times it, up to the link's share that is payload.
+and rate = W S / R. One connection carries the least of the link, window / R and that; n connections
+n times it, up to the link's share that is payload.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ Formulas count matrix multiplications, two FLOPs an element of the matrix and a 
 
       F = 6 B s (N_matrices + V h) + 12 B s² L h
 
-  which is 72 B s L h² (1 + s/(6h) + V/(12 L h)) for a GPT. This is the "6 N + attention" of Chowdhery
-  et al., "PaLM", appendix B, with N the parameters that multiply every token. The causal mask is not
-  credited.
+  which is 72 B s L h² (1 + s/(6h) + V/(12 L h)) for a GPT. This is the "6 N + attention" of
+  Chowdhery et al., "PaLM", appendix B, with N the parameters that multiply every token. The causal
+  mask is not credited.
 - hardware FLOPs add what is computed twice: the layers' forward pass with full recomputation (eq. 3:
   96 instead of 72), the attention's scores and sums with selective (Korthikanti et al., MLSys'23).
 

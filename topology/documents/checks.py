@@ -27,8 +27,8 @@ def check_pair(
         text: The job's YAML, for the places of problems.
         source: What messages call it.
         overrides: As given to `load_job`.
-        is_placed: False: a plan has yet to say which of the sites take part, so that the batch need not
-            have a sequence for the ranks of all of them.
+        is_placed: False: a plan has yet to say which of the sites take part, so that the batch need
+            not have a sequence for the ranks of all of them.
 
     Raises:
         ConfigError: with every problem, each at the job's line.

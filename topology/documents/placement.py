@@ -1,8 +1,8 @@
 """Which sites take part in a run, and how many sequences of a step each takes. Pure.
 
-A job's `placement` names them; a job without one spreads its batch over the ranks of all sites. From
-`placed` on, everybody sees a topology of the sites that take part only, with indices of its own, so
-that no other part of isthmus needs to know that there are more.
+A job's `placement` names them; a job without one spreads its batch over the ranks of all sites.
+From `placed` on, everybody sees a topology of the sites that take part only, with indices of its
+own, so that no other part of isthmus needs to know that there are more.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def _without_null(value: Any) -> Any:  # noqa: ANN401 - any JSON
         if len(choices) == 1:
             del kept["anyOf"]
             kept = {**choices[0], **kept}
-    # pydantic names a field after its attribute and a model after its class; neither helps a reader.
+    # pydantic names a field after its attribute and a model after its class; neither helps a
+    # reader.
     if isinstance(kept.get("title"), str):
         del kept["title"]
     return kept

@@ -6,10 +6,10 @@ a seed means the same times on every machine, and a fault added at the end moves
 
 **What overlapping faults mean.** At any time a link has a list of faults that have begun and not
 ended, in the order in which they began (of two at the same microsecond, in the order of the
-script). It is cut if any of them cuts it. Each of its figures is that of the last of them which gives
-one, else the configured. A `for` takes its fault off the list, so that what it did is undone and what
-the others do stays; `heal` empties the list. What `expand` returns are the differences: whenever a
-link is not as it was, its whole new state. At one instant, ends come before beginnings.
+script). It is cut if any of them cuts it. Each of its figures is that of the last of them which
+gives one, else the configured. A `for` takes its fault off the list, so that what it did is undone
+and what the others do stays; `heal` empties the list. What `expand` returns are the differences:
+whenever a link is not as it was, its whole new state. At one instant, ends come before beginnings.
 """
 
 import hashlib

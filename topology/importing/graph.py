@@ -47,8 +47,8 @@ class Graph:
         """Return the graph of what a reader found.
 
         Raises:
-            ConfigError: there is nothing in it or too much, two nodes have one key, or an edge leads
-                nowhere.
+            ConfigError: there is nothing in it or too much, two nodes have one key, or an edge
+                leads nowhere.
         """
         if not nodes:
             raise wrong(source, "there is no node in it")

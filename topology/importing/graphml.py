@@ -3,8 +3,8 @@
 Read are the graph's and the nodes' names (`Network`, `label`), `Latitude`, `Longitude`, the edges'
 `LinkSpeedRaw` (bit/s) and `dist` (km). Everything else is passed over.
 
-A document type is refused, whatever it says: entities are how a small XML file becomes a large one, or
-reads other files, and no map needs them.
+A document type is refused, whatever it says: entities are how a small XML file becomes a large one,
+or reads other files, and no map needs them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from topology.units import format_duration, format_rate
 from topology.world import Link, Topology
 
 FAR = 0.2
-"""Relative to what is described. Losses and jitter vary too much from one minute to the next to count."""
+"""Relative to what is described. Losses and jitter vary too much from one minute to the next to
+count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

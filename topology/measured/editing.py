@@ -1,8 +1,8 @@
 """Writes a probe's figures into a topology's text, and leaves everything else as it stands.
 
-PyYAML composes the text; its marks say where each value begins and ends, and only what stands between
-two marks is replaced, or something is put in at one. So comments, order, indentation and line breaks
-stay. The result is read again, and must be what was there with the new figures in it.
+PyYAML composes the text; its marks say where each value begins and ends, and only what stands
+between two marks is replaced, or something is put in at one. So comments, order, indentation and
+line breaks stay. The result is read again, and must be what was there with the new figures in it.
 """
 
 from __future__ import annotations

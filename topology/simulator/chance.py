@@ -1,4 +1,6 @@
-"""Chance that is the same on every machine and in every version of Python: numbers from a seed. Pure.
+"""Chance that is the same on every machine and in every version of Python: numbers from a seed.
+
+Pure.
 
 SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
@@ -41,8 +43,8 @@ class Stragglers:
     distribution: str
     """One of DISTRIBUTIONS: of the factor by which compute is longer.
 
-    `exponential`: 1 + x, x of mean `spread`. `uniform`: 1 to 1 + `spread`. `lognormal`: of median 1,
-    `spread` is the deviation of its logarithm; a rank may be faster too.
+    `exponential`: 1 + x, x of mean `spread`. `uniform`: 1 to 1 + `spread`. `lognormal`: of median
+    1, `spread` is the deviation of its logarithm; a rank may be faster too.
     """
     spread: float
 

@@ -30,7 +30,8 @@ from topology.timing.buckets import FLOAT32_BYTES, Bucket
 from topology.world import Site, Topology
 
 _SETTLED = 4
-"""Times as many micro-batches as stages: from then on each further one takes what the slowest stage does."""
+"""Times as many micro-batches as stages: from then on each further one takes what the slowest stage
+does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,8 @@ def _site_work(
         ready_s=tuple(done_s[each.last_layer] for each in buckets),
         compute_s=inside.pipeline.step_s,
         scatter_s=_reductions_s(workload, inside, buckets, lanes),
-        # The cost model has the whole reduction before the crossing; what ZeRO gathers is in the tail.
+        # The cost model has the whole reduction before the crossing; what ZeRO gathers is in the
+        # tail.
         gather_s=(0.0,) * len(buckets),
         lanes=lanes,
         tail_s=inside.step.parameters.exposed_s + inside.step.optimizer_s,
@@ -176,8 +178,8 @@ def _reductions_s(
 ) -> tuple[float, ...]:
     """Return what each bucket's reduction over the replicas of its stage takes.
 
-    By what the cost model has for collectives that slow the backward pass down, a stage's last one is
-    later.
+    By what the cost model has for collectives that slow the backward pass down, a stage's last one
+    is later.
     """
     gradients, window_s = inside.step.gradients, inside.step.window_s
     count = layers_per_stage(workload, inside.degrees)

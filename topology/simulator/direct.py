@@ -1,9 +1,11 @@
-"""Data parallel groups that exchange directly, each device sending to one other after another. Pure.
+"""Data parallel groups that exchange directly, each device sending to one other after another.
+
+Pure.
 
 The cost model of Yuan et al., "Decentralized training of foundation models in heterogeneous
-environments" (NeurIPS 2022, equations 2 to 4): a group of D devices is a sharded parameter server, so each
-sends its part of the gradient, c / D bytes, to each other one, and does so again with the results. A
-message keeps its sender for delay + bytes / rate.
+environments" (NeurIPS 2022, equations 2 to 4): a group of D devices is a sharded parameter server,
+so each sends its part of the gradient, c / D bytes, to each other one, and does so again with the
+results. A message keeps its sender for delay + bytes / rate.
 """
 
 from __future__ import annotations

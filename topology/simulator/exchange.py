@@ -1,10 +1,10 @@
 """One step's buckets on their way up and down the trees of a plan, or from all to all. Pure.
 
-A site sends a segment's sum on once its own part and those of its children are there; the root's result goes
-down the same tree. A site's gateways encode what they send up and, at the root, the result; they decode
-what comes up, and the result; on the way down bytes are passed on as they are. In a gather every site
-encodes once and decodes what comes of each. Sending takes a gateway's time too. All this is one queue a
-site, in the order in which it comes.
+A site sends a segment's sum on once its own part and those of its children are there; the root's
+result goes down the same tree. A site's gateways encode what they send up and, at the root, the
+result; they decode what comes up, and the result; on the way down bytes are passed on as they are.
+In a gather every site encodes once and decodes what comes of each. Sending takes a gateway's time
+too. All this is one queue a site, in the order in which it comes.
 """
 
 from __future__ import annotations

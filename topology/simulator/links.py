@@ -1,13 +1,13 @@
 """A directed link that sends one flow after another. Pure.
 
-A flow is some chunks of one bucket on one tree. The link takes waiting flows in the order of their keys,
-(step, bucket, segment), as a gateway's queue does, at its full rate. A flow's first granule, as many
-chunks as are side by side on the link, arrives one granule's time and half a round trip after it began;
-the next site passes it on from then on, for chunks are reduced one by one (topology/simulator/servers.py
-says when this is exact).
+A flow is some chunks of one bucket on one tree. The link takes waiting flows in the order of their
+keys, (step, bucket, segment), as a gateway's queue does, at its full rate. A flow's first granule,
+as many chunks as are side by side on the link, arrives one granule's time and half a round trip
+after it began; the next site passes it on from then on, for chunks are reduced one by one
+(topology/simulator/servers.py says when this is exact).
 
-TCP starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the window
-that it had (topology/traffic/slow_start.py).
+TCP starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the
+window that it had (topology/traffic/slow_start.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from topology.traffic.slow_start import RTO_MIN_S, num_halvings, unused_s, windo
 Key = tuple[int, int, int]
 """Step, bucket, segment."""
 Deliver = Callable[[int, int, int, float], None]
-"""Called when the first granule has arrived: with the site that has it, bucket, segment, and the time at
-which the last granule will have arrived."""
+"""Called when the first granule has arrived: with the site that has it, bucket, segment, and the
+time at which the last granule will have arrived."""
 
 
 @dataclass(slots=True)

@@ -1,10 +1,12 @@
-"""Training that synchronises seldom: data parallel, DiLoCo, and Streaming DiLoCo with overlap. Pure.
+"""Training that synchronises seldom: data parallel, DiLoCo, and Streaming DiLoCo with overlap.
 
-The graph of Douillard et al., "Streaming DiLoCo with overlapping communication" (arXiv 2501.18512), for
-two or more replicas that are alike: in each step a layer goes forward, then backward for its
+Pure.
+
+The graph of Douillard et al., "Streaming DiLoCo with overlapping communication" (arXiv 2501.18512),
+for two or more replicas that are alike: in each step a layer goes forward, then backward for its
 activations (the first one not) and for its parameters, one after another on the accelerator; a
-layer that is due is reduced after that, one after another on the link. Its forward pass in step
-s + 1 + overlap waits for what step s reduced.
+layer that is due is reduced after that, one after another on the link. Its forward pass in step s +
+1 + overlap waits for what step s reduced.
 
 A layer is due every `every` steps. Fragments are layers a stride apart, and take turns evenly.
 """
@@ -75,7 +77,8 @@ def utilisation(way: LocalSgd, bits_per_s: float, rtt_s: float = 0.0, rounds: in
     """
     if bits_per_s <= 0:
         raise SimulationError("bits_per_s: want more than 0")
-    # An all-reduce among R sends 2 (1 - 1/R) of the bytes over each link (Patarasuk and Yuan, 2009).
+    # An all-reduce among R sends 2 (1 - 1/R) of the bytes over each link (Patarasuk and Yuan,
+    # 2009).
     sent = 2 * (1 - 1 / way.num_replicas)
     reduce_s = sent * way.bits * way.num_parameters / way.num_layers / bits_per_s
     node_s = way.step_s / (3 * way.num_layers - 1)

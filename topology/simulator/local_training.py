@@ -1,8 +1,8 @@
 """Sites that train by themselves and exchange once a round, each at its own pace. Pure.
 
-At the end of a step, once all collectives inside the site are done, the fragment that is due leaves, all
-of it at once. A step ends when its own work is done and the results that the next step needs are in
-place (topology/simulator/rounds.py). Left out: the outer optimizer's step.
+At the end of a step, once all collectives inside the site are done, the fragment that is due
+leaves, all of it at once. A step ends when its own work is done and the results that the next step
+needs are in place (topology/simulator/rounds.py). Left out: the outer optimizer's step.
 """
 
 from __future__ import annotations

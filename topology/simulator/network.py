@@ -1,8 +1,8 @@
 """The links between sites, and the ports that they share. Pure.
 
-Flows of different links meet only where a site's ports are narrower than its links together. There, and
-where flows share links, rates are max-min fair; elsewhere each link sends by itself, one flow after
-another.
+Flows of different links meet only where a site's ports are narrower than its links together. There,
+and where flows share links, rates are max-min fair; elsewhere each link sends by itself, one flow
+after another.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def require_simulated(changes: Iterable[TimedChange], *, is_fair: bool) -> None:
     """Refuse changes that a simulation knows nothing of.
 
     Raises:
-        SimulationError: links are shared, or there is a change of another kind than rate, RTT, cut, heal.
+        SimulationError: links are shared, or there is a change of another kind than rate, RTT, cut,
+            heal.
     """
     for each in changes:
         change = each.change

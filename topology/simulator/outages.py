@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outages:
-    """How often sites fail, and how long it takes to go on. Times between failures are exponential."""
+    """How often sites fail, and how long it takes to go on.
+
+    Times between failures are exponential.
+    """
 
     mtbf_s: float
     """Of one site: mean time between its failures."""

@@ -1,15 +1,17 @@
-"""Pipeline parallel training: 1F1B, plain and interleaved, over stages that links of any kind join. Pure.
+"""Pipeline parallel training: 1F1B, plain and interleaved, over stages that links of any kind join.
 
-A stage does its blocks in the order that the schedule gives it (Narayanan et al., "Efficient large-scale
-language model training on GPU clusters", SC'21): first as many forwards as it takes until its first
-gradient can be there, then one forward and one backward in turn, then the backwards that are left.
-Interleaved, each stage holds several parts of the model, and groups of micro-batches go round the stages
-once for each of them. A group has as many as there are stages; where they are no multiple, some have more,
-for one of fewer would wait for itself (Megatron-core refuses it).
+Pure.
 
-A block begins once the stage is free and what it needs has arrived. What it makes leaves at once over the link to
-the stage that needs it, one message after another in each direction, and arrives half a round trip later.
-Sending keeps no stage from computing, as with CUDA streams of their own.
+A stage does its blocks in the order that the schedule gives it (Narayanan et al., "Efficient
+large-scale language model training on GPU clusters", SC'21): first as many forwards as it takes
+until its first gradient can be there, then one forward and one backward in turn, then the backwards
+that are left. Interleaved, each stage holds several parts of the model, and groups of micro-batches
+go round the stages once for each of them. A group has as many as there are stages; where they are
+no multiple, some have more, for one of fewer would wait for itself (Megatron-core refuses it).
+
+A block begins once the stage is free and what it needs has arrived. What it makes leaves at once
+over the link to the stage that needs it, one message after another in each direction, and arrives
+half a round trip later. Sending keeps no stage from computing, as with CUDA streams of their own.
 """
 
 from __future__ import annotations

@@ -89,7 +89,10 @@ def fragment_buckets(
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """What of a step's work belongs to rounds. Buckets are those that cross in a round, all fragments'."""
+    """What of a step's work belongs to rounds.
+
+    Buckets are those that cross in a round, all fragments'.
+    """
 
     rounds: Rounds
     owners: tuple[int, ...]

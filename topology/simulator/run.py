@@ -86,15 +86,15 @@ def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> 
     """Return what a run of the trainer that ships would be like.
 
     Args:
-        job: with modelled compute or real, for the simulator models it anyway; with a script only if
-            the job describes its model, and how each site cuts it.
+        job: with modelled compute or real, for the simulator models it anyway; with a script only
+            if the job describes its model, and how each site cuts it.
         topology: sites and links.
         settings: how.
 
     Raises:
         ConfigError: the job's tree does not fit the topology.
-        SimulationError: failures are so frequent that it never ends, a link is cut for ever, or there
-            is a change of a link that is not simulated.
+        SimulationError: failures are so frequent that it never ends, a link is cut for ever, or
+            there is a change of a link that is not simulated.
     """
     assert job.entrypoint is None or job.workload is not None, "nothing is known of a script"
     settings = settings or Settings()
@@ -241,7 +241,10 @@ class _Made:
         raise AssertionError("training never ends by itself")
 
     def _from_the_beginning(self) -> Iterator[tuple[Step, float]]:
-        """Yield the steps after a start. Without stragglers all starts are alike: one is simulated."""
+        """Yield the steps after a start.
+
+        Without stragglers all starts are alike: one is simulated.
+        """
         if self._settings.stragglers is not None:
             yield from self._train()
             return

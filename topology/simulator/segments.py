@@ -1,9 +1,9 @@
 """What of a bucket crosses together: flows of consecutive chunks that are one tree's. Pure.
 
-A flow is what the simulation moves at once over a link. It has at least as many chunks as the link has
-connections, and where a step would have more than FLOWS_PER_STEP hops, more: then a tree's turn is that
-many chunks long. Of what a flow does on links that it shares with nobody meanwhile, nothing is lost by it
-(topology/simulator/servers.py).
+A flow is what the simulation moves at once over a link. It has at least as many chunks as the link
+has connections, and where a step would have more than FLOWS_PER_STEP hops, more: then a tree's turn
+is that many chunks long. Of what a flow does on links that it shares with nobody meanwhile, nothing
+is lost by it (topology/simulator/servers.py).
 """
 
 from __future__ import annotations

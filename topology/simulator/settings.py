@@ -11,8 +11,8 @@ from topology.simulator.rounds import Rounds
 from topology.units import format_duration, format_fraction
 
 SHARINGS = ("fifo", "fair")
-"""How flows share a link: one after another in the order of buckets, or as many at once as there are
-connections, each with its max-min fair share (topology/simulator/sharing.py)."""
+"""How flows share a link: one after another in the order of buckets, or as many at once as there
+are connections, each with its max-min fair share (topology/simulator/sharing.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +26,18 @@ class Settings:
     sharing: str = "fifo"
     """One of SHARINGS."""
     slow_start: bool | None = None
-    """TCP starts slowly after a pause; None: where there are packets (topology.traffic.wire_load)."""
+    """TCP starts slowly after a pause; None: where there are packets
+    (topology.traffic.wire_load)."""
     ratio: float | None = None
-    """Encoded bytes for each byte of float32; None: as codecs usually come to (topology.codec_costs)."""
+    """Encoded bytes for each byte of float32; None: as codecs usually come to
+    (topology.codec_costs)."""
     gateways_take_time: bool = True
     """False: encoding, decoding and sending cost gateways nothing."""
     stragglers: Stragglers | None = None
     outages: Outages | None = None
     changes: tuple[TimedChange, ...] = ()
-    """Of links, by time since the beginning: rates, delays, cuts, and ends of them (topology.faults.script)."""
+    """Of links, by time since the beginning: rates, delays, cuts, and ends of them
+    (topology.faults.script)."""
     rounds: Rounds | None = None
     """Sites exchange parameters once a round; None: gradients in every step."""
     reuse_steps: bool = True

@@ -1,10 +1,10 @@
 """Links that several flows share at once, and ports that links share: max-min fairness. Pure.
 
-A link has a connection for each of a few flows; further ones wait in the order of their keys. Each flow
-on its way crosses some resources, each with a rate: its link, and its sites' ports towards the WAN where
-these are narrower than what leaves through them. Rates are those of progressive filling (Bertsekas and
-Gallager, Data Networks, 6.5.2): all flows grow alike until a resource is full; what crosses it keeps
-its rate, the others grow on. They are computed anew whenever a flow comes or goes.
+A link has a connection for each of a few flows; further ones wait in the order of their keys. Each
+flow on its way crosses some resources, each with a rate: its link, and its sites' ports towards the
+WAN where these are narrower than what leaves through them. Rates are those of progressive filling
+(Bertsekas and Gallager, Data Networks, 6.5.2): all flows grow alike until a resource is full; what
+crosses it keeps its rate, the others grow on. They are computed anew whenever a flow comes or goes.
 
 A flow arrives as a whole: the next site has none of it before. Flows are small where this counts.
 """

@@ -1,10 +1,10 @@
 """One simulated step at one site, and steps that repeat those before. Pure.
 
-**Steps that repeat themselves.** Without stragglers all that a step depends on is how far apart the sites
-began it, and what the steps before had left on the links: whatever site was early, nothing of two rounds
-before can be. So once two consecutive rounds had the same offsets as two before, p rounds apart, every
-round is that of p before, p rounds' time later. With an exchange in every step a round is a step. Offsets
-count as the same within REPEATS of a step.
+**Steps that repeat themselves.** Without stragglers all that a step depends on is how far apart the
+sites began it, and what the steps before had left on the links: whatever site was early, nothing of
+two rounds before can be. So once two consecutive rounds had the same offsets as two before, p
+rounds apart, every round is that of p before, p rounds' time later. With an exchange in every step
+a round is a step. Offsets count as the same within REPEATS of a step.
 """
 
 from __future__ import annotations

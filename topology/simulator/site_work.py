@@ -1,7 +1,7 @@
 """What one site does in a step: when its gradients are there, and what they cost inside it. Pure.
 
-The ranks of a site are alike, and wait for each other in its collectives: the busiest one stands for all.
-The gateways of a site are one, as fast as all of them together.
+The ranks of a site are alike, and wait for each other in its collectives: the busiest one stands
+for all. The gateways of a site are one, as fast as all of them together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class GatewayCost:
     """What a site's gateways take, all together, each with a core for its codecs."""
 
     num_gateways: float
-    """0: they take no time. Where the fullest one has more than its part, as many as that makes of them."""
+    """0: they take no time. Where the fullest one has more than its part, as many as that makes of
+    them."""
 
     def coding_s(self, segment: Segment, encoded: float, decoded: float) -> tuple[float, float]:
         """Return the CPU seconds to encode and decode a segment so many times."""

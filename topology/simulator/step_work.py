@@ -1,4 +1,7 @@
-"""A job on a topology, cut into what is simulated: each site's step in time, each bucket in flows. Pure."""
+"""A job on a topology, cut into what is simulated: each site's step in time, each bucket in flows.
+
+Pure.
+"""
 
 from __future__ import annotations
 

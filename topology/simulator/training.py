@@ -1,8 +1,9 @@
 """Sites that train step by step, each at its own pace as far as the exchange lets it. Pure.
 
-A site's step begins when the gradients of the one before are in place, as in sites/trainer/modelled.py.
-Buckets leave as backward makes them (`overlap`) or once it has ended (`serial`), are reduce-scattered
-inside the site one after another, cross, and are all-gathered in their order.
+A site's step begins when the gradients of the one before are in place, as in
+sites/trainer/modelled.py. Buckets leave as backward makes them (`overlap`) or once it has ended
+(`serial`), are reduce-scattered inside the site one after another, cross, and are all-gathered in
+their order.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ class Place:
 
 
 class Document:
-    """One parsed text. `problems` collects what is wrong; nothing here raises for a mere mistake."""
+    """One parsed text.
+
+    `problems` collects what is wrong; nothing here raises for a mere mistake.
+    """
 
     def __init__(self, source: str, text: str) -> None:
         self.source = source

@@ -1,7 +1,7 @@
 """The kinds of value that both documents are made of, as pydantic reads them.
 
-Strict: a text is not a number, `no` is not false, and a quantity has its unit. Each kind carries the
-JSON Schema that an editor shows.
+Strict: a text is not a number, `no` is not false, and a quantity has its unit. Each kind carries
+the JSON Schema that an editor shows.
 """
 
 import re

@@ -27,8 +27,8 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
     """Change `document` by each override in turn; what cannot be placed becomes a problem of it.
 
     An override's value is YAML, so `--set failure.min_sites=2` sets a number and
-    `--set "sites.0.location={lat: 1, lon: 2}"` a mapping. Mappings on the way that are not there yet
-    are made; list positions count from 0 and must exist.
+    `--set "sites.0.location={lat: 1, lon: 2}"` a mapping. Mappings on the way that are not there
+    yet are made; list positions count from 0 and must exist.
     """
     for override in overrides:
         name, equals, text = override.partition("=")

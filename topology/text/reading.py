@@ -29,8 +29,8 @@ def read_document(text: str, source: str) -> Document:
         source: What messages call it.
 
     Raises:
-        ConfigError: it is not YAML, is empty, or exceeds a limit. Every lesser mistake (duplicate keys,
-            tags, empty values, keys that are not texts) is in the document's `problems`.
+        ConfigError: it is not YAML, is empty, or exceeds a limit. Every lesser mistake (duplicate
+            keys, tags, empty values, keys that are not texts) is in the document's `problems`.
     """
     document = Document(source, text)
     if len(text) > MAX_BYTES or len(text.encode(errors="surrogatepass")) > MAX_BYTES:

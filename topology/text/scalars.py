@@ -1,8 +1,9 @@
 """What a plain (unquoted) YAML scalar means: numbers, true and false, nothing, else text.
 
-YAML 1.1, which PyYAML implements, reads `no` as false, `12:30:45` as 45045, `010` as 8 and `1e3` as a
-text. Here a scalar is what it looks like (YAML 1.2's core schema, decimal numbers only): `no`,
-`12:30:45` and `0x10` are texts, `1e3` is a number, and `010`, which looks like two things, is refused.
+YAML 1.1, which PyYAML implements, reads `no` as false, `12:30:45` as 45045, `010` as 8 and `1e3` as
+a text. Here a scalar is what it looks like (YAML 1.2's core schema, decimal numbers only): `no`,
+`12:30:45` and `0x10` are texts, `1e3` is a number, and `010`, which looks like two things, is
+refused.
 """
 
 import math

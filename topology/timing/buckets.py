@@ -1,9 +1,11 @@
-"""Which gradients cross together: the buckets of DistributedDataParallel, for the model that ships. Pure.
+"""Which gradients cross together: the buckets of DistributedDataParallel, for the model that ships.
+
+Pure.
 
 DDP goes through the parameters in the reverse of their order, which is that in which backward makes
 their gradients, and closes a bucket once it holds as many bytes as it may, or more
-(torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size). A bucket leaves when its
-last gradient is there.
+(torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size). A bucket leaves when
+its last gradient is there.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Bucket:
     raw_bytes: int
     """Of float32."""
     last_layer: int
-    """Whose backward pass completes it, by the order of the forward pass (topology.cost.compute.layers)."""
+    """Whose backward pass completes it, by the order of the forward pass
+    (topology.cost.compute.layers)."""
 
 
 def parameter_numels(model: Model) -> tuple[tuple[int, ...], ...]:

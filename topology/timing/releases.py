@@ -1,7 +1,7 @@
 """What of a step's gradients leaves together, and when. Pure.
 
-Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they fill a
-bucket (topology/timing/buckets.py); with `schedule: serial` all leave at its end.
+Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they
+fill a bucket (topology/timing/buckets.py); with `schedule: serial` all leave at its end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 _KNOTS = 8
-"""Releases whose crossings are worked out; those of others lie between them, for connections that are warm
-take a time that grows with the bytes along a line, to within a chunk."""
+"""Releases whose crossings are worked out; those of others lie between them, for connections that
+are warm take a time that grows with the bytes along a line, to within a chunk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """What pauses leave of TCP's windows, and how long exchanges take with them. Pure, by arrays.
 
-Steps repeat themselves: a link sends, rests until the next step's gradients come, and begins again with a
-part of the window that it had (topology/traffic/slow_start.py). How long it rests depends on the step, and the
-step on the windows: topology/timing/step_time.py begins with the first windows, as a run does, and goes on until
-windows stay as they are.
+Steps repeat themselves: a link sends, rests until the next step's gradients come, and begins again
+with a part of the window that it had (topology/traffic/slow_start.py). How long it rests depends on
+the step, and the step on the windows: topology/timing/step_time.py begins with the first windows,
+as a run does, and goes on until windows stay as they are.
 
-Legend of shapes, which end names in lower case: B spreads of a batch, S sites (sources), T sites (targets),
-H directed links that a plan uses, R releases. Of a link whose connections do not start slowly the window is
-infinite.
+Legend of shapes, which end names in lower case: B spreads of a batch, S sites (sources), T sites
+(targets), H directed links that a plan uses, R releases. Of a link whose connections do not start
+slowly the window is infinite.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 _LATE_RELEASES = 8
-"""Those of a step whose pauses are looked at, the last ones: the earlier a release, the less it decides."""
+"""Those of a step whose pauses are looked at, the last ones: the earlier a release, the less it
+decides."""
 
 
 class RestedLinks:
@@ -126,8 +127,8 @@ class RestedLinks:
             left_bytes: Float32, of it and all later ones.
 
         Returns:
-            Seconds, shape (T,), of the latest that one of the last releases makes it; -inf where none
-            leaves after a pause.
+            Seconds, shape (T,), of the latest that one of the last releases makes it; -inf where
+            none leaves after a pause.
         """
         latest_t = np.full(self._num_sites, -math.inf)
         if np.diff(at_s).max(initial=0.0) <= RTO_MIN_S:

@@ -177,8 +177,8 @@ class StepModel:
 
         Args:
             spreads: Each as for `step_s`.
-            like: TCP's windows are those that this spread settles at, which is faster still, and what
-                spreads are that differ little; None: each has its own.
+            like: TCP's windows are those that this spread settles at, which is faster still, and
+                what spreads are that differ little; None: each has its own.
         """
         if self._warm_s is None:
             return [max(self.compute_s(each)) for each in spreads]
@@ -199,8 +199,8 @@ class StepModel:
     def _settled(self, warm_bst: Floats, left_bst: Floats, used_bst: Floats) -> Floats:
         """Return the windows that steps come to; arguments are those of `_row`, shape (B, H).
 
-        From a run's first windows on: how long a step is says how long links rest, and so with which
-        windows the next one begins.
+        From a run's first windows on: how long a step is says how long links rest, and so with
+        which windows the next one begins.
         """
         links = self._links
         assert links is not None, "there is something to exchange"

@@ -1,7 +1,7 @@
 """How long one exchange takes on the wire, if nothing hides it. Pure.
 
-topology.traffic.tree_times has the formula, topology.traffic.wire_load what is put into it, topology.reduction_plans the
-trees.
+topology.traffic.tree_times has the formula, topology.traffic.wire_load what is put into it,
+topology.reduction_plans the trees.
 
 Left out: what sites do to encode and sum, loss, and a receiver's window that is too small.
 """

@@ -1,4 +1,6 @@
-"""How many TCP connections a link begins with. Pure: gateways open them, predictions count with them.
+"""How many TCP connections a link begins with.
+
+Pure: gateways open them, predictions count with them.
 
 One connection has no more on the way than its sender's buffer holds, so a link takes as many as its
 bandwidth times round trip needs; and two where that is wide enough for both: while one waits for a
@@ -16,7 +18,8 @@ FLOWS_MAX = 32
 _ENOUGH_FOR_TWO_BYTES = 2 * 128 * 1448
 """Of data on the way: a hundred packets or so for each."""
 SEND_BUFFER_BYTES = 3 << 20
-"""Of data, where nothing better is known: three quarters of 4 MiB, which Linux allows as it comes."""
+"""Of data, where nothing better is known: three quarters of 4 MiB, which Linux allows as it
+comes."""
 
 
 def first_channels(

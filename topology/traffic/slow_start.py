@@ -1,18 +1,18 @@
 """What TCP's slow start leaves unused of a link. Pure.
 
-A connection begins with a small window and doubles it each round trip (RFC 5681, 3.1). A window of w
-bytes, of all connections together, takes a round trip t where the link, of r bytes a second, needs w / r
-for it: t - w / r is lost, until a window is r t.
+A connection begins with a small window and doubles it each round trip (RFC 5681, 3.1). A window of
+w bytes, of all connections together, takes a round trip t where the link, of r bytes a second,
+needs w / r for it: t - w / r is lost, until a window is r t.
 
-RFC 5681, 4.1, begins so again after a pause longer than the time-out. Linux is kinder: it halves the
-window once for each time-out of the pause that is over, and never below the first one (RFC 2861;
-net/ipv4/tcp_output.c, tcp_cwnd_restart); its threshold remembers 3/4 of the old window
-(tcp_current_ssthresh), up to which the window doubles again. Beyond that CUBIC's grows by half a round
-trip, for its curve goes on from where it was: counted here as doubling, too. The window before the
-pause counts as what just fills the link; queues on the way make it larger.
+RFC 5681, 4.1, begins so again after a pause longer than the time-out. Linux is kinder: it halves
+the window once for each time-out of the pause that is over, and never below the first one (RFC
+2861; net/ipv4/tcp_output.c, tcp_cwnd_restart); its threshold remembers 3/4 of the old window
+(tcp_current_ssthresh), up to which the window doubles again. Beyond that CUBIC's grows by half a
+round trip, for its curve goes on from where it was: counted here as doubling, too. The window
+before the pause counts as what just fills the link; queues on the way make it larger.
 
-Which congestion controls do: those that leave their window to the kernel. BBR keeps its own model of the
-path, and Linux does not touch the window of one that does (net/ipv4/tcp_output.c,
+Which congestion controls do: those that leave their window to the kernel. BBR keeps its own model
+of the path, and Linux does not touch the window of one that does (net/ipv4/tcp_output.c,
 tcp_slow_start_after_idle_check).
 """
 

@@ -1,6 +1,7 @@
 """When the first chunks of a load come to each link of a plan's trees. Pure, by arrays.
 
-Shapes as in topology/traffic/tree_flow.py: D directions, K trees, S sites (of a leg, its lower end), R loads.
+Shapes as in topology/traffic/tree_flow.py: D directions, K trees, S sites (of a leg, its lower
+end), R loads.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ def soonest(crossing: Crossing) -> Floats:
     """Return when legs begin at the soonest, however wide links are; shape (D, K, S, R)."""
     first_dksr = np.zeros(crossing.window_dksr.shape) + crossing.rtt_dks[..., None] / 2
     if crossing.is_slow:
-        # What leaves at once waits for windows, if these are small; what comes later may find them open.
+        # What leaves at once waits for windows, if these are small; what comes later may find them
+        # open.
         up_ksr = (crossing.granule_dksr[UP], _WIDEST, crossing.rtt_dks[UP][..., None])
         waits_ksr = unused_of_s(*up_ksr, crossing.window_dksr[UP])
         first_dksr[UP] += np.where(crossing.shape.is_leaf_ks[..., None], waits_ksr, 0.0)

@@ -1,28 +1,33 @@
 """How chunks flow through trees that share links: when the last of them is where. Pure, by arrays.
 
-A *leg* is one hop of one tree in one direction, up to the root or down from it; a directed link carries
-the legs of several trees. Its chunks come in the order of their turns, those of all trees abreast.
+A *leg* is one hop of one tree in one direction, up to the root or down from it; a directed link
+carries the legs of several trees. Its chunks come in the order of their turns, those of all trees
+abreast.
 
 - The first chunks of a leg begin it once those of all children are there. Early chunks go before later
-  ones, so they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes, and what TCP's slow
+  ones, so they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes, and what TCP's
+      slow
   start still leaves unused of the link at that time.
 - A link works without a pause while it has something to send. So the share x of a leg's chunks has left it
-  when all that goes before has: of another leg the share x - d / D, D being all of the link's work and d how
+  when all that goes before has: of another leg the share x - d / D, D being all of the link's work
+      and d how
   much later that one begins; of one that begins earlier, more than x.
 - Nor earlier than a leg's own chunks came, one behind the other.
 
-What begins earlier because of a wider link elsewhere gets in the way of others: with d as it is, they would be
-later for that. So d is never less than what it would be if all links were as wide as can be: the beginning of
-the other leg counts with round trips alone. Then everything only grows with what links take, and of warm
-connections no exchange is ever slower for a wider link. Against the event-driven simulator that is no
-less exact, for what is slightly early elsewhere in fact waits there.
+What begins earlier because of a wider link elsewhere gets in the way of others: with d as it is,
+they would be later for that. So d is never less than what it would be if all links were as wide as
+can be: the beginning of the other leg counts with round trips alone. Then everything only grows
+with what links take, and of warm connections no exchange is ever slower for a wider link. Against
+the event-driven simulator that is no less exact, for what is slightly early elsewhere in fact waits
+there.
 
-Chunks are followed at a few shares x of each leg: the first and the last, and where TCP starts slowly some
-between them, for there one link may be slow early and the next one late. What all this is worth against
-the simulator: docs/simulator.md.
+Chunks are followed at a few shares x of each leg: the first and the last, and where TCP starts
+slowly some between them, for there one link may be slow early and the next one late. What all this
+is worth against the simulator: docs/simulator.md.
 
-Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where something
-begins; of a leg, its lower end), T sites where something ends, R loads, P shares, H links, M legs of one.
+Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where
+something begins; of a leg, its lower end), T sites where something ends, R loads, P shares, H
+links, M legs of one.
 """
 
 from __future__ import annotations
@@ -240,7 +245,8 @@ def _emptied_s(begins_hmr: Floats, work_hmmrp: Floats) -> Floats:
 
     Args:
         begins_hmr: Of each leg.
-        work_hmmrp: Seconds that the second leg's part takes of what leaves before the first leg's share.
+        work_hmmrp: Seconds that the second leg's part takes of what leaves before the first leg's
+            share.
     """
     order_hmr = begins_hmr.argsort(axis=1)
     work_hmmrp = np.take_along_axis(work_hmmrp, order_hmr[:, None, ..., None], axis=2)

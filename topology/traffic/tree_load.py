@@ -1,4 +1,7 @@
-"""What is reduced over a plan: how many chunks of which size, and how many of them side by side. Pure."""
+"""What is reduced over a plan: how many chunks of which size, and how many of them side by side.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ class Load:
     first_window_bytes: float | None
     """Of all connections of a link together; None: there is no slow start."""
     abreast_of_links: Mapping[Hop, float] | None = None
-    """Chunks that are side by side on each directed link, on the average; None: `num_abreast` on all."""
+    """Chunks that are side by side on each directed link, on the average; None: `num_abreast` on
+    all."""
 
     def abreast_on(self, hop: Hop) -> float:
         """Return how many chunks are side by side on a directed link, if there are that many."""

@@ -1,16 +1,16 @@
 """How long the chunks of a plan take from site to site. Pure.
 
-n chunks, c bytes each once encoded and framed (a tree's own c, where trees have codecs of their own),
-cross links of rate r and round trip t:
+n chunks, c bytes each once encoded and framed (a tree's own c, where trees have codecs of their
+own), cross links of rate r and round trip t:
 
 - Gather: every site sends everything to every other, all links at once. The slowest link decides:
   max over links of (n c / r + t / 2).
 - Trees: chunks go up to the root and come back down, as through a pipeline whose links several trees
   share: topology/traffic/tree_flow.py.
 
-TCP starts slowly, after compute's pause as on its first day (topology/traffic/slow_start.py): g connections send
-10 packets each, and twice as many each round trip, until they fill the link; BBR's do not. The relay
-knows neither packets nor slow start.
+TCP starts slowly, after compute's pause as on its first day (topology/traffic/slow_start.py): g
+connections send 10 packets each, and twice as many each round trip, until they fill the link; BBR's
+do not. The relay knows neither packets nor slow start.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def chunk_bytes_of(job: Job, topology: Topology) -> int:
 def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, float]]) -> int:
     """Return a chunk's size, in float32 bytes: as the job says at most.
 
-    Frames are acknowledged as a whole, so of what a link holds, a few must be on the way at once; with
-    larger ones it runs dry, or a router's queue runs over. And a sum is passed on once the whole
-    chunk is there. Very small ones cost more of a processor than they are worth.
+    Frames are acknowledged as a whole, so of what a link holds, a few must be on the way at once;
+    with larger ones it runs dry, or a router's queue runs over. And a sum is passed on once the
+    whole chunk is there. Very small ones cost more of a processor than they are worth.
 
     Args:
         wanted_bytes: as the job says.
@@ -76,9 +76,10 @@ def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, 
 def pipeline_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
     """Return how many float32 bytes of a site's chunks have to be able to be without a result.
 
-    A chunk's result takes up and down a tree two round trips of the longest links, seldom more, and half
-    as much again in queues. Meanwhile no more leaves than the fastest link carries, or the site with
-    the least bandwidth, for every chunk has to get there; or than is encoded in that time.
+    A chunk's result takes up and down a tree two round trips of the longest links, seldom more, and
+    half as much again in queues. Meanwhile no more leaves than the fastest link carries, or the
+    site with the least bandwidth, for every chunk has to get there; or than is encoded in that
+    time.
     """
     if not topology.links:
         return 0
@@ -146,8 +147,8 @@ def wire_load(
 
     Args:
         job: gives codecs, chunk size, channels.
-        topology: its `emulator` says whether there are packets and slow start (`auto` counts as netns,
-            and so does a WAN that is not emulated).
+        topology: its `emulator` says whether there are packets and slow start (`auto` counts as
+            netns, and so does a WAN that is not emulated).
         plan: over its sites.
         raw_bytes: float32 bytes of the whole gradient, 1 at least.
         ratio: encoded bytes for each of them by `exchange.codec`; needed where that compresses.

@@ -12,7 +12,8 @@ def has_same_turns(
 ) -> bool:
     """Return whether two plans, each with its trees' codecs, give every turn the same codec.
 
-    Sequences with periods p and q that are equal for p + q turns are equal for ever (Fine and Wilf, 1965).
+    Sequences with periods p and q that are equal for p + q turns are equal for ever (Fine and Wilf,
+    1965).
     """
     turns = range(sum(len(plan.turns) for plan, _ in (one, other)))
     return all(

@@ -49,7 +49,8 @@ def hierarchy(pairs: Pairs, groups: Groups) -> Tree | None:
     """Return the two-level tree whose slowest link is fastest; None if none reaches all sites.
 
     The root is the head of its own group; each other group's head is the member whose slowest link
-    to its members and to the root is fastest. Equals are told apart by the sum of their round trips.
+    to its members and to the root is fastest. Equals are told apart by the sum of their round
+    trips.
     """
     found = []
     for root in range(pairs.num_sites):

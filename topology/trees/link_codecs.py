@@ -1,9 +1,10 @@
 """Which codec the chunks of a tree travel as, where links have codecs of their own. Pure.
 
-A result's bytes are one and the same on all edges of its tree, and a gather's part is decoded by all:
-that is what makes all sites' results bit-identical. So a codec belongs to a tree, not to a hop. It is
-the one with the fewest bytes among those of the links that the tree crosses; in a gather, of all
-links. Trees over fast links only stay as they are, and what crosses a narrow one is small everywhere.
+A result's bytes are one and the same on all edges of its tree, and a gather's part is decoded by
+all: that is what makes all sites' results bit-identical. So a codec belongs to a tree, not to a
+hop. It is the one with the fewest bytes among those of the links that the tree crosses; in a
+gather, of all links. Trees over fast links only stay as they are, and what crosses a narrow one is
+small everywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 _WHOLE = 1 << 12
-"""A chunk of float32, in the units that sizes are compared in: those with exact ratios are whole."""
+"""A chunk of float32, in the units that sizes are compared in: those with exact ratios are
+whole."""
 
 
 def codec_between(exchange: Exchange, one: str, other: str) -> str:
@@ -56,8 +58,8 @@ def smallest(codecs: Iterable[str]) -> str:
 def loads_of(exchange: Exchange, names: Sequence[str]) -> Mapping[tuple[int, int], int]:
     """Return how many bytes a chunk is on each pair's link by its codec, in a unit of all of them.
 
-    Integers, for sites must plan alike. Pairs are by index, the lower one first. Where all links have
-    the same codec, empty: then it makes no difference to which links are used.
+    Integers, for sites must plan alike. Pairs are by index, the lower one first. Where all links
+    have the same codec, empty: then it makes no difference to which links are used.
     """
     if not exchange.codecs:
         return {}

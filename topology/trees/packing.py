@@ -1,21 +1,22 @@
 """How much trees can carry together: the exact optimum of a linear program.
 
 Maximise the sum of x_T over spanning trees T, so that the trees over each edge carry no more than
-its rate: sum of x_T over T with e in T <= c_e. A chunk crosses each edge of its tree once up and once
-down, so c_e is the rate of the slower direction, and the root does not matter. The sum is the rate at
-which sums of all sites can be formed; x_T divided by it is the share of the chunks that T takes.
-Where links have codecs of their own, a chunk of T has l_T bytes on each of its edges, those of the
-smallest of its edges' codecs: sum of l_T x_T <= c_e. Otherwise all l_T are 1.
-(By Nash-Williams and Tutte it equals the least, over all ways to part the sites into k groups, of the
+its rate: sum of x_T over T with e in T <= c_e. A chunk crosses each edge of its tree once up and
+once down, so c_e is the rate of the slower direction, and the root does not matter. The sum is the
+rate at which sums of all sites can be formed; x_T divided by it is the share of the chunks that T
+takes. Where links have codecs of their own, a chunk of T has l_T bytes on each of its edges, those
+of the smallest of its edges' codecs: sum of l_T x_T <= c_e. Otherwise all l_T are 1. (By
+Nash-Williams and Tutte it equals the least, over all ways to part the sites into k groups, of the
 rate between groups divided by k - 1: that is what binds.)
 
 There are n^(n-2) trees, so they are made as they are needed: a simplex method whose next column is
-the tree that is cheapest at the current prices of the edges, l_T times their sum: a minimum spanning
-tree, or that with an edge whose codec is smaller. It ends when no tree costs less than 1: the prices
-then prove that no packing is better.
+the tree that is cheapest at the current prices of the edges, l_T times their sum: a minimum
+spanning tree, or that with an edge whose codec is smaller. It ends when no tree costs less than 1:
+the prices then prove that no packing is better.
 
-All in integers (Edmonds' integer pivoting: each tableau is the true one times its last pivot, so every
-division is exact), with the lexicographic rule against cycles. Every site finds the same trees.
+All in integers (Edmonds' integer pivoting: each tableau is the true one times its last pivot, so
+every division is exact), with the lexicographic rule against cycles. Every site finds the same
+trees.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ EDGES_MAX = 55
 """Of the program: all between 11 sites. The cost of a pivot is their square."""
 
 ENOUGH = Fraction(995, 1000)
-"""Of the optimum. The last half percent takes as long as all before it, and rounding to whole weights
-loses as much."""
+"""Of the optimum. The last half percent takes as long as all before it, and rounding to whole
+weights loses as much."""
 
 EdgeSet = tuple[Edge, ...]
 """A spanning tree, its edges in ascending order."""
@@ -47,7 +48,8 @@ class Packing:
     """Spanning trees, and how much per second each carries when they share the links best."""
 
     bytes_per_s: Fraction
-    """Of all trees together: the optimum. In chunks of the unit of `Pairs.loads`, where there are any."""
+    """Of all trees together: the optimum. In chunks of the unit of `Pairs.loads`, where there are
+    any."""
     trees: tuple[tuple[EdgeSet, Fraction], ...]
     """In ascending order; none carries nothing."""
 
@@ -201,8 +203,8 @@ def _cheapest_tree(
 ) -> EdgeSet | None:
     """Return the cheapest tree of any form.
 
-    For each load it is the minimum spanning tree among those with an edge of that load: what else the
-    tree holds can only make it cheaper, and then it is found for that load.
+    For each load it is the minimum spanning tree among those with an edge of that load: what else
+    the tree holds can only make it cheaper, and then it is found for that load.
     """
     forest = _forest(num_sites, prices)
     if len(forest) != num_sites - 1:

@@ -30,9 +30,10 @@ def _star_score(pairs: Pairs, hub: int) -> tuple[Fraction, int, int]:
 def widest_tree(pairs: Pairs) -> Tree | None:
     """Return the tree whose slowest link is fastest; None if the sites are not connected.
 
-    The best star if a star can be that; otherwise grown from each site in turn along the widest edge
-    (Prim), and of equal ones the lowest. Where links have codecs of their own, a tree is small on all
-    of its links because of one of them: so it is also grown from the widest edge of each size.
+    The best star if a star can be that; otherwise grown from each site in turn along the widest
+    edge (Prim), and of equal ones the lowest. Where links have codecs of their own, a tree is small
+    on all of its links because of one of them: so it is also grown from the widest edge of each
+    size.
     """
     hub = best_hub(pairs)
     begun = [(root, root) for root in range(pairs.num_sites)]

@@ -18,7 +18,8 @@ NEAR_ENOUGH = Fraction(101, 100)
 def small_weights(packing: Packing, pairs: Pairs, near_enough: Fraction = NEAR_ENOUGH) -> list[int]:
     """Return a weight for each tree, 0 to WEIGHT_MAX: of the least total that is near enough.
 
-    That is a busiest link that takes at most so many times as long as in the packing. Where no total up to PERIOD_MAX is, the one whose busiest link is least busy.
+    That is a busiest link that takes at most so many times as long as in the packing. Where no
+    total up to PERIOD_MAX is, the one whose busiest link is least busy.
     """
     carried = [part for _, part in packing.trees]
     total = sum(carried, Fraction(0))

@@ -1,7 +1,7 @@
 """How many connections a link has: what fills it at first, then what its losses ask for.
 
-A job that names a number has exactly that. Where a setting of the kernel would help more than anything
-done here, the log says so, once.
+A job that names a number has exactly that. Where a setting of the kernel would help more than
+anything done here, the log says so, once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _log = logging.getLogger(__name__)
 _EVERY_S = 1.0
 _PAUSES_MIN = 5
 _LOCAL_RTT_S = 0.001
-"""A link said to be longer is emulated where both ends are on one host: such connections stay as they are."""
+"""A link said to be longer is emulated where both ends are on one host: such connections stay as
+they are."""
 _WORTH_S = 0.05
 """What a pause costs, before the log mentions it."""
 

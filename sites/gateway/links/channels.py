@@ -1,12 +1,12 @@
 """How many TCP connections a link takes as it is measured, and what a pause costs them. Pure.
 
-Where packets are lost at random, a connection carries what its congestion control believes in, not what
-the link could: CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least Reno's
-1.2 / sqrt(loss) (RFC 9438, section 5.2), be the link as wide as it may. Several connections carry so much
-each. BBR does not take a lost packet for a full queue, and needs no help.
+Where packets are lost at random, a connection carries what its congestion control believes in, not
+what the link could: CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
+Reno's 1.2 / sqrt(loss) (RFC 9438, section 5.2), be the link as wide as it may. Several connections
+carry so much each. BBR does not take a lost packet for a full queue, and needs no help.
 
-A connection that sends nothing loses half its window in each time-out, down to ten packets (RFC 2861; Linux,
-tcp_cwnd_restart), and doubles it in each round trip once it sends again. BBR keeps it.
+A connection that sends nothing loses half its window in each time-out, down to ten packets (RFC
+2861; Linux, tcp_cwnd_restart), and doubles it in each round trip once it sends again. BBR keeps it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the kernel knows of this process's TCP connections to a peer: gRPC does not tell.
 
-Their sockets are found among the process's open files, by where they lead, and asked; BBR's are told two things
-that it cannot know. Each is asked through a duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
+Their sockets are found among the process's open files, by where they lead, and asked; BBR's are
+told two things that it cannot know. Each is asked through a duplicate that lives for one call, so
+that gRPC's own is neither closed nor kept.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SLOW_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _PAYLOAD_SHARE: Final = 0.75
 """Of a send buffer's limit; the rest is the kernel's bookkeeping. Measured: 0.6 to 0.85."""
 _LONGER: Final = 2.0
-"""BBR keeps twice a round trip on the way: where that has become longer than this, it has to know."""
+"""BBR keeps twice a round trip on the way: where that has become longer than this, it has to
+know."""
 
 Answer = TypeVar("Answer")
 

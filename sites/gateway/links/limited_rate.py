@@ -1,9 +1,10 @@
 """What a link carried while it was the limit, and not whoever had nothing to send. Pure.
 
-A frame that left a round trip before the acknowledgement of the one before it was at the link when that one
-was through: from then until its own acknowledgement the link had something to carry all the time. What passes
-between two such acknowledgements is what the link carries, whatever window or sender were up to. After a
-pause, the first round trips do not count: connections start slowly, and plans know that.
+A frame that left a round trip before the acknowledgement of the one before it was at the link when
+that one was through: from then until its own acknowledgement the link had something to carry all
+the time. What passes between two such acknowledgements is what the link carries, whatever window or
+sender were up to. After a pause, the first round trips do not count: connections start slowly, and
+plans know that.
 """
 
 from __future__ import annotations

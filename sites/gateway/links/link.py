@@ -2,8 +2,8 @@
 
 An outbox holds what is to be sent (`outbox.py`), streams carry it over connections of their own
 (`streams.py`), as many as the link takes (`channel_growth.py`), and beside them somebody asks now
-and then whether the peer lives (`peer_watch.py`), and somebody has TCP use the pauses (`pauses.py`). The link starts
-these, and ends them together.
+and then whether the peer lives (`peer_watch.py`), and somebody has TCP use the pauses
+(`pauses.py`). The link starts these, and ends them together.
 """
 
 from __future__ import annotations
@@ -129,7 +129,10 @@ class Link:
         self._watch.reached()
 
     def wanted_again(self) -> None:
-        """Another plan needs the link. The peer may have dropped its own while none did: it is given time anew."""
+        """Another plan needs the link.
+
+        The peer may have dropped its own while none did: it is given time anew.
+        """
         self._watch.reached()
 
     def peer_left(self) -> None:

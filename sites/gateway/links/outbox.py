@@ -1,7 +1,7 @@
 """The frames of one link, shared by those who queue them and the streams that carry them.
 
-A send queue with a lock and a clock around it. Nobody waits here for a frame: streams ask for the next, and if there
-is none that may leave, they are told once when one is pushed.
+A send queue with a lock and a clock around it. Nobody waits here for a frame: streams ask for the
+next, and if there is none that may leave, they are told once when one is pushed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Outbox:
     def take(self, stream: int) -> Outgoing | None:
         """Return what a stream may send now; None: nothing may leave, or the link has ended.
 
-        Then it waits for `wake`, or for the pace, or for what makes room in the window: an acknowledgement.
+        Then it waits for `wake`, or for the pace, or for what makes room in the window: an
+        acknowledgement.
         """
         with self._lock:
             if self.is_over:
@@ -98,7 +99,10 @@ class Outbox:
                 self._emptied.notify_all()
 
     def requeue(self, stream: int) -> int:
-        """A stream broke: what it has not had acknowledged is sent again. Return how many frames."""
+        """A stream broke: what it has not had acknowledged is sent again.
+
+        Return how many frames.
+        """
         with self._lock:
             again = self._queue.requeue(stream, time.monotonic())
         if again:

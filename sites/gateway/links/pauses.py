@@ -1,10 +1,11 @@
 """Uses a link's pauses, so that BBR makes none of its own.
 
-Where BBR has seen no shorter round trip for ten seconds, it sends no more than four packets in each, for a fifth of
-a second and one round trip more, to let queues of its own run dry and measure again (Linux, tcp_bbr.c,
-PROBE_RTT; draft-ietf-ccwg-bbr, section 5.3.4). In the last parts of a backward pass all sites wait for that. A link that has
-just had everything acknowledged has no queue of its own, and steps leave such moments; but Linux takes them
-for what they are only if the ten seconds end in one.
+Where BBR has seen no shorter round trip for ten seconds, it sends no more than four packets in
+each, for a fifth of a second and one round trip more, to let queues of its own run dry and measure
+again (Linux, tcp_bbr.c, PROBE_RTT; draft-ietf-ccwg-bbr, section 5.3.4). In the last parts of a
+backward pass all sites wait for that. A link that has just had everything acknowledged has no queue
+of its own, and steps leave such moments; but Linux takes them for what they are only if the ten
+seconds end in one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The links of one gateway: those that its plan needs, and those of plans to come.
 
-A link is made when a plan first needs it. One that is lost when no plan needs it any more is only closed,
-and made again if another plan does.
+A link is made when a plan first needs it. One that is lost when no plan needs it any more is only
+closed, and made again if another plan does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class PeerLinks:
 
         Args:
             config: this gateway's.
-            on_change: told of all links whenever some are added or dropped; what it gets stays as it is.
+            on_change: told of all links whenever some are added or dropped; what it gets stays as
+                it is.
             on_failure: told when a link is lost that is needed.
             on_progress: told when a frame has left a queue; must not block.
             needs: whether the link to a site, by index, is of use to a plan.

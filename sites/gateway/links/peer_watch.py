@@ -1,11 +1,12 @@
 """Is the peer there? Greets it until it answers, then asks from time to time.
 
-On a channel of its own, where no chunk is in the way. That, and acknowledgements, is what silence is
-measured by; and greetings tell the link's round trip. The peer asks, too: one that answers but has not asked or
-sent anything for as long has lost its own link to this gateway, and what is waited for will never come.
+On a channel of its own, where no chunk is in the way. That, and acknowledgements, is what silence
+is measured by; and greetings tell the link's round trip. The peer asks, too: one that answers but
+has not asked or sent anything for as long has lost its own link to this gateway, and what is waited
+for will never come.
 
-Whoever notices that its own process stood still gives the peer time anew, for that may have stood still with it: a
-greeting that was on its way then is asked again.
+Whoever notices that its own process stood still gives the peer time anew, for that may have stood
+still with it: a greeting that was on its way then is asked again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class PeerWatch:
         self._outbox = outbox
         self._heard = Silence(time.monotonic())
         self._reached: Silence | None = None
-        """Since the peer last said something by itself; None: it has not since this watch was made."""
+        """Since the peer last said something by itself; None: it has not since this watch was
+        made."""
         self._doubted_s: float | None = None
         """Since when the peer was silent that the look before found silent for too long."""
         self._standstills = self._begin_looks()
@@ -69,8 +71,8 @@ class PeerWatch:
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
             StaleGenerationError: the peer refused: another run or generation.
-            PeerLostError: no answer within `within_s`, or a third of `peer_lost_s` more; within as long again
-                if this process stood still.
+            PeerLostError: no answer within `within_s`, or a third of `peer_lost_s` more; within as
+                long again if this process stood still.
         """
         self._standstills = self._begin_looks()
         self.heard()
@@ -92,8 +94,9 @@ class PeerWatch:
         """Ask from time to time whether the peer lives, until the link is over.
 
         Raises:
-            PeerLostError: it has been silent for `peer_lost_s`, or has sent nothing by itself for that long
-                and two looks: it may have to be read yet. As long again if this process stood still.
+            PeerLostError: it has been silent for `peer_lost_s`, or has sent nothing by itself for
+                that long and two looks: it may have to be read yet. As long again if this process
+                stood still.
         """
         self._standstills = self._begin_looks()
         interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
@@ -168,7 +171,8 @@ class PeerWatch:
         silent_s = time.monotonic() - since_s
         if silent_s <= self._config.peer_lost_s:
             return
-        # Of the same silence: if both gateways stand still again and again, each look may find another.
+        # Of the same silence: if both gateways stand still again and again, each look may find
+        # another.
         was_doubted, self._doubted_s = self._doubted_s == since_s, since_s
         if was_doubted:
             raise PeerLostError(

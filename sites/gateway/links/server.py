@@ -1,6 +1,7 @@
 """The receiving side: Hello, Push and Leave from the gateways of other sites.
 
-All of them are served by tasks of the gateway's loop (`wire_loop.py`), which never wait for anything but peers.
+All of them are served by tasks of the gateway's loop (`wire_loop.py`), which never wait for
+anything but peers.
 """
 
 from __future__ import annotations

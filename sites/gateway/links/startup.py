@@ -1,13 +1,14 @@
 """Finds out, within a few round trips, how much faster a link is than its description says.
 
-Pure. The idea is BBR's startup (draft-ietf-ccwg-bbr, section 5.3.1), with a condition before it. A window
-that is a little too large, sent a little too fast, brings acknowledgements no faster than the link
-carries: on a link as described, at the described rate. If they come a tenth faster two round trips
-in a row, the link is a faster one, and the search begins: twice as much, twice as fast, in each round
-trip, until three in a row bring hardly more. A link that is as described is never sent more than before.
+Pure. The idea is BBR's startup (draft-ietf-ccwg-bbr, section 5.3.1), with a condition before it. A
+window that is a little too large, sent a little too fast, brings acknowledgements no faster than
+the link carries: on a link as described, at the described rate. If they come a tenth faster two
+round trips in a row, the link is a faster one, and the search begins: twice as much, twice as fast,
+in each round trip, until three in a row bring hardly more. A link that is as described is never
+sent more than before.
 
-A round trip counts only if every frame of it had to wait for the window or its turn: otherwise its rate
-is the sender's, not the link's.
+A round trip counts only if every frame of it had to wait for the window or its turn: otherwise its
+rate is the sender's, not the link's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _EVIDENCE_ROUNDS = 2
 _GROWTH = 1.25
 _FLAT_ROUNDS = 3
 _FLAT_S = 0.1
-"""And so long at least: on a short link, three round trips may pass while a thread waits for its turn."""
+"""And so long at least: on a short link, three round trips may pass while a thread waits for its
+turn."""
 GAIN = 2.0
 """Of window and pace, while it searches: enough to double the rate in a round trip."""
 

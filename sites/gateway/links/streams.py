@@ -1,12 +1,12 @@
 """The streams of one link: each carries frames of the outbox over a TCP connection of its own.
 
-So a slow connection holds up nothing but its own frame. A stream that breaks gives back what was not
-acknowledged and is opened again on a fresh connection, for after an outage that beats waiting for
-the old one's retransmission.
+So a slow connection holds up nothing but its own frame. A stream that breaks gives back what was
+not acknowledged and is opened again on a fresh connection, for after an outage that beats waiting
+for the old one's retransmission.
 
-They are tasks of the gateway's loop (`wire_loop.py`). One of them that has nothing to send is idle; idle ones
-get frames in turn as the outbox lets them go: when one is pushed, when an acknowledgement makes room, or when the
-pace allows it, for which the link has one timer.
+They are tasks of the gateway's loop (`wire_loop.py`). One of them that has nothing to send is idle;
+idle ones get frames in turn as the outbox lets them go: when one is pushed, when an acknowledgement
+makes room, or when the pace allows it, for which the link has one timer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Streams:
             outbox: what they carry.
             watch: knows the peer; hears of every answer.
             generation: what acknowledgements must name.
-            on_failure: called on the loop's thread with what ended a stream for good; must not block.
+            on_failure: called on the loop's thread with what ended a stream for good; must not
+                block.
             on_progress: called when a frame has left the outbox; must not block.
         """
         self.num_streams = 0

@@ -27,13 +27,16 @@ _HTTP2_WINDOW_MAX_BYTES = 256 << 20
 _WINDOW_MIN_BYTES = 32 << 20
 """Up to here a window may always grow, however slow the link is said to be."""
 _FEW_FRAMES = 4
-"""Or so far, where chunks are large: with one frame at a time the link rests while it is taken over."""
+"""Or so far, where chunks are large: with one frame at a time the link rests while it is taken
+over."""
 _HTTP2_FRAME_BYTES = (16 << 20) - 1
-"""HTTP/2's most. With its least, 16 KiB, a message falls into so many pieces, each with memory of its own."""
+"""HTTP/2's most. With its least, 16 KiB, a message falls into so many pieces, each with memory of
+its own."""
 _STREAMS_MAX = 64
 _ATTEMPT_MS = 100
 _ATTEMPT_RTTS = 4
-"""For a connection attempt, beside _ATTEMPT_MS: more than its round trips, for links have queues."""
+"""For a connection attempt, beside _ATTEMPT_MS: more than its round trips, for links have
+queues."""
 
 
 def window_of(config: GatewayConfig, link: PeerLink) -> Window:
@@ -57,8 +60,8 @@ def widest_window_bytes(config: GatewayConfig, link: PeerLink) -> int:
 def client_options(config: GatewayConfig) -> Options:
     """Return the arguments of a channel to a peer.
 
-    gRPC gives a connection attempt no longer than the shortest back-off, and an answer takes one and a
-    half round trips: with a constant one, a peer that is far away would never be reached.
+    gRPC gives a connection attempt no longer than the shortest back-off, and an answer takes one
+    and a half round trips: with a constant one, a peer that is far away would never be reached.
     """
     farthest_s = max((link.rtt_s for link in config.links), default=0.0)
     attempt_ms = _ATTEMPT_MS + int(1000 * _ATTEMPT_RTTS * farthest_s)

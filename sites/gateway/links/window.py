@@ -1,17 +1,18 @@
 """How many bytes to one peer may be unacknowledged, and how fast they may leave.
 
-Pure. A link is full when as much is on the way as it carries in a round trip. What goes beyond waits in
-a router's queue, and beyond that is dropped, which costs TCP far more than it brings: CUBIC at
-1 Gbit/s and 20 ms takes ten seconds to recover from one overflow. So the window is a fifth more,
-and what streams are in the midst of, for a frame is acknowledged as a whole; and frames leave a quarter
-faster than the link carries them, for a window that leaves at once after a pause overflows the same queue.
+Pure. A link is full when as much is on the way as it carries in a round trip. What goes beyond
+waits in a router's queue, and beyond that is dropped, which costs TCP far more than it brings:
+CUBIC at 1 Gbit/s and 20 ms takes ten seconds to recover from one overflow. So the window is a fifth
+more, and what streams are in the midst of, for a frame is acknowledged as a whole; and frames leave
+a quarter faster than the link carries them, for a window that leaves at once after a pause
+overflows the same queue.
 
 Rate and round trip are the configured ones at first, and then what is measured. The round trip: the
-shortest greeting of those that found the link idle, for they wait in no queue. The rate: the fastest at
-which acknowledgements came, once frames have waited for the window long enough to tell; what is
-sent in short bursts says nothing about a link, nor does what left within a round trip after them
-(draft-ietf-ccwg-bbr, section 4.1.2.4, has the same rule). A rate that was taken for too small grows by
-a fifth in each round trip; at a link's first use it is found faster (`startup.py`).
+shortest greeting of those that found the link idle, for they wait in no queue. The rate: the
+fastest at which acknowledgements came, once frames have waited for the window long enough to tell;
+what is sent in short bursts says nothing about a link, nor does what left within a round trip after
+them (draft-ietf-ccwg-bbr, section 4.1.2.4, has the same rule). A rate that was taken for too small
+grows by a fifth in each round trip; at a link's first use it is found faster (`startup.py`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Departure:
     delivered_left_s: float
     """When that had left; likewise."""
     was_held: bool
-    """Whether it had to wait, and all of a round trip before it: only then the link, and not the sender,
-    was the limit."""
+    """Whether it had to wait, and all of a round trip before it: only then the link, and not the
+    sender, was the limit."""
 
 
 class Window:
@@ -83,7 +84,8 @@ class Window:
         self._next_s = 0.0
         self._delivered = Departure(0.0, 0, 0.0, 0.0, was_held=False)
         self._dry_until_bytes = 0
-        """Until so much is delivered, acknowledgements tell of a sender that had nothing to send."""
+        """Until so much is delivered, acknowledgements tell of a sender that had nothing to
+        send."""
         self._epoch_s: float | None = None
         self._num_samples = 0
         self._fastest = 0.0
@@ -116,14 +118,14 @@ class Window:
             return self._fixed_bytes
         gain = STARTUP_GAIN if self._startup.is_searching else _GAIN
         on_the_way = int(self.bytes_per_s * (gain * self.rtt_s + _SLACK_S))
-        # Of the frames that streams are in the midst of, half has arrived on average. Where there are
-        # very many, for the sake of losses, each fills but a small part of the link.
+        # Of the frames that streams are in the midst of, half has arrived on average. Where there
+        # are very many, for the sake of losses, each fills but a small part of the link.
         in_the_midst = (self.num_streams + 1) * self._frame_bytes // 2
         most = max(2 * self._frame_bytes, on_the_way // 4)
         window = on_the_way + min(in_the_midst, most)
         if window < _FEW_FRAMES * self._frame_bytes:
-            # Only whole frames leave: of so few, the part of one would be missed, and the last chunk of a
-            # bucket, however small, would take a whole one's place.
+            # Only whole frames leave: of so few, the part of one would be missed, and the last
+            # chunk of a bucket, however small, would take a whole one's place.
             window = -(-(window + self._frame_bytes // 2) // self._frame_bytes) * self._frame_bytes
         return min(window, self._most_bytes)
 

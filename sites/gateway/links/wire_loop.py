@@ -2,7 +2,8 @@
 
 With threads of their own, each frame woke seven of them, one after another, and each had to get the
 interpreter's lock from the one before: on a machine with few cores that cost more than carrying it.
-gRPC has one source of events a process for asyncio, so one loop serves all links of all gateways in it.
+gRPC has one source of events a process for asyncio, so one loop serves all links of all gateways in
+it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ Result = TypeVar("Result")
 
 
 class WireLoop:
-    """An event loop on a thread of its own. `acquire` it, and `release` it once nothing runs there."""
+    """An event loop on a thread of its own.
+
+    `acquire` it, and `release` it once nothing runs there.
+    """
 
     _shared: ClassVar[WireLoop | None] = None
     _num_users: ClassVar[int] = 0
@@ -53,7 +57,10 @@ class WireLoop:
             ended._thread.join(_JOIN_S)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have something done there soon; may be called from any thread. Once the loop has ended: never."""
+        """Have something done there soon; may be called from any thread.
+
+        Once the loop has ended: never.
+        """
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function)
 

@@ -10,8 +10,9 @@ from topology.world import Topology
 
 _WINDOW_MIN_BYTES = 2 << 20
 _WINDOW_MAX_BYTES = 16 << 20
-"""What a connection may hold that was not yet read is twice that; with the kernel's own limits (6 MiB by
-default) one connection never gets beyond it, and many together must not fill a machine's memory."""
+"""What a connection may hold that was not yet read is twice that; with the kernel's own limits (6
+MiB by default) one connection never gets beyond it, and many together must not fill a machine's
+memory."""
 
 
 def probing(config: GatewayConfig, probe: Probe, topology: Topology) -> GatewayConfig:

@@ -13,9 +13,9 @@ from sites.gateway.links.connections import Segments
 LOST_MIN = 5
 """Fewer lost segments say how often they are lost only within a factor of two."""
 _TRIANGLE_90 = 2 - 0.8**0.5
-"""Both directions late by evenly 0 to 1 of their jitter either way: the sum's 90th percentile above its
-median, in jitters. P(sum > x) = (2 - x)²/8 = 0.1. Not the 99th: an echo that TCP had to send again is no
-jitter, and at 0.5 % loss one in a hundred is."""
+"""Both directions late by evenly 0 to 1 of their jitter either way: the sum's 90th percentile above
+its median, in jitters. P(sum > x) = (2 - x)²/8 = 0.1. Not the 99th: an echo that TCP had to send
+again is no jitter, and at 0.5 % loss one in a hundred is."""
 
 
 @dataclass(kw_only=True, slots=True)

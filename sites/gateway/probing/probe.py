@@ -1,8 +1,8 @@
 """A gateway that measures its links: the same process, server and connections as one that trains.
 
-Each gateway measures what it sends to each peer, one after the other, and a gateway takes part in one
-measurement at a time: its own turn and the peer's are both held. Who needs two turns takes that of the
-site that comes first in the topology first, so that no two ever wait for each other.
+Each gateway measures what it sends to each peer, one after the other, and a gateway takes part in
+one measurement at a time: its own turn and the peer's are both held. Who needs two turns takes that
+of the site that comes first in the topology first, so that no two ever wait for each other.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _WARM_ECHOES: Final = 3
 _PIECE_S: Final = 0.25
 _PIECES_A_WINDOW: Final = 4
 _PIECE_RTTS: Final = 6
-"""A piece of time in which a flow is looked at lasts _PIECE_S, or a part of a short window; but never
-less than so many round trips."""
+"""A piece of time in which a flow is looked at lasts _PIECE_S, or a part of a short window; but
+never less than so many round trips."""
 _COLD_PIECES: Final = 4
 """For slow start, and for what it loses at its end."""
 _WARM_S: Final = 15.0
@@ -47,7 +47,10 @@ _AGAIN_S: Final = 0.1
 
 
 class Prober:
-    """Measures what this gateway sends to one peer. `greet` first; `finish` when all is measured."""
+    """Measures what this gateway sends to one peer.
+
+    `greet` first; `finish` when all is measured.
+    """
 
     def __init__(
         self,

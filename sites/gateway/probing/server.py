@@ -1,7 +1,7 @@
 """The receiving side of a measurement: turns, echoes, and bytes that are counted and thrown away.
 
-What a peer may ask for is bounded: one measurement at a time, for as long, as many connections and as
-many bytes as the run's own job explains.
+What a peer may ask for is bounded: one measurement at a time, for as long, as many connections and
+as many bytes as the run's own job explains.
 """
 
 from __future__ import annotations

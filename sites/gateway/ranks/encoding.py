@@ -1,7 +1,7 @@
 """What ranks may encode instead of their gateway, and what becomes of it.
 
-A body replaces the elements of its chunk, from the first one's place on, and is never larger. So results can be
-written chunk by chunk over what has been read, in any order.
+A body replaces the elements of its chunk, from the first one's place on, and is never larger. So
+results can be written chunk by chunk over what has been read, in any order.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Admission:
     def _may_admit(self, links: Iterable[Link]) -> bool:
         """Return whether the earliest chunk may be sent.
 
-        Only of a bucket that all ranks of the node have posted: those of a late rank come before those
-        of the others' later buckets, here as at all sites.
+        Only of a bucket that all ranks of the node have posted: those of a late rank come before
+        those of the others' later buckets, here as at all sites.
         """
         _, run, chunk, _ = self._waiting[0]
         return (

@@ -1,4 +1,7 @@
-"""All chunks of one bucket at one site: their machines, and which frames may come for them. Pure."""
+"""All chunks of one bucket at one site: their machines, and which frames may come for them.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ class BucketReduction:
             bucket: which one, and how it is cut.
             plan: of its round.
             own_roles: this site's, from `roles`.
-            residuals: of the rounds before, for trees whose codec loses something; None: that is lost.
+            residuals: of the rounds before, for trees whose codec loses something; None: that is
+                lost.
         """
         self.bucket = bucket
         self._residuals = residuals

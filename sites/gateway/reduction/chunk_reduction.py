@@ -27,8 +27,8 @@ from sites.gateway.reduction.summing import add_up
 class ChunkReduction:
     """One chunk at one site. Late or repeated events change nothing.
 
-    All that is summed here is summed at once when the last part is there, so that each number is read
-    and written once; until then frames stay encoded, which takes less memory than sums.
+    All that is summed here is summed at once when the last part is there, so that each number is
+    read and written once; until then frames stay encoded, which takes less memory than sums.
 
     `encode_s` and `decode_s` are CPU time: of encoding what is sent, and of decoding and summing.
     """

@@ -1,24 +1,25 @@
 """How many own chunks may be without a result, so that nothing which was sent waits for room. Pure.
 
 A gateway sends its part of a chunk only while each gateway that gets it has room promised for it:
-credit, which the chunk takes when it is admitted and gives back when its result is here. So a peer takes
-over whatever comes, at once, and bounded memory holds up nothing but the admission of own chunks.
+credit, which the chunk takes when it is admitted and gives back when its result is here. So a peer
+takes over whatever comes, at once, and bounded memory holds up nothing but the admission of own
+chunks.
 
-Nobody waits for ever. Chunks have one order at all sites, (round, bucket, chunk), in which ranks post and
-gateways admit them; a rank waits for no bucket but earlier ones before it posts the next. Let m be the
-earliest chunk that is unfinished anywhere. All before it are finished everywhere, so m will be posted
-by all ranks; where it is, it is the first that waits and no credit is taken, for all that has been admitted
-is finished. So m is admitted at every site. What peers need for it is then made, leaves (links are
-always emptied, for every frame is acknowledged as soon as it comes, whatever its place among the others),
-and is summed and passed on when the last part is there. So m gets finished, and then the next one. None
-of this depends on how large credit, windows, buckets and chunks are, in which order frames arrive, or how
-often connections break.
+Nobody waits for ever. Chunks have one order at all sites, (round, bucket, chunk), in which ranks
+post and gateways admit them; a rank waits for no bucket but earlier ones before it posts the next.
+Let m be the earliest chunk that is unfinished anywhere. All before it are finished everywhere, so m
+will be posted by all ranks; where it is, it is the first that waits and no credit is taken, for all
+that has been admitted is finished. So m is admitted at every site. What peers need for it is then
+made, leaves (links are always emptied, for every frame is acknowledged as soon as it comes,
+whatever its place among the others), and is summed and passed on when the last part is there. So m
+gets finished, and then the next one. None of this depends on how large credit, windows, buckets and
+chunks are, in which order frames arrive, or how often connections break.
 
-What a peer q holds of a gateway g is bounded by twice the credit c of the two. In a tree, a part of g lies
-there only until q has summed the chunk; before that it is unfinished at g: c at most. And a result of g
-lies there while the chunk is unfinished at q, which has credit of g for it: c again. In a gather, what
-lies there is unfinished at g, or finished: then g has the part of q, which has credit of g for it as long
-as the chunk is unfinished at q: c each.
+What a peer q holds of a gateway g is bounded by twice the credit c of the two. In a tree, a part of
+g lies there only until q has summed the chunk; before that it is unfinished at g: c at most. And a
+result of g lies there while the chunk is unfinished at q, which has credit of g for it: c again. In
+a gather, what lies there is unfinished at g, or finished: then g has the part of q, which has
+credit of g for it as long as the chunk is unfinished at q: c each.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from sites.gateway.reduction.held import FRAME_BYTES, ChunkOrder, Sender
 _LEAST_CHUNKS = 4
 """To any peer, under way side by side."""
 _STRAY_CHUNKS = 256
-"""To a gateway whose ranks' shards of a long bucket do not meet those of this one's. Shards are rounded up
-to whole elements, so that of others they may: by fewer elements than a site has ranks."""
+"""To a gateway whose ranks' shards of a long bucket do not meet those of this one's. Shards are
+rounded up to whole elements, so that of others they may: by fewer elements than a site has
+ranks."""
 
 
 class Credit:
@@ -74,8 +76,8 @@ class Credit:
 def credit_of_peers(config: GatewayConfig) -> dict[Sender, int]:
     """Return the credit of each gateway of the other sites, in bytes; both of a pair find the same.
 
-    Whatever the plan: twice the credit of all that exchange more than a few elements with one gateway is
-    `held_bytes` at most, or what it takes to keep the links busy.
+    Whatever the plan: twice the credit of all that exchange more than a few elements with one
+    gateway is `held_bytes` at most, or what it takes to keep the links busy.
     """
     own = config.site_index, config.node
     nodes = config.nodes_per_site

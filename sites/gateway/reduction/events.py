@@ -34,15 +34,16 @@ class Bucket:
 class Own:
     """This site's contribution to a chunk is there.
 
-    `values` (float32, shape (n,)) is lent to the machine, which works in it, until `Finish`; then it
-    holds the result.
+    `values` (float32, shape (n,)) is lent to the machine, which works in it, until `Finish`; then
+    it holds the result.
     """
 
     values: Floats
     weight: float
     """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
     encoded: Callable[[], Encoded] | None = None
-    """Makes this site's part of what its rank has encoded, which lies in `values`. None: `values` are the part."""
+    """Makes this site's part of what its rank has encoded, which lies in `values`. None: `values`
+    are the part."""
 
 
 @dataclass(frozen=True, slots=True)

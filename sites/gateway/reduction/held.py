@@ -1,9 +1,10 @@
 """How many bytes of peers' frames lie here before they can be summed. Pure.
 
-A peer may be ahead: of the local ranks, which have not posted a bucket yet; of this gateway, which has
-not sent its own part, for another link is slower; or of a third site, whose part comes first in the
-sum. What it sends then is kept. It never sends more than there is room for (`credit.py`), so a frame never
-waits here; one for which there is none ends the run, for whoever sent it has lost count.
+A peer may be ahead: of the local ranks, which have not posted a bucket yet; of this gateway, which
+has not sent its own part, for another link is slower; or of a third site, whose part comes first in
+the sum. What it sends then is kept. It never sends more than there is room for (`credit.py`), so a
+frame never waits here; one for which there is none ends the run, for whoever sent it has lost
+count.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Mapping
 from protos.errors import RemoteProtocolError
 
 FRAME_BYTES = 1 << 10
-"""What keeping a frame takes beside its payload, a bucket of its own included: frames without a payload
-have to be bounded too."""
+"""What keeping a frame takes beside its payload, a bucket of its own included: frames without a
+payload have to be bounded too."""
 ChunkOrder = tuple[int, int, int]
 """Round, bucket, chunk."""
 Sender = tuple[int, int]

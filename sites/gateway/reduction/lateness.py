@@ -1,8 +1,8 @@
 """How much of a bucket's time went by because another site was later, and not because of the link.
 
-Pure. A peer's first frame of a bucket is expected half a round trip after this site was ready (a whole
-one for a result, which answers what this site sent), plus its transmission; and not before the link
-has carried what that peer sent earlier. What goes beyond is the peer's lateness.
+Pure. A peer's first frame of a bucket is expected half a round trip after this site was ready (a
+whole one for a result, which answers what this site sent), plus its transmission; and not before
+the link has carried what that peer sent earlier. What goes beyond is the peer's lateness.
 
 A link's channels carry a frame each, side by side, so that the first arrives hardly before the last
 of them: its transmission counts for all. Where fewer were under way, up to so much lateness is

@@ -1,9 +1,9 @@
 """Which plan carries which round, where plans are switched while a run goes on. Pure.
 
-A switch has two phases, so that all sites make it at the same round or none does. A plan is proposed for
-all rounds from R on. A gateway that has not begun R keeps it, and from then on does not begin R before
-it knows the outcome: then either all use it from R on, or it is forgotten. Rounds before R end as they
-began, side by side with R's.
+A switch has two phases, so that all sites make it at the same round or none does. A plan is
+proposed for all rounds from R on. A gateway that has not begun R keeps it, and from then on does
+not begin R before it knows the outcome: then either all use it from R on, or it is forgotten.
+Rounds before R end as they began, side by side with R's.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class PlanSchedule:
     def propose(self, proposal: Proposal, current: int) -> bool:
         """Keep a proposal; return whether it is still of use.
 
-        It is not if its first round has begun or has another new plan, or if it has been decided or followed by another before
-        it got here. One that waits here undecided is forgotten: who proposes has given it up.
+        It is not if its first round has begun or has another new plan, or if it has been decided or
+        followed by another before it got here. One that waits here undecided is forgotten: who
+        proposes has given it up.
 
         Args:
             proposal: Whose trees are over this run's sites.

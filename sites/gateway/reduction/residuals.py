@@ -3,13 +3,15 @@
 Whoever encodes a chunk for others (a contributor its part, an inner site its subtree's sum, a root
 the result) keeps the difference between what it meant and what they decode, and adds it to the same
 chunk of the next round. So nothing is lost for good, only late: over any number of rounds, what was
-decoded adds up to what was meant, but for the latest residual, which is at most one step of the codec.
+decoded adds up to what was meant, but for the latest residual, which is at most one step of the
+codec.
 
 A residual is kept in the unit of what is encoded. Going up that is gradients times tokens, so each
-token's share arrives once, whatever the weights of the rounds are: a late part is divided by the next
-round's tokens instead of its own's, which matters as much as tokens differ between two rounds, for a
-part that is itself a rounding error. (To normalise by the site's own tokens would be to divide by
-zero where it has none.) Coming down it is the mean gradient: what optimizers apply adds up exactly.
+token's share arrives once, whatever the weights of the rounds are: a late part is divided by the
+next round's tokens instead of its own's, which matters as much as tokens differ between two rounds,
+for a part that is itself a rounding error. (To normalise by the site's own tokens would be to
+divide by zero where it has none.) Coming down it is the mean gradient: what optimizers apply adds
+up exactly.
 
 Only the encoder has a residual, so sites decode the same bytes as without. With a gateway its
 residuals end; that costs one rounding error, once, and nothing has to be saved or agreed upon.

@@ -1,9 +1,10 @@
 """Which buckets a gateway has had, and which may still come. Pure.
 
-A round ends at all sites together, for each needs something of every other; so a peer is at most one
-round ahead of a site. A gateway can be a round behind its site: where all of a round's buckets are so
-small that nothing of them belongs to its node, nobody waits for its ranks until the collectives of
-the next. What comes of an older round is a repetition, or a bucket that never was here.
+A round ends at all sites together, for each needs something of every other; so a peer is at most
+one round ahead of a site. A gateway can be a round behind its site: where all of a round's buckets
+are so small that nothing of them belongs to its node, nobody waits for its ranks until the
+collectives of the next. What comes of an older round is a repetition, or a bucket that never was
+here.
 """
 
 from __future__ import annotations

@@ -114,6 +114,7 @@ class UnderWay:
         self.rounds.begin(round_)
         begun = self.plans.begin(round_)
         if begun is not None:
-            # What was lost in one role is not owed in another: sums, parts and results have their units.
+            # What was lost in one role is not owed in another: sums, parts and results have their
+            # units.
             self.residuals.forget()
             self.begun = Begun(begun.epoch, round_)
