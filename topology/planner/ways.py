@@ -42,7 +42,7 @@ ROUNDINGS = {4: (NEAR_ENOUGH, Fraction(105, 100), Fraction(6, 5), Fraction(3, 2)
 better, and made plans of four sites 3 % shorter."""
 EVERY_TREE_SITES = 4
 """Up to so many sites every tree is tried alone: 16 of them."""
-EVERY_ROOT_SITES = 3
+EVERY_ROOT_SITES = 4
 """Up to so many sites each is tried as its root: where that is a slow site, others wait less for it."""
 EVERY_RING_SITES = 5
 """Up to so many sites all orders of a ring are tried: 12 of them; of more, the widest that is found."""
