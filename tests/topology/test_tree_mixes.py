@@ -115,7 +115,8 @@ def a_case(seed: int) -> tuple[Job, Topology]:
     )
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_no_step_is_shorter_than_its_bounds(seed: int) -> None:
     chance = random.Random(seed)
     job, topology = a_case(seed)

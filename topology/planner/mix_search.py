@@ -49,6 +49,7 @@ _BLOCK = 256
 _DEEPER = (0.9, 1.0)
 """Parts of the best step known: first those mixes are looked for that may be so much shorter, for what is found makes
 the rest fewer."""
+_AT_ONCE = (1.0,)
 _SAME = 10.0 ** (1 - DIGITS) / 2
 """How much what comes to the same after rounding may differ by."""
 
@@ -116,9 +117,9 @@ class MixSearch:
         Of links that start slowly, and where not all spreads are tried, only the most promising are
         looked at.
         """
-        for group in self._groups(sizes):
+        for place, group in enumerate(self._groups(sizes)):
             if self._is_exact:
-                best = self._best_of(best, group, try_one)
+                best = self._best_of(best, group, _DEEPER if place == 0 else _AT_ONCE, try_one)
             else:
                 best = self._best_of_few(best, group, try_one)
         return best
@@ -136,10 +137,10 @@ class MixSearch:
                 parts = menu(len(self._topology.sites), bounds.num_chunks, len(releases(sized)))
                 yield _Group(index, sizing, bounds, parts, egress_k1)
 
-    def _best_of(self, best: Choice, group: _Group, try_one: Try) -> Choice:
-        """Return the best mix of a group, or `best`."""
+    def _best_of(self, best: Choice, group: _Group, parts: Sequence[float], try_one: Try) -> Choice:
+        """Return the best mix of a group, or `best`; first those that are such parts of it."""
         begun_s = self._limit_s(best)
-        for factor in _DEEPER:
+        for factor in parts:
             for part in group.menu:
                 limit_s = min(factor * begun_s, self._limit_s(best))
                 for mixes, least_n in self._looked(group, part, limit_s):
