@@ -39,7 +39,7 @@ MIXES = {
 not follow from rates, so that a wider link does not take away what was best without it."""
 ROUNDINGS = {4: (NEAR_ENOUGH, Fraction(105, 100), Fraction(6, 5), Fraction(3, 2))}
 """How near a linear program's whole weights are to it, by the number of sites: fewer turns share out few chunks
-better, and made plans of four sites 3 % shorter."""
+better. Where the trainer that ships is planned, the weights of few sites are of topology.planner.tree_mixes instead."""
 EVERY_TREE_SITES = 4
 """Up to so many sites every tree is tried alone: 16 of them."""
 EVERY_ROOT_SITES = 4
