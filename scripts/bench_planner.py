@@ -2,7 +2,7 @@
 """Plan random topologies: how long steps are, whether wider links make any longer, and what planning takes.
 
 Usage: python scripts/bench_planner.py [--sites 4] [--seeds 0:60] [--wider 3] [--model 64]
-           [--codecs fp32] [--sizes one] [--out FILE] [--against FILE]
+           [--codecs fp32] [--sizes one] [--out FILE] [--against FILE]; --help has the others
 
 Each seed is a topology whose links become wider `--wider` times, at random, one after another. Two planners
 are compared by `--out` with the one and `--against` with the other. `--model` is a width, or `any`: some of up
@@ -133,7 +133,6 @@ def main() -> None:
         steps_s = found[str(seed)]
         num_pairs += len(steps_s) - 1
         for place, step_s in enumerate(steps_s[1:]):
-            # Against the best of all narrower ones, too.
             if step_s > steps_s[place] * SAME:
                 longer.append(step_s / steps_s[place] - 1)
                 print(f"seed {seed}, wider {place + 1}: {longer[-1]:+.4%}", flush=True)
