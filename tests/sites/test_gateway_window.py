@@ -201,6 +201,18 @@ def test_round_trips() -> None:
     assert window.rtt_s == 0.2, "the path has become longer"
 
 
+def test_the_greeting_that_had_to_connect_is_forgotten() -> None:
+    """It took three round trips: half of that, as a median of two, would still be far too long."""
+    window = Window(bytes_per_s=1e6, rtt_s=0.08, most_bytes=1 << 30)
+    for rtt_s, median_s in [(0.24, 0.24), (0.082, 0.082), (0.084, 0.083), (0.09, 0.084)]:
+        window.note_round_trip(rtt_s, is_idle=True)
+        assert window.idle_rtt_s == pytest.approx(median_s)
+    again = Window(bytes_per_s=1e6, rtt_s=0.08, most_bytes=1 << 30)
+    for rtt_s, median_s in [(0.08, 0.08), (0.24, 0.16), (0.09, 0.09)]:
+        again.note_round_trip(rtt_s, is_idle=True)
+        assert again.idle_rtt_s == pytest.approx(median_s)
+
+
 def test_the_round_trip_can_be_asked_for_at_any_time() -> None:
     """Also between two steps of another thread's `note_round_trip`.
 
