@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 from sites.gateway.links.startup import GAIN as STARTUP_GAIN
 from sites.gateway.links.startup import Startup
@@ -80,7 +80,6 @@ class Window:
         self._fixed_bytes = fixed_bytes
         self._rtts_s = deque([rtt_s], maxlen=_IDLE_ROUND_TRIPS)
         self._is_rtt_measured = False
-        self._is_first_alone = False
         self._frame_bytes = 0
         self._next_s = 0.0
         self._delivered = Departure(0.0, 0, 0.0, 0.0, was_held=False)
@@ -100,8 +99,12 @@ class Window:
 
     @property
     def idle_rtt_s(self) -> float | None:
-        """The median of the latest greetings that found the link idle; None before the first."""
-        return median(self._rtts_s) if self._is_rtt_measured else None
+        """The median of the latest greetings that found the link idle; None before the first.
+
+        Of two the shorter one: a greeting may have had to connect, which takes two or three round
+        trips.
+        """
+        return median_low(self._rtts_s) if self._is_rtt_measured else None
 
     @property
     def bytes_per_s(self) -> float:
@@ -140,14 +143,8 @@ class Window:
             # Not emptied and filled: whoever asks for the window meanwhile holds no lock.
             self._rtts_s = deque([rtt_s], maxlen=_IDLE_ROUND_TRIPS)
             self._is_rtt_measured = True
-            self._is_first_alone = True
-        elif is_idle and self._is_first_alone and rtt_s < self.rtt_s:
-            # The first had to connect as well, which takes two or three round trips.
-            self._rtts_s = deque([rtt_s], maxlen=_IDLE_ROUND_TRIPS)
-            self._is_first_alone = False
         elif is_idle or rtt_s < self.rtt_s:
             self._rtts_s.append(rtt_s)
-            self._is_first_alone = False
 
     def run_dry(self, unacknowledged_bytes: int) -> None:
         """A frame could leave now, but there is none."""
