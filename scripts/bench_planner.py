@@ -38,10 +38,14 @@ RATES = ((4.5, 7.0), (5.5, 8.0))
 """Powers of ten, bytes per second, for the smallest model."""
 
 
+def chance_of(seed: int | str) -> random.Random:
+    """Return chance that is the same for the same seed."""
+    return random.Random(seed)  # noqa: S311 - not a secret
+
+
 def a_case(seed: int, chosen: argparse.Namespace) -> tuple[Job, Topology]:
     """Return a job and a topology: the same for the same seed and arguments."""
-    chance = random.Random(seed)  # noqa: S311 - not a secret
-    choice = random.Random(f"case {seed}")  # noqa: S311
+    chance, choice = chance_of(seed), chance_of(f"case {seed}")
     width = choice.choice(WIDTHS) if chosen.model == "any" else int(chosen.model)
     rates = choice.choice(RATES) if chosen.model == "any" else RATES[0]
     codec = choice.choice(chosen.codecs.split("|"))
@@ -74,7 +78,7 @@ def a_case(seed: int, chosen: argparse.Namespace) -> tuple[Job, Topology]:
 
 def steps_of_wider_links(seed: int, chosen: argparse.Namespace) -> tuple[list[float], float]:
     """Return the steps planned for links that become wider, and the CPU seconds of a plan."""
-    (job, topology), chance, steps_s = a_case(seed, chosen), random.Random(seed), []  # noqa: S311
+    (job, topology), chance, steps_s = a_case(seed, chosen), chance_of(seed), []
     begun_s = time.process_time()
     for _ in range(chosen.wider + 1):
         choice = Search(job, topology).best()

@@ -41,7 +41,8 @@ class Slots:
 
         Where its pieces lie in shared memory already, these are the pieces themselves.
         """
-        if self._shared is not None and (place := self._shared.find(pieces)) is not None:
+        place = None if self._shared is None or route is not None else self._shared.find(pieces)
+        if place is not None:
             values = place.values
             return Slot(numel, values, values, values, region_id=place.region, offset=place.offset)
         wanted = Sizes.of(numel, route, self._world_size)
