@@ -15,18 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from protos.errors import (
-    DeadlineExceededError,
-    IsthmusError,
-    PeerLostError,
-    StaleGenerationError,
-)
+from protos.errors import IsthmusError, PeerLostError, StaleGenerationError
 from protos.frame import Frame
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
 from sites.gateway.links.link import Link
 from sites.gateway.links.server import Sender
-from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.encoding import own_encoded
 from sites.gateway.reduction.admission import Admission
 from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, Reduced, Shard
@@ -36,18 +30,13 @@ from sites.gateway.reduction.finite import check_finite
 from sites.gateway.reduction.forms import Form
 from sites.gateway.reduction.held import Held
 from sites.gateway.reduction.intake import Intake
-from sites.gateway.reduction.plan_schedule import Begun
+from sites.gateway.reduction.plan_gate import PlanGate
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.under_way import UnderWay
-from sites.silence import Standstills
 
-_CHECK_S = 1.0
 _HERE_BYTES = 2 << 20
 """Of a frame: what the thread that receives them sums itself, in 0.2 ms or so, in which all links
 wait."""
-_OUTCOME_LEASES = 3
-"""Times `peer_lost_s`, for the outcome of a proposed plan: the coordinator decides within one, and
-whoever has lost it by then is ended within another."""
 
 
 class Exchange:
@@ -77,6 +66,8 @@ class Exchange:
         self._links: Mapping[Sender, Link] = {}
         self._condition = threading.Condition()
         self._under_way = UnderWay(config)
+        self.plans = PlanGate(config, self._under_way, self._condition)
+        """Holds rounds back whose plan is not known yet."""
         credit = credit_of_peers(config)
         self._admission = Admission(Credit(credit), config.ranks_per_node[self._site])
         self._held = Held({peer: 2 * num_bytes for peer, num_bytes in credit.items()})
@@ -90,44 +81,12 @@ class Exchange:
         """
         self._links = links
 
-    def propose(self, proposal: Proposal) -> tuple[bool, int]:
-        """Keep a plan for the rounds from a later one on, and begin none of them before `decide`.
-
-        Returns:
-            Whether it is kept, and the latest round that a local rank has posted.
-        """
-        with self._condition:
-            return self._under_way.plans.propose(
-                proposal, self._under_way.rounds.current
-            ), self._under_way.rounds.current
-
-    def decide(self, epoch: int, *, commit: bool) -> None:
-        """Take the outcome of a proposal: ranks that wait for it go on."""
-        with self._condition:
-            self._under_way.plans.decide(epoch, commit=commit)
-            self._condition.notify_all()
-
-    def needs(self, site: int) -> bool:
-        """Whether a plan of rounds under way, or of later ones, has a use for the link to a site."""
-        with self._condition:
-            return self._under_way.plans.needs(site)
-
     def close(self) -> None:
         """Let everybody who waits go."""
         with self._condition:
             self._closed = True
             self._admission.clear()
-            self._condition.notify_all()
-
-    @property
-    def round(self) -> int:
-        """The latest round that a local rank has posted; -1 before the first."""
-        return self._under_way.rounds.current
-
-    @property
-    def begun(self) -> Begun | None:
-        """The latest switch of plans that a local rank has got to."""
-        return self._under_way.begun
+            self.plans.close()
 
     # ---------------------------------------------------------------- local ranks
 
@@ -143,7 +102,7 @@ class Exchange:
             check_finite(post)
         replies: list[tuple[int, Reduced]] = []
         with self._condition:
-            self._wait_for_plan(post.round)
+            self.plans.wait(post.round)
             run = self._open(rank, post)
             assert run.reduction is not None
             chunks = run.reduction.bucket.grid.chunks(self._site, rank)
@@ -162,28 +121,6 @@ class Exchange:
                 replies = [self._reduced(run, each, now_s) for each in self._without_chunks(run)]
         self.pump()
         self._reply(replies)
-
-    def _wait_for_plan(self, round_: int) -> None:
-        """Wait until it is known which plan carries a round; the lock is held.
-
-        Raises:
-            DeadlineExceededError: nobody has said so for too long.
-            PeerLostError: this gateway ends.
-        """
-        patience_s = _OUTCOME_LEASES * self._config.peer_lost_s
-        now_s = time.monotonic()
-        deadline_s, standstills = now_s + patience_s, Standstills(now_s, self._config.peer_lost_s)
-        while not self._under_way.plans.is_settled(round_):
-            if self._closed:
-                raise PeerLostError("this gateway is stopping", self._config.site)
-            remaining_s = deadline_s - time.monotonic()
-            if remaining_s <= 0:
-                raise DeadlineExceededError(
-                    f"round {round_} has waited {patience_s:g} s to hear whether it has a new plan"
-                )
-            wait_s = min(remaining_s, _CHECK_S)
-            self._condition.wait(wait_s)
-            deadline_s += standstills.look(time.monotonic(), wait_s)  # nobody could say it then
 
     def pump(self) -> None:
         """Admit own chunks to encoding, as far as the links keep up."""

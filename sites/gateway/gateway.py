@@ -72,10 +72,10 @@ class Gateway:
             on_change=self._exchange.connect,
             on_failure=self.fail,
             on_progress=self._exchange.pump,
-            needs=self._exchange.needs,
+            needs=self._exchange.plans.needs,
         )
         self._switches = PlanSwitches(
-            config, self._exchange, self._links, self._local.encoding, write
+            config, self._exchange.plans, self._links, self._local.encoding, write
         )
         self._lock = threading.Lock()
         self._failure: Failure | None = None
@@ -119,7 +119,7 @@ class Gateway:
         Raises:
             LocalProtocolError: it was never prepared here.
         """
-        self._exchange.decide(epoch, commit=commit)
+        self._exchange.plans.decide(epoch, commit=commit)
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait for a failure or `stop`; return whether it came."""
@@ -247,7 +247,7 @@ class Gateway:
                     "op": "metric",
                     "kind": LINK,
                     "rank": -1,
-                    "step": max(self._exchange.round, 0),
+                    "step": max(self._exchange.plans.round, 0),
                     "values": values,
                     "labels": {
                         "source": self._config.site,

@@ -6,28 +6,21 @@ The same bits at all sites, whatever arrives in whatever order.
 from __future__ import annotations
 
 import random
-import threading
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 
-from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
-from sites.gateway import exchange as exchange_module
 from sites.gateway.links.link import Link
 from sites.gateway.proposal import Proposal
-from sites.gateway.reduction.bucket_run import Post
 from tests.fakes.exchanges import Exchanges, _Wire
 from tests.fakes.tree_worlds import FORMS, make_plan
-from topology.trees.trees import ReductionPlan, star
+from topology.trees.trees import ReductionPlan
 
 ROUNDS = 4
 BUCKETS = (500, 33)
 """Elements of each bucket of a round."""
 CODECS = ("fp32", "bf16", "int8-zstd", "topk")
-DEADLINE_S = 20.0
 
 
 def a_bench(
@@ -136,8 +129,8 @@ class Training:
         for site in range(self.num_sites):
             if site not in self.proposed:
                 exchange = self.bench.exchanges[site]
-                in_time, _ = exchange.propose(self.proposal)
-                assert in_time == (exchange.round < self.proposal.from_round)
+                in_time, _ = exchange.plans.propose(self.proposal)
+                assert in_time == (exchange.plans.round < self.proposal.from_round)
                 self.commit = self.commit and in_time
                 self.proposed.add(site)
                 return
@@ -149,7 +142,7 @@ class Training:
         if left and len(self.proposed) == self.num_sites:
             site = self.chance.choice(left)
             self.decided.add(site)
-            self.bench.exchanges[site].decide(self.proposal.epoch, commit=self.commit)
+            self.bench.exchanges[site].plans.decide(self.proposal.epoch, commit=self.commit)
             self.bench.pools[site].run()
 
     def result(self, round_: int) -> bytes:
@@ -193,97 +186,3 @@ def test_before_and_after_a_switch_sites_have_the_bits_of_each_plan_alone(seed: 
         is_new = switched.commit and round_ >= from_round
         expected = (new if is_new else old).result(round_)
         assert switched.result(round_) == expected, f"{seed=} {round_=}"
-
-
-def test_a_rank_waits_at_the_first_round_until_the_outcome_is_known() -> None:
-    plan = ReductionPlan(2, (star(2, 0),), "")
-    bench = a_bench(plan, "fp32", (1, 1))
-    exchange = bench.exchanges[0]
-    assert exchange.propose(a_proposal(plan, "fp32", from_round=1)) == (True, -1)
-    part = np.ones(8, dtype=np.float32)
-    post = Post(round=1, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
-    posting = threading.Thread(target=exchange.post, args=(0, post), daemon=True)
-    posting.start()
-    posting.join(0.05)
-    assert posting.is_alive(), "it has to wait"
-    assert exchange.round == -1
-    exchange.decide(1, commit=True)
-    posting.join(DEADLINE_S)
-    assert not posting.is_alive()
-    assert exchange.begun is not None
-    assert (exchange.begun.epoch, exchange.begun.round) == (1, 1)
-
-
-def test_nobody_waits_for_an_outcome_for_ever() -> None:
-    plan = ReductionPlan(2, (star(2, 0),), "")
-    bench = a_bench(plan, "fp32", (1, 1), peer_lost_s=0.01)
-    exchange = bench.exchanges[0]
-    exchange.propose(a_proposal(plan, "fp32", from_round=1))
-    part = np.ones(8, dtype=np.float32)
-    post = Post(round=1, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
-    with pytest.raises(DeadlineExceededError, match="round 1 has waited"):
-        exchange.post(0, post)
-    exchange.close()
-    patient = a_bench(plan, "fp32", (1, 1)).exchanges[0]
-    patient.propose(a_proposal(plan, "fp32", from_round=1))
-    patient.close()
-    with pytest.raises(PeerLostError, match="stopping"):
-        patient.post(0, post)
-
-
-def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = ReductionPlan(2, (star(2, 0),), "")
-    exchange = a_bench(plan, "fp32", (1, 1), peer_lost_s=10.0).exchanges[0]
-    exchange.propose(a_proposal(plan, "fp32", from_round=1))
-    now_s, num_waits = 100.0, 0
-
-    def wait(wait_s: float) -> None:
-        nonlocal now_s, num_waits
-        num_waits += 1
-        now_s += wait_s if num_waits > 1 else 3600.0
-        if num_waits > 25:
-            exchange.decide(1, commit=True)
-
-    monkeypatch.setattr(exchange_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(exchange._condition, "wait", wait)
-    part = np.ones(8, dtype=np.float32)
-    exchange.post(
-        0, Post(round=1, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
-    )
-    assert num_waits == 26
-    exchange.close()
-
-
-def test_what_comes_too_late_or_twice_is_not_kept() -> None:
-    plan = ReductionPlan(2, (star(2, 1),), "")
-    exchange = a_bench(plan, "fp32", (1, 1)).exchanges[0]
-    part = np.ones(8, dtype=np.float32)
-    post = Post(round=0, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
-    exchange.post(0, post)
-    proposal = a_proposal(plan, "fp32", from_round=5)
-    assert exchange.propose(replace(proposal, from_round=0)) == (False, 0), "it has begun"
-    assert exchange.propose(replace(proposal, epoch=2)) == (True, 0)
-    assert exchange.propose(replace(proposal, epoch=1)) == (False, 0), "a later one came first"
-    exchange.decide(3, commit=False)
-    assert exchange.propose(replace(proposal, epoch=3)) == (False, 0), "given up before it came"
-    assert exchange.propose(replace(proposal, epoch=4)) == (True, 0)
-    with pytest.raises(LocalProtocolError, match="not kept here"):
-        exchange.decide(5, commit=True)
-    assert exchange.propose(replace(proposal, epoch=6)) == (True, 0)
-    exchange.decide(6, commit=True)
-    assert exchange.propose(replace(proposal, epoch=7)) == (False, 0), "two plans for one round"
-    assert exchange.propose(replace(proposal, epoch=8, from_round=6)) == (True, 0)
-
-
-def test_links_are_needed_for_as_long_as_a_plan_is() -> None:
-    before, after = (ReductionPlan(3, (star(3, hub),), "") for hub in (1, 2))
-    exchange = a_bench(before, "fp32", (1, 1, 1)).exchanges[0]
-    assert [exchange.needs(site) for site in (1, 2)] == [True, False]
-    exchange.propose(a_proposal(after, "fp32", from_round=1))
-    assert exchange.needs(2)
-    exchange.decide(1, commit=True)
-    part = np.ones(8, dtype=np.float32)
-    post = Post(round=0, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
-    for round_, needed in ((0, [True, True]), (1, [True, True]), (2, [False, True])):
-        exchange.post(0, replace(post, round=round_, values=part.copy()))
-        assert [exchange.needs(site) for site in (1, 2)] == needed, round_

@@ -212,24 +212,24 @@ def test_a_plan_is_not_kept_whose_link_was_lost_just_before(
         on_change=exchange.connect,
         on_failure=lambda failure: pytest.fail(str(failure)),
         on_progress=exchange.pump,
-        needs=exchange.needs,
+        needs=exchange.plans.needs,
     )
     links.meet(Peer(site, 0, "127.0.0.1", 9) for site in SITES[1:3])
     links.add([1, 2])  # the latter for an earlier plan
-    propose_now = exchange.propose
+    propose_now = exchange.plans.propose
 
     def lose_then_propose(proposal: Proposal) -> tuple[bool, int]:
         links.all[2, 0]._on_failure(Failure(code="PEER_LOST", message="it is gone"))
         return propose_now(proposal)
 
-    monkeypatch.setattr(exchange, "propose", lose_then_propose)
+    monkeypatch.setattr(exchange.plans, "propose", lose_then_propose)
     answers: list[Mapping[str, Any]] = []
-    switches = PlanSwitches(config, exchange, links, RankEncoding(config), answers.append)
+    switches = PlanSwitches(config, exchange.plans, links, RankEncoding(config), answers.append)
     switches._prepare(Proposal(epoch=1, from_round=1, plan=after, codecs=("fp32",)))
     (answer,) = answers
     assert (answer["accepted"], answer["late"]) == (False, False)
     assert answer["why"] == f"the link to site {SITES[2]} was lost just now"
-    assert not exchange.needs(2)
+    assert not exchange.plans.needs(2)
     links.close()
 
 
