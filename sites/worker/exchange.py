@@ -2,7 +2,7 @@
 
     autograd thread     scale, start the reduce-scatter                       submit()
     posting thread      wait for it in order, hand the shard to the gateway   _post()
-    (the link's thread  hears of results, in any order)                       _on_reduced()
+    (the link's thread  hears of results, in any order)                       UnderWay.note_reduced()
     finishing thread    take results in order, all-gather, complete futures   _finish()
 
 Each thread does its part for every bucket in the same order on every rank, so that ranks never
@@ -21,28 +21,20 @@ from functools import partial
 
 import torch
 
-from protos.errors import (
-    DeadlineExceededError,
-    IsthmusError,
-    LocalProtocolError,
-    NoTokensError,
-    RankLostError,
-    RemoteProtocolError,
-)
+from protos.errors import LocalProtocolError, NoTokensError
 from sites.worker.collectives import wait
 from sites.worker.encoding import ShardEncoder
-from sites.worker.link import Link, Reduce, Reduced
+from sites.worker.link import Link, Reduce
 from sites.worker.region import FLOAT_BYTES
 from sites.worker.rounds import Bucket, Round
 from sites.worker.routes import Route
 from sites.worker.shared_tensors import SharedTensors
 from sites.worker.slots import Slots
 from sites.worker.transfer import Transfer, write_pieces
+from sites.worker.under_way import UnderWay
 
 MAX_BUCKETS = 1 << 16
 """Of one round. 4 MiB a bucket, the shipped setting, reaches 256 GiB."""
-_CAUSE_S = 1.0
-"""For the gateway to say, or show by its end, why another rank of the site has gone."""
 
 
 class Exchange:
@@ -78,20 +70,17 @@ class Exchange:
         self._link = link
         self._transfer = transfer
         self._rank = rank
-        self._deadline_s = deadline_s
         self._overlaps = overlaps
         self._encoder = encoder
         self._now_s = now_s
         self._slots = Slots(link, transfer, world_size, shared)
-        self._round: Round | None = None
+        self._under_way = UnderWay(deadline_s=deadline_s, now_s=now_s)
         self._num_rounds = 0
-        self._error: IsthmusError | None = None
-        self._changed = threading.Condition()
         self._to_post: queue.Queue[tuple[Round, list[Bucket]] | None]
         self._to_post = queue.Queue(MAX_BUCKETS + 1)
         self._to_finish: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
         self._threads = [
-            threading.Thread(target=self._run, args=(each,), name=name, daemon=True)
+            threading.Thread(target=self._under_way.run, args=(each,), name=name, daemon=True)
             for each, name in [(self._post, "isthmus-post"), (self._finish, "isthmus-finish")]
         ]
 
@@ -99,11 +88,11 @@ class Exchange:
         """Start the threads and listen to the link."""
         for thread in self._threads:
             thread.start()
-        self._link.start(self._on_reduced, self.fail)
+        self._link.start(self._under_way.note_reduced, self._under_way.fail)
 
     def close(self) -> None:
         """End the threads; what is under way is abandoned. Idempotent."""
-        self.fail(LocalProtocolError("this rank has left"))
+        self._under_way.fail(LocalProtocolError("this rank has left"))
         ends = (self._to_post.put_nowait, self._to_finish.put_nowait)
         for thread, end in zip(self._threads, ends, strict=True):
             try:
@@ -112,11 +101,6 @@ class Exchange:
                 continue  # A thread that is stuck in a collective ends with the process.
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(timeout=1.0)
-
-    def check(self) -> None:
-        """Raise the first error, if there was one."""
-        if self._error is not None:
-            raise self._error
 
     def begin(self, tokens: float, *, first_bucket: int = 0, num_slots: int | None = None) -> None:
         """Open the next round. The previous one is complete, and every rank opens this one.
@@ -129,16 +113,18 @@ class Exchange:
             num_slots: buckets under way, at most: then `submit` waits. None: as many as there
                 are, for a backward pass goes on meanwhile.
         """
-        self.check()
-        if self._round is not None and self._round.num_finished < len(self._round.buckets):
+        self._under_way.check()
+        previous = self._under_way.round
+        if previous is not None and previous.num_finished < len(previous.buckets):
             raise LocalProtocolError(
                 "an average over sites began before the previous one, a backward pass say, was complete"
             )
         self._slots.forget()
         total, pending = self._transfer.launch_sum(tokens)
-        with self._changed:
-            self._round = Round(self._num_rounds, tokens, total, pending, first_bucket, num_slots)
-            self._num_rounds += 1
+        self._under_way.open(
+            Round(self._num_rounds, tokens, total, pending, first_bucket, num_slots)
+        )
+        self._num_rounds += 1
 
     def submit(
         self,
@@ -163,9 +149,8 @@ class Exchange:
 
         Steps inside the site: P - 1 each for reduce-scatter and all-gather, P ranks.
         """
-        self.check()
-        current = self._round
-        assert current is not None, "begin comes first"
+        self._under_way.check()
+        current = self._under_way.current
         index = len(current.buckets)
         if index == MAX_BUCKETS:
             raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: make them larger")
@@ -184,18 +169,15 @@ class Exchange:
         if self._encoder is not None and not exact:
             slot.encode = partial(self._encoder.encode, bucket=number, numel=numel, layout=layout)
         bucket = Bucket(number, slot, pieces, layout, exact, pending, future, raw_bytes, now_s)
-        with self._changed:
-            current.buckets.append(bucket)
-            current.note_computed(index, now_s)
+        self._under_way.add(current, bucket)
         if self._overlaps:
             self._release(current)
         return future
 
     def site_tokens(self) -> torch.Tensor:
         """Return the open round's tokens of all ranks of the site: float64[1], ready on this stream."""
-        assert self._round is not None, "begin comes first"
-        wait(self._round.pending)
-        return self._round.total
+        wait(self._under_way.current.pending)
+        return self._under_way.current.total
 
     def wait(self) -> Round:
         """Wait until every bucket of the round is in place; return the round.
@@ -204,35 +186,10 @@ class Exchange:
             IsthmusError: the first error of any thread or of the gateway.
             DeadlineExceededError: results did not come in time.
         """
-        current = self._round
-        assert current is not None, "begin comes first"
-        self._wait_finished(current, len(current.buckets))
-        return current
-
-    def fail(self, error: IsthmusError) -> None:
-        """Keep the first error and complete every open future with it."""
-        with self._changed:
-            if self._error is None:
-                self._error = error
-            opened = [] if self._round is None else [b for b in self._round.buckets if not b.done]
-            for bucket in opened:
-                bucket.done = True
-            self._changed.notify_all()
-        for bucket in opened:
-            bucket.future.set_exception(error)  # type: ignore[arg-type] # annotated wrongly by torch
-
-    def _wait_finished(self, current: Round, num_buckets: int) -> None:
-        """Wait until the first `num_buckets` of a round are in place."""
+        current = self._under_way.current
         self._release(current)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._error or current.num_finished >= num_buckets, self._deadline_s
-            )
-            complete = current.num_finished >= num_buckets
-        self.check()
-        if not complete:
-            self.fail(DeadlineExceededError(_late(current, self._deadline_s)))
-            self.check()
+        self._under_way.wait_finished(current, len(current.buckets))
+        return current
 
     def _release(self, current: Round) -> None:
         """Give the posting thread all buckets that it has not had."""
@@ -241,45 +198,20 @@ class Exchange:
             current.num_posted += len(released)
             self._to_post.put_nowait((current, released))
 
-    def _is_back(self, bucket: Bucket) -> bool:
-        return self._error is not None or bucket.reduced is not None
-
-    def _complete(self, bucket: Bucket) -> None:
-        """Complete a future with its result, unless a failure was faster."""
-        with self._changed:
-            if bucket.done:
-                return
-            bucket.done = True
-        bucket.future.set_result(bucket.pieces[0])
-
     def _free_slot(self, current: Round, index: int) -> int:
         """Return which buffers a bucket gets, once an earlier one has gone from them."""
         if current.num_slots is None:
             return index
         earlier = index - current.num_slots
         if earlier >= 0:
-            self._wait_finished(current, earlier + 1)
+            self._release(current)
+            self._under_way.wait_finished(current, earlier + 1)
             current.buckets[earlier].future.wait()  # on CUDA this stream does
         return index % current.num_slots
 
-    def _run(self, part: Callable[[], None]) -> None:
-        try:
-            part()
-        except RankLostError as error:
-            # It may have gone for what this rank is about to hear, too: that says more.
-            with self._changed:
-                self._changed.wait_for(lambda: self._error is not None, _CAUSE_S)
-            self.fail(error)
-        except IsthmusError as error:
-            self.fail(error)
-        except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
-            failure = LocalProtocolError(f"{type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self.fail(failure)
-
     def _post(self) -> None:
         """Hand shards to the gateway, in order, as their reduce-scatters complete."""
-        while (item := self._to_post.get()) is not None and self._error is None:
+        while (item := self._to_post.get()) is not None and self._under_way.error is None:
             current, buckets = item
             if buckets[0].number == current.first_bucket:
                 current.site_weight = self._transfer.read_sum(current.total, current.pending)
@@ -311,45 +243,17 @@ class Exchange:
             )
         )
 
-    def _on_reduced(self, reduced: Reduced) -> None:
-        """Note a result. Called by the link's thread."""
-        with self._changed:
-            bucket = None if self._round is None else self._round.find(reduced)
-            if bucket is not None and bucket.reduced is None:
-                bucket.reduced = reduced
-                bucket.reduced_s = self._now_s()
-                self._changed.notify_all()
-                return
-        self.fail(
-            RemoteProtocolError(
-                f"the gateway sent round {reduced.round} bucket {reduced.bucket}, not asked for"
-            )
-        )
-
     def _finish(self) -> None:
         """Put results in place, in order."""
         while (item := self._to_finish.get()) is not None:
             current, bucket = item
-            with self._changed:
-                self._changed.wait_for(partial(self._is_back, bucket), self._deadline_s)
-            if self._error is not None:
+            reduced = self._under_way.wait_reduced(current, bucket)
+            if reduced is None:
                 return
-            if bucket.reduced is None:
-                raise DeadlineExceededError(_late(current, self._deadline_s))
-            weight = bucket.reduced.weight
-            if weight == 0.0:
+            if reduced.weight == 0.0:
                 raise NoTokensError("no rank of any site has tokens (count_tokens)")
-            self._transfer.deliver(bucket.slot, bucket.pieces, partial(self._complete, bucket))
-            with self._changed:
-                if not math.isnan(weight):
-                    current.weight = weight
-                current.num_finished += 1
-                bucket.finished_s = current.end_s = self._now_s()
-                self._changed.notify_all()
-
-
-def _late(current: Round, deadline_s: float) -> str:
-    return (
-        f"round {current.number}: {current.num_finished} of {len(current.buckets)} buckets were "
-        f"back after {deadline_s:g} s; is another site still computing?"
-    )
+            complete = partial(self._under_way.complete, bucket)
+            self._transfer.deliver(bucket.slot, bucket.pieces, complete)
+            if not math.isnan(reduced.weight):
+                current.weight = reduced.weight
+            self._under_way.note_finished(current, bucket)

@@ -135,20 +135,20 @@ def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
     exchange.submit([torch.ones(3)], layout=0)
     with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
         exchange.wait()
-    exchange.fail(IsthmusError("later"))
+    exchange.close()  # which is an error, too
     with pytest.raises(LocalProtocolError, match="ZeroDivisionError: round 0"):
-        exchange.check()
+        exchange.begin(1.0)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_lost_rank_is_told_by_what_the_gateway_knows_of_it(
     is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sites.worker.exchange._CAUSE_S", LONG_S if is_told else 0.01)
+    monkeypatch.setattr("sites.worker.under_way._CAUSE_S", LONG_S if is_told else 0.01)
     transfer = BrokenSite(Collectives(LONG_S))
     exchange = Exchange(AloneLink(), transfer, rank=0, world_size=1, deadline_s=LONG_S)
     if is_told:
-        transfer.cause = lambda: exchange.fail(IsthmusError("the gateway ended"))
+        transfer.cause = lambda: exchange._under_way.fail(IsthmusError("the gateway ended"))
     exchange.start()
     try:
         exchange.begin(1.0)
