@@ -157,7 +157,8 @@ _ENTRIES = (
     Entry(
         "EMULATION_INEXACT",
         "The emulated links are not what was configured, within the tolerance.",
-        "Repeat it on a machine with nothing else to do; then use lower rates or the other emulator.",
+        "Repeat it on a machine with nothing else to do; then use lower rates or the other "
+        "emulator.",
         ExitCode.PREFLIGHT,
     ),
     Entry(

@@ -1,4 +1,4 @@
-"""JSON to dataclasses, checked by their annotations: what is not exactly what was written is refused."""
+"""JSON to dataclasses, checked by annotations: what is not exactly what was written is refused."""
 
 from __future__ import annotations
 

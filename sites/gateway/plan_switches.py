@@ -1,4 +1,4 @@
-"""Makes this gateway ready for another plan, and says so: the links that it needs, then its rounds."""
+"""Makes this gateway ready for another plan: the links that it needs, then its rounds; says so."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PlanSwitches:
         ).start()
 
     def note_begun(self) -> None:
-        """A rank has posted something: tell the agent, once, if that began the rounds of another plan."""
+        """A rank has posted something: tell the agent once, if that began another plan's rounds."""
         begun = self._plans.begun
         if begun is None or begun.epoch == self._told_epoch:
             return
@@ -129,9 +129,9 @@ class PlanSwitches:
         return ""
 
     def _recheck(self, proposal: Proposal) -> str:
-        """Look for links that were lost just before a plan was kept that needs them; forget it if so, and return why.
+        """Look again for the links of a plan that is kept; if one is lost, forget it and say why.
 
-        From when it is kept, a link that is lost ends the run.
+        One may have been lost just before. From when it is kept, a link that is lost ends the run.
         """
         missing = self._links.missing(proposal.plan.neighbours(self._config.site_index))
         if not missing:

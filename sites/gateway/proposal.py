@@ -1,4 +1,7 @@
-"""A plan that all sites may switch to while a run goes on: docs/architecture.md, "Other trees while a run goes on"."""
+"""A plan that all sites may switch to while a run goes on.
+
+docs/architecture.md, "Other trees while a run goes on".
+"""
 
 from __future__ import annotations
 

@@ -94,8 +94,8 @@ def take_step(
     norm = clip_gradients(model.parameters(), config.optimizer.clip_norm)
     if not math.isfinite(norm):
         raise DivergedError(
-            f"step {step + 1}: the gradient's norm is {norm}; lower trainer.optimizer.learning_rate "
-            "or raise warmup_steps. No parameter was changed by it"
+            f"step {step + 1}: the gradient's norm is {norm}; lower "
+            "trainer.optimizer.learning_rate or raise warmup_steps. No parameter was changed by it"
         )
     optimizer.step()
     return StepResult(float(loss_sum), tokens, norm, rate)

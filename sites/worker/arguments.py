@@ -43,12 +43,13 @@ def check_tensors(caller: str, tensors: Sequence[torch.Tensor]) -> None:
     if overlap is not None:
         first, second = overlap
         raise ValueError(
-            f"{caller}: tensors[{first}] and tensors[{second}] have elements in common: each is averaged in place"
+            f"{caller}: tensors[{first}] and tensors[{second}] have elements in common: each is "
+            "averaged in place"
         )
 
 
 def _overlapping(tensors: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-    """Return two tensors of which one begins where another has not ended; those with strides aside."""
+    """Return two tensors of which one begins before another has ended; those with strides aside."""
     spans = sorted(
         (each.data_ptr(), each.data_ptr() + each.nbytes, index)
         for index, each in enumerate(tensors)
@@ -82,8 +83,8 @@ def check_training(model: object, optimizer: object) -> None:
     is_replica = isinstance(model, DistributedDataParallel)
     if not is_replica and not _is_fully_sharded(model):
         raise TypeError(
-            f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what fully_shard "
-            f"was called on, got {type(model).__name__}: wrap the model first, or see "
+            f"site.synchronize: want a torch.nn.parallel.DistributedDataParallel or what "
+            f"fully_shard was called on, got {type(model).__name__}: wrap the model first, or see "
             "site.average_gradients"
         )
     if not is_replica and not hasattr(model, "set_custom_reduce_scatter"):

@@ -1,4 +1,4 @@
-"""Averages lists of tensors over all ranks of all sites: what needs no backward pass to hide behind."""
+"""Averages lists of tensors over all ranks of all sites: with no backward pass to hide behind."""
 
 from __future__ import annotations
 

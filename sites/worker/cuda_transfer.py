@@ -48,7 +48,7 @@ class CudaTransfer:
         return torch.futures.Future(devices=[self.device])
 
     def launch(self, slot: Slot) -> Pending:
-        """Enqueue the reduce-scatter, or the sending; with one rank, what must be waited for is the scaling."""
+        """Enqueue the reduce-scatter, or the sending; with one rank, the scaling is waited for."""
         slot.computed = _timer()
         slot.computed.record(torch.cuda.current_stream(self.device))
         return start_in(self._collectives, slot) or slot.computed

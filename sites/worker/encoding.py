@@ -128,7 +128,7 @@ class ShardEncoder:
         return Encoded(tuple(bodies), self._is_fit_here)
 
     def _owed_to(self, bucket: int, layout: int, numel: int, count: int) -> torch.Tensor | None:
-        """Return what is owed to a bucket, to be overwritten; all is dropped when one holds something else."""
+        """Return what a bucket is owed, to be overwritten; drop all if it holds something else."""
         if not self._offer.error_feedback:
             return None
         found = self._owed.get(bucket)
@@ -148,7 +148,7 @@ class ShardEncoder:
 def _encode_chunk(
     codec: DeviceCodec, values: torch.Tensor, body: torch.Tensor, owed: torch.Tensor | None
 ) -> torch.Tensor:
-    """Add what is owed, write the body, and keep what that loses; return whether every value has a code."""
+    """Add what is owed, write the body, keep its loss; return whether each value has a code."""
     if owed is not None:
         values.add_(owed)
     is_fit = codec.encode(values, body)

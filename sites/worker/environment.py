@@ -52,8 +52,9 @@ class Environment:
         missing = [name for name in _NAMES if name not in environ]
         if len(missing) == len(_NAMES):
             raise NotLaunchedError(
-                "sites.join: this process was not started by isthmus (no ISTHMUS_GATEWAY). Start the "
-                "script with `isthmus launch`, or call sites.join(alone=True) to train one site by itself."
+                "sites.join: this process was not started by isthmus (no ISTHMUS_GATEWAY). Start "
+                "the script with `isthmus launch`, or call sites.join(alone=True) to train one "
+                "site by itself."
             )
         if missing:
             raise ConfigError(f"environment: {', '.join(missing)} not set; is the launcher older?")

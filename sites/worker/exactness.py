@@ -40,8 +40,8 @@ class Exactness:
             if not fnmatch.filter(names, pattern):
                 known = ", ".join(names[:3])
                 raise ConfigError(
-                    f"exchange.exact: no parameter's name fits {pattern!r} (they are called {known}, "
-                    "...): correct it, or leave it out"
+                    f"exchange.exact: no parameter's name fits {pattern!r} (they are called "
+                    f"{known}, ...): correct it, or leave it out"
                 )
 
     def spares(self, name: str, grad: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
 """Averages buckets over all ranks of all sites, several at once, in the order of their submission.
 
-    autograd thread     scale, start the reduce-scatter                       submit()
-    posting thread      wait for it in order, hand the shard to the gateway   _post()
-    (the link's thread  hears of results, in any order)                       UnderWay.note_reduced()
-    finishing thread    take results in order, all-gather, complete futures   _finish()
+    autograd thread    scale, start the reduce-scatter                       submit()
+    posting thread     wait for it in order, hand the shard to the gateway   _post()
+    (the link's thread hears of results, in any order)                       UnderWay.note_reduced()
+    finishing thread   take results in order, all-gather, complete futures   _finish()
 
 Each thread does its part for every bucket in the same order on every rank, so that ranks never
 disagree on the order of collectives. The first error of any thread is kept, completes all futures
@@ -117,7 +117,8 @@ class Exchange:
         previous = self._under_way.round
         if previous is not None and previous.num_finished < len(previous.buckets):
             raise LocalProtocolError(
-                "an average over sites began before the previous one, a backward pass say, was complete"
+                "an average over sites began before the previous one, a backward pass say, "
+                "was complete"
             )
         self._slots.forget()
         total, pending = self._transfer.launch_sum(tokens)
@@ -175,7 +176,7 @@ class Exchange:
         return future
 
     def site_tokens(self) -> torch.Tensor:
-        """Return the open round's tokens of all ranks of the site: float64[1], ready on this stream."""
+        """Return the tokens of all ranks of the site, this round: float64[1], on this stream."""
         wait(self._under_way.current.pending)
         return self._under_way.current.total
 

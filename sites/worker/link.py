@@ -126,7 +126,7 @@ class Link(Protocol):
 
 
 def error_for(code: str, message: str, site: str = "") -> IsthmusError:
-    """Return the exception of a code of protos/catalogue.py, for an error named by another process."""
+    """Return the exception of a code in protos/catalogue.py, as another process names an error."""
     for kind in (PeerLostError, RankLostError):
         if kind.code == code:
             return kind(message, site)

@@ -91,14 +91,16 @@ class RankExchange:
         return self._average
 
     def empty(self, sizes: Sequence[int]) -> torch.Tensor:
-        """Return a float32 tensor, on this rank's device, that is averaged where it lies, if that can be."""
+        """Return a float32 tensor on this rank's device, averaged where it lies, if that can be."""
         numel = math.prod(sizes)
         if self._shared is None or numel == 0:
             return torch.empty(tuple(sizes), dtype=torch.float32, device=self._device)
         return self._shared.empty(numel).view(tuple(sizes))
 
     def equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Give every rank of every site the first site's values; with `schedule: off`, of this site.
+        """Give every rank of every site the first site's values.
+
+        With `schedule: off`, those of this site alone, its own first rank's.
 
         Raises:
             IsthmusError: names, shapes or dtypes differ, or the exchange failed.
@@ -118,7 +120,7 @@ class RankExchange:
             self._exchange.close()
 
     def _make_encoder(self) -> ShardEncoder | None:
-        """Return what encodes on this rank's device, where that is wanted and the gateway takes it."""
+        """Return what encodes on this rank's device, if that is wanted and the gateway takes it."""
         if self._welcome.encoding is None:
             return None
         return ShardEncoder(

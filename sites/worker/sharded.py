@@ -70,8 +70,8 @@ def check_sharding(name: str, parameter: torch.Tensor) -> None:
     from torch.distributed.tensor import Shard
 
     wanted = (
-        f"site.synchronize: parameter {name}: want it sharded by fully_shard along dimension 0 over "
-        f"a one-dimensional mesh of all {dist.get_world_size()} ranks of the site"
+        f"site.synchronize: parameter {name}: want it sharded by fully_shard along dimension 0 "
+        f"over a one-dimensional mesh of all {dist.get_world_size()} ranks of the site"
     )
     if not is_sharded(parameter):
         raise TypeError(f"{wanted}; it is not sharded: call fully_shard on a module that has it")

@@ -1,4 +1,4 @@
-"""Where fully_shard (FSDP2) hands gradients over: reduce-scattered inside the site, module by module."""
+"""Where fully_shard (FSDP2) hands over gradients, reduce-scattered in the site, by module."""
 
 from __future__ import annotations
 

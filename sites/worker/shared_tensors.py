@@ -92,14 +92,14 @@ class SharedTensors:
         return Place(allocation.region, offset, first.as_strided((end - offset,), (1,)))
 
     def forget(self) -> None:
-        """Let go of the tensors that have gone: the gateway is given next to nothing in place of their memory."""
+        """Let go of tensors that have gone: the gateway gets next to nothing for their memory."""
         for address, allocation in [*self._allocations.items()]:
             if allocation.memory() is None:
                 del self._allocations[address]
                 self._share(allocation.region, 1)
 
     def _share(self, region: int, numel: int) -> npt.NDArray[np.float32]:
-        """Make float32[numel] that the gateway knows as `region`, in place of what that was before."""
+        """Make float32[numel] that the gateway knows as `region`, instead of what that was."""
         array, descriptor = create_region(numel)
         try:
             self._link.add_region(region, numel, descriptor)

@@ -1,4 +1,4 @@
-"""The buffers of buckets, and the memory that they share with the gateway: grown, and used again."""
+"""The buffers of buckets, and the memory shared with the gateway: grown, and used again."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ _HALF_BLOCK: Final = BLOCK // 2
 def encode(
     kind: int, values: Floats, owed: Floats, scales: Octets, codes: Octets, levels: Octets
 ) -> int:
-    """Add `values` to what is owed, write scales and codes of the sums, and leave in `owed` what they lose.
+    """Add `values` to what is `owed`, write the sums' scales and codes, keep there what they lose.
 
     Args:
         kind: INT8, INT4 or FP8.
@@ -63,8 +63,9 @@ def encode(
         levels: uint8, shape (BLOCK,): for what happens in between.
 
     Returns:
-        How many blocks are done. Where not all are, the next one has a sum of 2**127 or more, or one that is no
-        number: `owed` holds its sums, and what is owed to those after it is as it was.
+        How many blocks are done. Where not all are, the next one has a sum of 2**127 or more, or
+        one that is no number: `owed` holds its sums, and what is owed to those after it is as it
+        was.
     """
     numel = values.size
     level_max = np.float32(448)

@@ -1,1 +1,1 @@
-"""The WAN: frames to and from the gateways of other sites, over how many connections, and how fast."""
+"""The WAN: frames to and from other sites' gateways, over how many connections, and how fast."""

@@ -132,9 +132,9 @@ class ChannelGrowth:
             return
         self._has_advised_idle = True
         _log.warning(
-            "hint: between steps, after %.2g s on average, TCP starts slowly again to site %s, which costs about "
-            "%.2g s each time; sysctl net.ipv4.tcp_slow_start_after_idle=0, at every site, keeps "
-            "connections warm",
+            "hint: between steps, after %.2g s on average, TCP starts slowly again to site %s, "
+            "which costs about %.2g s each time; sysctl net.ipv4.tcp_slow_start_after_idle=0, at "
+            "every site, keeps connections warm",
             idle_s,
             self._peer.site,
             cost_s,

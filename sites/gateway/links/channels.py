@@ -45,7 +45,7 @@ def is_held_back(
 
 
 def is_bbr(congestion_control: str) -> bool:
-    """Return whether an algorithm, by Linux's name, goes by what it measures instead of by losses."""
+    """Whether an algorithm, by Linux's name, goes by what it measures instead of by losses."""
     return congestion_control.startswith("bbr")
 
 

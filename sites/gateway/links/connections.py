@@ -70,19 +70,20 @@ def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
 
 
 def free_local(addresses: frozenset[tuple[str, int]]) -> bool:
-    """Take BBR from connections to `addresses` that stay on this host; return whether there are such.
+    """Take BBR from connections to `addresses` that stay on this host; return whether some do.
 
-    BBR spreads what is sent over time, by a timer. Between two processes of a host no queue is spared by
-    that, and a transfer takes up to twice as long.
+    BBR spreads what is sent over time, by a timer. Between two processes of a host no queue is
+    spared by that, and a transfer takes up to twice as long.
     """
     return any(_ask(addresses, _free))
 
 
 def begin_bbr_anew(addresses: frozenset[tuple[str, int]], rtt_s: float) -> int:
-    """Have BBR begin anew on connections to `addresses` that have nothing on the way; return how many.
+    """Have BBR begin anew where nothing is on the way to `addresses`; return on how many.
 
-    It then takes the shortest round trip that the kernel has seen for just measured, and keeps its window. Where
-    the path has become more than twice as long, BBR is left to find that out.
+    On those connections it takes the shortest round trip that the kernel has seen for just
+    measured, and keeps its window. Where the path has become more than twice as long, BBR is left
+    to find that out.
 
     Args:
         addresses: as of `addresses_of`.
@@ -162,7 +163,10 @@ def _choose(connection: socket.socket, name: bytes) -> None:
 def _ask(
     addresses: frozenset[tuple[str, int]], ask: Callable[[socket.socket], Answer]
 ) -> list[Answer]:
-    """Return the answers of all connections to one of `addresses`, but of those that end meanwhile or may not be asked."""
+    """Return the answers of all connections to one of `addresses`.
+
+    But of those that end meanwhile or may not be asked.
+    """
     answers = []
     for duplicate in _sockets():
         with contextlib.suppress(OSError), duplicate:  # not connected, or no longer

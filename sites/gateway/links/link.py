@@ -182,7 +182,7 @@ class Link:
         self._on_failure(failure)
 
     def _stream_failed(self, error: BaseException) -> None:
-        """On a thread of its own, for who hears of a failure may close the link, and wait for its streams."""
+        """On a thread of its own: who hears of it may close the link, and wait for its streams."""
 
         def fail() -> None:
             raise error

@@ -71,7 +71,7 @@ class Outbox:
         return len(data)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have streams that `take` gave nothing told, from any thread, when there may be something."""
+        """Have streams that `take` gave nothing told, from any thread, when something may come."""
         self._wake = wake
 
     def take(self, stream: int) -> Outgoing | None:

@@ -85,7 +85,7 @@ class PeerLinks:
         self._peers = met
 
     def add(self, sites: Iterable[int]) -> dict[Sender, Link]:
-        """Make the links to some sites that there are not yet, and return these; the caller opens them.
+        """Make and return the links to some sites that there are not yet; the caller opens them.
 
         Of those that there are, the peers may just be making their own again.
 

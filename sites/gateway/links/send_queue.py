@@ -107,7 +107,7 @@ class SendQueue:
         return item
 
     def note_idle(self, now_s: float) -> None:
-        """A stream has waited for a frame; the link has run dry, if it was not the window that it waited for."""
+        """A stream has waited for a frame: the link has run dry, unless the window was full."""
         if not self._unsent and not self._must_wait(0, now_s):
             self.window.run_dry(self.unacknowledged_bytes)
 

@@ -78,7 +78,7 @@ class WireLoop:
 
 
 async def _end_tasks() -> None:
-    """Cancel what gRPC still had to do, and wait for it: it would be noticed when memory is freed."""
+    """Cancel what gRPC still had to do, and wait: it would be noticed when memory is freed."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

@@ -31,7 +31,7 @@ class LinkFigures:
     """The kernel's counts around a flow that never fills the link."""
 
     def values(self) -> dict[str, float]:
-        """Return the values of the record (protos/metrics.py); what could not be told is not there."""
+        """Return the record's values (protos/metrics.py); what could not be told is not there."""
         median_s, late_s = percentile(self.rtt_s, 0.5), percentile(self.rtt_s, 0.99)
         values = {
             metrics.RTT_S_P50: median_s,

@@ -196,7 +196,7 @@ class Prober:
 
     @contextlib.contextmanager
     def _pouring(self, connections: int, paced_bytes_per_s: float | None) -> Iterator[None]:
-        """Send as much as will go, or so much, over connections of their own while the block runs."""
+        """While the block runs, send all that will go, or so much, over connections of its own."""
         calls: list[Any] = []
         with contextlib.ExitStack() as stack:
             for _ in range(connections):

@@ -81,7 +81,7 @@ class RankConnection:
             close_all(fds)
 
     def shard(self, message: Reduce, count: int) -> Floats:
-        """Return the rank's part of a bucket: float32, shape (count,), a view of the region that it names.
+        """Return the rank's part of a bucket: float32, shape (count,), a view of the named region.
 
         Raises:
             LocalProtocolError: there is no such region, or it ends before.

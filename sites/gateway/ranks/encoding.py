@@ -53,8 +53,8 @@ class RankEncoding:
         ):
             return ""
         return (
-            f"ranks of site {self._config.site} encode on their devices, and were told at the start which "
-            "chunk has which codec: that would change"
+            f"ranks of site {self._config.site} encode on their devices, and were told at the "
+            "start which chunk has which codec: that would change"
         )
 
     def to_json(self) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What ranks send to their gateway, checked field by field. docs/architecture.md has the protocol."""
+"""What ranks send to their gateway, checked by field: the protocol of docs/architecture.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which own chunks are encoded and sent next: in one order at all sites, as far as links and peers have room.
+"""Which own chunks are encoded and sent next: in one order at all sites.
 
-Whoever calls holds the executor's lock.
+As far as links and peers have room. Whoever calls holds the executor's lock.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class ChunkReduction:
         yield Finish(frame.weight)
 
     def _add_up(self, divisor: np.float32 | None) -> None:
-        """Sum all members' parts in site order, in place of the own one; divide the sum, if asked."""
+        """Sum all parts in site order, in place of the own one; divide the sum, if asked."""
         own, role = self._own, self._role
         assert own is not None
         frames, self._frames = self._frames, {}

@@ -101,7 +101,7 @@ def _num_partners(nodes: tuple[int, ...], gateway: Sender) -> int:
 
 
 def _partners(nodes: tuple[int, ...], gateway: Sender, site: int) -> range:
-    """Return the nodes of another site that hold the same elements of a long bucket; of its own, none."""
+    """Return another site's nodes that hold the same elements of a long bucket; none of its own."""
     if site == gateway[0]:
         return range(0)
     own, node = nodes[gateway[0]], gateway[1]

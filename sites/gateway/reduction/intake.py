@@ -34,7 +34,7 @@ class Intake:
         self._last_arrival_s: dict[Sender, float] = {}
 
     def is_repetition(self, sender: Sender, frame: Frame) -> bool:
-        """Return whether a frame changes nothing any more: its connection broke before it was told so."""
+        """Whether a frame changes nothing any more: its connection broke before it was told so."""
         key = frame.key
         run = self._under_way.find((key.round, key.bucket))
         if run is None or run.reduction is None:
@@ -51,7 +51,7 @@ class Intake:
     def take_over(
         self, sender: Sender, frame: Frame, now_s: float, link: Link | None
     ) -> tuple[BucketRun, Chunk] | None:
-        """Deliver a frame, or keep it until a local rank has posted its bucket; return what to work on.
+        """Deliver a frame, or keep it until a local rank posts its bucket; return what to work on.
 
         Args:
             sender: who sent it.
@@ -76,7 +76,7 @@ class Intake:
         return ready
 
     def accept(self, run: BucketRun, sender: Sender, frame: Frame) -> Chunk | None:
-        """Check a frame of an opened bucket and deliver it; return the chunk if that is to be worked on.
+        """Check and deliver a frame of an opened bucket; return the chunk if it is to be worked on.
 
         Raises:
             IsthmusError: the bucket's plan has no such frame.

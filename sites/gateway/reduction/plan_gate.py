@@ -66,7 +66,7 @@ class PlanGate:
             self._condition.notify_all()
 
     def needs(self, site: int) -> bool:
-        """Whether a plan of rounds under way, or of later ones, has a use for the link to a site."""
+        """Whether a plan of rounds under way, or of later ones, needs the link to a site."""
         with self._condition:
             return self._under_way.plans.needs(site)
 

@@ -63,7 +63,7 @@ class PlanSchedule:
         return self._pending is None or round_ < self._pending.from_round
 
     def needs(self, site: int) -> bool:
-        """Whether bytes go to or come from a site, under a plan that carries rounds now or may later."""
+        """Whether a plan that carries rounds now, or may later, has bytes go to or from a site."""
         plans = [*self._plans, *([self._pending] if self._pending else [])]
         return any(site in each.plan.neighbours(self._site) for each in plans)
 

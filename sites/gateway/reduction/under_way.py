@@ -35,7 +35,7 @@ class UnderWay:
         self._runs: dict[BucketKey, BucketRun] = {}
 
     def find(self, key: BucketKey) -> BucketRun | None:
-        """Return a bucket's run, if a rank or a peer has begun it and not all ranks have its result."""
+        """Return a bucket's run: one that a rank or peer has begun, and not all ranks have had."""
         return self._runs.get(key)
 
     def expect(self, key: BucketKey) -> BucketRun:
@@ -48,7 +48,7 @@ class UnderWay:
         self.rounds.note_done(run.key)
 
     def open(self, rank: int, post: Post) -> BucketRun:
-        """Return the run of a bucket that a rank posts; its reduction is made for the first of them.
+        """Return the run of a bucket that a rank posts; the first of them has its reduction made.
 
         Raises:
             LocalProtocolError: the rank broke the order of posts.
