@@ -172,7 +172,8 @@ class Control:
         if run is None or (run_id, generation) != (run.run_id, run.generation):
             current = f"{run.run_id!r}, generation {run.generation}" if run else "none"
             raise StaleGenerationError(
-                f"run {run_id!r}, generation {generation} has ended here; the current run is {current}"
+                f"run {run_id!r}, generation {generation} has ended here; "
+                f"the current run is {current}"
             )
         return run
 

@@ -159,6 +159,7 @@ class Sessions:
         if hello.topology_hash != self._topology_hash:
             raise ConfigMismatchError(
                 f"site {hello.site} has another topology ({hello.topology_hash[:12] or 'none'}) "
-                f"than the coordinator ({self._topology_hash[:12]}): give both the same file and --set"
+                f"than the coordinator ({self._topology_hash[:12]}): "
+                "give both the same file and --set"
             )
         return protocol

@@ -3,8 +3,8 @@
 Usage: python scripts/bench_codecs.py [--steps 80] [--chunk-mib 1] [--seconds 0.5]
 
 The gradients are those of the last of `--steps` steps of the default model. Ratio and error are of
-all of them, in chunks; the speeds are the best of one chunk's. "with feedback" is what a gateway does
-for a lossy codec: add the residual, encode, keep what that lost. "by torch" is what a rank
+all of them, in chunks; the speeds are the best of one chunk's. "with feedback" is what a gateway
+does for a lossy codec: add the residual, encode, keep what that lost. "by torch" is what a rank
 does instead, here on the processor: the same, but for zstd.
 """
 

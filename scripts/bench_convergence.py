@@ -1,13 +1,15 @@
 """Train the shipped model at two sites with each codec; compare what they learn with fp32.
 
-Usage: python scripts/bench_convergence.py [--steps 300] [--seeds 3] [--codec NAME]... [--tree gather|star]
+Usage: python scripts/bench_convergence.py [--steps 300] [--seeds 3]
+                                           [--codec NAME]... [--tree gather|star]
 
-Both sites are in this one process: each step, their unequal shares of the batch go through the model
-one after the other, and their gradients through the gateways' own reduction machines, codecs and
-residuals. The links between are function calls; everything else is what a run does. "fp32, one site"
-is the same training with the gradient of the whole batch at once: what it differs by is noise. The
-learning rate is half the default and decays to nearly nothing: with the default, rounding in the
-last bit already moves the final loss by 0.2 %, and no codec could be told from another.
+Both sites are in this one process: each step, their unequal shares of the batch go through the
+model one after the other, and their gradients through the gateways' own reduction machines, codecs
+and residuals. The links between are function calls; everything else is what a run does. "fp32, one
+site" is the same training with the gradient of the whole batch at once: what it differs by is
+noise. The learning rate is half the default and decays to nearly nothing: with the default,
+rounding in the last bit already moves the final loss by 0.2 %, and no codec could be told from
+another.
 """
 
 import argparse
@@ -105,7 +107,7 @@ class Wan:
 def train(
     setting: Setting, plan: ReductionPlan, corpus: Corpus, config: Trainer
 ) -> tuple[float, float]:
-    """Return the final held-out loss, and the factor by which what was sent is smaller than fp32."""
+    """Return the final held-out loss, and how many times smaller than fp32 what was sent is."""
     model = Gpt(config.model, config.seed)
     optimizer = make_optimizer(model, config.optimizer)
     wan = Wan(setting, plan, [Residuals() for _ in setting.shares])
@@ -162,7 +164,7 @@ def settings(codecs: list[str]) -> list[Setting]:
 
 
 def configuration(steps: int, seed: int) -> Trainer:
-    """Return a training that takes seconds and ends at about the same loss however it is rounded."""
+    """Return a training that takes seconds and ends at about the same loss, however rounded."""
     return Trainer(
         steps=steps,
         global_batch=16,

@@ -3,11 +3,11 @@
 Usage: python scripts/bench_gateways.py [--rates MBIT,..] [--rtts MS,..] [--losses SHARE,..] ...
        python scripts/bench_gateways.py --loopback [--mib 256]
 
-Two gateways that ship, each a process in a network namespace of its own, joined by emulated packets (needs
-root), or both on loopback. Stand-ins for ranks post buckets through shared memory, round after round.
-A round takes from the first post to the last result. The bound: the bytes at the link's rate, of which
-96.5 % are payload, and half a round trip. CPU seconds are of both gateways together, a GB (1e9 bytes) of
-float32 at one site.
+Two gateways that ship, each a process in a network namespace of its own, joined by emulated packets
+(needs root), or both on loopback. Stand-ins for ranks post buckets through shared memory, round
+after round. A round takes from the first post to the last result. The bound: the bytes at the
+link's rate, of which 96.5 % are payload, and half a round trip. CPU seconds are of both gateways
+together, a GB (1e9 bytes) of float32 at one site.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def both(ranks: list[RankStandIn], number: int) -> float:
 def busy_thread() -> Iterator[None]:
     """Keep the ranks' process busy with pure Python, as a training script may be.
 
-    The thread has the lowest priority, so that of the machine's cores it takes what is left over; of the
-    interpreter's lock it takes what any thread does.
+    The thread has the lowest priority, so that of the machine's cores it takes what is left over;
+    of the interpreter's lock it takes what any thread does.
     """
     is_over = threading.Event()
 
@@ -157,7 +157,8 @@ def measure(
             figures.append(f"{_retransmitted(places):6d}")
         if with_busy:
             figures.append(
-                f"busy {statistics.median(busy_s):7.3f}, {statistics.median(busy_s) / median_s:5.2f}"
+                f"busy {statistics.median(busy_s):7.3f}, "
+                f"{statistics.median(busy_s) / median_s:5.2f}"
             )
         return " | ".join(figures)
 

@@ -1,12 +1,13 @@
-"""Measure what a gateway keeps in memory at most: a fast site against one whose ranks are not there yet.
+"""Measure what a gateway keeps in memory at most: a fast site against one whose ranks come late.
 
 Usage: python scripts/bench_memory.py [--held MIB,..] [--windows MIB,..] [--mib 768]
 
-Two gateways on loopback. Ranks of the first post everything at once; the second's post nothing until
-both gateways' memory has stopped growing. Then they do, and the round has to end with the right numbers.
-Printed: the private memory (RssAnon, so without the regions that ranks share) that each gateway had at
-most, beyond what it had when it was connected; and the bound (docs/architecture.md, "Memory of a gateway"):
-what is held, four windows, and 16 chunks for what streams and threads are in the midst of.
+Two gateways on loopback. Ranks of the first post everything at once; the second's post nothing
+until both gateways' memory has stopped growing. Then they do, and the round has to end with the
+right numbers. Printed: the private memory (RssAnon, so without the regions that ranks share) that
+each gateway had at most, beyond what it had when it was connected; and the bound
+(docs/architecture.md, "Memory of a gateway"): what is held, four windows, and 16 chunks for what
+streams and threads are in the midst of.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ STILL_S = 1.5
 GROWTH_BYTES = MIB // 4
 CHANNELS = 2
 _CHUNKS_IN_THE_MIDST = 16
-"""Each stream's, copied into and out of gRPC both ways; each pool thread's; and what that leaves unused."""
+"""Each stream's, copied into and out of gRPC both ways; each pool thread's; what is left idle."""
 
 
 class Watch:

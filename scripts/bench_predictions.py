@@ -1,9 +1,13 @@
-"""Steps as predicted, as simulated, and as measured over emulated links, for twelve pairs of job and topology.
+"""Steps as predicted, as simulated, and as measured over emulated links.
 
-Usage: python scripts/bench_predictions.py [--only NAME]... [--steps 8] [--warmup 3] [--emulator netns|relay] [--no-runs]
+For twelve pairs of job and topology.
 
-Compute is modelled, everything else is real: gateways, codecs, and packets where the emulator has them.
-Prints a table, and the median and the largest deviation of each column from what was measured.
+Usage: python scripts/bench_predictions.py [--only NAME]... [--steps 8] [--warmup 3]
+                                           [--emulator netns|relay] [--no-runs]
+
+Compute is modelled, everything else is real: gateways, codecs, and packets where the emulator has
+them. Prints a table, and the median and the largest deviation of each column from what was
+measured.
 """
 
 import argparse

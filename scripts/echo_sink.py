@@ -14,7 +14,7 @@ PIECE = bytes(256 << 10)
 
 
 class EchoSink:
-    """A server, of a thread a connection, that echoes what starts with `p` and counts what it reads otherwise."""
+    """A server, of a thread a connection: echoes what starts with `p`, counts all else it reads."""
 
     def __init__(self, listener: socket.socket) -> None:
         """Accept connections from now on; the listener is the sink's to close."""

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def _fuzz_each(names: list[str], seconds: int, seed: int) -> int:
-    """Fuzz in a process each: libFuzzer never returns, and leaves its files to whoever started it."""
+    """Fuzz in a process each: libFuzzer never returns, and leaves its files to who started it."""
     crashed = []
     for name in names:
         command = [sys.executable, __file__, name, "--seconds", str(seconds), "--seed", str(seed)]

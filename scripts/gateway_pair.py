@@ -1,4 +1,4 @@
-"""Two gateways that ship, each with a stand-in for its one rank: what measurements of gateways run."""
+"""Two gateways that ship, each with a stand-in for its one rank: what their measurements run."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ def _check_identical(repeats: Repeats) -> None:
         for place, digest in others:
             if digest != expected:
                 raise MeasurementError(
-                    f"repetition {repeat + 1}: the results of rank {first[1]} of {first[0]} and rank "
-                    f"{place[1]} of {place[0]} differ: {expected} and {digest}"
+                    f"repetition {repeat + 1}: the results of rank {first[1]} of {first[0]} and "
+                    f"rank {place[1]} of {place[0]} differ: {expected} and {digest}"
                 )
 
 

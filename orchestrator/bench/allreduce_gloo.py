@@ -46,8 +46,8 @@ def require_full_mesh(topology: Topology) -> None:
         for other in topology.sites:
             if one != other and topology.link(one.name, other.name) is None:
                 raise ConfigError(
-                    f"links: Gloo needs links between all sites, and there is none from {one.name} to "
-                    f"{other.name}: measure without --against gloo"
+                    f"links: Gloo needs links between all sites, and there is none from {one.name} "
+                    f"to {other.name}: measure without --against gloo"
                 )
 
 

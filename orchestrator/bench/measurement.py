@@ -69,8 +69,8 @@ def measure(
         missing = [step for step in window if step not in found]
         if missing:
             raise MeasurementError(
-                f"site {site} has no record of step {missing[0]}, of {window.stop - 1} that the run "
-                "was to make"
+                f"site {site} has no record of step {missing[0]}, of {window.stop - 1} that the "
+                "run was to make"
             )
     # The first rank's records tell how a site's bytes spread over its steps: links have totals
     # only.

@@ -125,8 +125,8 @@ def _point(overrides: dict[str, str], pair: Pair, plan: str | None) -> Point:
                     str(pair.job_path),
                     0,
                     0,
-                    "compute is modelled for the trainer that ships only: with a script of your own "
-                    "want --compute real",
+                    "compute is modelled for the trainer that ships only: with a script of your "
+                    "own want --compute real",
                     "entrypoint",
                 )
             ]

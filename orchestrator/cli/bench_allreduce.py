@@ -89,7 +89,8 @@ _what_options = all_of(
     click.option(
         "--copied",
         is_flag=True,
-        help="A tensor that is copied to the gateway's memory and back. [it lies there: site.empty]",
+        help="A tensor that is copied to the gateway's memory and back. "
+        "[it lies there: site.empty]",
     ),
 )
 """What is measured."""

@@ -129,8 +129,8 @@ def command(
         raise click.UsageError("--no-overlap has no use with --no-exchange: nothing crosses")
     if steps % 2:
         raise click.UsageError(
-            f"--steps: want an even number, got {steps}: where sites wait for each other, longer and "
-            "shorter steps take turns, and only pairs of them have the mean"
+            f"--steps: want an even number, got {steps}: where sites wait for each other, longer "
+            "and shorter steps take turns, and only pairs of them have the mean"
         )
     if resume and name is None:
         raise click.UsageError("--resume needs the --name of the benchmark")

@@ -125,7 +125,8 @@ coordinator_option: Decorator = click.option(
     "--coordinator",
     type=Address(),
     envvar="ISTHMUS_COORDINATOR",
-    help="Ask this coordinator. [$ISTHMUS_COORDINATOR, else the one that the run was launched with]",
+    help="Ask this coordinator. "
+    "[$ISTHMUS_COORDINATOR, else the one that the run was launched with]",
 )
 set_option: Decorator = click.option(
     "--set",

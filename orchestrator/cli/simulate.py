@@ -47,7 +47,8 @@ from topology.simulator.settings import Settings
     "sweeps",
     metavar="PATH=V1,V2",
     multiple=True,
-    help="Simulate with each of these values, as links.*.rtt=5ms,20ms; of several, every combination.",
+    help="Simulate with each of these values, as links.*.rtt=5ms,20ms; "
+    "of several, every combination.",
 )
 @simulation_options
 @faults_option

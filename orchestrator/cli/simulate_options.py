@@ -68,7 +68,8 @@ _OPTIONS = (
         type=click.Choice(SHARINGS),
         default=SHARINGS[0],
         show_default=True,
-        help="How a link serves what waits for it: bucket by bucket, or a few at once in equal shares.",
+        help="How a link serves what waits for it: bucket by bucket, "
+        "or a few at once in equal shares.",
     ),
     click.option(
         "--slow-start/--no-slow-start",
@@ -85,7 +86,8 @@ _OPTIONS = (
     click.option(
         "--fragments",
         type=click.IntRange(1, _FRAGMENTS_MAX),
-        help="Streaming: that many parts of the model are exchanged one after another in a round. [1]",
+        help="Streaming: that many parts of the model are exchanged one after another in a round. "
+        "[1]",
     ),
     click.option(
         "--overlap-steps",
@@ -95,7 +97,8 @@ _OPTIONS = (
     click.option(
         "--stragglers",
         type=StragglersType(),
-        help=f"By how much ranks are slower, step by step: {', '.join(DISTRIBUTIONS)}, and a share.",
+        help="By how much ranks are slower, step by step: "
+        f"{', '.join(DISTRIBUTIONS)}, and a share.",
     ),
     click.option(
         "--mtbf",
@@ -182,7 +185,8 @@ class Asked:
         fragments, overlap_steps = self.fragments or 1, self.overlap_steps or 0
         if fragments > self.local_steps:
             raise click.UsageError(
-                f"--fragments: want at most {self.local_steps}, the steps of a round; got {fragments}"
+                f"--fragments: want at most {self.local_steps}, the steps of a round; "
+                f"got {fragments}"
             )
         if overlap_steps > self.local_steps:
             raise click.UsageError(
@@ -202,7 +206,8 @@ class Asked:
             return rounds.steps * math.ceil(max(usual, least) / rounds.steps)
         if value % rounds.steps:
             raise click.UsageError(
-                f"{option}: want whole rounds, a multiple of --local-steps, {rounds.steps}; got {value}"
+                f"{option}: want whole rounds, a multiple of --local-steps, {rounds.steps}; "
+                f"got {value}"
             )
         return value
 

@@ -65,8 +65,9 @@ class LinkForgotten:
     def __str__(self) -> str:
         form = format_rate if self.what == BANDWIDTH else format_duration
         return (
-            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} has not been measured "
-            f"again for {self.for_s:.3g} s, so {form(_short(self.described))} is planned with, as described"
+            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} has not "
+            f"been measured again for {self.for_s:.3g} s, so {form(_short(self.described))} is "
+            "planned with, as described"
         )
 
     def to_json(self) -> dict[str, object]:

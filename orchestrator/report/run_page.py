@@ -118,7 +118,10 @@ def _split(sites: Sequence[SiteFacts]) -> Markup:
     bars = [_bar(site.site, site) for site in sites if site.step_s]
     if not bars:
         return section(title, missing("No site has told the time of a step."))
-    note = "The mean of each site's steps. The thin line is WAN time that backward hid: it took no time."
+    note = (
+        "The mean of each site's steps. The thin line is WAN time that backward hid: "
+        "it took no time."
+    )
     return section(title, split_figure(bars, _bars_table(bars), note))
 
 
@@ -195,8 +198,8 @@ def _timeline(facts: RunFacts, prefix: str) -> Markup:
         title,
         key(entries),
         element("div", chooser, *panels, data_steps=True),
-        lead="A row a bucket, numbered as backward hands them over. What lies on the shade was hidden "
-        f"behind backward; what lies right of it, the step waited for.{shown}",
+        lead="A row a bucket, numbered as backward hands them over. What lies on the shade was "
+        f"hidden behind backward; what lies right of it, the step waited for.{shown}",
     )
 
 
@@ -244,7 +247,10 @@ def _few(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]
 def _faults(facts: RunFacts) -> Markup | None:
     if not facts.faults:
         return None
-    lead = "Changes that were made to the emulated WAN, switches to other trees, and what the run ended of."
+    lead = (
+        "Changes that were made to the emulated WAN, switches to other trees, "
+        "and what the run ended of."
+    )
     return section("Faults", grid_table(wording.faults_grid(facts)), lead=lead)
 
 

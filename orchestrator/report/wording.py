@@ -37,14 +37,15 @@ DEFINITIONS = (
 BENCH_DEFINITIONS = (
     (
         "Scaling efficiency",
-        "tokens a second of all sites together over the sum of each site's by itself, which has the "
-        "same share of the batch and exchanges nothing. Divided within each repeat; the interval holds "
-        "the mean over repeats with 95 % confidence (Student's t).",
+        "tokens a second of all sites together over the sum of each site's by itself, which has "
+        "the same share of the batch and exchanges nothing. Divided within each repeat; the "
+        "interval holds the mean over repeats with 95 % confidence (Student's t).",
     ),
     (
         "A step",
-        "compute + inside site + WAN, exposed + waiting for others: the mean over sites and measured "
-        "steps. What crossed while backward still computed is hidden, and no part of the step.",
+        "compute + inside site + WAN, exposed + waiting for others: the mean over sites and "
+        "measured steps. What crossed while backward still computed is hidden, and no part of the "
+        "step.",
     ),
     (
         "Utilisation",
@@ -53,13 +54,13 @@ BENCH_DEFINITIONS = (
     ),
     (
         "Egress",
-        "the topology's price for those bytes, for each 10⁹ tokens of all sites; a setting's is the "
-        "sum over its links.",
+        "the topology's price for those bytes, for each 10⁹ tokens of all sites; a setting's is "
+        "the sum over its links.",
     ),
     (
         "Predicted",
-        "a step from the topology's figures alone: accelerators, links, sizes. Deviation is how much "
-        "longer the measured step is.",
+        "a step from the topology's figures alone: accelerators, links, sizes. Deviation is how "
+        "much longer the measured step is.",
     ),
 )
 
@@ -278,8 +279,8 @@ def no_timelines(facts: RunFacts) -> str:
     if not facts.steps:
         return "No step was done."
     return (
-        f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` of the job says in which "
-        "steps, and only the worker library of this version sends them."
+        f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` of the job says in "
+        "which steps, and only the worker library of this version sends them."
     )
 
 

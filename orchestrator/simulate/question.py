@@ -68,8 +68,8 @@ def _require_known(pair: Pair) -> None:
         raise _refused(
             pair,
             ("entrypoint",),
-            "nothing is known of how long a script computes: describe its model in a `workload` section, "
-            "or leave the script out and give trainer.model the shape of its model",
+            "nothing is known of how long a script computes: describe its model in a `workload` "
+            "section, or leave the script out and give trainer.model the shape of its model",
         )
     if pair.job.probe is not None:
         raise _refused(
@@ -86,8 +86,8 @@ def _require_cut(pair: Pair) -> None:
         raise _refused(
             pair,
             ("workload",),
-            "says nothing of how each site cuts the model: want a `plan` section, which decides it, or "
-            "a `placement` with `parallel`, as `isthmus plan` writes it",
+            "says nothing of how each site cuts the model: want a `plan` section, which decides "
+            "it, or a `placement` with `parallel`, as `isthmus plan` writes it",
         )
     for index, placed in enumerate(pair.job.placement):
         path: Path = ("placement", index)

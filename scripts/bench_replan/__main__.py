@@ -1,4 +1,4 @@
-"""A link is cut to a tenth while a job runs: its steps before, with the plan it had, and with the next one.
+"""A link is cut to a tenth while a job runs: its steps before, with the old plan, and the next one.
 
 Usage: python scripts/bench_replan [--emulator relay] [--home DIR]
 Runs the job twice, with and without `plan.replan`, and prints a Markdown table.

@@ -108,7 +108,8 @@ def test_a_fault_script_is_played_and_stands_in_the_report(
 ) -> None:
     script = files / "faults.yaml"
     script.write_text(
-        "version: 1\nseed: 7\nfaults:\n  - {at: 1s, cut: [oregon, virginia]}\n  - {at: 4s, heal: all}\n"
+        "version: 1\nseed: 7\nfaults:\n"
+        "  - {at: 1s, cut: [oregon, virginia]}\n  - {at: 4s, heal: all}\n"
     )
     asked = ("simulate", files / "job.yaml", "--steps", "5", "--warmup", "0", "--json")
     plain = isthmus(*asked, "--name", "p").envelope["data"]["simulated"][0]

@@ -70,7 +70,7 @@ class AgentBench:
     folder: Path
 
     def processes(self, *words: str) -> list[int]:
-        """Return living processes that carry this bench's mark and have `words` in their command."""
+        """Return living processes that carry this bench's mark and whose command has `words`."""
         return self.marked.pids(*words)
 
     def below(self, *words: str) -> list[int]:

@@ -55,7 +55,7 @@ emulator: relay
 
 
 def a_question(*sweeps: str, **changes: object) -> Question:
-    """Return a question as `bench JOB` asks it, but for few steps and repeats, and for `changes`."""
+    """Return a question as `bench JOB` asks it, but for fewer steps and repeats, and `changes`."""
     question = Question(
         config_hash="",
         overrides=(),

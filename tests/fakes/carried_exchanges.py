@@ -1,4 +1,4 @@
-"""The real executors of all nodes of several sites, joined by links whose every step is drawn by chance.
+"""The real executors of all nodes of several sites, joined by links whose steps chance draws.
 
 A link has the real queue and window; what its streams carry arrives in order on each, in any order
 on different ones, and acknowledgements come later still. Ranks post as trainers do: a bucket once

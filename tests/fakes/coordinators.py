@@ -1,4 +1,4 @@
-"""A real coordinator's server in this process, and agents that speak its contract and start nothing."""
+"""A real coordinator's server in this process; agents that speak its contract and start nothing."""
 
 from __future__ import annotations
 

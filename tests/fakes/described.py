@@ -1,4 +1,4 @@
-"""Jobs that describe their model, and sites of many accelerators, for tests of the planner's cuts."""
+"""Jobs that describe their model, and sites of many accelerators, to test the planner's cuts."""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ def a_world(
     price: float | None = None,
     egress: float = 0.0,
 ) -> Topology:
-    """Return sites s0, s1, ... with these FLOP/s a rank, and links (one, other, bytes/s, RTT) both ways."""
+    """Return sites s0, s1, ... with these FLOP/s a rank, and links both ways.
+
+    `links` holds (one, other, bytes/s, RTT).
+    """
     sites = (
         small_site(
             index,

@@ -1,4 +1,4 @@
-"""Reductions of one bucket over a wire that reorders and repeats, and the sums that they must come to."""
+"""Reductions of a bucket over a wire that reorders and repeats, and the sums they must come to."""
 
 import itertools
 import random

@@ -23,7 +23,7 @@ Nothing is held or waited for there, and counting takes a second.
 
 
 class SignalAt:
-    """Counts the main thread's lines while it has a handler, and sends it one signal at one of them."""
+    """Counts the main thread's lines while it has a handler; sends it one signal at one of them."""
 
     def __init__(self, line: int | None, signum: int) -> None:
         self.num_lines = 0

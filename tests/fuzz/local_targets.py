@@ -1,4 +1,4 @@
-"""What processes of one machine say to each other through sockets, and what they leave for the next."""
+"""What processes of one machine say to each other through sockets, and leave for the next one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come, a decoder decodes them or refuses them, and allocates no more than its plan says."""
+"""Whatever comes, decoders decode it or refuse it, and allocate no more than their plan says."""
 
 import logging
 import random

@@ -87,7 +87,8 @@ def job_yaml(
                 "name: test",
                 "topology: topology.yaml",
                 *([f"entrypoint: {entrypoint}"] if entrypoint else []),
-                f"exchange: {{codec: {codec}, chunk: {chunk}, channels_per_link: 2, bucket: 256KiB}}",
+                f"exchange: {{codec: {codec}, chunk: {chunk}, channels_per_link: 2, "
+                "bucket: 256KiB}",
                 f"reduction: {{tree: {tree}}}",
                 "verify: {parameters_every: 1}",
                 "trainer:",
@@ -98,7 +99,8 @@ def job_yaml(
                 "  evaluation_batches: 1",
                 f"  model: {{layers: 2, heads: 2, width: {width}, context: 32}}",
                 "  data: {max_bytes: 1MiB}",
-                f"  optimizer: {{learning_rate: {learning_rate}, min_learning_rate: 1.0e-4, warmup_steps: 10}}",
+                f"  optimizer: {{learning_rate: {learning_rate}, min_learning_rate: 1.0e-4, "
+                "warmup_steps: 10}",
             ]
         )
         + "\n"

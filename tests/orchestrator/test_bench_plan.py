@@ -212,7 +212,8 @@ def test_settings_that_differ_in_a_site_share_those_of_the_others(job: Path) -> 
     assert len(made) == 2 * (2 + 6)
     found = load(
         job,
-        "sites.2.fabric={node: 1GB/s, cluster: 1GB/s, latency: 1us},{node: 2GB/s, cluster: 1GB/s, latency: 1us}",
+        "sites.2.fabric={node: 1GB/s, cluster: 1GB/s, latency: 1us},"
+        "{node: 2GB/s, cluster: 1GB/s, latency: 1us}",
     )
     made = list(planned_runs(found, 1))
     assert [each for each in made if each.setting == 1] == [Planned(0, 1, "c"), Planned(0, 1, None)]

@@ -1,4 +1,4 @@
-"""Two phases: in every order of answers, refusals, losses and deadlines, all sites hear one outcome."""
+"""Two phases: in every order of answers, refusals, losses, deadlines, sites hear one outcome."""
 
 from __future__ import annotations
 

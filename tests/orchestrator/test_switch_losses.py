@@ -39,7 +39,7 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 async def proposed(bench: Bench) -> tuple[list[FakeAgent], pb.PrepareReduction]:
-    """Return the agents of an active run, and what they were asked once a link had become narrow."""
+    """Return the agents of an active run, and what they were asked once a link became narrow."""
     agents = await bench.join(*SITES)
     await bench.submit(job=PLANNED_JOB)
     for agent in agents:

@@ -24,7 +24,7 @@ _now = asyncio.sleep
 
 
 class World:
-    """A session whose clock only moves when it waits, and a coordinator that answers or does not."""
+    """A session whose clock only moves when it waits; a coordinator that answers, or does not."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0

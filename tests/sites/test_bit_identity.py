@@ -30,8 +30,8 @@ SPECIAL = (
     0x7FC00000, 0x7FC12345, 0xFFC00001, 0x7F800001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7F000000, 0x00000001,
     0x80000000,
 )  # fmt: skip
-"""Bits of float32: quiet NaN with three payloads, a signalling one, both infinities, the largest number,
-2**127, the smallest number, and minus zero."""
+"""Bits of float32: quiet NaN with three payloads, a signalling one, both infinities, the largest
+number, 2**127, the smallest number, and minus zero."""
 LARGE = 2.0**126
 """A sum of five numbers below it does not overflow."""
 
@@ -209,8 +209,9 @@ def test_what_is_not_finite_ends_the_run_where_it_is_to_stop(bits: int, place: i
 def test_codecs_keep_what_is_not_finite(name: str, bits: int, numel: int) -> None:
     """At every kind of place: alone, in the last block, among others.
 
-    Bf16's largest number is smaller.
-    than fp32's, so that rounding to nearest gives infinity there; it is never the largest number."""
+    Bf16's largest number is smaller than fp32's, so that rounding to nearest gives infinity there;
+    it is never the largest number.
+    """
     for place in {0, numel // 2, numel - 1}:
         values = np.linspace(-1, 1, numel, dtype=np.float32)
         values.view(np.uint32)[place] = bits

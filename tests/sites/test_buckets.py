@@ -1,4 +1,4 @@
-"""The buckets that predictions count with are those that DistributedDataParallel makes of the trainer's model."""
+"""Predictions count with the buckets that DistributedDataParallel makes of the trainer's model."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ SPECIAL = np.array(
     ],
     dtype=np.uint32,
 )  # fmt: skip
-"""Zeros, subnormal numbers, the smallest normal one, the largest below 2**127, one, a tie of bfloat16."""
+"""Zeros, subnormal numbers, the smallest normal one, the largest below 2**127, one, a bf16 tie."""
 UNFIT = np.array(
     [
         0x7F800000, 0xFF800000, 0x7FC00001, 0xFFC12345, 0x7F800001, 0xFFFFFFFF, 0x7F000000,

@@ -1,4 +1,4 @@
-"""Quantising codecs: errors within a step, ties to even, nothing saturated, the same on any machine."""
+"""Quantising codecs: errors within a step, ties to even, no saturation, alike on any machine."""
 
 import contextlib
 import tracemalloc

@@ -95,7 +95,7 @@ def carry(sites: Exchanges, links: list[NarrowLink]) -> None:
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_different_ranks_may_be_late_at_different_sites(plan: ReductionPlan) -> None:
-    """Neither site fills the other with what that cannot sum yet, and then has no room for the rest."""
+    """No site fills the other with what that cannot sum yet, and then has no room for the rest."""
     sites, links = two_sites(plan)
     for is_late in (False, True):
         for bucket in range(NUM_BUCKETS):

@@ -135,7 +135,7 @@ def test_late_acknowledgements_do_not_make_a_link_look_faster(seed: int) -> None
 
 
 def test_few_frames_are_whole_ones() -> None:
-    """Where a link holds less than a frame, a second one keeps it busy while the first is acknowledged."""
+    """Where a link holds less than a frame, a second is sent while the first is acknowledged."""
     modelled = link(1.25e6, 0.04)
     assert modelled.carry(32) <= 1.02 * (32 * FRAME / 1.25e6 + 0.04)
 

@@ -1,4 +1,4 @@
-"""Every plan that is made for some topology reduces completely, the same at all sites, in any order."""
+"""Every plan made for some topology reduces completely, the same at all sites, in any order."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Error feedback: nothing is lost for good, nothing that is not finite stays, and memory has a bound."""
+"""Error feedback: nothing is lost for good, nothing not finite stays, and memory has a bound."""
 
 import math
 import random

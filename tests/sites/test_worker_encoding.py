@@ -1,4 +1,4 @@
-"""Ranks that encode: the same bytes as gateways make, the same results, and nothing else taken from them."""
+"""Ranks that encode: the bytes of gateways, the same results, and nothing else is taken."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def chunk_payloads(name: str, form: Form, region: Floats, numel: int) -> list[Pa
 
 @EACH
 def test_what_is_lost_is_owed_as_in_a_gateway(name: str) -> None:
-    """For ten rounds: one with a NaN, one with numbers that bfloat16 rounds to infinity, and a new layout."""
+    """Ten rounds: one has a NaN, one numbers that bfloat16 rounds to infinity, one a new layout."""
     chance, numel, codec = np.random.default_rng(7), 1111, body_codec(name)
     encoder, cut = make_encoder(name, (1, 3), 0, 0), grid(numel, 256, (1, 3))
     residuals = [Residual(cut.span(chunk)[1]) for chunk in range(cut.num_chunks)]

@@ -1,4 +1,4 @@
-"""Ranks of two sites as real processes on Gloo, around gateways that are fake but share real memory."""
+"""Ranks of two sites as real processes on Gloo; gateways are fake, but share real memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of shards: every element reaches its place and comes back, for any shapes and numbers of ranks."""
+"""Routes of shards: each element reaches its place and comes back, for any shapes and ranks."""
 
 from __future__ import annotations
 

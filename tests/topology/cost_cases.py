@@ -96,7 +96,7 @@ def errors(cases: Iterable[Case], device: Device = A100, inside: Interior = VTRA
 
 
 def fitted(cases: list[Case]) -> Device:
-    """Return the A100 whose three fitted constants are the best of a grid for `cases`, in the mean."""
+    """Return the A100 whose three fitted constants are, of a grid, `cases`' best in the mean."""
     grid = itertools.product(
         (0.82, 0.84, 0.86, 0.88, 0.90), (1.2, 1.4, 1.6, 1.8, 2.0), (1.8e-3, 2.0e-3, 2.2e-3, 2.4e-3)
     )

@@ -28,10 +28,10 @@ FUSED_EFFICIENCY = {
     ("flash-2", _A100): 0.55,
     ("cudnn-9", _HOPPER): 0.5,
 }
-"""Of the peak, by the kernels a source says it ran, both passes of a causal model with heads of 128. A100: Dao,
-"FlashAttention-2", figure 4, about 95 and 175 of 312 TFLOP/s. H100: Shah et al., "FlashAttention-3", figures 5
-and 6: cuDNN 484 to 539 and 465 to 518 of 989. Kernels without Hopper's instructions reach 0.62 of the share there
-that they reach on an A100."""
+"""Of the peak, by the kernels a source says it ran, both passes of a causal model with heads of
+128. A100: Dao, "FlashAttention-2", figure 4, about 95 and 175 of 312 TFLOP/s. H100: Shah et al.,
+"FlashAttention-3", figures 5 and 6: cuDNN 484 to 539 and 465 to 518 of 989. Kernels without
+Hopper's instructions reach 0.62 of the share there that they reach on an A100."""
 
 
 @dataclass(frozen=True, slots=True)

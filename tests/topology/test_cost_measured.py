@@ -118,7 +118,8 @@ def test_megatron_strong_scaling(gpus: int, measured: int) -> None:
     assert rate == pytest.approx(measured, rel=0.10)
 
 
-_KORTHIKANTI = [  # layers, hidden, heads, pipeline, virtual, batch, micro-batch, full s, selective s
+# layers, hidden, heads, pipeline, virtual, batch, micro-batch, full s, selective s
+_KORTHIKANTI = [
     (48, 6144, 64, 1, 1, 4, 4, 1.42, 1.10),
     (96, 12288, 96, 8, 3, 64, 1, 18.13, 13.75),
     (105, 20480, 128, 35, 3, 280, 1, 49.05, 37.83),

@@ -63,8 +63,8 @@ def test_crosspipe(bytes_per_s: float, expected_s: float) -> None:
 
 
 NEMOTRON_STEP_S, NEMOTRON_BACKWARD_S = 10.3, 6.87
-"""3,072 H100, 340e9 parameters, 21 ms of round trip between two sites, 96 % efficiency (NVIDIA, NeMo
-2025, which states no bandwidth)."""
+"""3,072 H100, 340e9 parameters, 21 ms of round trip between two sites, 96 % efficiency (NVIDIA,
+NeMo 2025, which states no bandwidth)."""
 
 
 @pytest.mark.parametrize(

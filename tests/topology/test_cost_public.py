@@ -1,4 +1,4 @@
-"""Predicted against published steps that constants were not fitted to (tests/reference/README.md)."""
+"""Predicted against published steps; no constant was fitted to them (tests/reference/README.md)."""
 
 from __future__ import annotations
 

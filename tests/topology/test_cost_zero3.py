@@ -1,4 +1,4 @@
-"""SC'21's table 2: ZeRO-3 without model parallelism against pipelines, 175 and 530 billion parameters.
+"""SC'21's table 2: ZeRO-3 alone against pipelines, for 175 and 530 billion parameters.
 
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", SC'21, section 5.2.

@@ -1,4 +1,4 @@
-"""Codecs of links: which a tree takes, what plans and predictions make of it, and every mistake at its line."""
+"""Codecs of links: which one trees take, what plans and predictions make of it, mistakes' lines."""
 
 import dataclasses
 import itertools
@@ -166,7 +166,7 @@ def test_a_narrow_site_with_a_smaller_codec_takes_more_of_the_chunks_and_less_ti
 
 
 def test_one_slow_pair_is_used_more_with_a_smaller_codec() -> None:
-    """Where a link is narrow, its share of the chunks grows by as much as its codec makes them smaller."""
+    """Where a link is narrow, its share of the chunks grows as much as its codec shrinks them."""
     links = [(one, other, GIGABIT, 0.02) for one, other in itertools.combinations(range(3), 2)]
     links[-1] = (1, 2, GIGABIT / 5, 0.02)
     topology = world(3, both_ways(*links))

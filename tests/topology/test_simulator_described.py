@@ -107,7 +107,7 @@ def test_sites_may_cut_it_differently() -> None:
 
 
 def in_order(run: SimulatedRun) -> None:
-    """Assert that gradients leave from the model's end to its beginning, within the pipeline's time."""
+    """Assert that gradients leave from the model's end to its start, in the pipeline's time."""
     for site in run.work.sites:
         assert list(site.ready_s) == sorted(site.ready_s)
         assert site.ready_s[0] > 0

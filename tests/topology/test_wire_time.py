@@ -216,7 +216,7 @@ def test_who_waits_for_whom() -> None:
 
 
 def test_so_much_is_without_a_result_while_links_are_busy() -> None:
-    """Three round trips of the longest link, at what the narrowest site, or the fastest link, carries."""
+    """Three round trips of the longest link, at what the narrowest site or the fastest link has."""
     plan = ReductionPlan(3, (), "")
 
     def pipeline_bytes(topology: Topology, codec: str = "fp32") -> int:
