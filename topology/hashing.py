@@ -54,7 +54,7 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
 
 
 def reduction_hash(plan: ReductionPlan, codecs: Sequence[str]) -> str:
-    """Return the sha256, in hex, of what carries a run's chunks: trees, weights and codecs, in order."""
+    """Return the sha256, in hex, of what carries chunks: trees, weights and codecs, in order."""
     trees = [
         {"root": tree.root, "parent": dict(tree.parent), "weight": tree.weight}
         for tree in plan.trees

@@ -215,7 +215,7 @@ class Job:
 
     @property
     def is_to_plan(self) -> bool:
-        """Whether a plan is to be made before it runs: it asks for one, and nobody has placed it."""
+        """Whether a plan is to be made before it runs: it asks for one, and has no placement."""
         return self.plan is not None and not self.placement
 
     @property

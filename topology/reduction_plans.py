@@ -182,7 +182,7 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
 
 
 def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
-    """Return what shares out the chunks of several sites: over few fast links first, over all of them last."""
+    """Return what shares out several sites' chunks: over few fast links first, at last over all."""
     found = [] if (stars := pack_stars(pairs)) is None else [stars]
     for part in _PARTS_OF_WIDTH:
         packing = pack_trees(pairs.at_least(width_bytes_per_s // part) if part else pairs)
@@ -194,7 +194,7 @@ def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
 def weighted(
     pairs: Pairs, packing: Packing, near_enough: Fraction = NEAR_ENOUGH
 ) -> tuple[Tree, ...]:
-    """Return the trees of a packing, with small whole weights; `near_enough` as for `small_weights`."""
+    """Return a packing's trees, with small whole weights; `near_enough` as for `small_weights`."""
     weights = small_weights(packing, pairs, near_enough)
     return tuple(
         rooted(pairs, edges, weight)
@@ -216,7 +216,7 @@ def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:
 
 
 def _judged_ratio(job: Job) -> float:
-    """Return what `exchange.codec` counts as: beside links' own codecs, what it usually comes to."""
+    """Return what `exchange.codec` counts as; what it usually comes to, if links have their own."""
     codec = job.exchange.codec
     return usual_ratio(codec) if job.exchange.codecs else RATIOS.get(codec, 1.0)
 

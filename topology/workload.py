@@ -14,7 +14,7 @@ PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How a site cuts the model over its ranks; they multiply to their number, `expert` within `data`."""
+    """How a site cuts the model over its ranks; they multiply to these, `expert` within `data`."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedModel:
-    """What a script of one's own trains, as far as a plan has to know (topology/cost/workload.py)."""
+    """What one's own script trains, as far as a plan has to know (topology/cost/workload.py)."""
 
     layers: int
     width: int

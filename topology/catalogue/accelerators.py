@@ -1,4 +1,4 @@
-"""The accelerators that ship: read once, when a topology first names one that it does not define."""
+"""The accelerators that ship: read once, when a topology first names one that it has not itself."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
 
 
 def suggestion(name: str, own: Iterable[str]) -> str:
-    """Return ` (did you mean 'h100-pcie' or 'h100-sxm'?)` for `h100`, else what is close, or nothing.
+    """Return ` (did you mean 'h100-pcie' or 'h100-sxm'?)` for `h100`, what is close, or nothing.
 
     Args:
         name: That is not known.

@@ -80,7 +80,7 @@ class Device:
         return flops_s + self.gemm_passes * self.stream_s(moved_bytes)
 
     def fused_attention_s(self, rows: float, sequence: float, head: float) -> float:
-        """Return the seconds of one head's attention whose scores stay on the chip: only FLOPs count.
+        """Return the seconds of a head's attention whose scores stay on the chip: only FLOPs count.
 
         Args:
             rows: queries, of a sequence's.
@@ -115,8 +115,8 @@ A100 = Device(
     contention=CONTENTION,
 )
 """A100 SXM 80 GB, bf16 or fp16 (NVIDIA's data sheet). cuBLAS reaches 270 to 280 TFLOP/s,
-FlashAttention-2 about
-175. `launch_s` is that of the software which the steps were measured with, Megatron-LM of 2021 and 2022."""
+FlashAttention-2 about 175. `launch_s` is that of the software which the steps were measured with,
+Megatron-LM of 2021 and 2022."""
 H100 = Device(
     peak_flops_per_s=989.4e12,
     gemm_efficiency=0.74,
@@ -150,7 +150,7 @@ class Interior:
 
 
 def flat_device(accelerator: Accelerator) -> Device:
-    """Return a device on which FLOPs take what the topology's peak and MFU say, and nothing else does.
+    """Return a device on which FLOPs take what the topology's peak and MFU say, and nothing else.
 
     The same as `topology.cost.compute`, so that plans agree with `trainer.compute: modelled`.
     """

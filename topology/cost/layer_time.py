@@ -4,9 +4,10 @@ Pure.
 
 Legend: b sequences of s tokens (s/c with context parallelism), width h, a heads, t tensor ranks.
 
-- Matrices: each multiplication by itself, with its shape as `t` leaves it (device.gemm_s); the backward
-  pass has two of each. Scores and their sums are b a/t small ones. Fused attention computes the
-  scores again in its backward pass: 2.5 times the forward pass instead of 2 (Dao et al.).
+- Matrices: each multiplication by itself, with its shape as `t` leaves it (device.gemm_s); the
+  backward pass has two of each. Scores and their sums are b a/t small ones. Fused attention
+  computes the scores again in its backward pass: 2.5 times the forward pass instead of 2 (Dao et
+  al.).
 - Element-wise kernels: elements of size h a token that they read or write; counted from the kernels
   of a GPT layer as Megatron-LM fuses them. Norms, dropout and residual are whole at each tensor
   rank unless the sequence is cut (Korthikanti et al.); scores are s² a numbers a sequence.
@@ -14,8 +15,9 @@ Legend: b sequences of s tokens (s/c with context parallelism), width h, a heads
   parallelism as many reduce-scatters and all-gathers, which cost the same. With `overlap_tensor`
   they are cut into t pieces and go on beside the multiplications (Wang et al., ASPLOS'23), which
   they delay by the device's `contention` of their time.
-- Context parallelism: keys and values go once round the ring, behind the attention (Liu et al., "Ring
-  Attention"); what the attention does not cover is exposed. The backward pass sends twice as much.
+- Context parallelism: keys and values go once round the ring, behind the attention (Liu et al.,
+  "Ring Attention"); what the attention does not cover is exposed. The backward pass sends twice as
+  much.
 - Expert parallelism: two all-to-alls a pass of the tokens that are sent to experts (balanced).
 """
 

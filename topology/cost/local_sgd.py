@@ -78,8 +78,8 @@ def local_round(
         raise ValueError(f"num_fragments: want 1 to {steps} (the steps), got {num_fragments}")
     if overlap_steps * num_fragments > steps:
         raise ValueError(
-            f"overlap_steps: want at most {steps // num_fragments}, the steps between two fragments, "
-            f"got {overlap_steps}"
+            f"overlap_steps: want at most {steps // num_fragments}, the steps between two "
+            f"fragments, got {overlap_steps}"
         )
     exposed_s = max(0.0, fragment_s - overlap_steps * step_s - tail_s)
     return Round(
@@ -140,7 +140,7 @@ class Wires:
 def run_communication_s(
     num_bits: float, chips: int, replicas: int, wires: Wires, steps: int, period: int
 ) -> float:
-    """Return the seconds of all communication of a run, nothing hidden (Charles et al., appendix A).
+    """Return the seconds of all of a run's communication, nothing hidden (Charles et al., app. A).
 
     Args:
         num_bits: of the model.

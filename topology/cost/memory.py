@@ -3,20 +3,20 @@
 N parameters on a rank before ZeRO, d ranks that hold the same (replicas, and context ranks of
 each), p and g bytes of a parameter and a gradient:
 
-- States (Rajbhandari et al., "ZeRO"; Megatron-LM's docs for its distributed optimizer): parameters p N,
-  gradients g N, Adam's two moments 8 N, a float32 master copy 4 N unless p = 4, and a float32 copy
-  of the gradient 4 N where g < 4. ZeRO 1 divides the last three by d, 2 also gradients, 3 also
+- States (Rajbhandari et al., "ZeRO"; Megatron-LM's docs for its distributed optimizer): parameters
+  p N, gradients g N, Adam's two moments 8 N, a float32 master copy 4 N unless p = 4, and a float32
+  copy of the gradient 4 N where g < 4. ZeRO 1 divides the last three by d, 2 also gradients, 3 also
   parameters (two layers of which are there whole at any time).
 - Activations a layer and micro-batch (Korthikanti et al., MLSys'23, eq. 1 to 6; here generic in the
   MLP's width and the attention's groups): s b h (10 + 24/t + 5 a s/(h t)); sequence parallelism
   divides the 10 by t, context parallelism s by c; selective recomputation and fused attention drop
   the last term; full recomputation keeps 2 s b h, and all of one layer while it is computed again.
-- A pipeline's first stage keeps min(m, p) micro-batches at once, interleaved 1 + (p-1)/(p v) times as
-  many layers.
+- A pipeline's first stage keeps min(m, p) micro-batches at once, interleaved 1 + (p-1)/(p v) times
+  as many layers.
 - Logits: 4 s b V/t, float32, on the last stage.
-- What crosses sites (sites/worker: slots.py, transfer.py, encoding.py): a float32 buffer of each bucket, kept from step to
-  step, 4 N or, of gradients in shards, 4 N/d; beside it this rank's shard, 4 N/d, where d > 1; and
-  another 4 N/d that a lossy codec owes, where ranks encode.
+- What crosses sites (sites/worker: slots.py, transfer.py, encoding.py): a float32 buffer of each
+  bucket, kept from step to step, 4 N or, of gradients in shards, 4 N/d; beside it this rank's
+  shard, 4 N/d, where d > 1; and another 4 N/d that a lossy codec owes, where ranks encode.
 """
 
 from __future__ import annotations

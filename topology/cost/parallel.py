@@ -2,15 +2,15 @@
 
     T = T_pipeline + exposed gradients + exposed parameters + T_optimizer
 
-- Pipeline of p stages, v virtual ones each, m micro-batches (Narayanan et al., SC'21): the slowest stage
-  takes all micro-batches, the bubble is one passage through all others:
+- Pipeline of p stages, v virtual ones each, m micro-batches (Narayanan et al., SC'21): the slowest
+  stage takes all micro-batches, the bubble is one passage through all others:
       T_pipeline = m t_max + (t_1 + ... + t_p - t_max) / v
   For equal stages that is (m + (p-1)/v) t. That takes m >= p: fewer micro-batches cannot keep the
   stages busy from one virtual stage to the next, so the first takes p t, and each other t / v more.
   The last stage has the logits; each micro-batch pays for 2 v transfers of b s h elements (over the
   tensor ranks: "scatter/gather"), which 1F1B does not hide.
-- Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on beside
-  compute is not free: the device's `contention` of it delays the compute.
+- Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on
+  beside compute is not free: the device's `contention` of it delays the compute.
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
   micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap),
   of virtual stages the earlier ones while it is elsewhere.

@@ -10,8 +10,9 @@ Formulas count matrix multiplications, two FLOPs an element of the matrix and a 
   which is 72 B s L h² (1 + s/(6h) + V/(12 L h)) for a GPT. This is the "6 N + attention" of
   Chowdhery et al., "PaLM", appendix B, with N the parameters that multiply every token. The causal
   mask is not credited.
-- hardware FLOPs add what is computed twice: the layers' forward pass with full recomputation (eq. 3:
-  96 instead of 72), the attention's scores and sums with selective (Korthikanti et al., MLSys'23).
+- hardware FLOPs add what is computed twice: the layers' forward pass with full recomputation
+  (eq. 3: 96 instead of 72), the attention's scores and sums with selective (Korthikanti et al.,
+  MLSys'23).
 
 MFU divides the model FLOPs of a second by the peak, HFU the hardware FLOPs.
 """
@@ -71,7 +72,8 @@ class Workload:
             )
         if not 1 <= self.experts_per_token <= self.experts:
             raise ValueError(
-                f"Workload.experts_per_token: want 1 to {self.experts}, got {self.experts_per_token}"
+                f"Workload.experts_per_token: want 1 to {self.experts}, "
+                f"got {self.experts_per_token}"
             )
         if self.ffn is not None and self.ffn < 1:
             raise ValueError(f"Workload.ffn: want >= 1, got {self.ffn}")
@@ -103,7 +105,7 @@ class Workload:
 
     @property
     def dense_parameters_per_layer(self) -> int:
-        """What every token of a layer meets: attention, norms, biases, and the router of experts."""
+        """What every token of a layer meets: attention, norms, biases, and the experts' router."""
         norms = 4 * self.hidden
         router = self.hidden * self.experts if self.experts > 1 else 0
         return self.attention_parameters + norms + self._biases + router

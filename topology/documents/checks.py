@@ -45,7 +45,8 @@ def check_pair(
         cure = "; with a `plan` section, `launch` leaves sites out" if fewer else ""
         document.add(
             ("trainer", "global_batch"),
-            f"want at least {ranks}, a sequence for each rank of {topology.name!r}; got {batch}{cure}",
+            f"want at least {ranks}, a sequence for each rank of {topology.name!r}; "
+            f"got {batch}{cure}",
         )
     document.raise_problems()
 

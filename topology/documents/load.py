@@ -81,7 +81,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
 
 
 def document_kind(text: str, source: str) -> str:
-    """Return `topology`, `job`, `faults` or `plan`: which of them a YAML text is, or comes closest to.
+    """Return `topology`, `job`, `faults` or `plan`: which of them a YAML text is, or is closest to.
 
     Raises:
         ConfigError: it is not YAML, or not a mapping, or no closer to one of them than to another.

@@ -1,4 +1,4 @@
-"""From the checked topology file to the world: `like` followed, figures in base units, RTTs derived."""
+"""From the checked topology file to the world: `like` followed, figures in base units, all RTTs."""
 
 import dataclasses
 from typing import Any

@@ -64,7 +64,7 @@ class Change:
 
     @classmethod
     def from_json(cls, value: object, where: str = "change") -> "Change":
-        """Return what `to_json` wrote; ConfigError, which begins with `where`, for anything else."""
+        """Return what `to_json` wrote; for anything else ConfigError, which begins with `where`."""
         fields = _fields(value, where, tuple(each.name for each in dataclasses.fields(cls)))
         for name in FIGURES:
             figure = fields.get(name, 0.0)
@@ -105,7 +105,7 @@ class Pause:
 
     @classmethod
     def from_json(cls, value: object, where: str = "pause") -> "Pause":
-        """Return what `to_json` wrote; ConfigError, which begins with `where`, for anything else."""
+        """Return what `to_json` wrote; for anything else ConfigError, which begins with `where`."""
         fields = _fields(value, where, ("kind", "site"))
         kind = _text(fields, "kind", where)
         if kind not in ("pause", "resume"):

@@ -1,4 +1,4 @@
-"""Where cities with data centers are: names for places without one, and places for names without one."""
+"""Where cities with data centers are: names for places, and places for names, without one."""
 
 import functools
 from collections.abc import Mapping

@@ -175,7 +175,7 @@ def _check(
 def _links(
     chosen: Sequence[str], lines: Mapping[Pair, Line], names: Mapping[str, str]
 ) -> list[LinkText]:
-    """Return the links in the order of their sites; one for both directions where they are alike."""
+    """Return the links in the order of their sites; one for both directions if they are alike."""
     order = {key: position for position, key in enumerate(chosen)}
     links = []
     for pair in sorted(lines, key=lambda pair: tuple(sorted(order[key] for key in pair))):

@@ -9,7 +9,7 @@ _SUFFIX_CHARACTERS = 6
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case without accents, hyphens between its words; it may come out empty.
+    """Return a text in lower case without accents, hyphens between its words; perhaps an empty one.
 
     `São Paulo, BR` becomes `sao-paulo-br`.
     """

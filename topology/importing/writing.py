@@ -52,7 +52,8 @@ def topology_text(
     first = sites[0]
     lines = [
         f"# Imported from {_comment(origin)}: {len(sites)} sites, {len(links)} links.",
-        "# What the map did not say is the same for all: the sites' nodes, and perhaps the links' bandwidth.",
+        "# What the map did not say is the same for all: "
+        "the sites' nodes, and perhaps the links' bandwidth.",
         "version: 1",
         f"name: {_quoted(name)}",
         "",
@@ -64,7 +65,8 @@ def topology_text(
         f"    accelerator: {accelerator} # `isthmus topology accelerators` lists what is known",
         *[_site(site, first) for site in sites[1:]],
         "",
-        "# Full duplex: each direction has this bandwidth. No link has an rtt: it follows from the distance,",
+        "# Full duplex: each direction has this bandwidth. No link has an rtt: it follows from the "
+        "distance,",
         "# or from the locations. `isthmus probe FILE --write` measures both.",
         "links:" if links else "links: []",
         *[_link(link) for link in links],

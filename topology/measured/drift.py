@@ -1,4 +1,4 @@
-"""Where what a probe measured is far from what the topology describes: one of them has to be mended."""
+"""Where what a probe measured is far from what the topology describes: one has to be mended."""
 
 from __future__ import annotations
 

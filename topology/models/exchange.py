@@ -87,17 +87,19 @@ class ExchangeModel(Strict):
         str,
         *choice(NON_FINITE),
         Field(
-            description="A NaN or an infinity among the gradients crosses unchanged, or ends the run."
+            description="A NaN or an infinity among the gradients crosses unchanged, "
+            "or ends the run."
         ),
     ] = _EXCHANGE.non_finite
     chunk: Chunk = default(
         format_size(_EXCHANGE.chunk_bytes),
-        "Of float32, before the codec: 64KiB to 16MiB. Unit of checksums, scheduling and reduction.",
+        "Of float32, before the codec: 64KiB to 16MiB. "
+        "Unit of checksums, scheduling and reduction.",
     )
     channels_per_link: Channels = default(
         "auto",
-        "TCP connections between each two gateways, exactly so many; auto: what fills the link, and "
-        "more where packets are lost, up to the link's max_flows.",
+        "TCP connections between each two gateways, exactly so many; auto: what fills the link, "
+        "and more where packets are lost, up to the link's max_flows.",
     )
     bucket: Bucket = default(
         format_size(_EXCHANGE.bucket_bytes), "Of float32 a DDP bucket, in the shipped trainer."

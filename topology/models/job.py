@@ -122,8 +122,8 @@ class JobModel(Strict):
         ):
             raise KeyedError(
                 "plan",
-                "micro_batch: auto is the shipped trainer's; your script's is left open where workload "
-                "has no micro_batch",
+                "micro_batch: auto is the shipped trainer's; your script's is left open where "
+                "workload has no micro_batch",
             )
         if self.workload is None and self.plan is not None and self.plan.gateways != "measured":
             raise KeyedError("plan", "gateways: unlimited has no use without a workload")

@@ -1,6 +1,6 @@
-"""The topology file as a user writes it. topology/documents/resolve.py makes topology.world from it.
+"""The topology file as a user writes it. topology/documents/resolve.py makes topology.world of it.
 
-What refers to a name is any text here: topology/documents/references.py tells whether such a thing exists.
+What refers to a name is any text here: topology/documents/references.py tells whether it exists.
 """
 
 import ipaddress
@@ -38,10 +38,11 @@ MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
 LOOPBACK = "127.0.0.1"
 MFU = 0.4
-"""Share of an accelerator's peak that a large model's training step reaches, where nobody says better.
+"""Share of an accelerator's peak that a large model's training step reaches, if nobody says better.
 
-Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783, table 4), 41 to 42 % for
-Nemotron-4 340B on 6,144 H100s (arXiv 2406.11704), 46 % for PaLM 540B on 6,144 TPU v4s (arXiv 2204.02311).
+Reported: 38 to 43 % for Llama 3 405B on 8,192 to 16,384 H100s (arXiv 2407.21783, table 4), 41 to
+42 % for Nemotron-4 340B on 6,144 H100s (arXiv 2406.11704), 46 % for PaLM 540B on 6,144 TPU v4s
+(arXiv 2204.02311).
 """
 
 _CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$|^24:00$"
@@ -162,8 +163,8 @@ class SiteModel(Strict):
     like: Annotated[
         str | None,
         Field(
-            description="Another site, whose nodes, accelerators, fabric, wan (but its address) and "
-            "launcher this one has unless it says otherwise. Never its location."
+            description="Another site, whose nodes, accelerators, fabric, wan (but its address) "
+            "and launcher this one has unless it says otherwise. Never its location."
         ),
     ] = None
     location: LocationModel | None = None

@@ -1,4 +1,4 @@
-"""What a job says to the shipped trainer, as a user writes it. Defaults are those of topology.job."""
+"""What a job says to the shipped trainer, as a user writes it. topology.job has the defaults."""
 
 from typing import Annotated, Self
 

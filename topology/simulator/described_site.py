@@ -1,10 +1,10 @@
-"""A step of a model that a job describes, at one site that cuts it: its pipeline, and when gradients leave. Pure.
+"""A step of a described model at one site that cuts it: its pipeline, when gradients leave. Pure.
 
 What a layer, a stage, the replicas' reduction and the optimizer take is the cost model's
-(topology/cost/parallel.py); the order of micro-batches in the stages is simulated (pipeline.py). As that
-model has it, a stage waits for what it sends and receives. A layer's gradient is there while the last
-micro-batch's backward pass goes over its part of the model, and is reduced over the replicas of its
-stage; stages do so side by side. Then it crosses.
+(topology/cost/parallel.py); the order of micro-batches in the stages is simulated (pipeline.py). As
+that model has it, a stage waits for what it sends and receives. A layer's gradient is there while
+the last micro-batch's backward pass goes over its part of the model, and is reduced over the
+replicas of its stage; stages do so side by side. Then it crosses.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Inside:
 
 
 def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Return what leaves together, in the order of backward: layers, together until they fill a bucket.
+    """Return what leaves together, in backward's order: layers, together until they fill a bucket.
 
     Args:
-        workload: the model. Its layers are numbered from 1; 0 is the embedding, the last is the head.
+        workload: the model. Its layers are numbered from 1; 0 is the embedding, the last the head.
         bucket_bytes: float32 bytes that close a bucket; more where there would be hundreds.
     """
     layer = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
@@ -199,7 +199,7 @@ def _reductions_s(
 def _layers_done(
     workload: Workload, degrees: Degrees, inside: Inside
 ) -> tuple[list[float], list[int]]:
-    """Return when the gradient of each layer is there, and the stage that has it; 0 is the embedding."""
+    """Return when each layer's gradient is there, and the stage that has it; 0 is the embedding."""
     num_parts = degrees.pipeline * degrees.virtual_stages
     per_part = math.ceil(workload.layers / num_parts)
     backward_s = inside.step.window_s / degrees.virtual_stages

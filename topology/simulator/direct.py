@@ -49,7 +49,7 @@ def exchange_s(group: Sequence[int], num_bytes: float, message_s: Message) -> fl
 
 
 def relay_s(groups: Sequence[Sequence[int]], num_bytes: float, message_s: Message) -> float:
-    """Return how long activations take through groups in their order, slowest pair after slowest pair.
+    """Return how long activations take through groups in order, slowest pair after slowest pair.
 
     Device i of a group sends to device i of the next.
 

@@ -154,7 +154,7 @@ class StepExchange:
     def _add(
         self, site: int, bucket: int, index: int, first_s: float, last_s: float, num_parts: int
     ) -> _Sum | None:
-        """Count a part, which is there from `first_s` to `last_s`; return the sum with the last one."""
+        """Count a part, there from `first_s` to `last_s`; return the sum if it was the last one."""
         key = (bucket, index, site)
         sum_ = self._sums.get(key)
         if sum_ is None:

@@ -148,7 +148,7 @@ class FifoLink:
         return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
 
     def _shrink(self, idle_s: float) -> None:
-        """Begin anew after a pause, with what it leaves of the window; the first time, with the first one."""
+        """Begin anew after a pause with what it left of the window; at first with the first one."""
         if self._first_window_bytes is None or idle_s <= self._rtt_s + RTO_MIN_S:
             return
         assert self._window_bytes is not None, "as there is a first one"

@@ -69,7 +69,7 @@ class Network:
             }
 
     def _port(self, site: Site, name: str) -> float | None:
-        """Return the rate of a site's ports in one direction, if they are narrower than its links."""
+        """Return the rate of a site's ports in a direction, if they are narrower than its links."""
         if site.nic_bytes_per_s is None:
             return None
         bytes_per_s = site.nic_bytes_per_s * site.nodes

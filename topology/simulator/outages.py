@@ -1,4 +1,4 @@
-"""Sites that fail, and what it costs: the run stops everywhere, and goes on from its last checkpoint. Pure."""
+"""Sites that fail, and what it costs: the run stops, and goes on from its last checkpoint. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rounds of local steps: which part of the model crosses after which step, and when it must be back. Pure.
+"""Rounds of local steps: which part of the model crosses after which step, and is back when. Pure.
 
-DiLoCo and Streaming DiLoCo (Douillard et al., arXiv 2311.08105 and 2501.18512): sites train by themselves
-for H steps and exchange how far their parameters have moved. Of P fragments, each is sent once a round,
-evenly spread over it, at the end of a step; a site does not begin its step tau + 1 after that one before
-the result is there. DiLoCo itself is P = 1, tau = 0.
+DiLoCo and Streaming DiLoCo (Douillard et al., arXiv 2311.08105 and 2501.18512): sites train by
+themselves for H steps and exchange how far their parameters have moved. Of P fragments, each is
+sent once a round, evenly spread over it, at the end of a step; a site does not begin its step
+tau + 1 after that one before the result is there. DiLoCo itself is P = 1, tau = 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Rounds:
             )
         if not 0 <= self.overlap_steps <= self.steps:
             raise ValueError(
-                f"overlap_steps: want 0 to {self.steps}, the steps of a round; got {self.overlap_steps}"
+                f"overlap_steps: want 0 to {self.steps}, the steps of a round; "
+                f"got {self.overlap_steps}"
             )
 
     def sent_after(self, fragment: int) -> int:

@@ -136,7 +136,7 @@ def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
 
 
 def coding_s(work: StepWork) -> list[tuple[float, float]]:
-    """Return the CPU seconds that one gateway of each site encodes and decodes in a step, in the mean."""
+    """Return the mean CPU seconds that one gateway of each site encodes and decodes in a step."""
     if work.schedule == "off":
         return [(0.0, 0.0) for _ in work.sites]
     found = []
@@ -219,8 +219,8 @@ class _Made:
             most_kept = max(most_kept, kept)
             if num_stuck == STUCK_MAX:
                 raise SimulationError(
-                    f"{num_stuck} failures in a row, and never more than {most_kept} steps kept: want "
-                    "failures less often, or checkpoints more often"
+                    f"{num_stuck} failures in a row, and never more than {most_kept} steps kept: "
+                    "want failures less often, or checkpoints more often"
                 )
             began_s = failed_s + settings.recovery_s
             site = self._work.sites[int(self._failures.uniform() * len(self._work.sites))].name

@@ -80,7 +80,7 @@ def segments_of(
 
 
 def _flows(turns: Iterable[tuple[int, int]], abreast: int) -> Iterator[tuple[int, int]]:
-    """Yield trees and numbers of chunks: turns of a tree together, until they are `abreast` at least."""
+    """Yield trees and numbers of chunks: a tree's turns together, at least `abreast` of them."""
     waiting: dict[int, int] = {}
     for num_chunks, tree in turns:
         waiting[tree] = waiting.get(tree, 0) + num_chunks

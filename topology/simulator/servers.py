@@ -1,10 +1,11 @@
-"""Something that serves one after another in the order of arrival: a codec, a collective, a processor. Pure.
+"""Something that serves in the order of arrival: a codec, a collective, a processor. Pure.
 
 Work arrives in pieces: from when on its first piece is there, and when its last one is. The server
-begins with the first, and needs the time of a piece after the last one came. For work whose pieces come
-at a constant pace, or in growing distances, as they do behind other such servers and behind the maximum of
-several, this is exactly when they leave one by one: the departure of piece j is the maximum over i <= j of
-a(i) + (j - i + 1) d, which is convex in i if the arrivals a are, so that an end of the range has it.
+begins with the first, and needs the time of a piece after the last one came. For work whose pieces
+come at a constant pace, or in growing distances, as they do behind other such servers and behind
+the maximum of several, this is exactly when they leave one by one: the departure of piece j is the
+maximum over i <= j of a(i) + (j - i + 1) d, which is convex in i if the arrivals a are, so that an
+end of the range has it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class StepWork:
 
     @property
     def frame_share(self) -> float:
-        """Of the bytes on the wire: those that gateways count, frames without headers of packets."""
+        """Of the bytes on the wire, what gateways count: frames without headers of packets."""
         return 1 / PACKET_FACTOR if self.has_packets else 1.0
 
 
@@ -108,7 +108,7 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
 def _sites(
     job: Job, topology: Topology, settings: Settings
 ) -> tuple[tuple[SiteWork, ...], tuple[Inside, ...], tuple[Bucket, ...]]:
-    """Return each site's step, how it cuts a model that the job describes, and the gradients' buckets."""
+    """Return each site's step, how it cuts a model that the job describes, and all buckets."""
     if job.workload is not None:
         buckets = described_buckets(workload_described(job.workload), job.exchange.bucket_bytes)
         take_time = settings.gateways_take_time

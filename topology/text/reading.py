@@ -90,7 +90,7 @@ class _Conversion:
         self._document.value = self._convert(root, (), 1)
 
     def _convert(self, node: yaml.Node, path: Path, depth: int) -> object:
-        """Return the node's value; recursive, at most MAX_DEPTH deep even where an alias is its own."""
+        """Return the node's value; at most MAX_DEPTH calls deep, even where an alias is its own."""
         self._num_nodes += 1
         _check_limits(self._num_nodes, depth, node)
         self._document.places[path] = self._place(node)

@@ -1,4 +1,4 @@
-"""A document against its pydantic model: each of pydantic's errors becomes a problem at its place."""
+"""A document against its pydantic model: each of pydantic's errors is a problem at its place."""
 
 import types
 import typing

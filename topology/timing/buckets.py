@@ -30,7 +30,7 @@ class Bucket:
 
 
 def parameter_numels(model: Model) -> tuple[tuple[int, ...], ...]:
-    """Return the elements of each parameter of each layer, both in the order of the forward pass."""
+    """Return the elements of each layer's parameters, both in the order of the forward pass."""
     width = model.width
     norm = (width, width)  # a scale and a shift
     block = (*norm, 3 * width**2, width**2, *norm, 4 * width**2, 4 * width**2)

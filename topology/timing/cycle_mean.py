@@ -1,14 +1,15 @@
-"""How long a step takes in the long run where sites wait for each other: cycles in max-plus algebra. Pure.
+"""How long steps of sites that wait for each other take in the long run: max-plus algebra. Pure.
 
-Sites are not in step with each other. Site j ends step k once what it needs of every site i is there,
-whenever that began; with w_ij the seconds from the end of i's step before to that,
+Sites are not in step with each other. Site j ends step k once what it needs of every site i is
+there, whenever that began; with w_ij the seconds from the end of i's step before to that,
 
     end_j(k) = max over i of (end_i(k - 1) + w_ij),
 
 a linear recurrence in the algebra of max and plus. Whatever sites begin with, its steps take in the
 long run the largest mean weight of any cycle (Baccelli et al., "Synchronization and Linearity",
-theorem 3.23). So two sites that gather after they have computed for 1 s and 2 s, x apart, take 1.5 s
-+ x, not 2 s + x: the slower one's gradient leaves late, but finds the other's already there.
+theorem 3.23), in the mean of its steps. So two sites that gather after they have computed for 1 s
+and 2 s, x apart, take 1.5 s + x, not 2 s + x: the slower one's gradient leaves late, but finds the
+other's already there.
 """
 
 from __future__ import annotations

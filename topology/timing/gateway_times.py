@@ -18,7 +18,7 @@ from topology.world import Topology
 def gateways_s_per_byte(
     job: Job, topology: Topology, plan: ReductionPlan, ratio: float
 ) -> list[float]:
-    """Return how long each site's gateway works for one byte of float32, if it is its site's only one.
+    """Return how long each site's gateway works for a byte of float32, if its site has only one.
 
     In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
     the result; and it sends up and down, which is as much as it receives.

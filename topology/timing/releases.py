@@ -73,7 +73,7 @@ def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
 
 
 def within_s(topology: Topology, parts: Sequence[Release]) -> Floats:
-    """Return the seconds of each bucket's reduce-scatter inside each site; shape (sites, releases)."""
+    """Return the seconds of buckets' reduce-scatters inside each site; shape (sites, releases)."""
     known: dict[object, list[float]] = {}
     for site in topology.sites:
         key = _inside(site)

@@ -73,7 +73,7 @@ class RestedLinks:
         return each_bst[:, sources, targets]
 
     def crossings_s(self, window_bh: Floats) -> tuple[Floats, Floats]:
-        """Return how long an exchange takes from site to site, and for how long each link is in use.
+        """Return how long an exchange takes from site to site, and how long each link is in use.
 
         Args:
             window_bh: Bytes, with which it begins on each link.
@@ -162,7 +162,7 @@ class RestedLinks:
         return latest_t
 
     def least_uses_s(self, source: int, since_s: Floats, left_bytes: Floats) -> Floats:
-        """Return for how long a site's links are in use at least, by when releases leave; shape (T,).
+        """Return how long a site's links are in use at least, by when releases leave; shape (T,).
 
         Args:
             source: The site.
@@ -178,7 +178,7 @@ class RestedLinks:
 
 
 def _opened(num_bytes: Floats, window: Floats, full: Floats) -> Floats:
-    """Return the windows that bursts have opened; topology.traffic.slow_start.window_after, by arrays."""
+    """Return the windows that bursts open: topology.traffic.slow_start.window_after, by arrays."""
     doubled = np.floor(np.log2(num_bytes / window + 1.0))
     opened: Floats = np.minimum(full, window * 2.0**doubled)
     return opened

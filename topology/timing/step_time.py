@@ -1,21 +1,23 @@
-"""How long a step takes by the topology's figures alone: compute, exchange, and what of it is hidden. Pure.
+"""How long a step takes by the topology's figures: compute, exchange, what of it is hidden. Pure.
 
-Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they fill a
-bucket (topology/timing/buckets.py); with `schedule: serial` all leave at its end. The WAN takes them in that order and pauses only
-when there is nothing to send. So site j ends step k no earlier than, for every site i and each of its
-releases r, of which all that is not yet sent has L(r) bytes,
+Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they
+fill a bucket (topology/timing/buckets.py); with `schedule: serial` all leave at its end. The WAN
+takes them in that order and pauses only when there is nothing to send. So site j ends step k no
+earlier than, for every site i and each of its releases r, of which all that is not yet sent has
+L(r) bytes,
 
     end_i(k-1) + c_i - b_i(r) + RS_i(r) + x_ij(L(r)) + AG_j,
 
-with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of an
-exchange of so many bytes from i's start to j's end (topology/traffic/tree_times.py; TCP starts slowly for
-what leaves after a pause, with a window that depends on the pause: topology/timing/rested_links.py), RS and AG the reduce-scatter and all-gather of one bucket inside the site
-(topology/timing/fabric.py). That is a recurrence in the algebra of max and plus: the mean step is
-its largest cycle mean (topology/timing/cycle_mean.py). Sites that differ do not simply wait for the slowest:
-in a gather, a late gradient finds the others' there.
+with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of
+an exchange of so many bytes from i's start to j's end (topology/traffic/tree_times.py; TCP starts
+slowly for what leaves after a pause, with a window that depends on the pause:
+topology/timing/rested_links.py), RS and AG the reduce-scatter and all-gather of one bucket inside
+the site (topology/timing/fabric.py). That is a recurrence in the algebra of max and plus: the mean
+step is its largest cycle mean (topology/timing/cycle_mean.py). Sites that differ do not simply wait
+for the slowest: in a gather, a late gradient finds the others' there.
 
-No step is shorter than its bytes take on any link, at any site's network cards, or in a gateway: for
-codecs (topology/codec_costs.py), and for sending and receiving. Left out: the optimizer's step.
+No step is shorter than its bytes take on any link, at any site's network cards, or in a gateway:
+for codecs (topology/codec_costs.py), and for sending and receiving. Left out: the optimizer's step.
 """
 
 from __future__ import annotations
@@ -220,7 +222,7 @@ class StepModel:
     def _rested(
         self, warm_bst: Floats, left_bst: Floats, window_bh: Floats
     ) -> tuple[Floats, Floats]:
-        """Return the seconds of `_row` with windows, and for how long links are in use; (B, S, T), (B, H)."""
+        """Return `_row`'s seconds with windows, and how long links are used; (B, S, T), (B, H)."""
         assert self._links is not None, "there is something to exchange"
         there_bst, in_use_bh = self._links.crossings_s(window_bh)
         there_bst = np.where(there_bst > 0, np.maximum(there_bst, self._least_s), there_bst)
@@ -233,7 +235,7 @@ class StepModel:
         return warm_bst, left_bst, used_bst
 
     def _about_s(self, weights: Floats) -> Floats:
-        """Return steps by cycles of two sites and of one, which is quick: seldom much less than they are."""
+        """Return steps by cycles of two sites and of one, a quick bound: seldom much below them."""
         return self._at_least((weights + weights.swapaxes(1, 2)).max(axis=(1, 2)) / 2)
 
     def _at_least(self, steps_s: Floats) -> Floats:
@@ -248,11 +250,11 @@ class StepModel:
         return warm, left, used
 
     def _row(self, source: int, num_sequences: int) -> tuple[Floats, Floats, Floats]:
-        """Return the seconds from a site's beginning of a step to each site's end of it; shape (sites,).
+        """Return the seconds from a site's beginning of a step to each site's end: shape (sites,).
 
         -inf for sites that do not wait for it. Of what does not start slowly; of what does, without
-        the time of the crossing; and how long the connections to each site are in use at least. What
-        has been worked out is kept: searches ask again.
+        the time of the crossing; and how long the connections to each site are in use at least.
+        What has been worked out is kept: searches ask again.
         """
         if (source, num_sequences) in self._rows:
             return self._rows[source, num_sequences]

@@ -53,11 +53,11 @@ def chunks_abreast(
     rtt_s: float,
     send_buffer_bytes: int | None = SEND_BUFFER_BYTES,
 ) -> float:
-    """Return how many chunks are side by side on a link, on the average; arguments as `first_channels`.
+    """Return how many chunks are side by side on a link, in the mean; arguments: `first_channels`.
 
-    As many as it has connections, once it holds that many times what makes a further one worth while. In
-    between fewer: of a chunk on each of two, the second begins when the first one has left its sender.
-    So chunks never take longer on a link for its being wider.
+    As many as it has connections, once it holds that many times what makes a further one worth
+    while. In between fewer: of a chunk on each of two, the second begins when the first one has
+    left its sender. So chunks never take longer on a link for its being wider.
     """
     if wanted is not None:
         return wanted

@@ -52,7 +52,7 @@ def window_after(
 def unused_s(
     num_bytes: float, bytes_per_s: float, rtt_s: float, first_window_bytes: float
 ) -> float:
-    """Return how long a link waits for windows while it sends so many bytes, the first of a burst."""
+    """Return how long a link waits for windows while it sends so many bytes, a burst's first."""
     lost_s, sent_bytes = 0.0, 0.0
     for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
         sent_bytes += window_bytes

@@ -188,7 +188,7 @@ def unused_of_s(num_bytes: Floats, rate: Floats, rtt_s: Floats, window_bytes: Fl
 
 
 def begun(crossing: Crossing) -> Floats:
-    """Return when each leg begins if all sites do at 0, of links that are warm; shape (D, K, S, R)."""
+    """Return when each leg begins if all sites do at 0 and links are warm; shape (D, K, S, R)."""
     granules_dksr = crossing.granule_dksr / crossing.rate_dks[..., None]
     return _begun(crossing.shape, granules_dksr + crossing.rtt_dks[..., None] / 2)
 
@@ -224,7 +224,7 @@ def _begun(shape: Shape, first_dksr: Floats) -> Floats:
 
 
 def begun_slowly(crossing: Crossing) -> tuple[Floats, Floats]:
-    """Return the same where windows open, and what links have sent by then; in the order of time."""
+    """Return the same where windows open, and what links have sent by then, in order of time."""
     begins_dksr = np.zeros(crossing.window_dksr.shape)
     grown_dksr = np.zeros(crossing.window_dksr.shape)
     for load in range(crossing.num_loads):

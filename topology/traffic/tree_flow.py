@@ -4,14 +4,12 @@ A *leg* is one hop of one tree in one direction, up to the root or down from it;
 carries the legs of several trees. Its chunks come in the order of their turns, those of all trees
 abreast.
 
-- The first chunks of a leg begin it once those of all children are there. Early chunks go before later
-  ones, so they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes, and what TCP's
-      slow
-  start still leaves unused of the link at that time.
-- A link works without a pause while it has something to send. So the share x of a leg's chunks has left it
-  when all that goes before has: of another leg the share x - d / D, D being all of the link's work
-      and d how
-  much later that one begins; of one that begins earlier, more than x.
+- The first chunks of a leg begin it once those of all children are there. Early chunks go before
+  later ones, so they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes, and what
+  TCP's slow start still leaves unused of the link at that time.
+- A link works without a pause while it has something to send. So the share x of a leg's chunks has
+  left it when all that goes before has: of another leg the share x - d / D, D being all of the
+  link's work and d how much later that one begins; of one that begins earlier, more than x.
 - Nor earlier than a leg's own chunks came, one behind the other.
 
 What begins earlier because of a wider link elsewhere gets in the way of others: with d as it is,
@@ -179,7 +177,7 @@ def _legs(crossing: Crossing) -> _Legs:
     window_bytes = crossing.window_dksr[..., None]
 
     def work_s(num_bytes: Floats) -> Floats:
-        """Return what so much of each leg, shape (D, K, S, R, P), takes on a link that has sent before."""
+        """Return what so much of a leg, shape (D, K, S, R, P), takes on a link that has sent before."""
         if not crossing.is_slow:
             return num_bytes / rate
         grown = grown_dksr[..., None]
@@ -207,7 +205,7 @@ def _shared(
     begins_dksr: Floats,
     share_hmrp: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return when the shares of legs that share links have left these, and how long links work for that.
+    """Return when shares of legs have left the links that they share, and those links' work for it.
 
     Args:
         crossing: Of which these are.

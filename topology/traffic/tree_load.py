@@ -43,7 +43,7 @@ class Load:
         return min(self.num_chunks, max(self.num_abreast, math.ceil(most)))
 
     def window_of(self, link: Link) -> float:
-        """Return the first window of a link's connections; infinite where they do not start slowly."""
+        """Return the first window of a link's connections; infinite if they do not start slowly."""
         if self.first_window_bytes is None or not is_rested_slow(link.congestion):
             return math.inf
         return self.first_window_bytes

@@ -5,8 +5,8 @@ own), cross links of rate r and round trip t:
 
 - Gather: every site sends everything to every other, all links at once. The slowest link decides:
   max over links of (n c / r + t / 2).
-- Trees: chunks go up to the root and come back down, as through a pipeline whose links several trees
-  share: topology/traffic/tree_flow.py.
+- Trees: chunks go up to the root and come back down, as through a pipeline whose links several
+  trees share: topology/traffic/tree_flow.py.
 
 TCP starts slowly, after compute's pause as on its first day (topology/traffic/slow_start.py): g
 connections send 10 packets each, and twice as many each round trip, until they fill the link; BBR's

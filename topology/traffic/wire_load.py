@@ -1,4 +1,4 @@
-"""What one exchange puts on the wire: chunks of a size that links, codec, framing and packets give them. Pure."""
+"""What one exchange puts on the wire: chunks, by links, codec, framing and packets. Pure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _RESULT_ROUND_TRIPS = 3
 
 
 def chunk_bytes_of(job: Job, topology: Topology) -> int:
-    """Return the size of a job's chunks, in float32 bytes: the same at all sites and in predictions.
+    """Return the size of a job's chunks, in float32 bytes: at all sites, and in predictions.
 
-    What the links with the least room ask for, each with its own codec: trees may make frames smaller,
-    but what they are depends on this.
+    What the links with the least room ask for, each with its own codec: trees may make frames
+    smaller, but what they are depends on this.
     """
     exchange = job.exchange
     if exchange.is_cut:
@@ -114,7 +114,7 @@ def channels_of(job: Job, topology: Topology) -> int:
 
 
 def _abreast_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
-    """Return how many chunks are side by side on each directed link, by the indices of its sites."""
+    """Return how many chunks are side by side on each directed link, by its sites' indices."""
     buffer_bytes = send_buffer_bytes_of(topology)
     index = {site.name: site.index for site in topology.sites}
     return {
@@ -179,7 +179,7 @@ class Wire:
     def __init__(
         self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
     ) -> None:
-        """Work out what does not depend on the size; arguments and errors are those of `wire_load`."""
+        """Work out what does not depend on the size; arguments and errors are `wire_load`'s."""
         self._cut_bytes, self._num_channels = (
             chunk_bytes_of(job, topology),
             channels_of(job, topology),

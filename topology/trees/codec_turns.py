@@ -1,4 +1,7 @@
-"""Whether another plan leaves every chunk its codec: ranks that encode were told once which turn has which. Pure."""
+"""Whether another plan leaves every chunk its codec. Pure.
+
+Ranks that encode were told once which turn has which.
+"""
 
 from __future__ import annotations
 

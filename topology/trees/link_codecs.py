@@ -76,7 +76,7 @@ def loads_of(exchange: Exchange, names: Sequence[str]) -> Mapping[tuple[int, int
 
 
 def problems_of(job: Job, topology: Topology) -> list[tuple[Path, str]]:
-    """Return what is wrong with a job's codecs of links, on a topology that is described in full."""
+    """Return what is wrong with a job's codecs of links, on a topology that is fully described."""
     names = [site.name for site in topology.sites]
     problems: list[tuple[Path, str]] = []
     first: dict[frozenset[str], int] = {}

@@ -1,4 +1,4 @@
-"""The trees and groups that a job names: checked against the topology, every mistake at its place."""
+"""The trees and groups that a job names: checked against the topology, mistakes at their places."""
 
 from __future__ import annotations
 

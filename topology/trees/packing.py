@@ -121,7 +121,7 @@ class _Tableau:
         """By row; None: what is unused of some edge."""
 
     def enter(self, rows: Sequence[int], tree: EdgeSet | None, load: int = 1) -> None:
-        """Bring a column into the basis: `load` in `rows`; it gains 1 if it is a tree, 0 otherwise."""
+        """Bring a column into the basis: `load` in `rows`; it gains 1 if it is a tree, else 0."""
         column = [load * sum(row[each] for each in rows) for row in self.rows]
         gain = load * sum(self.prices[each] for each in rows)
         gain -= self.scale if tree is not None else 0

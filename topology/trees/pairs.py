@@ -55,7 +55,7 @@ class Pairs:
         return min((self.loads.get(edge(*each), 1) for each in edges), default=1)
 
     def speed(self, edges: Iterable[tuple[int, int]]) -> Fraction:
-        """Return the chunks per second, in the unit of `loads`, that a tree over these edges carries.
+        """Return the chunks per second, in `loads`' unit, that a tree over these edges carries.
 
         0 where there is no such edge.
         """

@@ -1,4 +1,4 @@
-"""Trees of a given form: the best star, the widest tree, the paths of a ring, and where a tree's root is.
+"""Trees of a given form: the best star, the widest tree, the paths of a ring; where a root is.
 
 What all sites derive alike: in integers, and where two do as well the first in site order is taken.
 """
