@@ -59,7 +59,7 @@ class ReductionPlan:
         return not self.trees
 
     def tree_index(self, turn: int) -> int:
-        """Return which tree carries the chunk whose turn it is, the same at every site; 0 in a gather.
+        """Return which tree carries the chunk whose turn it is, alike at every site; 0 in a gather.
 
         Of the first n turns, for every n, each tree gets its share to within one chunk. Turns go on
         from bucket to bucket. Cost: O(1).
