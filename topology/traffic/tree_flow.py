@@ -177,7 +177,7 @@ def _legs(crossing: Crossing) -> _Legs:
     window_bytes = crossing.window_dksr[..., None]
 
     def work_s(num_bytes: Floats) -> Floats:
-        """Return what so much of a leg, shape (D, K, S, R, P), takes on a link that has sent before."""
+        """Return what so much of a leg, (D, K, S, R, P), takes on a link that has sent before."""
         if not crossing.is_slow:
             return num_bytes / rate
         grown = grown_dksr[..., None]
