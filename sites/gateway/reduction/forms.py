@@ -13,5 +13,5 @@ class Form(StrEnum):
     keeps what was lost. Chunks of trees whose codec has no bodies are as in VALUES."""
     UNFIT = "unfit"
     """float32 of which some are not for the codec's codes, a NaN say. Where chunks have bodies
-    otherwise, what the
-    rank owed is added already: the gateway encodes as the codec does, and keeps nothing."""
+    otherwise, what the rank owed is added already: the gateway encodes as the codec does, and keeps
+    nothing."""
