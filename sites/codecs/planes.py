@@ -11,7 +11,7 @@ entry is the bytes that the plane takes, with the highest bit set where it is co
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from sites.codecs.parts import FloatPart, Floats, HalfPart, Part
 from sites.codecs.plain import round_to_bf16
 
 Plane = npt.NDArray[np.uint8]
+Word = TypeVar("Word", np.uint16, np.uint32)
 
 _COMPRESSED: Final = 1 << 31
 
@@ -41,19 +42,14 @@ class Split(Codec):
     def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Rotate, cut, compress."""
         assert owed is None
-        bits = values.view(np.uint32)
-        rotated = bits << np.uint32(1)
-        rotated |= bits >> np.uint32(31)
+        rotated = _rotate(values.view(np.uint32))
         payload = _pack([_plane(rotated, index) for index in range(4)])
         return Encoded(payload, FloatPart(values))
 
     def part(self, payload: Payload, numel: int) -> Part:
         """Undo each step."""
         planes = _unpack(payload, 4, numel)
-        rotated = _join(planes, np.dtype(np.uint32))
-        bits = rotated >> np.uint32(1)
-        rotated <<= np.uint32(31)
-        bits |= rotated
+        bits = _rotate_back(_join(planes, np.dtype(np.uint32)))
         return FloatPart(bits.view(np.float32))
 
 
@@ -71,29 +67,39 @@ class Bf16Split(Codec):
     def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Round to nearest even, rotate, cut, compress."""
         bits = round_to_bf16(values, owed)
-        rotated = bits << np.uint16(1)
-        rotated |= bits >> np.uint16(15)
+        rotated = _rotate(bits)
         payload = _pack([_plane(rotated, index) for index in range(2)])
         return Encoded(payload, HalfPart(bits))
 
     def part(self, payload: Payload, numel: int) -> Part:
         """Undo each step but the rounding."""
         planes = _unpack(payload, 2, numel)
-        rotated = _join(planes, np.dtype(np.uint16))
-        bits = rotated >> np.uint16(1)
-        rotated <<= np.uint16(15)
-        bits |= rotated
-        return HalfPart(bits)
+        return HalfPart(_rotate_back(_join(planes, np.dtype(np.uint16))))
 
 
-def _plane(words: npt.NDArray[np.unsignedinteger], index: int) -> Plane:
+def _rotate(words: npt.NDArray[Word]) -> npt.NDArray[Word]:
+    """Return the words with their highest bit as the lowest."""
+    word = words.dtype.type
+    rotated = words << word(1)
+    rotated |= words >> word(8 * words.itemsize - 1)
+    return rotated
+
+
+def _rotate_back(rotated: npt.NDArray[Word]) -> npt.NDArray[Word]:
+    """Return the words that `_rotate` was given. `rotated` is overwritten."""
+    word = rotated.dtype.type
+    words = rotated >> word(1)
+    rotated <<= word(8 * rotated.itemsize - 1)
+    words |= rotated
+    return words
+
+
+def _plane(words: npt.NDArray[Word], index: int) -> Plane:
     """Return byte `index` of each word, lowest first, as a contiguous array."""
     return np.ascontiguousarray(words.view(np.uint8)[index :: words.itemsize])
 
 
-def _join(
-    planes: list[Plane], dtype: np.dtype[np.unsignedinteger]
-) -> npt.NDArray[np.unsignedinteger]:
+def _join(planes: list[Plane], dtype: np.dtype[Word]) -> npt.NDArray[Word]:
     """Return the words whose bytes are `planes`, lowest first."""
     words = np.empty(len(planes[0]), dtype=dtype)
     octets = words.view(np.uint8)
