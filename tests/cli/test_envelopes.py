@@ -157,22 +157,25 @@ def coordinator() -> Iterator[tuple[ScriptedCoordinator, str]]:
         yield scripted, address
 
 
-@pytest.mark.parametrize("case", CASES, ids=identity)
-def test_one_envelope(
-    isthmus: Isthmus,
+@pytest.fixture
+def words(
     files: Path,
     job: Path,
     coordinator: tuple[ScriptedCoordinator, str],
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> None:
+) -> list[str]:
+    """A case's arguments; its coordinator answers as the case has it."""
     scripted, address = coordinator
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if case.answer != "well":
         scripted.refuses_with = (grpc.StatusCode[case.answer], "why it refuses")
-    words = [word.format(address=address, files=files, job=job) for word in case.arguments]
+    return [word.format(address=address, files=files, job=job) for word in case.arguments]
 
+
+@pytest.mark.parametrize("case", CASES, ids=identity)
+def test_one_envelope(isthmus: Isthmus, case: Case, words: list[str]) -> None:
     done = isthmus(case.command, *words, "--json")
 
     assert done.code == case.exit_code, done.err
@@ -197,20 +200,8 @@ def test_one_envelope(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.code], ids=identity)
 def test_to_people_an_error_is_on_stderr_only(
-    isthmus: Isthmus,
-    files: Path,
-    job: Path,
-    coordinator: tuple[ScriptedCoordinator, str],
-    case: Case,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    isthmus: Isthmus, case: Case, words: list[str]
 ) -> None:
-    scripted, address = coordinator
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    if case.answer != "well":
-        scripted.refuses_with = (grpc.StatusCode[case.answer], "why it refuses")
-    words = [word.format(address=address, files=files, job=job) for word in case.arguments]
-
     done = isthmus(case.command, *words)
 
     assert done.code == case.exit_code

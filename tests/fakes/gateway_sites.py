@@ -145,6 +145,15 @@ def join(stack: ExitStack, member: Member) -> list[GatewayRank]:
     return ranks
 
 
+def leave(members: list[Member], ranks: list[list[GatewayRank]]) -> None:
+    """End a run well: all ranks leave, and agents want no more of their gateways."""
+    for each in ranks:
+        for rank in each:
+            rank.leave()
+    for member in members:
+        member.gateway.stop()
+
+
 def frame_ahead(round_: int, bucket: int = 0, generation: int = 1) -> Frame:
     """Return a frame of site birch, of a bucket that nobody has posted."""
     key = ChunkKey(round_, bucket, 0, 1, Kind.CONTRIBUTION)

@@ -8,7 +8,15 @@ import pytest
 
 from sites.gateway.links.greeting import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
-from tests.fakes.gateway_sites import GATHER_2, Member, gateway_config, gateways, join, reduce_once
+from tests.fakes.gateway_sites import (
+    GATHER_2,
+    Member,
+    gateway_config,
+    gateways,
+    join,
+    leave,
+    reduce_once,
+)
 from tests.fakes.tcp_proxy import TcpProxy
 from tests.fakes.waiting import wait_for
 from topology.trees.shapes import ring_paths
@@ -49,11 +57,7 @@ def test_sites_agree_bit_for_bit(name: str, codecs: tuple[str, ...], tmp_path: P
             assert {reply["weight"] for reply in replies} == {sum(weights)}
             for reply in replies:
                 assert 0 <= reply["times"]["wait_s"] <= reply["times"]["inter_s"]
-        for each in ranks:
-            for rank in each:
-                rank.leave()
-        for member in members:
-            member.gateway.stop()
+        leave(members, ranks)
         for member in members:
             assert member.end() is None
             for link in member.config.links:

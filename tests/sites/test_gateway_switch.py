@@ -32,7 +32,15 @@ from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.encoding import RankEncoding
 from tests.fakes.exchanges import StepPool
-from tests.fakes.gateway_sites import SITES, Member, gateway_config, gateways, join, reduce_once
+from tests.fakes.gateway_sites import (
+    SITES,
+    Member,
+    gateway_config,
+    gateways,
+    join,
+    leave,
+    reduce_once,
+)
 from tests.fakes.waiting import wait_for
 from topology.trees.trees import ReductionPlan, star
 
@@ -104,11 +112,7 @@ def test_rounds_go_over_to_trees_whose_links_were_not_there(tmp_path: Path) -> N
             assert member.wait("plan_begun")["round"] == 3
         assert [len(member.gateway._links.all) for member in members] == [2, 2, 2]
         assert members[2].gateway._links.to(SITES[1])[0].totals().sent_frames > 0
-        for each in ranks:
-            for rank in each:
-                rank.leave()
-        for member in members:
-            member.gateway.stop()
+        leave(members, ranks)
         assert [member.end() for member in members] == [None] * 3
 
 
@@ -148,11 +152,7 @@ def test_a_plan_that_cannot_be_is_refused_and_the_run_goes_on(tmp_path: Path) ->
 
         for round_ in (1, 2):
             reduce_once(ranks, round_, 500, WEIGHTS, seed=round_)
-        for each in ranks:
-            for rank in each:
-                rank.leave()
-        for member in members:
-            member.gateway.stop()
+        leave(members, ranks)
         assert [member.end() for member in members] == [None] * 3
 
 
