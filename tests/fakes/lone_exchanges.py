@@ -1,20 +1,49 @@
-"""Links and transfers that a lone rank's exchange meets: slow, broken, scripted ones."""
+"""A lone rank's exchange, and links and transfers that it meets: slow, broken, scripted ones."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
 from protos.errors import RankLostError
 from sites.worker.alone_link import AloneLink
 from sites.worker.collectives import Collectives
+from sites.worker.exchange import Exchange
 from sites.worker.host_transfer import HostTransfer
-from sites.worker.link import Reduce, Reduced
-from sites.worker.transfer import Pending, Slot, read_pieces
+from sites.worker.link import Link, Reduce, Reduced
+from sites.worker.transfer import Pending, Slot, Transfer, read_pieces
+
+LONG_S = 30.0
+
+
+@contextmanager
+def lone_exchange(
+    link: Link,
+    transfer: Transfer | None = None,
+    *,
+    deadline_s: float = LONG_S,
+    **options: Any,  # noqa: ANN401 - arguments of the exchange
+) -> Iterator[Exchange]:
+    """Start the exchange of this process as the only rank, over the host; close it at the end."""
+    exchange = Exchange(
+        link,
+        transfer or HostTransfer(Collectives(LONG_S)),
+        rank=0,
+        world_size=1,
+        deadline_s=deadline_s,
+        **options,
+    )
+    exchange.start()
+    try:
+        yield exchange
+    finally:
+        exchange.close()
 
 
 class DeafLink(AloneLink):

@@ -8,22 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from protos.errors import NoTokensError
 from sites.worker.average import MAX_LISTS, TensorAverage
-from sites.worker.collectives import Collectives
 from sites.worker.exactness import Exactness
 from sites.worker.exchange import MAX_BUCKETS, Exchange
-from sites.worker.host_transfer import HostTransfer
 from sites.worker.packing import Packer
-from sites.worker.process_group import ensure_process_group
-from tests.fakes.lone_exchanges import CountingLink
+from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.two_sites import NAMES, bits, run
 from tests.sites import average_programs as programs
 from topology.job import Exchange as ExchangeWish
-
-LONG_S = 30.0
 
 
 @pytest.fixture
@@ -32,15 +26,11 @@ def link() -> CountingLink:
 
 
 @pytest.fixture
-def exchange(link: CountingLink) -> Iterator[Exchange]:
+def exchange(link: CountingLink, process_group: None) -> Iterator[Exchange]:
     """The pipeline of this process as the only rank."""
-    ensure_process_group(torch.device("cpu"), LONG_S)
-    transfer = HostTransfer(Collectives(LONG_S))
-    exchange = Exchange(link, transfer, rank=0, world_size=1, deadline_s=LONG_S)
-    exchange.start()
-    yield exchange
-    exchange.close()
-    dist.destroy_process_group()
+    del process_group
+    with lone_exchange(link) as exchange:
+        yield exchange
 
 
 @pytest.mark.parametrize("seed", range(20))

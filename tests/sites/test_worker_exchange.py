@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolErro
 from sites.worker.alone_link import AloneLink
 from sites.worker.collectives import Collectives
 from sites.worker.exchange import Exchange
-from sites.worker.host_transfer import HostTransfer
 from sites.worker.initial_state import InitialState
-from sites.worker.link import Link, Reduce, Reduced
+from sites.worker.link import Reduce, Reduced
 from tests.fakes.lone_exchanges import (
+    LONG_S,
     BrokenLink,
     BrokenSite,
     DeafLink,
@@ -24,27 +25,17 @@ from tests.fakes.lone_exchanges import (
     SecondSite,
     SlowDevice,
     StreamTransfer,
+    lone_exchange,
 )
 
-LONG_S = 30.0
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Exchange]]:
     """Start exchanges that are closed after the test."""
-    started = []
-
-    def start(link: Link, deadline_s: float = LONG_S) -> Exchange:
-        transfer = HostTransfer(Collectives(LONG_S))
-        exchange = Exchange(link, transfer, rank=0, world_size=1, deadline_s=deadline_s)
-        exchange.start()
-        started.append(exchange)
-        return exchange
-
-    yield start
-    for each in started:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda *given, **options: stack.enter_context(lone_exchange(*given, **options))
 
 
 Start = Callable[..., Exchange]
@@ -66,43 +57,23 @@ def test_a_lone_rank_gets_its_own_values_back(start: Start) -> None:
         assert finished.times.end_s >= finished.times.last_submit_s
 
 
-def test_initial_state_waits_for_what_is_only_enqueued() -> None:
-    exchange = Exchange(
-        SecondSite(),
-        StreamTransfer(Collectives(LONG_S)),
-        rank=0,
-        world_size=1,
-        deadline_s=LONG_S,
-    )
-    exchange.start()
+def test_initial_state_waits_for_what_is_only_enqueued(start: Start) -> None:
+    exchange = start(SecondSite(), StreamTransfer(Collectives(LONG_S)))
     net = nn.Linear(3, 1)
     state = InitialState(exchange, site_index=1, num_sites=2, rank=0, device=torch.device("cpu"))
-    try:
-        assert state.equalise([*net.named_parameters()])
-    finally:
-        exchange.close()
+    assert state.equalise([*net.named_parameters()])
     for each in net.parameters():
         numbers = each.detach().view(torch.int16)
         assert torch.equal(numbers, torch.ones_like(numbers))
 
 
-def test_what_a_device_still_computes_is_not_communication() -> None:
+def test_what_a_device_still_computes_is_not_communication(start: Start) -> None:
     ticks = itertools.count()
-    exchange = Exchange(
-        AloneLink(),
-        SlowDevice(Collectives(LONG_S)),
-        rank=0,
-        world_size=1,
-        deadline_s=LONG_S,
-        now_s=lambda: float(next(ticks)),
-    )
-    exchange.start()
-    try:
-        exchange.begin(1.0)
-        exchange.submit([torch.ones(3)], layout=0)
-        times = exchange.wait().times
-    finally:
-        exchange.close()
+    device = SlowDevice(Collectives(LONG_S))
+    exchange = start(AloneLink(), device, now_s=lambda: float(next(ticks)))
+    exchange.begin(1.0)
+    exchange.submit([torch.ones(3)], layout=0)
+    times = exchange.wait().times
     # Submitted at tick 0, collected at 1, handed over at 2.
     assert times.last_submit_s == 1.0 - 0.5
     assert times.crossings[0].start_s == 2.0
@@ -142,24 +113,20 @@ def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 def test_a_lost_rank_is_told_by_what_the_gateway_knows_of_it(
-    is_told: bool, monkeypatch: pytest.MonkeyPatch
+    start: Start, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sites.worker.under_way._CAUSE_S", LONG_S if is_told else 0.01)
     transfer = BrokenSite(Collectives(LONG_S))
-    exchange = Exchange(AloneLink(), transfer, rank=0, world_size=1, deadline_s=LONG_S)
+    exchange = start(AloneLink(), transfer)
     if is_told:
         transfer.cause = lambda: exchange._under_way.fail(IsthmusError("the gateway ended"))
-    exchange.start()
-    try:
-        exchange.begin(1.0)
-        future = exchange.submit([torch.ones(3)], layout=0)
-        expected = "the gateway ended" if is_told else "a collective inside the site failed"
-        with pytest.raises(IsthmusError, match=expected):
-            exchange.wait()
-        with pytest.raises(IsthmusError, match=expected):
-            future.wait()
-    finally:
-        exchange.close()
+    exchange.begin(1.0)
+    future = exchange.submit([torch.ones(3)], layout=0)
+    expected = "the gateway ended" if is_told else "a collective inside the site failed"
+    with pytest.raises(IsthmusError, match=expected):
+        exchange.wait()
+    with pytest.raises(IsthmusError, match=expected):
+        future.wait()
 
 
 @pytest.mark.parametrize(("round_", "bucket"), [(1, 0), (0, 1), (0, -1)])

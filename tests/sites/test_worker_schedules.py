@@ -12,16 +12,13 @@ import torch
 from protos import metrics
 from protos.errors import IsthmusError
 from sites.worker.alone_link import AloneLink
-from sites.worker.collectives import Collectives
-from sites.worker.exchange import Exchange
-from sites.worker.host_transfer import HostTransfer
 from sites.worker.link import Link, Reduce, Reduced
 from sites.worker.rounds import Round
 from sites.worker.site_only_link import SiteOnlyLink
 from sites.worker.step_log import StepLog
 from sites.worker.timeline import MAX_BUCKETS, Timeline
+from tests.fakes.lone_exchanges import lone_exchange
 
-LONG_S = 30.0
 pytestmark = pytest.mark.usefixtures("process_group")
 
 
@@ -82,23 +79,11 @@ class Gateway(AloneLink):
 def one_round(link: Link, *, overlaps: bool, sizes: Sequence[int] = (5, 3, 2)) -> Round:
     """Send buckets of ones through an exchange whose clock counts its readings."""
     ticks = itertools.count()
-    exchange = Exchange(
-        link,
-        HostTransfer(Collectives(LONG_S)),
-        rank=0,
-        world_size=1,
-        deadline_s=LONG_S,
-        overlaps=overlaps,
-        now_s=lambda: float(next(ticks)),
-    )
-    exchange.start()
-    try:
+    with lone_exchange(link, overlaps=overlaps, now_s=lambda: float(next(ticks))) as exchange:
         exchange.begin(2.0)
         for size in sizes:
             exchange.submit([torch.ones(size)], layout=0)
         return exchange.wait()
-    finally:
-        exchange.close()
 
 
 def test_a_serial_exchange_hands_over_at_the_end() -> None:
@@ -118,23 +103,12 @@ def test_a_serial_exchange_hands_over_at_the_end() -> None:
 def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
     link = Gateway()
     ticks = iter(range(100))
-    exchange = Exchange(
-        link,
-        HostTransfer(Collectives(LONG_S)),
-        rank=0,
-        world_size=1,
-        deadline_s=LONG_S,
-        now_s=lambda: float(next(ticks)),
-    )
-    exchange.start()
-    try:
+    with lone_exchange(link, now_s=lambda: float(next(ticks))) as exchange:
         exchange.begin(1.0)
         # Complete before the next bucket, and before the end of the round.
         exchange.submit([torch.ones(4)], layout=0).wait()
         exchange.submit([torch.ones(4)], layout=0)
         done = exchange.wait()
-    finally:
-        exchange.close()
     first, second = done.buckets
     assert first.reduced_s < second.submitted_s
     log = StepLog(link, sends=True, timeline_every=0, now_s=lambda: -1.0)

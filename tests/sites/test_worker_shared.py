@@ -11,22 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from sites.worker.average import TensorAverage
-from sites.worker.collectives import Collectives
 from sites.worker.exactness import Exactness
-from sites.worker.exchange import Exchange
-from sites.worker.host_transfer import HostTransfer
-from sites.worker.process_group import ensure_process_group
 from sites.worker.shared_tensors import FIRST_REGION, SharedTensors
-from tests.fakes.lone_exchanges import CountingLink
+from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.ranks import results, run_ranks
 from tests.fakes.two_sites import bits, gateway_processes
 from tests.sites import average_programs as programs
 from topology.job import Exchange as ExchangeWish
 
-LONG_S = 30.0
 BUCKET = 16
 """Elements."""
 
@@ -42,17 +36,14 @@ def shared(link: CountingLink) -> SharedTensors:
 
 
 @pytest.fixture
-def average(link: CountingLink, shared: SharedTensors) -> Iterator[TensorAverage]:
+def average(
+    link: CountingLink, shared: SharedTensors, process_group: None
+) -> Iterator[TensorAverage]:
     """What averages over this process as the only rank."""
-    ensure_process_group(torch.device("cpu"), LONG_S)
-    transfer = HostTransfer(Collectives(LONG_S))
-    exchange = Exchange(link, transfer, rank=0, world_size=1, deadline_s=LONG_S, shared=shared)
-    exchange.start()
-    yield TensorAverage(
-        exchange, bucket_bytes=4 * BUCKET, exactness=Exactness(ExchangeWish(codec="fp32"))
-    )
-    exchange.close()
-    dist.destroy_process_group()
+    del process_group
+    exactness = Exactness(ExchangeWish(codec="fp32"))
+    with lone_exchange(link, shared=shared) as exchange:
+        yield TensorAverage(exchange, bucket_bytes=4 * BUCKET, exactness=exactness)
 
 
 @pytest.mark.parametrize("tokens", [1.0, 3.0])
