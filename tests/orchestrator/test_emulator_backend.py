@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import psutil
 import pytest
@@ -34,6 +34,19 @@ async def started() -> Backend:
     backend, line = await Backend.start(RELAY, CONFIG, deadline_s)
     assert b"listening" in line
     return backend
+
+
+@contextlib.asynccontextmanager
+async def stopped() -> AsyncIterator[tuple[Backend, asyncio.Future[str]]]:
+    """Start one that stands still, and yield it with what will be said of its end."""
+    backend = await started()
+    try:
+        ended = asyncio.get_running_loop().create_future()
+        backend.watch(ended.set_result)
+        os.kill(backend.pid, signal.SIGSTOP)
+        yield backend, ended
+    finally:
+        await backend.close()
 
 
 @pytest.mark.multiprocess
@@ -73,11 +86,7 @@ def test_one_that_is_killed_is_noticed_and_nobody_waits_for_it(
     monkeypatch.setattr(module, "STOP_S", 0.2)
 
     async def story() -> None:
-        backend = await started()
-        try:
-            ended = asyncio.get_running_loop().create_future()
-            backend.watch(ended.set_result)
-            os.kill(backend.pid, signal.SIGSTOP)
+        async with stopped() as (backend, ended):
             applying = asyncio.create_task(backend.apply([CHANGE]))
             await asyncio.sleep(0)
             os.kill(backend.pid, signal.SIGKILL)
@@ -85,8 +94,6 @@ def test_one_that_is_killed_is_noticed_and_nobody_waits_for_it(
                 assert await ended == "it ended with SIGKILL"
                 with pytest.raises(EmulatorError):
                     await applying
-        finally:
-            await backend.close()
 
     play(story)
 
@@ -99,19 +106,13 @@ def test_one_that_does_not_answer_is_ended_and_that_is_why(
     monkeypatch.setattr(module, "APPLY_S", 0.2)
 
     async def story() -> None:
-        backend = await started()
-        try:
-            ended = asyncio.get_running_loop().create_future()
-            backend.watch(ended.set_result)
-            os.kill(backend.pid, signal.SIGSTOP)
+        async with stopped() as (backend, ended):
             async with asyncio.timeout(WITHIN_S):
                 with pytest.raises(EmulatorError, match=r"did not take a change within 0\.2 s"):
                     await backend.apply([CHANGE])
                 assert await ended == (
                     "it ended with SIGKILL: it did not take a change within 0.2 s"
                 )
-        finally:
-            await backend.close()
 
     play(story)
 
