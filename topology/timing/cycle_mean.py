@@ -7,9 +7,8 @@ there, whenever that began; with w_ij the seconds from the end of i's step befor
 
 a linear recurrence in the algebra of max and plus. Whatever sites begin with, its steps take in the
 long run the largest mean weight of any cycle (Baccelli et al., "Synchronization and Linearity",
-theorem 3.23), in the mean of its steps. So two sites that gather after they have computed for 1 s
-and 2 s, x apart, take 1.5 s + x, not 2 s + x: the slower one's gradient leaves late, but finds the
-other's already there.
+theorem 3.23). So two sites that gather after they have computed for 1 s and 2 s, x apart, take
+1.5 s + x, not 2 s + x: the slower one's gradient leaves late, but finds the other's already there.
 """
 
 from __future__ import annotations
