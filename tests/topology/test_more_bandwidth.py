@@ -149,9 +149,11 @@ def test_the_plan_for_wider_links_is_never_slower(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24))
-def test_nor_is_a_plan_of_four_sites(seed: int) -> None:
-    topology = a_random_world(random.Random(seed), 4, rates=(4.5, 7.0))
+@pytest.mark.parametrize(
+    ("num_sites", "seed"), [*[(4, each) for each in range(24)], *[(5, each) for each in range(10)]]
+)
+def test_nor_is_a_plan_of_more_sites(num_sites: int, seed: int) -> None:
+    topology = a_random_world(random.Random(seed), num_sites, rates=(4.5, 7.0))
     job = a_job_of_one_size(8, sites="all")
     for before_s, after_s in itertools.pairwise(steps_of_wider_links(seed, job, topology)):
         assert after_s <= before_s * EXACT, f"{seed=}"

@@ -19,21 +19,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job
-from topology.planner.mix_links import TreeLinks, alone, shared_nr
+from topology.planner.mix_crossings import Crossed, MixCrossings
+from topology.planner.mix_links import TreeLinks, shared_nr
 from topology.planner.mix_spreads import SpreadRoom
-from topology.planner.tree_mixes import Mixes, chunks_pnj
+from topology.planner.tree_mixes import Mixes
 from topology.timing.cycle_mean import largest_cycle_means
 from topology.timing.releases import between, knots, releases, within_s
-from topology.traffic.tree_begins import Crossing
-from topology.traffic.tree_flow import flow_s
-from topology.traffic.tree_load import Load
 from topology.traffic.wire_load import wire_loads
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
@@ -52,25 +49,6 @@ _GRID = 129
 """Times of gateways that are looked at."""
 _COUNTS = 16
 """Numbers of chunks for which each tree is looked at by itself, at most; others count as the next smaller one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Crossed:
-    """How long exchanges of mixes take."""
-
-    there_npst: Floats
-    """Of all that has not left before a knot, on trees; -inf where nobody waits."""
-    gateway_n: Floats
-    """That no exchange of all is shorter than."""
-
-    def of(self, rows: NDArray[np.bool_]) -> Crossed:
-        """Return those of some of the mixes."""
-        return Crossed(self.there_npst[rows], self.gateway_n[rows])
-
-    def at_least(self, there_npst: Floats, left_p: Floats) -> Floats:
-        """Return crossings of such parts of the bytes that are no shorter than gateways take for them."""
-        least_np11 = (self.gateway_n[:, None] * left_p)[..., None, None]
-        return np.where(np.isinf(there_npst), -math.inf, np.maximum(there_npst, least_np11))
 
 
 class MixBounds:
@@ -105,33 +83,37 @@ class MixBounds:
         every = ReductionPlan(len(topology.sites), tuple(trees), "")
         sizes = [self._releases[index].left_bytes for index in self._knots]
         loads = wire_loads(job, topology, every, sizes, usual_ratio(job.exchange.codec))
-        self._warm = [dataclasses.replace(load, first_window_bytes=None) for load in loads]
-        self.num_chunks = self._warm[0].num_chunks
+        warm = [dataclasses.replace(load, first_window_bytes=None) for load in loads]
+        self._crossings = MixCrossings(topology, trees, warm)
+        self.num_chunks = warm[0].num_chunks
         self._count_c = np.unique(np.geomspace(1, self.num_chunks, _COUNTS).astype(np.int64))
         share_after = np.array([each.share_after for each in self._releases])
         hidden_sr = share_after * self._micro_batch * self._sequence_s[:, None]
         self._added_sr = self._within_s - hidden_sr
         """Of each release: what its bytes leave later than computing ends, at least."""
         self._alone_kcst = self._alones_s()
-        self._links = TreeLinks(topology, trees, self._warm[0])
+        self._links = TreeLinks(topology, trees, warm[0])
 
     def _alones_s(self) -> Floats:
         """Return `_late_s` where one tree carries so many chunks of the first release; (K, C, S, T)."""
-        found = []
-        for index, plan in enumerate(alone(self._topology, self._trees)):
-            loads, counts = [], []
-            for load in self._warm:
-                count_c = self._count_c * load.num_chunks // self.num_chunks
-                loads += [_of_trees(load, [index])] * len(count_c)
-                counts += [[count] for count in count_c.tolist()]
-            there = flow_s(Crossing(plan, self._topology, loads, counts))
-            there_pcst = there.reshape(len(self._warm), -1, *there.shape[1:])
+        found, loads = [], self._crossings.loads
+        which = np.repeat(np.arange(len(loads)), len(self._count_c)).tolist()
+        num_chunks = np.array([load.num_chunks for load in loads])
+        counts_pc = self._count_c * num_chunks[:, None] // self.num_chunks
+        for index in range(len(self._trees)):
+            there = self._crossings.of_counts([index], which, counts_pc.reshape(-1, 1))
+            there_pcst = there.reshape(len(loads), -1, *there.shape[1:])
             found.append(self._late_s(there_pcst.swapaxes(0, 1)))
         return np.array(found)
 
     def _late_s(self, there_npst: Floats) -> Floats:
-        """Return how much later than the end of each site's computing another has all of it; (N, S, T)."""
-        late_npst = there_npst + self._added_sr[:, self._knots].T[..., None]
+        """Return how much later than the end of each site's computing another has all of it; (N, S, T).
+
+        Args:
+            there_npst: Crossings from the first knot on; of the later ones that are left out nothing is said.
+        """
+        knots_p = self._knots[: there_npst.shape[1]]
+        late_npst = there_npst + self._added_sr[:, knots_p].T[..., None]
         found: Floats = late_npst.max(axis=1) + self._within_s[:, -1]
         return found
 
@@ -230,25 +212,27 @@ class MixBounds:
 
     def crossed(self, mixes: Mixes) -> Crossed:
         """Return how long exchanges of mixes of one set take."""
-        trees = mixes.sets_uj[mixes.set_n[0]].tolist()
-        plan = ReductionPlan(
-            len(self._topology.sites), tuple(self._trees[each] for each in trees), ""
-        )
-        num_chunks = [load.num_chunks for load in self._warm]
-        counts_pnj = chunks_pnj(mixes.weights_nj, num_chunks)
-        place_pn1 = np.indices(counts_pnj.shape[:2])[0][..., None]
-        # Of few chunks, many mixes give trees as many.
-        cases = np.concatenate([place_pn1, counts_pnj], axis=2).reshape(-1, len(trees) + 1)
-        cases, which = np.unique(cases, axis=0, return_inverse=True)
-        loads = [_of_trees(self._warm[place], trees) for place in cases[:, 0].tolist()]
-        there = flow_s(Crossing(plan, self._topology, loads, cases[:, 1:].tolist()))
-        there_npst = there[which.reshape(counts_pnj.shape[:2]).T]
-        gateway_n = shared_nr(mixes, self._gateway_ks).max(axis=1) * _EXACT
-        return Crossed(there_npst, gateway_n)
+        return Crossed(self._crossings.of_set(mixes), self._gateway_s(mixes))
+
+    def may_fit(self, mixes: Mixes, at_most_s: float) -> NDArray[np.bool_]:
+        """Return which of these mixes may take no longer, by the crossing of all bytes; as `fits`, but sooner.
+
+        Args:
+            mixes: Those of one set side by side.
+            at_most_s: Of a step.
+        """
+        there = self._crossings.of_all_bytes(mixes)[:, None]
+        return self.fits(Crossed(there, self._gateway_s(mixes)), at_most_s)
+
+    def _gateway_s(self, mixes: Mixes) -> Floats:
+        """Return what no exchange of mixes is shorter than, for it keeps a gateway busy so long; shape (N,)."""
+        found: Floats = shared_nr(mixes, self._gateway_ks).max(axis=1) * _EXACT
+        return found
 
     def fits(self, crossed: Crossed, at_most_s: float) -> NDArray[np.bool_]:
         """Return which of these mixes may take no longer, however the batch is spread."""
-        left_p = self._left_bytes[self._knots] / self._left_bytes[0]
+        knots_p = self._knots[: crossed.there_npst.shape[1]]
+        left_p = self._left_bytes[knots_p] / self._left_bytes[0]
         return self._room.fits(
             self._late_s(crossed.at_least(crossed.there_npst, left_p)), at_most_s
         )
@@ -289,10 +273,3 @@ class MixBounds:
         known = there_npst.swapaxes(0, 1).reshape(num_knots, -1, num_sites)
         found = between(known, self._left_bytes[self._knots], self._left_bytes)
         return found.reshape(-1, num_mixes, num_sites, num_sites).swapaxes(0, 1)
-
-
-def _of_trees(load: Load, trees: Sequence[int]) -> Load:
-    """Return the same with only some of the trees."""
-    sizes = load.chunk_bytes
-    chosen = tuple(sizes[each] for each in trees) if len(sizes) > 1 else sizes
-    return dataclasses.replace(load, chunk_bytes=chosen)

@@ -1,8 +1,9 @@
-"""The best of all weighted trees of three or four sites: bounds leave few of a menu, which are looked at one by one."""
+"""The best of all weighted trees of three to five sites: bounds leave few of a menu, which are looked at one by one."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ from topology.planner.tree_mixes import (
     spanning_trees,
 )
 from topology.planner.ways import Way
-from topology.timing.releases import gradient_bytes, releases
-from topology.traffic.wire_load import wire_load
+from topology.timing.releases import releases
+from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import Pairs
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
@@ -42,11 +43,13 @@ if TYPE_CHECKING:
 
 _FEW = 9
 """Mixes of a codec and sizes that are looked at where bounds say little of a step."""
+_SETS_OF_FEW = 200
+"""Sets of trees whose mixes are judged for that."""
 _FEW_OF_SET = 3
 """Of them with the same trees, whose bounds are hardly ever right for one and wrong for another."""
 _BLOCK = 256
 """Mixes whose bounds for all spreads are worked out together."""
-_DEEPER = (0.9, 1.0)
+_DEEPER = (0.7, 0.8, 0.9, 1.0)
 """Parts of the best step known: first those mixes are looked for that may be so much shorter, for what is found makes
 the rest fewer."""
 _AT_ONCE = (1.0,)
@@ -96,17 +99,22 @@ class MixSearch:
         self._spreads, self._trees = spreads, spanning_trees(pairs)
         self._jobs = [dataclasses.replace(job, exchange=each.of(job.exchange)) for each in codings]
         alone = [ReductionPlan(pairs.num_sites, (tree,), "") for tree in self._trees]
-        load = wire_load(self._jobs[0], topology, alone[0], gradient_bytes(job), 1.0)
-        are_slow = any(math.isfinite(load.window_of(link)) for link in topology.links)
-        self._is_exact = are_all and not are_slow
+        self._is_exact = are_all and not starts_slowly(topology)
         ways = [Way("", plan, Reduction()) for plan in alone]
         self._costs = [[money(each, topology, way) for way in ways] for each in self._jobs]
         self._busy = [busy_s(each, topology, self._trees) for each in self._jobs]
 
+    def single_trees(self) -> Iterator[tuple[float, ReductionPlan, int]]:
+        """Yield each tree with each codec: the seconds that its bytes take, reduction, which coding."""
+        for coding_index, (link_kr, gateway_ks) in enumerate(self._busy):
+            busy_k = np.maximum(link_kr.max(axis=1), gateway_ks.max(axis=1))
+            for tree, least_s in zip(self._trees, busy_k.tolist(), strict=True):
+                yield least_s, mix_plan((tree,), (1,)), coding_index
+
     def guesses(self) -> Iterator[tuple[float, ReductionPlan, int]]:
         """Yield of each codec the small mix whose bytes take least: seconds, reduction, which coding."""
         mixes = small_mixes(len(self._trees))
-        for coding_index, busy in enumerate(self._busy):
+        for coding_index, busy in enumerate(self._busy if len(mixes.set_n) else ()):
             busy_n = shared_nr(mixes, np.concatenate(busy, axis=1)).max(axis=1)
             row = int(busy_n.argmin())
             yield float(busy_n[row]), self._plan(mixes, row), coding_index
@@ -143,16 +151,18 @@ class MixSearch:
         for factor in parts:
             for part in group.menu:
                 limit_s = min(factor * begun_s, self._limit_s(best))
-                for mixes, least_n in self._looked(group, part, limit_s):
-                    best = self._best_of_set(best, group, (mixes, least_n), try_one)
+                for mixes, least_n in self._looked(group, part, limit_s, _BLOCK):
+                    best = self._best_of_sets(best, group, (mixes, least_n), try_one)
             if self._limit_s(best) <= factor * begun_s:
                 break  # whatever is as short has been looked at
         return best
 
-    def _looked(self, group: _Group, part: Part, limit_s: float) -> Iterator[tuple[Mixes, Floats]]:
-        """Yield the mixes whose bounds are no more than so many seconds, and these, set by set of trees.
+    def _looked(
+        self, group: _Group, part: Part, limit_s: float, size: int = 1
+    ) -> Iterator[tuple[Mixes, Floats]]:
+        """Yield the mixes whose bounds are no more than so many seconds, and these, some sets of trees at a time.
 
-        The most promising first, of sets and of the mixes of each.
+        The most promising first, of sets and of the mixes of each. At least `size` mixes, but at the end.
         """
         bounds = group.bounds
         most_k = bounds.largest_weights(part.total, limit_s)
@@ -166,13 +176,37 @@ class MixSearch:
         rows = rows[least_n[rows].argsort(kind="stable")]
         _, first, which = np.unique(mixes.set_n[rows], return_index=True, return_inverse=True)
         by_set = np.split(rows[which.argsort(kind="stable")], np.bincount(which).cumsum()[:-1])
+        some: list[Counts] = []
         for place in first.argsort(kind="stable").tolist():
-            yield mixes.of(by_set[place]), least_n[by_set[place]]
+            some.append(by_set[place])
+            if sum(map(len, some)) >= size:
+                rows, some = np.concatenate(some), []
+                yield mixes.of(rows), least_n[rows]
+        if some:
+            rows = np.concatenate(some)
+            yield mixes.of(rows), least_n[rows]
+
+    def _best_of_sets(
+        self, best: Choice, group: _Group, bounded: tuple[Mixes, Floats], try_one: Try
+    ) -> Choice:
+        """Return the best of these mixes of some sets, or `best`."""
+        mixes, least_n = bounded
+        is_left = self._may_win(best, group, mixes, least_n)
+        if not is_left.any():
+            return best
+        mixes, least_n = mixes.of(is_left), least_n[is_left]
+        is_left = group.bounds.may_fit(mixes, self._limit_s(best))
+        mixes, least_n = mixes.of(is_left), least_n[is_left]
+        changes = np.flatnonzero(np.diff(mixes.set_n)) + 1
+        for rows in np.split(np.arange(len(least_n)), changes):
+            if len(rows):
+                best = self._best_of_set(best, group, (mixes.of(rows), least_n[rows]), try_one)
+        return best
 
     def _best_of_set(
         self, best: Choice, group: _Group, bounded: tuple[Mixes, Floats], try_one: Try
     ) -> Choice:
-        """Return the best of these mixes, or `best`."""
+        """Return the best of these mixes of one set, or `best`."""
         mixes, least_n = bounded
         for begin in range(0, len(least_n), _BLOCK):
             rows = slice(begin, begin + _BLOCK)
@@ -220,16 +254,17 @@ class MixSearch:
                 begun.of(slice(row, row + 1)), self._judged(bounds, begun.of(slice(row, row + 1)))
             )
         for part in group.menu:
-            limit_s = min(self._limit_s(best), few.limit_s)
-            for mixes, least_n in self._looked(group, part, limit_s):
+            looked = self._looked(group, part, few.limit_s)
+            for mixes, least_n in itertools.islice(looked, _SETS_OF_FEW):
                 for begin in range(0, len(least_n), _BLOCK):
                     rows = slice(begin, begin + _BLOCK)
                     block = mixes.of(rows).of(least_n[rows] < few.limit_s)
                     if len(block.set_n):
                         few.take(block, self._judged(bounds, block))
-        for least_s, mixes in few.all:
+        for _, mixes in few.all:
+            # What one spread says is no bound: another may be better.
             plan = self._plan(mixes, 0)
-            found = try_one(best, least_s, plan, group.coding_index, group.sizing)
+            found = try_one(best, 0.0, plan, group.coding_index, group.sizing)
             best = better(best, found) or best
         return best
 

@@ -4,8 +4,9 @@ For some sites a batch is spread so that the slowest is fastest (topology/planne
 reductions, codecs and sizes are tried, the ones with the least lower bound first, and none whose lower
 bound is no better than what was found. A step is never shorter than the slowest site computes, or
 than the busiest link takes. Up to EXACT_SITES sites that is complete: nothing within the choice is
-better. For more, only the reductions with the least bounds are looked at with all sizes; and of more
-than EVERY_SET_SITES sites, one after another is left out for as long as that helps.
+better; single links get codecs of their own last, where there are more than EVERY_CODEC_SITES. For more, only
+the reductions with the least bounds are looked at with all sizes; and of more than EVERY_SET_SITES sites, one
+after another is left out for as long as that helps.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from topology.job import Job
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, better, by_rank, rank_of
 from topology.planner.micro_batch import largest_micro_batch
-from topology.planner.shares import balanced, busiest
-from topology.planner.site_set import EXACT_SITES, SiteSet
+from topology.planner.shares import balanced, busiest, every_split
+from topology.planner.site_set import EVERY_CODEC_SITES, SiteSet
 from topology.planner.tree_mixes import MIXED_SITES
 from topology.planner.ways import ways
 from topology.timing.releases import gradient_bytes
+from topology.traffic.wire_load import starts_slowly
 from topology.world import Topology
 
+EXACT_SITES = 5
+"""Of a topology of up to so many, the best plan is found; of a larger one, one that is probably that."""
 EVERY_SET_SITES = 10
 _SPREAD_SETS = 12
 """Sets of sites whose batch is spread anew, of those that are best with the slowest site fastest."""
@@ -62,9 +66,15 @@ class Search:
         """Return the best choice of all; None where the batch is too small for every set of sites."""
         names = tuple(site.name for site in self.topology.sites)
         if self.wishes.sites == "all":
-            return self.best_of(names)
-        if len(names) > EVERY_SET_SITES:
-            return self._by_leaving_out(names)
+            best = self.best_of(names)
+        elif len(names) > EVERY_SET_SITES:
+            best = self._by_leaving_out(names)
+        else:
+            best = self._of_every_set(names)
+        return None if best is None else self._recoded(self._completed(best))
+
+    def _of_every_set(self, names: Names) -> Choice | None:
+        """Return the best choice of all sets of these sites, as far as bounds do not rule them out."""
         best: Choice | None = None
         quick: list[Choice] = []
         for bound, chosen in self._bounded_sets(names):
@@ -83,12 +93,28 @@ class Search:
             best = self._improved(better(best, choice), choice.sites)
         if best is None or len(names) <= EXACT_SITES:
             return best
-        return self._recoded(self._climbed(best))
+        return self._climbed(best)
+
+    def _completed(self, best: Choice) -> Choice:
+        """Look for the best choice of the best sites, if that has not been done."""
+        if self._is_complete(best.sites) or len(best.sites) > EXACT_SITES:
+            return best
+        alone = Search(self.job, restricted(self.topology, best.sites))
+        return better(best, alone.best_of(best.sites)) or best
+
+    def _is_complete(self, names: Names) -> bool:
+        """Return whether the best choice of a set of sites is found, not only a good one.
+
+        Of five among many others it is not: that takes seconds.
+        """
+        return len(self.topology.sites) <= EXACT_SITES or len(names) <= EVERY_CODEC_SITES
 
     def _recoded(self, best: Choice) -> Choice:
         """Let single links have codecs of their own where that is better."""
+        if len(best.sites) <= EVERY_CODEC_SITES:
+            return best
         found = self._set(best.sites, with_packings=True)
-        return best if found is None or len(best.sites) <= EXACT_SITES else found.recoded(best)
+        return best if found is None else found.recoded(best)
 
     def _climbed(self, best: Choice) -> Choice:
         """Let single sites join or leave for as long as that is better."""
@@ -123,7 +149,7 @@ class Search:
     def estimate(self, names: Iterable[str]) -> Choice | None:
         """Return a good choice for these sites, and of few sites the best."""
         chosen = self._ordered(names)
-        if len(chosen) <= EXACT_SITES or chosen in self._thorough:
+        if len(chosen) <= EVERY_CODEC_SITES or chosen in self._thorough:
             return self.best_of(chosen)
         return self._quick(chosen, is_split=True)
 
@@ -133,7 +159,7 @@ class Search:
         return best if found is None else found.thorough(best)
 
     def _quick(self, names: Names, *, is_split: bool = False) -> Choice | None:
-        found = self._set(names, with_packings=len(names) <= EXACT_SITES)
+        found = self._set(names, with_packings=self._is_complete(names))
         return None if found is None else found.quick(is_split=is_split)
 
     def _set(self, names: Names, *, with_packings: bool) -> SiteSet | None:
@@ -143,19 +169,27 @@ class Search:
         return self._sets[key]
 
     def _new_set(self, names: Names, *, with_packings: bool) -> SiteSet | None:
-        topology = restricted(self.topology, names)
+        topology, is_complete = restricted(self.topology, names), self._is_complete(names)
         ranks = [site.num_ranks for site in topology.sites]
         times_s = [self.sequence_s[name] for name in names]
         begin = balanced(ranks, times_s, self.job.trainer.global_batch)
         if begin is None or unreached(topology):
             return None
-        found = ways(
-            self.job,
-            topology,
-            with_packings=with_packings,
-            with_programs=len(names) not in MIXED_SITES,
+        is_from_menu = (
+            is_complete
+            and len(names) in MIXED_SITES
+            and every_split(ranks, self.job.trainer.global_batch) is not None
+            and not starts_slowly(topology)
         )
-        return SiteSet(self._with_micro_batch(topology), self.codecs, topology, begin, found)
+        found = ways(self.job, topology, with_packings=with_packings, by_rates=not is_from_menu)
+        return SiteSet(
+            self._with_micro_batch(topology),
+            self.codecs,
+            topology,
+            begin,
+            found,
+            is_complete=is_complete,
+        )
 
     def _with_micro_batch(self, topology: Topology) -> Job:
         """Return the job with the largest micro-batch that fits these sites, if it is to be decided."""
@@ -221,7 +255,7 @@ class Search:
         if best is None:
             return None
         climbed = self._climbed(best)
-        return self._recoded(self._improved(climbed, climbed.sites) or climbed)
+        return self._improved(climbed, climbed.sites) or climbed
 
     def _with_sequences(self, names: Names) -> Names:
         """Leave out sites until each rank has a sequence: first those that are slowest with as many."""

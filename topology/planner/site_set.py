@@ -25,8 +25,8 @@ from topology.trees.pairs import pairs_of
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
-EXACT_SITES = 4
-"""Up to so many, the best is found; of more, one that is probably that."""
+EVERY_CODEC_SITES = 4
+"""Up to so many, single links may have codecs of their own with every reduction; of more, with the best one."""
 _QUICK_WAYS = 3
 """Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
 _THOROUGH_WAYS = 6
@@ -40,7 +40,14 @@ class SiteSet:
     """All that can be decided for one set of sites."""
 
     def __init__(
-        self, job: Job, codecs: Sequence[str], topology: Topology, begin: Split, choices: list[Way]
+        self,
+        job: Job,
+        codecs: Sequence[str],
+        topology: Topology,
+        begin: Split,
+        choices: list[Way],
+        *,
+        is_complete: bool,
     ) -> None:
         """Look at these sites only.
 
@@ -50,7 +57,9 @@ class SiteSet:
             topology: Of the sites that take part.
             begin: The batch, spread so that the slowest site is fastest.
             choices: The reductions that come into question.
+            is_complete: The best is to be found; else one that is probably that.
         """
+        self._is_complete = is_complete
         self._job = job
         self._codecs = codecs
         self._pairs = pairs_of(topology)
@@ -84,13 +93,13 @@ class SiteSet:
         return self._best(None, bounded, self._sizes.all[:1], is_split=is_split)
 
     def thorough(self, against: Choice | None = None) -> Choice | None:
-        """Return the best choice; for more than EXACT_SITES sites one that is probably that.
+        """Return the best choice, or one that is probably that.
 
         Args:
             against: Of other sites; returned if nothing is better.
         """
         bounded = self._bounded()
-        if len(self._ranks) > EXACT_SITES:
+        if not self._is_complete:
             one_size = [
                 self._best(None, [each], self._sizes.all[:1], is_split=False) for each in bounded
             ]
@@ -100,9 +109,11 @@ class SiteSet:
             bounded = [bounded[index] for _, index in order[:_THOROUGH_WAYS]]
             return self._best_few(against, bounded)
         best = self._best(against, bounded, self._sizes.all, is_split=True)
-        if self._mixed is None or best is None:
+        if self._mixed is None:
             return best
-        return self._mixed.best(best, self._sizes, self._mix)
+        for least_s, plan, place in self._mixed.single_trees() if best is None else ():
+            best = self._mix(best, least_s, plan, place, self._sizes.all[0])
+        return None if best is None else self._mixed.best(best, self._sizes, self._mix)
 
     def _mix(
         self, best: Choice | None, least_s: float, plan: ReductionPlan, place: int, sizing: Sizing
@@ -118,6 +129,9 @@ class SiteSet:
     def recoded(self, choice: Choice) -> Choice:
         """Return what is better than a choice of these sites with codecs of single links, or the choice."""
         codings = by_link(choice.way.plan, self._pairs, self._codecs, self._job.exchange)
+        if choice.way not in self._ways:
+            self._ways.append(choice.way)
+            self._codings.append(one_for_all(self._codecs, self._job.exchange))
         way_index = self._ways.index(choice.way)
         self._codings[way_index] = [*self._codings[way_index], *codings]
         best: Choice | None = choice
@@ -130,7 +144,7 @@ class SiteSet:
         """Return the codecs for all links; of few sites, also those of single links."""
         exchange = self._job.exchange
         found = one_for_all(self._codecs, exchange)
-        if len(self._ranks) <= EXACT_SITES:
+        if len(self._ranks) <= EVERY_CODEC_SITES:
             found += by_link(way.plan, self._pairs, self._codecs, exchange)
         return found
 
@@ -147,13 +161,16 @@ class SiteSet:
         if way_index < len(self._ways):
             return self._ways[way_index], self._codings[way_index][coding_index]
         plan = self._mixes_looked_at[way_index - len(self._ways)]
-        way = Way(plan.why, plan, named(plan, self._pairs.names))
-        return way, one_for_all(self._codecs, self._job.exchange)[coding_index]
+        names = self._pairs.names
+        form = plan.why if len(plan.trees) > 1 else f"tree at {names[plan.trees[0].root]}"
+        return Way(form, plan, named(plan, names)), one_for_all(self._codecs, self._job.exchange)[
+            coding_index
+        ]
 
     def _mixes(self) -> MixSearch | None:
         """Return what looks for weighted trees; None where there are too many sites, or too few links."""
         num_sites = len(self._ranks)
-        has_mixes = num_sites in MIXED_SITES and len(self._pairs.bytes_per_s) >= num_sites
+        has_mixes = self._is_complete and num_sites in MIXED_SITES
         if not has_mixes or self._job.reduction != Reduction():
             return None
         batch, begun = self._job.trainer.global_batch, busiest(self._begin, self._ranks)
@@ -250,7 +267,7 @@ class SiteSet:
         """Return a spread of the batch and its step: a better one than the first, if that is longer."""
         begun = busiest(self._begin, self._ranks)
         # Of many sites there are many spreads: TCP's windows are taken for those of the first one.
-        like = begun if len(self._ranks) > EXACT_SITES else None
+        like = None if self._is_complete else begun
 
         def steps_s(splits: Sequence[Split]) -> list[float]:
             return model.steps_s([busiest(split, self._ranks) for split in splits], like)

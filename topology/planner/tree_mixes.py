@@ -1,8 +1,8 @@
-"""Weighted trees of three or four sites: a menu that is the same whatever their links carry. Pure, by arrays.
+"""Weighted trees of three to five sites: a menu that is the same whatever their links carry. Pure, by arrays.
 
 A linear program would give weights that fit the rates, but these have to be rounded, and what it gives for a wider
 link may then be worse than what it gave before. What was best of a menu that is always the same is still
-there. Three sites have 3 spanning trees and four have 16; each has the root that round trips give it. The menu is all
+there. Three sites have 3 spanning trees, four have 16 and five 125; each has the root that round trips give it. The menu is all
 mixes of a few of them, with all weights of a total: too many to look at, but those whose bytes fit
 into some time are soon found, for what one tree takes of a link the others lack.
 
@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
 
 _FEW_CHUNKS = 12
 """Up to so many, trees are given every number of chunks."""
-_TOTALS = {3: {2: 96, 3: 96}, 4: {2: 96, 3: 48, 4: 16}}
+_TOTALS = {3: {2: 96, 3: 96}, 4: {2: 96, 3: 48, 4: 16}, 5: {1: 1, 2: 48, 3: 16}}
 """Of weights, by the numbers of sites and of trees: as fine as can be looked at in time. With these, the busiest link of
 150 random topologies of four sites took 3.1 % longer than in a linear program without rounding."""
-_TOTALS_OF_BUCKETS = {3: _TOTALS[3], 4: {2: 96, 3: 24, 4: 8}}
+_TOTALS_OF_BUCKETS = {3: _TOTALS[3], 4: {2: 96, 3: 24, 4: 8}, 5: {1: 1, 2: 48, 3: 12}}
 """The same where gradients leave bucket by bucket: each has few chunks, and is looked at."""
 MIXED_SITES = tuple(_TOTALS)
-_SMALL = 6
+_FEW_TREES = 16
+"""Of which three together are soon looked through."""
 _MORE = 1 + 1e-9
 """What sums in another order may differ by."""
 
@@ -53,16 +55,19 @@ class Part:
 
 
 def menu(num_sites: int, num_chunks: int, num_releases: int) -> list[Part]:
-    """Return the menu for so many chunks, by numbers of trees; what is one tree only is not of it.
+    """Return the menu for so many chunks, by numbers of trees; single ones are of it where they are not tried anyhow.
 
     Args:
-        num_sites: Three or four.
+        num_sites: Three to five.
         num_chunks: Of a step.
         num_releases: That leave one after another.
     """
     finest = (_TOTALS if num_releases == 1 else _TOTALS_OF_BUCKETS)[num_sites]
     few = num_chunks if num_chunks <= _FEW_CHUNKS else 0
-    totals = {trees: few or min(total, num_chunks) for trees, total in finest.items()}
+    totals = {
+        trees: min(total, num_chunks) if trees == 1 else few or min(total, num_chunks)
+        for trees, total in finest.items()
+    }
     return [Part(total, trees) for trees, total in totals.items() if trees <= total]
 
 
@@ -103,8 +108,8 @@ class Mixes:
 
 @functools.cache
 def small_mixes(num_all: int) -> Mixes:
-    """Return all mixes of three trees with a small total: to guess with."""
-    part = Part(_SMALL, 3)
+    """Return all mixes of a few trees with a small total: to guess with."""
+    part = Part(6, 3) if num_all <= _FEW_TREES else Part(4, 2)
     nothing = np.zeros((num_all, 1))
     sets_uj = sets_of(num_all, part.num_trees)
     most_k = np.full(num_all, part.total)
@@ -112,9 +117,10 @@ def small_mixes(num_all: int) -> Mixes:
 
 
 def mix_plan(trees: tuple[Tree, ...], weights: tuple[int, ...]) -> ReductionPlan:
-    """Return the reduction of these trees with these weights."""
+    """Return the reduction of these trees with these weights, in the lowest terms."""
+    shared = math.gcd(*weights)
     weighted = tuple(
-        dataclasses.replace(tree, weight=weight)
+        dataclasses.replace(tree, weight=weight // shared)
         for tree, weight in zip(trees, weights, strict=True)
     )
     num_sites = len(trees[0].parent) + 1
@@ -139,7 +145,11 @@ def mixes_within(
     rests = _Rests(part, sets_uj, time_kr, most_ur, most_k)
     for place in range(part.num_trees):
         rests = rests.chosen(place)
-    return Mixes(part.total, rests.sets_uj, rests.set_n, rests.weights_nj)
+    # Which of equal trees has its turn first follows from their order, which must not follow from rates.
+    order_uj = rests.sets_uj.argsort(axis=1)
+    weights_nj = np.take_along_axis(rests.weights_nj, order_uj[rests.set_n], axis=1)
+    sets_uj = np.take_along_axis(rests.sets_uj, order_uj, axis=1)
+    return Mixes(part.total, sets_uj, rests.set_n, weights_nj)
 
 
 class _Rests:

@@ -59,7 +59,7 @@ class Way:
 
 
 def ways(
-    job: Job, topology: Topology, *, with_packings: bool = True, with_programs: bool = True
+    job: Job, topology: Topology, *, with_packings: bool = True, by_rates: bool = True
 ) -> list[Way]:
     """Return the reductions for the sites of a topology, the simplest first; none where none can be.
 
@@ -69,8 +69,8 @@ def ways(
         job: Gives what is asked for.
         topology: Of the sites that take part.
         with_packings: Also weighted trees: of few sites some, of more those of linear programs.
-        with_programs: Also those of linear programs, which follow from rates, and take seconds for 12
-            sites.
+        by_rates: Also trees that follow from rates: the widest, two levels, and those of linear
+            programs, which take seconds for 12 sites.
     """
     if len(topology.sites) == 1:
         return [Way("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
@@ -84,7 +84,7 @@ def ways(
         form = named_trees or plan.why.partition(":")[0]
         return [_way(f"{form}, as the job says", pairs, plan.trees)]
     found: dict[object, Way] = {}
-    for form, trees in _forms(pairs, with_packings, with_programs):
+    for form, trees in _forms(pairs, with_packings, by_rates):
         key = _canonical(trees)
         found.setdefault(key, _way(form, pairs, trees))
     return list(found.values())
@@ -121,7 +121,7 @@ def _canonical(trees: tuple[Tree, ...]) -> object:
 
 
 def _forms(
-    pairs: Pairs, with_packings: bool, with_programs: bool
+    pairs: Pairs, with_packings: bool, by_rates: bool
 ) -> Iterator[tuple[str, tuple[Tree, ...]]]:
     sites = range(pairs.num_sites)
     hubs = [site for site in sites if not pairs.missing(site)]
@@ -133,19 +133,19 @@ def _forms(
     widest = widest_tree(pairs)
     if widest is None:
         return
-    for tree in _trees(pairs, widest):
+    for tree in _trees(pairs, widest, by_rates):
         yield f"tree at {pairs.names[tree.root]}", (tree,)
     for order in _rings(pairs):
         yield f"ring {' - '.join(pairs.names[site] for site in order)}", ring_paths(order)
     groups = groups_by_delay(pairs)
     levels = hierarchy(pairs, groups) if 1 < len(groups) < pairs.num_sites else None
-    if levels is not None:
+    if levels is not None and by_rates:
         yield f"two levels with their root at {pairs.names[levels.root]}", (levels,)
     for mix in MIXES.get(pairs.num_sites, ()) if with_packings else ():
         for some in itertools.combinations(sorted(hubs), len(mix)):
             stars = (star(pairs.num_sites, hub) for hub in some)
             yield f"{len(mix)} weighted trees", tuple(map(_weighing, stars, mix))
-    if with_packings and with_programs and pairs.num_sites > 2:
+    if with_packings and by_rates and pairs.num_sites > 2:
         roundings = ROUNDINGS.get(pairs.num_sites, (NEAR_ENOUGH,))
         found = packings(pairs, width(pairs, widest))
         for packing, near_enough in itertools.product(found, roundings):
@@ -154,10 +154,10 @@ def _forms(
             yield form if len(trees) > 1 else f"tree at {pairs.names[trees[0].root]}", trees
 
 
-def _trees(pairs: Pairs, widest: Tree) -> Iterable[Tree]:
+def _trees(pairs: Pairs, widest: Tree, by_rates: bool) -> Iterable[Tree]:
     """Return trees of any form: of few sites all, each with the best root; else the widest."""
     if pairs.num_sites > EVERY_TREE_SITES:
-        return [widest]
+        return [widest] if by_rates else []
     every = itertools.combinations(pairs.bytes_per_s, pairs.num_sites - 1)
     forms = [edges for edges in every if spans(edges, pairs.num_sites)]
     found = [rooted(pairs, edges, 1) for edges in forms]

@@ -10,7 +10,7 @@ from topology.planner.choice import Choice
 from topology.planner.connections import first_connections
 from topology.planner.search import Search
 from topology.planner.shares import busiest
-from topology.planner.site_set import EXACT_SITES
+from topology.planner.site_set import EVERY_CODEC_SITES
 from topology.timing.step_time import StepModel
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
@@ -112,7 +112,7 @@ def widened(topology: Topology, pair: frozenset[str]) -> Topology:
 def _step_s(search: Search, choice: Choice, topology: Topology) -> float:
     ranks = [site.num_ranks for site in choice.topology(topology).sites]
     same_s = choice.model(search.job, topology).step_s(busiest(choice.sequences, ranks))
-    if len(ranks) > EXACT_SITES:
+    if len(ranks) > EVERY_CODEC_SITES:
         return same_s
     anew = Search(search.job, topology).best_of(choice.sites)
     return same_s if anew is None else min(same_s, anew.step_s)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from topology.codec_costs import COSTS, RATIOS, usual_ratio
 from topology.job import Job
 from topology.traffic.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
-from topology.traffic.slow_start import FIRST_WINDOW_PACKETS
+from topology.traffic.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow
 from topology.traffic.tree_load import Hop, Load
 from topology.trees.link_codecs import codec_between, plan_codecs
 from topology.trees.trees import ReductionPlan
@@ -138,6 +138,11 @@ def send_buffer_bytes_of(topology: Topology) -> int | None:
 def has_packets(topology: Topology) -> bool:
     """Return whether TCP crosses the WAN from end to end; the relay knows only bytes."""
     return not (topology.emulate and topology.emulator == "relay")
+
+
+def starts_slowly(topology: Topology) -> bool:
+    """Return whether some connections begin anew with small windows after every pause."""
+    return has_packets(topology) and any(is_rested_slow(each.congestion) for each in topology.links)
 
 
 def wire_load(

@@ -10,8 +10,8 @@ from math import gcd
 
 from topology.errors import ConfigError
 
-TREES_MAX = 64
-"""Of one plan."""
+TREES_MAX = 128
+"""Of one plan: all that five sites have, and three more."""
 WEIGHT_MAX = 100
 """Of one tree. With TREES_MAX it bounds the turns that a plan writes down."""
 
