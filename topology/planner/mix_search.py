@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 _FEW = 9
 """Mixes of a codec and sizes that are looked at where bounds say little of a step."""
 _SETS_OF_FEW = 200
-"""Sets of trees whose mixes are judged for that."""
+_MIXES_OF_FEW = 32
+"""So many sets of trees, and mixes of each, are judged for that."""
 _FEW_OF_SET = 3
 """Of them with the same trees, whose bounds are hardly ever right for one and wrong for another."""
 _BLOCK = 256
@@ -256,11 +257,9 @@ class MixSearch:
         for part in group.menu:
             looked = self._looked(group, part, few.limit_s)
             for mixes, least_n in itertools.islice(looked, _SETS_OF_FEW):
-                for begin in range(0, len(least_n), _BLOCK):
-                    rows = slice(begin, begin + _BLOCK)
-                    block = mixes.of(rows).of(least_n[rows] < few.limit_s)
-                    if len(block.set_n):
-                        few.take(block, self._judged(bounds, block))
+                block = mixes.of(least_n < few.limit_s).of(slice(_MIXES_OF_FEW))
+                if len(block.set_n):
+                    few.take(block, self._judged(bounds, block))
         for _, mixes in few.all:
             # What one spread says is no bound: another may be better.
             plan = self._plan(mixes, 0)

@@ -22,7 +22,7 @@ from topology.cost.money import accelerators_usd
 from topology.documents.placement import restricted, unreached
 from topology.job import Job
 from topology.plan_wishes import PlanWishes
-from topology.planner.choice import Choice, Rank, better, by_rank, rank_of
+from topology.planner.choice import Choice, Rank, Sizing, better, by_rank, rank_of
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.shares import balanced, busiest, every_split
 from topology.planner.site_set import EVERY_CODEC_SITES, SiteSet
@@ -47,13 +47,15 @@ Names = tuple[str, ...]
 class Search:
     """Finds the best choice for a job, of all sites or of some. Keeps what it has found."""
 
-    def __init__(self, job: Job, topology: Topology) -> None:
+    def __init__(self, job: Job, topology: Topology, sizes: tuple[Sizing, ...] = ()) -> None:
         """Take the job without its placement: that is for the plan to decide.
 
         Args:
             job: Its `plan` says what may be decided.
             topology: Described in full.
+            sizes: Of chunks and buckets, that may be chosen; empty: all.
         """
+        self._sizes = sizes
         self.job = dataclasses.replace(job, placement=())
         self.topology = topology
         self.wishes = job.plan or PlanWishes()
@@ -99,7 +101,7 @@ class Search:
         """Look for the best choice of the best sites, if that has not been done."""
         if self._is_complete(best.sites) or len(best.sites) > EXACT_SITES:
             return best
-        alone = Search(self.job, restricted(self.topology, best.sites))
+        alone = Search(self.job, restricted(self.topology, best.sites), self._sizes)
         return better(best, alone.best_of(best.sites)) or best
 
     def _is_complete(self, names: Names) -> bool:
@@ -137,6 +139,11 @@ class Search:
         if len(names) <= EVERY_SET_SITES:
             return self._improved(best, names) or best
         return better(best, guess) or best
+
+    def like(self, choice: Choice, topology: Topology) -> Search:
+        """Return a search on a topology for choices with the codecs, chunks and buckets of one that is known."""
+        wishes = dataclasses.replace(self.wishes, codecs=choice.coding.codecs)
+        return Search(dataclasses.replace(self.job, plan=wishes), topology, (choice.sizing,))
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
         """Return the best choice in which exactly these sites take part; None where there is none."""
@@ -189,6 +196,7 @@ class Search:
             begin,
             found,
             is_complete=is_complete,
+            sizes=self._sizes,
         )
 
     def _with_micro_batch(self, topology: Topology) -> Job:

@@ -48,6 +48,7 @@ class SiteSet:
         choices: list[Way],
         *,
         is_complete: bool,
+        sizes: tuple[Sizing, ...] = (),
     ) -> None:
         """Look at these sites only.
 
@@ -58,6 +59,7 @@ class SiteSet:
             begin: The batch, spread so that the slowest site is fastest.
             choices: The reductions that come into question.
             is_complete: The best is to be found; else one that is probably that.
+            sizes: Of chunks and buckets, that may be chosen; empty: all.
         """
         self._is_complete = is_complete
         self._job = job
@@ -69,7 +71,7 @@ class SiteSet:
         self._ways = choices
         self._ranks = [site.num_ranks for site in topology.sites]
         self._codings = [self._codings_of(way) for way in choices]
-        self._sizes = Sizes(job, topology, _alike(job).__getitem__)
+        self._sizes = Sizes(job, topology, None if sizes else _alike(job).__getitem__, sizes)
         self._compute_s = max(
             count * sequence_s(job, site)
             for count, site in zip(busiest(begin, self._ranks), topology.sites, strict=True)

@@ -25,7 +25,11 @@ class Sizes:
     """The sizes for some sites, and what they come to. Keeps what it has found."""
 
     def __init__(
-        self, job: Job, topology: Topology, leaving: Callable[[int], int] | None = None
+        self,
+        job: Job,
+        topology: Topology,
+        leaving: Callable[[int], int] | None = None,
+        only: tuple[Sizing, ...] = (),
     ) -> None:
         """Look at these sites only.
 
@@ -33,9 +37,10 @@ class Sizes:
             job: Gives its own sizes.
             topology: Of the sites that take part.
             leaving: Returns what leaves together, of a bucket's bytes; None: each size differs.
+            only: What there is to choose from; empty: all.
         """
         self._job, self._topology, self._leaving = job, topology, leaving
-        self.all = sizings(job)
+        self.all = only or sizings(job)
         """The job's own first."""
         self._cut_bytes: dict[tuple[str, tuple[LinkCodec, ...], int], int] = {}
         """Of chunks, by codecs and the size that is asked for."""

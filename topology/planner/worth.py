@@ -10,24 +10,29 @@ from topology.planner.choice import Choice
 from topology.planner.connections import first_connections
 from topology.planner.search import Search
 from topology.planner.shares import busiest
-from topology.planner.site_set import EVERY_CODEC_SITES
 from topology.timing.step_time import StepModel
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
 from topology.world import Link, Topology
 
 GBIT_BYTES_PER_S = 125e6
+REPLANNED_SITES = 3
+"""Up to so many sites, what a wider link buys is planned anew: of four, that takes as long as six plans."""
 
 
 def site_worths(search: Search, choice: Choice) -> list[dict[str, Any]]:
-    """Return each site of the topology with the step without it; or with it, if it takes no part."""
+    """Return each site of the topology with the step without it; or with it, if it takes no part.
+
+    The plan is made anew for these sites, with the same codecs and sizes.
+    """
     taken = dict(zip(choice.sites, choice.sequences, strict=True))
+    like = search.like(choice, search.topology)
     found = []
     for site in search.topology.sites:
         sequences = taken.get(site.name, 0)
         others = [name for name in choice.sites if name != site.name]
         wanted = others if sequences else [*others, site.name]
-        otherwise = search.estimate(wanted) if wanted else None
+        otherwise = like.estimate(wanted) if wanted else None
         [most] = busiest((sequences,), [site.num_ranks])
         found.append(
             {
@@ -43,8 +48,8 @@ def site_worths(search: Search, choice: Choice) -> list[dict[str, Any]]:
 def link_worths(search: Search, choice: Choice, model: StepModel) -> list[dict[str, Any]]:
     """Return each link between sites that take part: how busy it is, and the step if it were wider.
 
-    For few sites the plan is made anew, by the same sites, with the wider link; for more, the same
-    decisions are looked at.
+    For few sites the plan is made anew, by the same sites, with the wider link and the same codecs and sizes; for
+    more, the same decisions are looked at.
     """
     topology = choice.topology(search.topology)
     index = {site.name: site.index for site in topology.sites}
@@ -112,7 +117,7 @@ def widened(topology: Topology, pair: frozenset[str]) -> Topology:
 def _step_s(search: Search, choice: Choice, topology: Topology) -> float:
     ranks = [site.num_ranks for site in choice.topology(topology).sites]
     same_s = choice.model(search.job, topology).step_s(busiest(choice.sequences, ranks))
-    if len(ranks) > EVERY_CODEC_SITES:
+    if len(ranks) > REPLANNED_SITES:
         return same_s
-    anew = Search(search.job, topology).best_of(choice.sites)
+    anew = search.like(choice, topology).best_of(choice.sites)
     return same_s if anew is None else min(same_s, anew.step_s)
