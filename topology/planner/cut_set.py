@@ -10,20 +10,23 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from topology.cost.workload import workload_described
 from topology.documents.placement import unreached
-from topology.job import Job
+from topology.job import Job, Reduction
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.cut_choice import CutChoice
+from topology.planner.cut_mixes import MIXED_SITES, Bounded
+from topology.planner.cut_mixes_search import CutMixSearch
 from topology.planner.cut_trial import CutTrial, Sized
 from topology.planner.cuts import layers_together
 from topology.planner.joint_crossings import gateways_s
 from topology.planner.shares import EVERY_SPLIT_MAX, Split
 from topology.planner.site_cuts import SiteCuts
 from topology.planner.sizings import Sizes, crossing_bound_s
-from topology.planner.ways import Way, ways
+from topology.planner.ways import Way, named, ways
 from topology.trees.pairs import pairs_of
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
-EXACT_SITES = 3
+EXACT_SITES = 4
 """Up to so many, the best is found, if the limits on spreads and cuts permit; of more, a good one."""
 _QUICK_WAYS = 3
 """Reductions and codecs of a set that are looked at, before it is known whether it is good."""
@@ -31,6 +34,13 @@ _MOVES_MAX = 60
 _TAKERS = 3
 _GAIN = 1e-3
 """Of the objective, that moving sequences has to bring."""
+_MANY_WAYS_SITES = 6
+"""Up to so many sites, weighted trees and codecs of single links are tried."""
+_AFTER_ALL = 1 << 20
+"""The place of a mix of trees in the order of reductions."""
+
+_Bounded = tuple[float, int, int, Way, Coding]
+"""Least seconds; which reduction and codecs; and these."""
 
 
 class CutSet:
@@ -51,6 +61,7 @@ class CutSet:
         self._codecs = codecs
         self._topology = topology
         self._cuts = cuts
+        self._pairs = pairs_of(topology)
         self._batch = job.global_batch
         self._names = tuple(site.name for site in topology.sites)
         assert job.workload is not None, "there is a model to cut"
@@ -64,11 +75,49 @@ class CutSet:
         splits = sorted(self._splits(thorough=thorough), key=self._alone_s)
         best: CutChoice | None = None
         for trial in self._trials(thorough=thorough):
+            if best is not None and not trial.may_beat(best):
+                continue
             for split in splits:
                 best = trial.with_spread(split, best)
             if thorough and best is not None and trial.is_of(best):
                 best = self._moved(best, trial)
-        return best
+        return self._mixed(best, splits) if thorough and best is not None else best
+
+    def _mixed(self, best: CutChoice, splits: Sequence[Split]) -> CutChoice:
+        """Return the best choice over weighted trees of the menu, or `best`."""
+        num_sites = len(self._names)
+        has_mixes = num_sites in MIXED_SITES and len(self._pairs.bytes_per_s) >= num_sites
+        if not has_mixes or self._job.reduction != Reduction():
+            return best
+        codings = one_for_all(self._codecs, self._job.exchange)
+        able = [split for split in splits if math.isfinite(self._alone_s(split))]
+        mixes = CutMixSearch(
+            self._job,
+            self._topology,
+            self._pairs,
+            self._cuts,
+            [(coding, self._sized(coding, thorough=True)) for coding in codings],
+            [*dict.fromkeys((*able, best.sequences))],
+            are_all=self._num_splits() <= EVERY_SPLIT_MAX,
+        )
+        return mixes.best(best, self._with_mix)
+
+    def _with_mix(
+        self,
+        best: CutChoice,
+        plan: ReductionPlan,
+        coded: tuple[int, Coding],
+        sizes: Sequence[Sized],
+        bounded: Sequence[Bounded],
+    ) -> CutChoice:
+        """Return the best choice over a mix, or `best`."""
+        coding_index, coding = coded
+        way = Way(plan.why, plan, named(plan, self._pairs.names))
+        least_s = self._least_s(way, coding)
+        trial = self._trial((least_s, _AFTER_ALL, coding_index, way, coding), sizes)
+        for least_of_split_s, split in bounded:
+            best = trial.with_spread(split, best, least_of_split_s) or best
+        return self._moved(best, trial) if trial.is_of(best) else best
 
     def balanced(self) -> tuple[Split, float]:
         """Return the spread whose slowest site is fastest by itself, and its seconds."""
@@ -77,26 +126,34 @@ class CutSet:
 
     def _trials(self, *, thorough: bool) -> list[CutTrial]:
         """Return reductions and their codecs by what no step of them is shorter than, the shortest first."""
-        exact = thorough and len(self._names) <= 2 * EXACT_SITES
-        found = []
-        for index, way in enumerate(ways(self._job, self._topology, with_packings=exact)):
+        exact = thorough and len(self._names) <= _MANY_WAYS_SITES
+        every = ways(
+            self._job,
+            self._topology,
+            with_packings=exact,
+            by_rates=len(self._names) not in MIXED_SITES,
+        )
+        found: list[_Bounded] = []
+        for index, way in enumerate(every):
             for coding_index, coding in enumerate(self._codings(way, exact=exact)):
                 least_s = self._least_s(way, coding)
                 found.append((least_s, index, coding_index, way, coding))
         found.sort(key=lambda each: each[:3])
         return [
-            CutTrial(
-                self._job,
-                self._topology,
-                self._cuts,
-                (way, coding),
-                self._sized(coding, thorough=thorough),
-                (least_s, (coding.loss, coding_index, index)),
-            )
-            for least_s, index, coding_index, way, coding in found[
-                : None if thorough else _QUICK_WAYS
-            ]
+            self._trial(each, self._sized(each[-1], thorough=thorough))
+            for each in found[: None if thorough else _QUICK_WAYS]
         ]
+
+    def _trial(self, bounded: _Bounded, sizes: Sequence[Sized]) -> CutTrial:
+        least_s, way_index, coding_index, way, coding = bounded
+        return CutTrial(
+            self._job,
+            self._topology,
+            self._cuts,
+            (way, coding),
+            sizes,
+            (least_s, (coding.loss, coding_index, way_index)),
+        )
 
     def _least_s(self, way: Way, coding: Coding) -> float:
         """Return what no step is shorter than, whatever is cut how: for compute, links, gateways."""
@@ -129,7 +186,7 @@ class CutSet:
         exchange = self._job.exchange
         found = one_for_all(self._codecs, exchange)
         if exact:
-            found += by_link(way.plan, pairs_of(self._topology), self._codecs, exchange)
+            found += by_link(way.plan, self._pairs, self._codecs, exchange)
         return found
 
     def _moved(self, best: CutChoice, trial: CutTrial) -> CutChoice:

@@ -66,10 +66,18 @@ class CutTrial:
         self._jobs = [dataclasses.replace(job, exchange=each.sizing.of(exchange)) for each in sizes]
         self._money: dict[int, tuple[float, float]] = {}
 
-    def with_spread(self, split: Split, best: CutChoice | None) -> CutChoice | None:
-        """Return the best choice with this spread, of all sizes and cuts, or `best`."""
+    def with_spread(
+        self, split: Split, best: CutChoice | None, least_s: float = 0.0
+    ) -> CutChoice | None:
+        """Return the best choice with this spread, of all sizes and cuts, or `best`.
+
+        Args:
+            split: The spread of the batch.
+            best: What is known.
+            least_s: That no step with this spread is shorter than, as far as that is known.
+        """
         alone_s = max(cuts.alone_s(count) for cuts, count in zip(self._cuts, split, strict=True))
-        least_s = max(self._least_s, alone_s)
+        least_s = max(self._least_s, alone_s, least_s)
         if math.isinf(least_s):
             return best
         known: dict[int, tuple[int, float]] = {}
@@ -102,6 +110,10 @@ class CutTrial:
             )
             best = better(best, choice)
         return best
+
+    def may_beat(self, best: CutChoice) -> bool:
+        """Return whether some spread may be better, by what bounds say of all."""
+        return self._could_beat(best, self._least_s)
 
     def is_of(self, choice: CutChoice) -> bool:
         """Return whether a choice is one of these."""
