@@ -25,6 +25,7 @@ from topology.planner.tree_mixes import (
     menu,
     mix_plan,
     mixes_within,
+    plan_of_mix,
     sets_of,
     spanning_trees,
 )
@@ -34,7 +35,7 @@ from topology.traffic.tree_times import chunks_of_trees
 from topology.traffic.wire_load import wire_loads
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import ring_paths
-from topology.trees.trees import ReductionPlan, Tree
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 
@@ -47,11 +48,6 @@ def random_mixes(chance: random.Random, part: Part, num_all: int, count: int) ->
     ]
     chosen = np.array([chance.randrange(len(sets_uj)) for _ in range(count)])
     return Mixes(part.total, sets_uj, chosen, np.array(weights))
-
-
-def plan_of(trees: tuple[Tree, ...], mixes: Mixes, row: int) -> ReductionPlan:
-    chosen = tuple(trees[each] for each in mixes.trees_nj[row].tolist())
-    return mix_plan(chosen, tuple(mixes.weights_nj[row].tolist()))
 
 
 @pytest.mark.parametrize(("num_sites", "num_trees"), [(3, 3), (4, 16), (5, 125)])
@@ -69,7 +65,7 @@ def test_chunks_are_those_of_the_plans() -> None:
         sizes = (1, 7, 40, 1000)
         for num_chunks, carried in zip(sizes, chunks_pnj(mixes.weights_nj, sizes), strict=True):
             for row in range(30):
-                counts = chunks_of_trees(plan_of(trees, mixes, row), num_chunks)
+                counts = chunks_of_trees(plan_of_mix(trees, mixes, row), num_chunks)
                 expected = [counts[place] for place in range(part.num_trees)]
                 assert carried[row].tolist() == expected, mixes.weights_nj[row]
 
@@ -155,7 +151,7 @@ def test_no_step_is_shorter_than_its_bounds(seed: int) -> None:
         for row in range(12):
             one = mixes.of(slice(row, row + 1))
             step_s = min(
-                StepModel(job, topology, plan_of(trees, mixes, row), ratio).steps_s(spreads)
+                StepModel(job, topology, plan_of_mix(trees, mixes, row), ratio).steps_s(spreads)
             )
             told = f"{seed=} {part} {mixes.trees_nj[row]} {mixes.weights_nj[row]}"
             crossed = bounds.crossed(one)
@@ -187,7 +183,7 @@ def test_no_mix_is_better_than_the_planners_choice(seed: int, num_sites: int) ->
     for part in menu(num_sites, 8, 1):
         mixes = random_mixes(chance, part, len(trees), 60)
         for row in range(60):
-            step_s = min(StepModel(job, topology, plan_of(trees, mixes, row)).steps_s(splits))
+            step_s = min(StepModel(job, topology, plan_of_mix(trees, mixes, row)).steps_s(splits))
             assert choice.step_s <= step_s * (1 + 1e-9), f"{seed=} {mixes.weights_nj[row]}"
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,15 +14,15 @@ from topology.plan_wishes import PlanWishes
 from topology.planner.choice import DIGITS, Choice, Sizing, better, money
 from topology.planner.codings import Coding
 from topology.planner.mix_bounds import MixBounds
+from topology.planner.mix_few import promising
+from topology.planner.mix_group import MixGroup
 from topology.planner.mix_links import busy_s, shared_nr
 from topology.planner.sizings import Sizes
 from topology.planner.tree_mixes import (
     Mixes,
-    Part,
     menu,
     mix_plan,
-    mixes_within,
-    sets_of,
+    plan_of_mix,
     small_mixes,
     spanning_trees,
 )
@@ -41,13 +39,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Counts = NDArray[np.int64]
 
-_FEW = 9
-"""Mixes of a codec and sizes that are looked at where bounds say little of a step."""
-_SETS_OF_FEW = 200
-_MIXES_OF_FEW = 32
-"""So many sets of trees, and mixes of each, are judged for that."""
-_FEW_OF_SET = 3
-"""Of them with the same trees, whose bounds are hardly ever right for one and wrong for another."""
 _BLOCK = 256
 """Mixes whose bounds for all spreads are worked out together."""
 _DEEPER = (0.7, 0.8, 0.9, 1.0)
@@ -59,18 +50,6 @@ _SAME = 10.0 ** (1 - DIGITS) / 2
 
 Try = Callable[[Choice | None, float, ReductionPlan, int, Sizing], Choice | None]
 """(best, least seconds, reduction, which coding, sizes) -> the better of that and the best."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """All mixes with one codec and one size of chunks and buckets."""
-
-    coding_index: int
-    sizing: Sizing
-    bounds: MixBounds
-    menu: Sequence[Part]
-    egress_k1: Floats
-    """US dollars a step, if one tree carries all."""
 
 
 class MixSearch:
@@ -118,7 +97,7 @@ class MixSearch:
         for coding_index, busy in enumerate(self._busy if len(mixes.set_n) else ()):
             busy_n = shared_nr(mixes, np.concatenate(busy, axis=1)).max(axis=1)
             row = int(busy_n.argmin())
-            yield float(busy_n[row]), self._plan(mixes, row), coding_index
+            yield float(busy_n[row]), plan_of_mix(self._trees, mixes, row), coding_index
 
     def best(self, best: Choice, sizes: Sizes, try_one: Try) -> Choice:
         """Return the best of all mixes, or `best`.
@@ -133,7 +112,7 @@ class MixSearch:
                 best = self._best_of_few(best, group, try_one)
         return best
 
-    def _groups(self, sizes: Sizes) -> Iterator[_Group]:
+    def _groups(self, sizes: Sizes) -> Iterator[MixGroup]:
         own = sizes.all[0].bucket_bytes
         # All sizes of chunks, with the job's own buckets: more of these gained nothing.
         chosen = [each for each in sizes.all if each.bucket_bytes == own]
@@ -144,51 +123,33 @@ class MixSearch:
                 only = self._spreads[0] if len(self._spreads) == 1 else None
                 bounds = MixBounds(sized, self._topology, self._trees, self._busy[index], only)
                 parts = menu(len(self._topology.sites), bounds.num_chunks, len(releases(sized)))
-                yield _Group(index, sizing, bounds, parts, egress_k1)
+                yield MixGroup(index, sizing, self._trees, bounds, parts, egress_k1)
 
-    def _best_of(self, best: Choice, group: _Group, parts: Sequence[float], try_one: Try) -> Choice:
+    def _best_of(
+        self, best: Choice, group: MixGroup, parts: Sequence[float], try_one: Try
+    ) -> Choice:
         """Return the best mix of a group, or `best`; first those that are such parts of it."""
         begun_s = self._limit_s(best)
         for factor in parts:
             for part in group.menu:
                 limit_s = min(factor * begun_s, self._limit_s(best))
-                for mixes, least_n in self._looked(group, part, limit_s, _BLOCK):
+                for mixes, least_n in group.looked(part, limit_s, _BLOCK):
                     best = self._best_of_sets(best, group, (mixes, least_n), try_one)
             if self._limit_s(best) <= factor * begun_s:
                 break  # whatever is as short has been looked at
         return best
 
-    def _looked(
-        self, group: _Group, part: Part, limit_s: float, size: int = 1
-    ) -> Iterator[tuple[Mixes, Floats]]:
-        """Yield the mixes whose bounds are no more than so many seconds, and these, some sets of trees at a time.
-
-        The most promising first, of sets and of the mixes of each. At least `size` mixes, but at the end.
-        """
-        bounds = group.bounds
-        most_k = bounds.largest_weights(part.total, limit_s)
-        sets_uj = sets_of(len(self._trees), part.num_trees)
-        sets_uj = sets_uj[(most_k[sets_uj] > 0).all(axis=1)]
-        sets_uj = bounds.sets_that_fit(sets_uj, limit_s)
-        most_ur = bounds.may_be_busy_s(sets_uj, limit_s)
-        mixes = mixes_within(part, sets_uj, bounds.busy_kr, most_ur, most_k)
-        least_n = bounds.least_s(mixes, limit_s)
-        rows = np.flatnonzero(least_n <= limit_s)
-        rows = rows[least_n[rows].argsort(kind="stable")]
-        _, first, which = np.unique(mixes.set_n[rows], return_index=True, return_inverse=True)
-        by_set = np.split(rows[which.argsort(kind="stable")], np.bincount(which).cumsum()[:-1])
-        some: list[Counts] = []
-        for place in first.argsort(kind="stable").tolist():
-            some.append(by_set[place])
-            if sum(map(len, some)) >= size:
-                rows, some = np.concatenate(some), []
-                yield mixes.of(rows), least_n[rows]
-        if some:
-            rows = np.concatenate(some)
-            yield mixes.of(rows), least_n[rows]
+    def _best_of_few(self, best: Choice, group: MixGroup, try_one: Try) -> Choice:
+        """Return the best of the most promising mixes of a group, or `best`."""
+        for mixes in promising(group, self._spreads):
+            # What one spread says is no bound: another may be better.
+            plan = plan_of_mix(self._trees, mixes, 0)
+            found = try_one(best, 0.0, plan, group.coding_index, group.sizing)
+            best = better(best, found) or best
+        return best
 
     def _best_of_sets(
-        self, best: Choice, group: _Group, bounded: tuple[Mixes, Floats], try_one: Try
+        self, best: Choice, group: MixGroup, bounded: tuple[Mixes, Floats], try_one: Try
     ) -> Choice:
         """Return the best of these mixes of some sets, or `best`."""
         mixes, least_n = bounded
@@ -205,7 +166,7 @@ class MixSearch:
         return best
 
     def _best_of_set(
-        self, best: Choice, group: _Group, bounded: tuple[Mixes, Floats], try_one: Try
+        self, best: Choice, group: MixGroup, bounded: tuple[Mixes, Floats], try_one: Try
     ) -> Choice:
         """Return the best of these mixes of one set, or `best`."""
         mixes, least_n = bounded
@@ -231,7 +192,7 @@ class MixSearch:
         return best
 
     def _best_of_block(
-        self, best: Choice, group: _Group, bounded: tuple[Mixes, Floats], try_one: Try
+        self, best: Choice, group: MixGroup, bounded: tuple[Mixes, Floats], try_one: Try
     ) -> Choice:
         """Return the best of these mixes, one by one, or `best`."""
         mixes, least_n = bounded
@@ -241,38 +202,10 @@ class MixSearch:
             if not wins.any():
                 return best
             row = int(np.where(wins, least_n, math.inf).argmin())
-            plan = self._plan(mixes, row)
+            plan = plan_of_mix(self._trees, mixes, row)
             found = try_one(best, float(least_n[row]), plan, group.coding_index, group.sizing)
             best = better(best, found) or best
             is_left[row] = False
-
-    def _best_of_few(self, best: Choice, group: _Group, try_one: Try) -> Choice:
-        """Return the best of the few mixes of a group with the least bounds, or `best`."""
-        bounds, few = group.bounds, _Few()
-        begun = small_mixes(len(self._trees))
-        for row in bounds.least_s(begun, math.inf).argsort(kind="stable")[:_FEW].tolist():
-            few.take(
-                begun.of(slice(row, row + 1)), self._judged(bounds, begun.of(slice(row, row + 1)))
-            )
-        for part in group.menu:
-            looked = self._looked(group, part, few.limit_s)
-            for mixes, least_n in itertools.islice(looked, _SETS_OF_FEW):
-                block = mixes.of(least_n < few.limit_s).of(slice(_MIXES_OF_FEW))
-                if len(block.set_n):
-                    few.take(block, self._judged(bounds, block))
-        for _, mixes in few.all:
-            # What one spread says is no bound: another may be better.
-            plan = self._plan(mixes, 0)
-            found = try_one(best, 0.0, plan, group.coding_index, group.sizing)
-            best = better(best, found) or best
-        return best
-
-    def _judged(self, bounds: MixBounds, mixes: Mixes) -> Floats:
-        return bounds.of_spreads_s(bounds.crossed(mixes), self._spreads)
-
-    def _plan(self, mixes: Mixes, row: int) -> ReductionPlan:
-        trees = tuple(self._trees[each] for each in mixes.trees_nj[row].tolist())
-        return mix_plan(trees, tuple(mixes.weights_nj[row].tolist()))
 
     def _limit_s(self, best: Choice) -> float:
         """Return the longest step with which a mix may be better."""
@@ -285,7 +218,7 @@ class MixSearch:
         return longest_s * (1 + _SAME)
 
     def _may_win(
-        self, best: Choice, group: _Group, mixes: Mixes, least_n: Floats
+        self, best: Choice, group: MixGroup, mixes: Mixes, least_n: Floats
     ) -> NDArray[np.bool_]:
         """Return which mixes may be better than the best, by these seconds; its rank's entries, by arrays."""
         coding_index = group.coding_index
@@ -301,37 +234,6 @@ class MixSearch:
             is_same = np.abs(key_n - value) <= _SAME * value
             wins = np.where(is_same, wins, key_n < value)
         return wins
-
-
-class _Few:
-    """The mixes with the least bounds, and not all of one set of trees."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._of_sets: dict[tuple[int, ...], dict[float, Mixes]] = {}
-        """By trees, then by bounds: of mixes that share out the chunks alike one is enough."""
-
-    @property
-    def all(self) -> list[tuple[float, Mixes]]:
-        """Return them, the least first."""
-        found = (each for some in self._of_sets.values() for each in some.items())
-        return sorted(found, key=lambda each: each[0])[:_FEW]
-
-    @property
-    def limit_s(self) -> float:
-        """What others have to be below."""
-        known = self.all
-        return known[-1][0] if len(known) == _FEW else math.inf
-
-    def take(self, mixes: Mixes, least_n: Floats) -> None:
-        """Keep the least of these mixes of one set of trees."""
-        some = self._of_sets.setdefault(tuple(sorted(mixes.trees_nj[0].tolist())), {})
-        for row in least_n.argsort(kind="stable").tolist():
-            some.setdefault(float(least_n[row]), mixes.of(slice(row, row + 1)))
-            if len(some) > _FEW_OF_SET + 1:
-                break
-        for least_s in sorted(some)[_FEW_OF_SET:]:
-            del some[least_s]
 
 
 _REST = ("sites", "loss", "coding", "reduction", "sizes")

@@ -127,6 +127,12 @@ def mix_plan(trees: tuple[Tree, ...], weights: tuple[int, ...]) -> ReductionPlan
     return ReductionPlan(num_sites, weighted, f"{len(trees)} weighted trees")
 
 
+def plan_of_mix(trees: Sequence[Tree], mixes: Mixes, row: int) -> ReductionPlan:
+    """Return the reduction of one of some mixes; `trees` are all that there are."""
+    chosen = tuple(trees[each] for each in mixes.trees_nj[row].tolist())
+    return mix_plan(chosen, tuple(mixes.weights_nj[row].tolist()))
+
+
 def mixes_within(
     part: Part, sets_uj: Counts, time_kr: Floats, most_ur: Floats, most_k: Counts
 ) -> Mixes:
