@@ -30,7 +30,7 @@ from topology.planner.ways import Way
 from topology.timing.releases import releases
 from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import Pairs
-from topology.trees.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class MixSearch:
         spreads: Sequence[Sequence[int]],
         *,
         are_all: bool,
+        trees: tuple[Tree, ...] = (),
     ) -> None:
         """Look at these sites only.
 
@@ -74,9 +75,10 @@ class MixSearch:
             codings: Codecs for all links.
             spreads: Of the busiest rank of each site: all that there are, or one to judge by.
             are_all: Which of the two.
+            trees: That may be mixed; empty: all.
         """
         self._job, self._topology, self._codings = job, topology, codings
-        self._spreads, self._trees = spreads, spanning_trees(pairs)
+        self._spreads, self._trees = spreads, trees or spanning_trees(pairs)
         self._jobs = [dataclasses.replace(job, exchange=each.of(job.exchange)) for each in codings]
         alone = [ReductionPlan(pairs.num_sites, (tree,), "") for tree in self._trees]
         self._is_exact = are_all and not starts_slowly(topology)
