@@ -18,7 +18,7 @@ from topology.planner.cut_mixes_bounds import CutMixesBounds
 from topology.planner.cut_mixes_fronts import Front
 from topology.planner.mix_links import shared_nr
 from topology.planner.shares import Split
-from topology.planner.tree_mixes import Mixes, menu, mix_plan
+from topology.planner.tree_mixes import Mixes, menu, plan_of_mix
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 
@@ -96,7 +96,7 @@ class CutMixes:
                 bounded = [each for each in every if each[0] <= most_s]
                 if not bounded:
                     break  # nor may those after it
-                yield self._plan(mixes, row), sorted(bounded)
+                yield plan_of_mix(self._trees, mixes, row), sorted(bounded)
 
     def few(self, longest: Longest, count: int) -> list[ReductionPlan]:
         """Return the few mixes with the least bounds, the least first; not all of one set of trees."""
@@ -109,7 +109,7 @@ class CutMixes:
         for mixes, least_nb in self._looked(limit, _DEEPER):
             least_n = least_nb.min(axis=1)
             rows = least_n.argsort(kind="stable")[:_FEW_OF_SET].tolist()
-            found += [(float(least_n[row]), self._plan(mixes, row)) for row in rows]
+            found += [(float(least_n[row]), plan_of_mix(self._trees, mixes, row)) for row in rows]
             found.sort(key=lambda each: each[0])
             del found[count:]
         return [plan for _, plan in found]
@@ -136,7 +136,3 @@ class CutMixes:
     def _longest_s(self, longest: Longest) -> float:
         """Return the longest step with which any mix may be better: none costs less than its trees."""
         return float(longest(self._egress_k1.min(axis=0))[0])
-
-    def _plan(self, mixes: Mixes, row: int) -> ReductionPlan:
-        chosen = tuple(self._trees[each] for each in mixes.trees_nj[row].tolist())
-        return mix_plan(chosen, tuple(mixes.weights_nj[row].tolist()))

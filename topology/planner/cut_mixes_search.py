@@ -7,7 +7,6 @@ less, and only the most promising mixes are.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from topology.job import Job, Reduction
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import DIGITS, money
 from topology.planner.codings import Coding
-from topology.planner.cut_choice import EVERY_CUTS_MAX, CutChoice
+from topology.planner.cut_choice import CutChoice
 from topology.planner.cut_mixes import Bounded, CutMixes
 from topology.planner.cut_mixes_fronts import Front
 from topology.planner.cut_trial import Sized
@@ -27,7 +26,6 @@ from topology.planner.shares import Split
 from topology.planner.site_cuts import SiteCuts
 from topology.planner.tree_mixes import spanning_trees
 from topology.planner.ways import Way
-from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import Pairs
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
@@ -62,7 +60,7 @@ class CutMixSearch:
         sized: Sequence[tuple[Coding, Sequence[Sized]]],
         splits: Sequence[Split],
         *,
-        are_all: bool,
+        is_complete: bool,
     ) -> None:
         """Look at these sites only.
 
@@ -73,19 +71,19 @@ class CutMixSearch:
             cuts: Of each of them.
             sized: Codecs for all links, and with each the sizes that come to something else.
             splits: Of the batch: those that all sites can do, or some to judge by.
-            are_all: Which of the two.
+            is_complete: All mixes are looked at that may be the best; else the most promising.
         """
         self._job, self._topology, self._cuts = job, topology, cuts
         self._sized, self._splits = sized, splits
         self._trees = spanning_trees(pairs)
         self._alone = alone(topology, self._trees)
-        self._is_exact = are_all and not starts_slowly(topology) and self._are_all_cuts()
+        self._is_complete = is_complete
         self._objective = (job.plan or PlanWishes()).objective
 
     def best(self, best: CutChoice, try_one: Try) -> CutChoice:
         """Return the best choice over a mix, or `best`."""
         for coding_index, (_, sizes) in enumerate(self._sized):
-            if self._is_exact:
+            if self._is_complete:
                 for place, size in enumerate(sizes):
                     looked = (coding_index, size, [size])
                     best = self._best_of(best, looked, try_one, deeper=place == 0)
@@ -120,7 +118,7 @@ class CutMixSearch:
         def longest(egress_n: Floats) -> Floats:
             return self._longest_s(best, coding_index, costs[0][0], egress_n)
 
-        splits = self._splits if self._is_exact else [best.sequences, self._splits[0]]
+        splits = self._splits if self._is_complete else [best.sequences, self._splits[0]]
         mixes = CutMixes(
             job,
             self._topology,
@@ -129,7 +127,7 @@ class CutMixSearch:
             splits,
             [egress for _, egress in costs],
         )
-        if self._is_exact:
+        if self._is_complete:
             for plan, bounded in mixes.promising(longest, deeper=deeper):
                 best = try_one(best, plan, (coding_index, coding), sizes, bounded)
             return best
@@ -142,18 +140,6 @@ class CutMixSearch:
         """Return the cuts of a site, by the sequences that it may have."""
         counts = sorted({split[site] for split in splits})
         return {count: self._cuts[site].timings(count, size.together) for count in counts}
-
-    def _are_all_cuts(self) -> bool:
-        """Return whether all combinations of cuts are tried, with every split."""
-        together = {size.together for _, sizes in self._sized for size in sizes}
-        return all(
-            math.prod(
-                len(cuts.timings(count, layers))
-                for cuts, count in zip(self._cuts, split, strict=True)
-            )
-            <= EVERY_CUTS_MAX
-            for layers, split in itertools.product(together, self._splits)
-        )
 
     def _longest_s(
         self, best: CutChoice, coding_index: int, per_s: float, egress_n: Floats

@@ -12,7 +12,7 @@ from topology.cost.workload import workload_described
 from topology.documents.placement import unreached
 from topology.job import Job, Reduction
 from topology.planner.codings import Coding, by_link, one_for_all
-from topology.planner.cut_choice import CutChoice
+from topology.planner.cut_choice import EVERY_CUTS_MAX, CutChoice
 from topology.planner.cut_mixes import MIXED_SITES, Bounded
 from topology.planner.cut_mixes_search import CutMixSearch
 from topology.planner.cut_trial import CutTrial, Sized
@@ -22,6 +22,7 @@ from topology.planner.shares import EVERY_SPLIT_MAX, Split
 from topology.planner.site_cuts import SiteCuts
 from topology.planner.sizings import Sizes, crossing_bound_s
 from topology.planner.ways import Way, named, ways
+from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import pairs_of
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
@@ -98,7 +99,7 @@ class CutSet:
             self._cuts,
             [(coding, self._sized(coding, thorough=True)) for coding in codings],
             [*dict.fromkeys((*able, best.sequences))],
-            are_all=self._num_splits() <= EVERY_SPLIT_MAX,
+            is_complete=self._is_complete,
         )
         return mixes.best(best, self._with_mix)
 
@@ -127,12 +128,8 @@ class CutSet:
     def _trials(self, *, thorough: bool) -> list[CutTrial]:
         """Return reductions and their codecs by what no step of them is shorter than, the shortest first."""
         exact = thorough and len(self._names) <= _MANY_WAYS_SITES
-        every = ways(
-            self._job,
-            self._topology,
-            with_packings=exact,
-            by_rates=len(self._names) not in MIXED_SITES,
-        )
+        by_rates = not (thorough and self._is_complete)
+        every = ways(self._job, self._topology, with_packings=exact, by_rates=by_rates)
         found: list[_Bounded] = []
         for index, way in enumerate(every):
             for coding_index, coding in enumerate(self._codings(way, exact=exact)):
@@ -154,6 +151,22 @@ class CutSet:
             sizes,
             (least_s, (coding.loss, coding_index, way_index)),
         )
+
+    @functools.cached_property
+    def _is_complete(self) -> bool:
+        """Whether the best of all is found: with trees of the menu, and whatever else there is."""
+        if len(self._names) not in MIXED_SITES or self._num_splits() > EVERY_SPLIT_MAX:
+            return False
+        together = {self._leaving(each.bucket_bytes) for each in self._sizes.all}
+        return not starts_slowly(self._topology) and all(
+            self._num_cuts(split, layers) <= EVERY_CUTS_MAX
+            for split, layers in itertools.product(self._splits(thorough=True), together)
+        )
+
+    def _num_cuts(self, split: Split, together: int) -> int:
+        """Return how many combinations of cuts there are."""
+        sites = zip(self._cuts, split, strict=True)
+        return math.prod(len(cuts.timings(count, together)) for cuts, count in sites)
 
     def _least_s(self, way: Way, coding: Coding) -> float:
         """Return what no step is shorter than, whatever is cut how: for compute, links, gateways."""
