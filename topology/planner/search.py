@@ -14,13 +14,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from topology.codec_costs import usual_ratio
 from topology.cost.compute import sequence_s
 from topology.cost.money import accelerators_usd
 from topology.documents.placement import restricted, unreached
-from topology.job import Job
+from topology.job import Job, Reduction
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, by_rank, rank_of
 from topology.planner.micro_batch import largest_micro_batch
@@ -73,7 +73,7 @@ class Search:
             best = self._by_leaving_out(names)
         else:
             best = self._of_every_set(names)
-        return None if best is None else self._recoded(self._completed(best))
+        return None if best is None else self._recoded(self._moved(self._completed(best)))
 
     def _of_every_set(self, names: Names) -> Choice | None:
         """Return the best choice of all sets of these sites, as far as bounds do not rule them out."""
@@ -104,7 +104,26 @@ class Search:
         alone = Search(self.job, restricted(self.topology, best.sites), self._sizes)
         return better(best, alone.best_of(best.sites)) or best
 
-    def _is_complete(self, names: Names) -> bool:
+    def _moved(self, best: Choice) -> Choice:
+        """Let trees have other weights, where not all mixes of them were looked at."""
+        topology = restricted(self.topology, best.sites)
+        if self.job.reduction != Reduction() or self._is_from_menu(topology):
+            return best
+        found = self._set(best.sites, with_packings=True)
+        return best if found is None else found.moved(best)
+
+    def _is_from_menu(self, topology: Topology) -> bool:
+        """Return whether what there is to choose from for some sites does not follow from rates."""
+        names = [site.name for site in topology.sites]
+        ranks = [site.num_ranks for site in topology.sites]
+        return (
+            self._is_complete(names)
+            and len(names) in (1, 2, *MIXED_SITES)
+            and every_split(ranks, self.job.trainer.global_batch) is not None
+            and not starts_slowly(topology)
+        )
+
+    def _is_complete(self, names: Sequence[str]) -> bool:
         """Return whether the best choice of a set of sites is found, not only a good one.
 
         Of five among many others it is not: that takes seconds.
@@ -176,26 +195,25 @@ class Search:
         return self._sets[key]
 
     def _new_set(self, names: Names, *, with_packings: bool) -> SiteSet | None:
-        topology, is_complete = restricted(self.topology, names), self._is_complete(names)
+        topology = restricted(self.topology, names)
         ranks = [site.num_ranks for site in topology.sites]
         times_s = [self.sequence_s[name] for name in names]
         begin = balanced(ranks, times_s, self.job.trainer.global_batch)
         if begin is None or unreached(topology):
             return None
-        is_from_menu = (
-            is_complete
-            and len(names) in MIXED_SITES
-            and every_split(ranks, self.job.trainer.global_batch) is not None
-            and not starts_slowly(topology)
+        found = ways(
+            self.job,
+            topology,
+            with_packings=with_packings,
+            by_rates=not self._is_from_menu(topology),
         )
-        found = ways(self.job, topology, with_packings=with_packings, by_rates=not is_from_menu)
         return SiteSet(
             self._with_micro_batch(topology),
             self.codecs,
             topology,
             begin,
             found,
-            is_complete=is_complete,
+            is_complete=self._is_complete(names),
             sizes=self._sizes,
         )
 

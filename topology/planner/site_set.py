@@ -6,7 +6,6 @@ Tried in the order of their lower bounds, and only as long as these are better t
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from topology.cost.compute import sequence_s
@@ -15,18 +14,21 @@ from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.mix_search import MixSearch
-from topology.planner.shares import Split, busiest, every_split, improved
-from topology.planner.sizings import Sizes, crossing_bound_s, sizings
+from topology.planner.shares import Split, busiest, every_split
+from topology.planner.sizings import Sizes, crossing_bound_s, leaving_alike
+from topology.planner.spread_trial import SpreadTrial
 from topology.planner.tree_mixes import MIXED_SITES
 from topology.planner.ways import Way, named
-from topology.timing.releases import releases
+from topology.planner.weight_moves import WeightMoves
 from topology.timing.step_time import StepModel
 from topology.trees.pairs import pairs_of
-from topology.trees.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan, Tree, shape_of
 from topology.world import Topology
 
 EVERY_CODEC_SITES = 4
 """Up to so many, single links may have codecs of their own with every reduction; of more, with the best one."""
+POOLED_SITES = 10
+"""Up to so many, all mixes are looked at of a few of the trees that came into question."""
 _QUICK_WAYS = 3
 """Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
 _THOROUGH_WAYS = 6
@@ -71,12 +73,14 @@ class SiteSet:
         self._ways = choices
         self._ranks = [site.num_ranks for site in topology.sites]
         self._codings = [self._codings_of(way) for way in choices]
-        self._sizes = Sizes(job, topology, None if sizes else _alike(job).__getitem__, sizes)
+        self._sizes = Sizes(job, topology, None if sizes else leaving_alike(job).__getitem__, sizes)
         self._compute_s = max(
             count * sequence_s(job, site)
             for count, site in zip(busiest(begin, self._ranks), topology.sites, strict=True)
         )
-        self._mixed = self._mixes()
+        self._trial = SpreadTrial(job, topology, begin, is_complete=is_complete)
+        is_mixed = is_complete and len(self._ranks) in MIXED_SITES
+        self._mixed = self._mixes(begin) if is_mixed and job.reduction == Reduction() else None
         self._mixes_looked_at: list[ReductionPlan] = []
         """They come after all other reductions."""
 
@@ -128,6 +132,32 @@ class SiteSet:
         self._mixes_looked_at.append(plan)
         return len(self._ways) + len(self._mixes_looked_at) - 1
 
+    def moved(self, choice: Choice) -> Choice:
+        """Return what is better than a choice of these sites with other weights of trees, or the choice.
+
+        First of all mixes of a few of the trees that came into question; then chunks are moved to others.
+        """
+        pool = {shape_of(tree): tree for way in self._ways for tree in way.plan.trees}
+        trees = tuple(pool.values())
+        if self._mixed is None and 2 < len(choice.sites) <= POOLED_SITES and trees:
+            sizes = Sizes(self._job, self._topology, only=(choice.sizing,))
+            choice = self._mixes(choice.sequences, trees).best(choice, sizes, self._mix)
+        codings = one_for_all(self._codecs, self._job.exchange)
+        if len(choice.sites) < 3 or choice.way.plan.is_gather or choice.coding not in codings:
+            return choice
+        job, counts = choice.job(self._job), busiest(choice.sequences, self._ranks)
+
+        def rank(plan: ReductionPlan) -> Rank:
+            step_s = StepModel(job, self._topology, plan).step_s(counts)
+            per_s, egress = money(job, self._topology, Way("", plan, Reduction()))
+            return rank_of(self._objective, step_s, per_s * step_s + egress)
+
+        plan = WeightMoves(trees, rank).best(choice.way.plan)
+        if plan is choice.way.plan:
+            return choice
+        bounded = (0.0, self._index_of(plan), codings.index(choice.coding))
+        return self._best(choice, [bounded], (choice.sizing,), is_split=True) or choice
+
     def recoded(self, choice: Choice) -> Choice:
         """Return what is better than a choice of these sites with codecs of single links, or the choice."""
         codings = by_link(choice.way.plan, self._pairs, self._codecs, self._job.exchange)
@@ -169,15 +199,19 @@ class SiteSet:
             coding_index
         ]
 
-    def _mixes(self) -> MixSearch | None:
-        """Return what looks for weighted trees; None where there are too many sites, or too few links."""
-        num_sites = len(self._ranks)
-        has_mixes = self._is_complete and num_sites in MIXED_SITES
-        if not has_mixes or self._job.reduction != Reduction():
-            return None
-        batch, begun = self._job.trainer.global_batch, busiest(self._begin, self._ranks)
-        every = every_split(self._ranks, batch)
-        spreads = [begun] if every is None else [busiest(each, self._ranks) for each in every]
+    def _mixes(self, begin: Split, trees: tuple[Tree, ...] = ()) -> MixSearch:
+        """Return what looks for weighted trees; no trees: all that there are.
+
+        Args:
+            begin: A spread of the batch, to judge by where there are too many.
+            trees: That may carry something.
+        """
+        every = every_split(self._ranks, self._job.trainer.global_batch)
+        spreads = (
+            [busiest(begin, self._ranks)]
+            if every is None
+            else [busiest(each, self._ranks) for each in every]
+        )
         return MixSearch(
             self._job,
             self._topology,
@@ -185,6 +219,7 @@ class SiteSet:
             one_for_all(self._codecs, self._job.exchange),
             spreads,
             are_all=every is not None,
+            trees=trees,
         )
 
     def _bounded(self) -> list[Bounded]:
@@ -203,6 +238,15 @@ class SiteSet:
         job = dataclasses.replace(self._job, exchange=coding.of(self._job.exchange))
         return max(self._compute_s, crossing_bound_s(job, self._topology, plan))
 
+    def _choice(
+        self, bounded: Bounded, sizing: Sizing, best: Choice | None, *, is_split: bool
+    ) -> Choice | None:
+        """Return the best spread of the batch with everything else decided; None if `best` is better."""
+        least_s, way_index, coding_index = bounded
+        way, coding = self._way_and_coding(way_index, coding_index)
+        places = (coding_index, way_index, self._sizes.all.index(sizing))
+        return self._trial.choice((way, coding, sizing), places, least_s, best, is_split=is_split)
+
     def _best(
         self,
         best: Choice | None,
@@ -218,76 +262,3 @@ class SiteSet:
             for sizing in self._sizes.different(coding, sizes):
                 best = better(best, self._choice(each, sizing, best, is_split=is_split))
         return best
-
-    def _choice(
-        self,
-        bounded: Bounded,
-        sizing: Sizing,
-        best: Choice | None,
-        *,
-        is_split: bool,
-    ) -> Choice | None:
-        """Return the best spread of the batch with everything else decided; None if `best` is better."""
-        least_s, way_index, coding_index = bounded
-        way, coding = self._way_and_coding(way_index, coding_index)
-        draft = Choice(
-            sites=tuple(site.name for site in self._topology.sites),
-            sequences=self._begin,
-            way=way,
-            coding=coding,
-            sizing=sizing,
-            micro_batch=self._job.trainer.micro_batch,
-            step_s=math.inf,
-            usd_per_step=math.inf,
-            rank=(math.inf,),
-        )
-        job = draft.job(self._job)
-        per_s, egress = money(job, self._topology, way)
-
-        def rank(step_s: float) -> Rank:
-            usd = per_s * step_s + egress
-            places = (coding_index, way_index, self._sizes.all.index(sizing))
-            return rank_of(self._objective, step_s, usd, len(draft.sites), coding.loss, *places)
-
-        if best is not None and rank(least_s) >= best.rank:
-            return None
-        model = StepModel(job, self._topology, way.plan)
-        # Of no spread is the step shorter than with a single sequence in each rank.
-        shortest_s = max(least_s, model.floor_s, model.step_s([1] * len(self._ranks)))
-        if best is not None and rank(shortest_s) >= best.rank:
-            return None
-        split, step_s = self._spread(model, shortest_s if is_split else math.inf)
-        return dataclasses.replace(
-            draft,
-            sequences=split,
-            step_s=step_s,
-            usd_per_step=per_s * step_s + egress,
-            rank=rank(step_s),
-        )
-
-    def _spread(self, model: StepModel, shortest_s: float) -> tuple[Split, float]:
-        """Return a spread of the batch and its step: a better one than the first, if that is longer."""
-        begun = busiest(self._begin, self._ranks)
-        # Of many sites there are many spreads: TCP's windows are taken for those of the first one.
-        like = None if self._is_complete else begun
-
-        def steps_s(splits: Sequence[Split]) -> list[float]:
-            return model.steps_s([busiest(split, self._ranks) for split in splits], like)
-
-        begun_s = model.step_s(begun)
-        if begun_s <= shortest_s:
-            return self._begin, begun_s
-        split, _ = improved(self._begin, self._ranks, self._job.trainer.micro_batch, steps_s)
-        step_s = model.step_s(busiest(split, self._ranks))
-        return (split, step_s) if step_s < begun_s else (self._begin, begun_s)
-
-
-def _alike(job: Job) -> dict[int, int]:
-    """Return the first of the sizes of buckets with which the same leaves together, of each size."""
-    first: dict[object, int] = {}
-    found = {}
-    for bucket_bytes in dict.fromkeys(each.bucket_bytes for each in sizings(job)):
-        exchange = dataclasses.replace(job.exchange, bucket_bytes=bucket_bytes)
-        leaving = releases(dataclasses.replace(job, exchange=exchange))
-        found[bucket_bytes] = first.setdefault(leaving, bucket_bytes)
-    return found

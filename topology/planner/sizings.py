@@ -10,7 +10,7 @@ from topology.codec_costs import usual_ratio
 from topology.job import Job, LinkCodec
 from topology.planner.choice import Sizing
 from topology.planner.codings import Coding
-from topology.timing.releases import gradient_bytes
+from topology.timing.releases import gradient_bytes, releases
 from topology.traffic.tree_times import seconds_per_byte
 from topology.traffic.wire_load import chunk_bytes_of, tree_ratios
 from topology.trees.trees import ReductionPlan
@@ -79,6 +79,17 @@ def sizings(job: Job) -> tuple[Sizing, ...]:
         and bucket_bytes < 4 * largest
     ]
     return tuple(dict.fromkeys((own, *found)))
+
+
+def leaving_alike(job: Job) -> dict[int, int]:
+    """Return the first of the sizes of buckets with which the same leaves together, of each size."""
+    first: dict[object, int] = {}
+    found = {}
+    for bucket_bytes in dict.fromkeys(each.bucket_bytes for each in sizings(job)):
+        exchange = dataclasses.replace(job.exchange, bucket_bytes=bucket_bytes)
+        leaving = releases(dataclasses.replace(job, exchange=exchange))
+        found[bucket_bytes] = first.setdefault(leaving, bucket_bytes)
+    return found
 
 
 def crossing_bound_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:

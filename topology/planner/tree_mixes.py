@@ -58,11 +58,12 @@ def menu(num_sites: int, num_chunks: int, num_releases: int) -> list[Part]:
     """Return the menu for so many chunks, by numbers of trees; single ones are of it where they are not tried anyhow.
 
     Args:
-        num_sites: Three to five.
+        num_sites: Three or more.
         num_chunks: Of a step.
         num_releases: That leave one after another.
     """
-    finest = (_TOTALS if num_releases == 1 else _TOTALS_OF_BUCKETS)[num_sites]
+    of_sites = _TOTALS if num_releases == 1 else _TOTALS_OF_BUCKETS
+    finest = of_sites[min(num_sites, max(MIXED_SITES))]
     few = num_chunks if num_chunks <= _FEW_CHUNKS else 0
     totals = {
         trees: min(total, num_chunks) if trees == 1 else few or min(total, num_chunks)

@@ -78,6 +78,11 @@ class ReductionPlan:
         return tuple(sorted(found))
 
 
+def shape_of(tree: Tree) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return what trees of the same root and edges have in common, whatever their weights."""
+    return tree.root, tuple(sorted(tree.parent.items()))
+
+
 def star(num_sites: int, hub: int, weight: int = 1) -> Tree:
     """Return the star with that centre."""
     return Tree(hub, {site: hub for site in range(num_sites) if site != hub}, weight)
