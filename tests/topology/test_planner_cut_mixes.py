@@ -1,4 +1,4 @@
-"""Weighted trees for sites that cut a model: bounds are bounds, and wider links give no slower plan."""
+"""Weighted trees for sites that cut a model: bounds, and what wider links give."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_plan_for_wider_links_is_never_slower(seed: int, num_sites: int) -> 
 def test_where_not_all_is_tried_mixes_only_add(
     is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of connections that start slowly, and of batches with many spreads, a few mixes are looked at."""
+    """Of connections that start slowly, and of batches with many spreads, a few are looked at."""
     _, job, topology = a_case(11, 3)
     job = dataclasses.replace(of_one_size(job), workload=few_degrees(global_batch=40))
     if is_slow:

@@ -106,7 +106,8 @@ def exhaustive_s(job: Job, topology: Topology) -> float:
 def every_joint_model(job: Job, topology: Topology) -> Iterator[tuple[JointModel, int]]:
     """Yield the models of every reduction, size and assignment of codecs to links: equal ones once.
 
-    Each with the layers that leave together. Weighted trees of the menu have one codec for all links.
+    Each with the layers that leave together. Weighted trees of the menu have one codec for all
+    links.
     """
     assert job.plan is not None
     assert job.workload is not None
@@ -174,7 +175,7 @@ def test_of_two_sites_it_is_the_best_of_all(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_of_two_sites_chunks_and_buckets_are_the_best_of_all(seed: int) -> None:
-    """Layers of three megabytes, so that buckets matter; and links that hold little, so that chunks do."""
+    """Layers of three megabytes, so buckets matter; links that hold little, so chunks do."""
     chance = random.Random(seed)
     links = [(0, 1, 10 ** chance.uniform(7.5, 9.5), chance.uniform(0.0001, 0.02))]
     topology = sites_of_nodes([1, 1], links, per_node=2, speeds=[1e13] * 2)
@@ -188,7 +189,7 @@ def test_of_two_sites_chunks_and_buckets_are_the_best_of_all(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 29, 46, 50])
 def test_of_three_sites_weighted_trees_are_the_best_of_all_too(seed: int) -> None:
-    """Half a megabyte in all, so that the menu can be enumerated. It has what is best of all but the first."""
+    """Half a megabyte, so that the menu can be enumerated. It has the best of all but the first."""
     chance = random.Random(seed)
     links = [
         (one, other, 10 ** chance.uniform(4.5, 6.0), chance.uniform(0.0001, 0.01))
@@ -211,7 +212,8 @@ def check_sizes(job: Job, topology: Topology, bucket_bytes: int, told: str) -> N
     choice = ParallelSearch(job, topology).best()
     assert choice is not None
     assert choice.step_s == pytest.approx(exhaustive_s(job, topology), rel=1e-9), told
-    # The model of these decisions says the same: what was worked out side by side, and what was skipped.
+    # The model of these decisions says the same: what was worked out side by side, and what was
+    # skipped.
     timings = placed_timings(choice.job(job), choice.topology(topology))
     assert choice.joint(job, topology).step_s(timings) == pytest.approx(choice.step_s, rel=1e-9)
 

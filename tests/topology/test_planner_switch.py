@@ -152,7 +152,7 @@ def over_a_star(chance: random.Random, job: Job) -> Job:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_sites", [3, 4])
 def test_chunks_keep_their_codecs_where_they_have_to(num_sites: int) -> None:
-    """One link has a codec of its own: trees over it are refused, and weighted trees with one of them."""
+    """One link has a codec of its own: trees over it are refused, and mixes with one of them."""
     pairs = itertools.combinations(range(num_sites), 2)
     world = a_world([4e8] * num_sites, [(*pair, SLOW, 0.01) for pair in pairs])
     exchange = dataclasses.replace(

@@ -56,7 +56,7 @@ def fastest_cuts(
         timed = [(model.step_s(each), each) for each in itertools.product(*fronts)]
         step_s, best = min(timed, key=lambda each: each[0])
         return best, step_s
-    # Equal sites with as many sequences have the same cuts to choose from, and change them together.
+    # Equal sites with as many sequences choose from the same cuts, and change them together.
     best = tuple(front[0] for front in fronts)
     step_s = model.step_s(best)
     for front in {id(each): each for each in fronts}.values():

@@ -1,7 +1,7 @@
-"""Weighted trees of few sites that cut a model: of the whole menu, what may be better than the best.
+"""Weighted trees of few sites that cut a model: what of the menu may be better than the best.
 
-The menu is that of topology.planner.tree_mixes: nothing of it follows from rates, so what was best is
-still there when links become wider. Bounds of all of it are worked out by arrays
+The menu is that of topology.planner.tree_mixes: nothing of it follows from rates, so what was best
+is still there when links become wider. Bounds of all of it are worked out by arrays
 (cut_mixes_bounds.py); what they leave is looked at one by one, in their order.
 """
 
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
 MIXED_SITES = (3, 4)
 """Of so many sites there is a menu that can be looked through."""
 _DEEPER = (0.6, 0.7, 0.8, 0.9, 1.0)
-"""Parts of the longest step that may be better: first those mixes are looked for that may be so much
-shorter, for what is found makes the rest fewer."""
+"""Parts of the longest step that may be better: first those mixes are looked for that may be so
+much shorter, for what is found makes the rest fewer."""
 _AT_ONCE = (1.0,)
 
 _FEW_OF_SET = 3
-"""Of few mixes, those with the same trees, whose bounds are hardly ever right for one and wrong for
-another."""
+"""Of few mixes, those with the same trees: their bounds are hardly ever right for one and wrong
+for another."""
 _LESS = 1 - 1e-9
+"""What has to be less, has to be so by more than rounding."""
 
 Longest = Callable[["Floats"], "Floats"]
+"""Of mixes, by their dollars of egress: the longest steps with which they may be the best."""
 Bounded = tuple[float, Split]
 """What no step is shorter than, with a spread of the batch."""
 
@@ -62,7 +64,8 @@ class CutMixes:
             job: With the exchange that is meant.
             topology: Of the sites that take part, as many as MIXED_SITES has.
             trees: All that there are over them.
-            fronts: What each site has to choose from, with each number of sequences that it may have.
+            fronts: What each site has to choose from, with each number of sequences that it may
+                have.
             splits: Of the batch.
             egress_k: Dollars of each tree, if it carries all of a step.
         """
@@ -79,8 +82,7 @@ class CutMixes:
         Each with the splits of the batch with which it may be, the most promising first.
 
         Args:
-            longest: Returns the longest steps with which mixes may be better than the best, by their
-                dollars of egress. Is asked again and again, for what was found meanwhile.
+            longest: Is asked again and again, for what was found meanwhile.
             deeper: First those are looked for that may be much better.
         """
 
@@ -99,7 +101,7 @@ class CutMixes:
                 yield plan_of_mix(self._trees, mixes, row), sorted(bounded)
 
     def few(self, longest: Longest, count: int) -> list[ReductionPlan]:
-        """Return the few mixes with the least bounds, the least first; not all of one set of trees."""
+        """Return the few mixes with the least bounds; not all of them of one set of trees."""
         found: list[tuple[float, ReductionPlan]] = []
 
         def limit() -> float:
@@ -117,7 +119,7 @@ class CutMixes:
     def _looked(
         self, limit: Callable[[], float], factors: Sequence[float]
     ) -> Iterator[tuple[Mixes, Floats]]:
-        """Yield mixes of one set of trees after another, with what their steps are not shorter than.
+        """Yield mixes, set by set of trees, with what their steps are not shorter than.
 
         First those that may be no longer than the first part of the limit.
         """
@@ -134,5 +136,6 @@ class CutMixes:
             before_s = most_s
 
     def _longest_s(self, longest: Longest) -> float:
-        """Return the longest step with which any mix may be better: none costs less than its trees."""
+        """Return the longest step with which any mix may be better."""
+        # None costs less than its cheapest tree.
         return float(longest(self._egress_k1.min(axis=0))[0])

@@ -1,14 +1,15 @@
-"""What no step of sites that cut a model is shorter than over weighted trees: of many mixes at once. Pure, by arrays.
+"""What no step of sites that cut a model is shorter than, over many mixes of trees at once. Pure.
 
-As topology.planner.joint_step has it, where connections are warm. An edge of its graph, from site i to site j, is what
-depends on i's cut and on the mix, and j's tail. A cycle's mean is the same if each site's tail counts with the edges that
-leave it; then an edge depends on one site's cut alone. With the least that each edge is with any cut of its site, the
-largest cycle mean is no more than the step with any cuts. Where each site has a single cut to choose from, it is the step,
-but for gateways and cards, which all sites wait for.
+As topology.planner.joint_step has it, where connections are warm. An edge of its graph, from site i
+to site j, is what depends on i's cut and on the mix, and j's tail. A cycle's mean is the same if
+each site's tail counts with the edges that leave it; then an edge depends on one site's cut alone.
+With the least that each edge is with any cut of its site, the largest cycle mean is no more than
+the step with any cuts. Where each site has a single cut to choose from, it is the step, but for
+gateways and cards, which all sites wait for.
 
-Legend of shapes, which end names in lower case: N mixes, U sets of trees, J trees of one, K trees of all, R rows of what is
-scarce (directed links, then gateways, then cards), P parts of a step's bytes, S sites (sources), T sites (targets), B spreads
-of the batch, W weights.
+Legend of shapes, which end names in lower case: N mixes, U sets of trees, J trees of one, K trees
+of all, R rows of what is scarce (directed links, then gateways, then cards), P parts of a step's
+bytes, S sites (sources), T sites (targets), B spreads of the batch, W weights.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _EXACT = 1 - 1e-12
 """What sums in another order may differ by."""
 _FINEST, _WEIGHTS = 96, 16
-"""Each tree is looked at by itself with so many weights at most, out of as many as any total has."""
+"""Each tree is looked at by itself with so many weights at most, of the finest total."""
 _BLOCK, _MANY = 512, 1 << 16
 """Mixes whose steps, and whose bytes, are worked out together."""
 
@@ -68,7 +69,8 @@ class CutMixesBounds:
             job: With the exchange that is meant.
             topology: Of the sites that take part.
             trees: That are mixed.
-            fronts: What each site has to choose from, with each number of sequences that it may have.
+            fronts: What each site has to choose from, with each number of sequences that it may
+                have.
             splits: Of the batch.
         """
         self._topology, self._trees = topology, trees
@@ -115,15 +117,15 @@ class CutMixesBounds:
     ) -> Iterator[tuple[Mixes, Floats]]:
         """Yield the mixes that may take no longer, with the steps of all splits at least.
 
-        Mixes of one set of trees together, the sets first whose links are least busy. Steps have shape
-        (N, B), and are infinite where they are longer.
+        Mixes of one set of trees together, the sets first whose links are least busy. Steps have
+        shape (N, B), and are infinite where they are longer.
 
         Args:
             parts: Of the menu.
             at_most_s: Of a step.
             limit: Returns the same, for what was found meanwhile.
         """
-        too_large_k = self._least_too_large(min(at_most_s, limit()))
+        too_large_k, busy_kr = self._least_too_large(min(at_most_s, limit())), self._busy_kr
         for part in parts:
             mixes = self._within(part, too_large_k, min(at_most_s, limit()))
             for begin in range(0, len(mixes.set_n), _BLOCK):
@@ -131,11 +133,10 @@ class CutMixesBounds:
                 if most_s < self._alone_b.min():
                     return
                 block = mixes.of(slice(begin, begin + _BLOCK))
-                for some in _by_sets(block.of(self._fit_alone(block, most_s))):
-                    busy_nr, there_npst = (
-                        shared_nr(some, self._busy_kr),
-                        self._crossings.of_set(some),
-                    )
+                block = block.of(self._fit_alone(block, most_s))
+                block = block.of(self._fit_with_all_bytes(block, min(most_s, limit())))
+                for some in _by_sets(block):
+                    busy_nr, there_npst = shared_nr(some, busy_kr), self._crossings.of_set(some)
                     least_nb = self._least_s(busy_nr, there_npst, min(most_s, limit()))
                     is_left = least_nb.min(axis=1) < math.inf
                     if is_left.any():
@@ -158,7 +159,7 @@ class CutMixesBounds:
         return mixes.of(np.lexsort((mixes.set_n, least_u[mixes.set_n])))
 
     def _least_too_large(self, at_most_s: float) -> Counts:
-        """Return the least weight, of _FINEST, with which each tree by itself takes longer; (K,)."""
+        """Return the least weight of _FINEST with which each tree by itself takes longer."""
         num_rows = len(self._trees) * len(self._weight_w)
         busy_kwr = self._weight_w[:, None] / _FINEST * self._busy_kr[:, None]
         there_nxpst = self._alone_kwpst.reshape(num_rows, *self._alone_kwpst.shape[2:])
@@ -173,12 +174,44 @@ class CutMixesBounds:
         known_w = self._weight_w * mixes.total
         place_nj = np.searchsorted(known_w, mixes.weights_nj * _FINEST, side="right") - 1
         there_npst = self._alone_kwpst[mixes.trees_nj, place_nj].max(axis=1)
+        self._wait_for_links(mixes, there_npst)
+        return self._fit(mixes, there_npst, at_most_s)
+
+    def _wait_for_links(self, mixes: Mixes, there_npst: Floats) -> None:
+        """Let sites wait at least for what their links are busy with.
+
+        Where all trees of a mix have a link's lower end at the same site, that one waits for all
+        that had to wait there, and for a round trip; single chunks, and those that are abreast,
+        wait for nobody.
+        """
+        late_nr = np.zeros((len(mixes.set_n), len(self._topology.links)))
+        for place in range(mixes.weights_nj.shape[1]):
+            count_n1 = mixes.weights_nj[:, place, None] * self.num_chunks // mixes.total
+            chunk_nr = self._links.chunk_kr[mixes.trees_nj[:, place]]
+            late_nr += np.where(count_n1 > self._links.abreast_r, count_n1 * chunk_nr, 0.0)
+        late_nr = np.where(late_nr > 0, late_nr + self._links.there_and_back_s, -math.inf)
+        lower_nr = self._links.lowers(mixes.sets_uj)[mixes.set_n]
+        for site in range(len(self._fronts)):
+            of_site = np.where(lower_nr == site, late_nr, -math.inf).max(axis=1)
+            np.maximum(there_npst[:, 0, site, site], of_site, out=there_npst[:, 0, site, site])
+
+    def _fit_with_all_bytes(self, mixes: Mixes, at_most_s: float) -> Mask:
+        """Return which mixes may take no longer, by the crossing of all bytes alone."""
+        if not len(mixes.set_n):
+            return np.empty(0, dtype=np.bool_)
+        there = self._crossings.of_all_bytes(mixes)
+        there_npst = np.full((len(there), *self._alone_kwpst.shape[2:]), -math.inf)
+        there_npst[:, 0] = there
+        return self._fit(mixes, there_npst, at_most_s)
+
+    def _fit(self, mixes: Mixes, there_npst: Floats, at_most_s: float) -> Mask:
+        """Return which mixes may take no longer with some split; arguments as of `_least_s`."""
         least_nb = self._least_s(shared_nr(mixes, self._busy_kr), there_npst, at_most_s)
         fits: Mask = least_nb.min(axis=1) < math.inf
         return fits
 
     def _crossed_alone(self) -> Floats:
-        """Return how long parts take on each tree if others do not get in the way; (K, W, P, S, T)."""
+        """Return how long parts take on each tree by itself; shape (K, W, P, S, T)."""
         num_chunks = np.array([load.num_chunks for load in self._crossings.loads])
         count_wp = self._weight_w[:, None] * num_chunks // _FINEST
         parts = np.indices(count_wp.shape)[1].ravel().tolist()
@@ -191,22 +224,23 @@ class CutMixesBounds:
     def _may_be_busy_s(self, sets_uj: Counts, at_most_s: float) -> Floats:
         """Return how long mixes of sets may keep each row busy; shape (U, R).
 
-        As MixBounds.may_be_busy_s: where all trees of a set have a link's lower end at the same site, that
-        one waits for all that had to wait there.
+        As MixBounds.may_be_busy_s: where all trees of a set have a link's lower end at the same
+        site, that one waits for all that had to wait there.
         """
         most_ur = np.full((len(sets_uj), self._busy_kr.shape[1]), at_most_s)
         lower_ur, chunk_ur = self._links.lowers(sets_uj), self._links.chunk_kr[sets_uj].max(axis=1)
         least_s = np.array([front.least_s for front in self._fronts])
         free_ur = at_most_s - least_s[lower_ur] - self._links.there_and_back_s
         uses_ur = (self._links.chunk_kr[sets_uj] > 0).sum(axis=1)
-        # Single chunks, and those that are abreast, wait for nobody; and weights come to a chunk more or less.
+        # Single chunks, and those that are abreast, wait for nobody; and weights come to a chunk
+        # more or less.
         known_ur = np.maximum(free_ur, 0.0) + uses_ur * (1 + self._links.abreast_r) * chunk_ur
         links_ur = most_ur[:, : len(self._topology.links)]
         links_ur[:] = np.where(lower_ur >= 0, np.minimum(links_ur, known_ur), links_ur)
         return most_ur
 
     def _least_s(self, busy_nr: Floats, there_npst: Floats, at_most_s: float) -> Floats:
-        """Return what no step is shorter than, by splits; shape (N, B). Infinite where it is longer.
+        """Return what no step is shorter than; shape (N, B), infinite where it is longer.
 
         Args:
             busy_nr: How long each row is busy.

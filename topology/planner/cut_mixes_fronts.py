@@ -1,7 +1,8 @@
-"""The cuts that sites choose from, as arrays: what the soonest of them comes to, over many weighted trees. Pure.
+"""The cuts that sites choose from, as arrays: what the best of them comes to. Pure.
 
-Legend of shapes, which end names in lower case: N mixes, F cuts of one site, one after another for all numbers of its
-sequences that come into question, C of these numbers, T sites (targets), P parts of a step's bytes.
+Legend of shapes, which end names in lower case: N mixes, F cuts of one site, one after another for
+all numbers of its sequences that come into question, C of these numbers, T sites (targets), P parts
+of a step's bytes.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class SiteFront:
         self.lightest = min(timings, key=lambda each: each.cut.node_share)
         """Of whose gradients least crosses the fullest node."""
         self.least_s = float((self._first_f + self._tail_f).min())
-        """From the beginning of a step to its first gradients, and after its last ones, at least."""
+        """Until the first gradients of a step leave, and after its last ones, at least."""
 
     def soonest_s(self, all_nt: Floats, last_pnt: Floats, pace_n: Floats) -> Floats:
-        """Return when sites have what this one sends, and its own step's tail, at least; shape (N, C, T).
+        """Return when sites have what this one sends, and its tail after that; shape (N, C, T).
 
         Of its own step, that all of it is over.
 

@@ -1,7 +1,7 @@
-"""The best weighted trees for sites that cut a model: every mix of the menu that may be the best is tried.
+"""The best weighted trees for sites that cut a model: every mix that may be the best is tried.
 
-Where links start slowly, or not all spreads of the batch or combinations of cuts are tried, bounds say
-less, and only the most promising mixes are.
+Where links start slowly, or not all spreads of the batch or combinations of cuts are tried, bounds
+say less, and only the most promising mixes are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from topology.codec_costs import usual_ratio
 from topology.job import Job, Reduction
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import DIGITS, money
@@ -70,7 +71,7 @@ class CutMixSearch:
             pairs: Of them.
             cuts: Of each of them.
             sized: Codecs for all links, and with each the sizes that come to something else.
-            splits: Of the batch: those that all sites can do, or some to judge by.
+            splits: Of the batch: all that sites can do, or some; the most even one first.
             is_complete: All mixes are looked at that may be the best; else the most promising.
         """
         self._job, self._topology, self._cuts = job, topology, cuts
@@ -82,7 +83,10 @@ class CutMixSearch:
 
     def best(self, best: CutChoice, try_one: Try) -> CutChoice:
         """Return the best choice over a mix, or `best`."""
-        for coding_index, (_, sizes) in enumerate(self._sized):
+        # Small codecs first: what is found leaves less of others to look at.
+        order = [usual_ratio(coding.codec) for coding, _ in self._sized]
+        for coding_index in sorted(range(len(order)), key=order.__getitem__):
+            _, sizes = self._sized[coding_index]
             if self._is_complete:
                 for place, size in enumerate(sizes):
                     looked = (coding_index, size, [size])
@@ -118,7 +122,7 @@ class CutMixSearch:
         def longest(egress_n: Floats) -> Floats:
             return self._longest_s(best, coding_index, costs[0][0], egress_n)
 
-        splits = self._splits if self._is_complete else [best.sequences, self._splits[0]]
+        splits = self._splits if self._is_complete else self._judged_by(best)
         mixes = CutMixes(
             job,
             self._topology,
@@ -135,6 +139,11 @@ class CutMixSearch:
         for plan in mixes.few(longest, _FEW):
             best = try_one(best, plan, (coding_index, coding), sizes, every)
         return best
+
+    def _judged_by(self, best: CutChoice) -> list[Split]:
+        """Return the spreads by which mixes are judged: the first, and that of the best choice."""
+        names = tuple(site.name for site in self._topology.sites)
+        return [*self._splits[:1], *([best.sequences] if best.sites == names else [])]
 
     def _front(self, site: int, splits: Sequence[Split], size: Sized) -> Front:
         """Return the cuts of a site, by the sequences that it may have."""

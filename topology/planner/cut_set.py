@@ -1,4 +1,4 @@
-"""Everything that can be decided for one set of sites that cut a model: reduction, codec, spread, cuts."""
+"""All that can be decided for one set of sites that cut a model: reduction, codec, spread, cuts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 EXACT_SITES = 4
-"""Up to so many, the best is found, if the limits on spreads and cuts permit; of more, a good one."""
+"""Up to so many, the best is found, if spreads, cuts and connections permit; else a good one."""
 _QUICK_WAYS = 3
 """Reductions and codecs of a set that are looked at, before it is known whether it is good."""
 _MOVES_MAX = 60
@@ -69,12 +69,17 @@ class CutSet:
         self._leaving = functools.partial(layers_together, workload_described(job.workload))
         self._sizes = Sizes(job, topology, self._leaving)
 
-    def best(self, *, thorough: bool) -> CutChoice | None:
-        """Return the best choice; not thoroughly, of the most promising reductions and one spread."""
+    def best(self, *, thorough: bool, against: CutChoice | None = None) -> CutChoice | None:
+        """Return the best choice; not thoroughly, of the most promising reductions and one spread.
+
+        Args:
+            thorough: All is looked at that may be the best.
+            against: Of other sites; returned if nothing is better.
+        """
         if unreached(self._topology) or not all(each.cuts for each in self._cuts):
-            return None
+            return against
         splits = sorted(self._splits(thorough=thorough), key=self._alone_s)
-        best: CutChoice | None = None
+        best = against
         for trial in self._trials(thorough=thorough):
             if best is not None and not trial.may_beat(best):
                 continue
@@ -86,19 +91,21 @@ class CutSet:
 
     def _mixed(self, best: CutChoice, splits: Sequence[Split]) -> CutChoice:
         """Return the best choice over weighted trees of the menu, or `best`."""
-        num_sites = len(self._names)
-        has_mixes = num_sites in MIXED_SITES and len(self._pairs.bytes_per_s) >= num_sites
-        if not has_mixes or self._job.reduction != Reduction():
-            return best
-        codings = one_for_all(self._codecs, self._job.exchange)
+        num_sites, num_links = len(self._names), len(self._pairs.bytes_per_s)
+        has_mixes = num_sites in MIXED_SITES and num_links >= num_sites
         able = [split for split in splits if math.isfinite(self._alone_s(split))]
+        if not has_mixes or not able or self._job.reduction != Reduction():
+            return best
+        if best.sites == self._names and best.sequences not in able:
+            able.append(best.sequences)
+        codings = one_for_all(self._codecs, self._job.exchange)
         mixes = CutMixSearch(
             self._job,
             self._topology,
             self._pairs,
             self._cuts,
             [(coding, self._sized(coding, thorough=True)) for coding in codings],
-            [*dict.fromkeys((*able, best.sequences))],
+            able,
             is_complete=self._is_complete,
         )
         return mixes.best(best, self._with_mix)
@@ -126,7 +133,7 @@ class CutSet:
         return split, self._alone_s(split)
 
     def _trials(self, *, thorough: bool) -> list[CutTrial]:
-        """Return reductions and their codecs by what no step of them is shorter than, the shortest first."""
+        """Return reductions and their codecs, by what no step of them is shorter than."""
         exact = thorough and len(self._names) <= _MANY_WAYS_SITES
         by_rates = not (thorough and self._is_complete)
         every = ways(self._job, self._topology, with_packings=exact, by_rates=by_rates)
@@ -169,7 +176,7 @@ class CutSet:
         return math.prod(len(cuts.timings(count, together)) for cuts, count in sites)
 
     def _least_s(self, way: Way, coding: Coding) -> float:
-        """Return what no step is shorter than, whatever is cut how: for compute, links, gateways."""
+        """Return what no step is shorter than, however sites cut: for compute, links, gateways."""
         compute_s = compute_bound_s(self._cuts, self._batch)
         if len(self._names) == 1:
             return compute_s
@@ -205,7 +212,7 @@ class CutSet:
     def _moved(self, best: CutChoice, trial: CutTrial) -> CutChoice:
         """Move sequences from one site to another for as long as that gains something worth it.
 
-        Where the exchange is most of a step, spreads differ by next to nothing: the even one is kept.
+        Where the exchange is most of a step, spreads differ by next to nothing: the even one stays.
         """
         if self._num_splits() <= EVERY_SPLIT_MAX:
             return best
@@ -219,7 +226,7 @@ class CutSet:
         return best
 
     def _moves(self, split: Split) -> Iterator[Split]:
-        """Yield splits with sequences moved: of many sites, from the slowest to the fastest ones."""
+        """Yield splits with sequences moved: of many sites, from the slowest to the fastest."""
         givers: Sequence[int] = range(len(split))
         takers = givers
         if len(split) > EXACT_SITES:

@@ -1,4 +1,4 @@
-"""One reduction with its codecs, tried with spreads of the batch and all sizes of chunks and buckets.
+"""One reduction with its codecs, tried with spreads of the batch and sizes of chunks and buckets.
 
 Sizes differ by little, and a spread costs many steps of many cuts. So each spread is tried with the
 quickest size first, and with another one only if that could gain as much as is lacking.

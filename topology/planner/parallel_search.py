@@ -1,9 +1,11 @@
 """The search for the best plan of a job that describes its model: which sites take part.
 
-As topology/planner/search.py does it for the trainer that ships: sets of sites in the order of what they
-cannot be better than, and none whose bound is no better than what was found. For up to EXACT_SITES
-sites nothing that can be decided is better, where there are at most EVERY_SPLIT_MAX ways to spread the
-batch and EVERY_CUTS_MAX combinations of cuts; of more, single moves lead on from the best guess.
+As topology/planner/search.py does it for the trainer that ships: sets of sites in the order of what
+they cannot be better than, and none whose bound is no better than what was found; first a guess for
+each, then the most promising thoroughly. For up to EXACT_SITES sites nothing that can be decided is
+better, where there are at most EVERY_SPLIT_MAX ways to spread the batch and EVERY_CUTS_MAX
+combinations of cuts, and connections do not start slowly; of more, single moves lead on from the
+best guess.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class ParallelSearch:
         """Work out what each site can do.
 
         Args:
-            job: With a `workload`; its `plan` says what may be decided, its placement does not count.
+            job: With a `workload`; its `plan` says what may be decided, its placement does not
+                count.
             topology: Described in full.
             cuts: Of each of its sites, where they are known: of this model and schedule.
         """
@@ -75,19 +78,29 @@ class ParallelSearch:
             return self._by_leaving_out(able)
         best: CutChoice | None = None
         looked: list[CutChoice] = []
-        for bound, chosen in self._bounded_sets(able):
+        bounded = self._bounded_sets(able)
+        for bound, chosen in bounded:
             if best is not None and bound > best.rank[:1]:
                 break  # what may be as fast is looked at: with fewer sites, it is better
-            found = self._of(chosen, thorough=len(able) <= EXACT_SITES)
+            found = self._of(chosen, thorough=False)
             if found is not None:
                 looked.append(found)
                 best = better(best, found)
-        for choice in sorted(looked, key=by_rank)[:_THOROUGH_SETS]:
-            best = better(best, self.best_of(choice.sites))
+        promising = [choice.sites for choice in sorted(looked, key=by_rank)]
+        if len(able) > EXACT_SITES:
+            for chosen in promising[:_THOROUGH_SETS]:
+                best = better(best, self.best_of(chosen))
+            return best
+        bounds = {chosen: bound for bound, chosen in bounded}
+        for chosen in dict.fromkeys((*promising, *bounds)):
+            if best is None or bounds[chosen] <= best.rank[:1]:
+                best = self._set(chosen).best(thorough=True, against=best)
+        if best is not None:
+            self._found[best.sites, True] = best
         return best
 
     def best_of(self, names: Iterable[str]) -> CutChoice | None:
-        """Return the best choice in which exactly these sites take part; None where there is none."""
+        """Return the best choice in which exactly these sites take part; None: there is none."""
         wanted = set(names)
         chosen = tuple(site.name for site in self.topology.sites if site.name in wanted)
         return self._of(chosen, thorough=True)
@@ -132,7 +145,7 @@ class ParallelSearch:
         return CutSet(self.job, self.codecs, topology, [self.cuts[name] for name in names])
 
     def _bounded_sets(self, names: Names) -> list[tuple[Rank, Names]]:
-        """Return every set of sites with what it cannot be better than, the most promising first."""
+        """Return every set of sites with what it cannot be better than, the best of these first."""
         found = [
             (self._bound(chosen), chosen)
             for count in range(len(names), 0, -1)

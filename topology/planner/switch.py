@@ -1,6 +1,7 @@
-"""What a run that goes on could change: the reduction alone, for its own sites, batch, links' codecs and chunks.
+"""What a run that goes on could change: the reduction alone, all else staying as it is.
 
-A tree's codec follows from the links that it crosses (topology/trees/link_codecs.py), at each site by the same rule.
+A tree's codec follows from the links that it crosses (topology/trees/link_codecs.py), at each site
+by the same rule.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def best_switch(
     Args:
         job: As the run executes it, its reduction included.
         topology: Described in full, as its links are now.
-        cut_bytes: Of the run's chunks, in float32: they are cut as they were when it began, whatever its links
-            have become.
+        cut_bytes: Of the run's chunks, in float32: they are cut as they were when it began,
+            whatever its links have become.
         allows: Whether a reduction, other than the run's own, comes into question at all.
 
     Raises:
@@ -119,7 +120,7 @@ def _mixed(
 
 
 def relaunched_s(job: Job, topology: Topology) -> float:
-    """Return the predicted seconds of a step if the job were planned anew, with all that a plan decides.
+    """Return the predicted seconds of a step if the job were planned anew, in all respects.
 
     Raises:
         ConfigError: nothing can be planned.

@@ -1,7 +1,7 @@
 """Weighted trees for a run that goes on: the best of the menu, with all else as the run has it.
 
-There is one spread of the batch, one codec for each link and one size of chunks. Where links start slowly,
-bounds say less, and only the most promising mixes are looked at.
+There is one spread of the batch, one codec for each link and one size of chunks. Where links start
+slowly, bounds say less, and only the most promising mixes are looked at.
 """
 
 from __future__ import annotations
