@@ -12,23 +12,19 @@ after another is left out for as long as that helps.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from topology.codec_costs import usual_ratio
 from topology.cost.compute import sequence_s
-from topology.cost.money import accelerators_usd
 from topology.documents.placement import restricted, unreached
 from topology.job import Job, Reduction
 from topology.plan_wishes import PlanWishes
-from topology.planner.choice import Choice, Rank, Sizing, better, by_rank, rank_of
+from topology.planner.choice import Choice, Sizing, better, by_rank
 from topology.planner.micro_batch import largest_micro_batch
-from topology.planner.shares import balanced, busiest, every_split
+from topology.planner.set_bounds import SetBounds
+from topology.planner.shares import balanced, every_split
 from topology.planner.site_set import EVERY_CODEC_SITES, SiteSet
 from topology.planner.tree_mixes import MIXED_SITES
 from topology.planner.ways import ways
-from topology.timing.releases import gradient_bytes
 from topology.traffic.wire_load import starts_slowly
 from topology.world import Topology
 
@@ -61,6 +57,7 @@ class Search:
         self.wishes = job.plan or PlanWishes()
         self.codecs = self.wishes.codecs or (job.exchange.codec,)
         self.sequence_s = {site.name: sequence_s(job, site) for site in topology.sites}
+        self._bounds = SetBounds(self.job, topology, self.codecs, self.sequence_s)
         self._sets: dict[tuple[Names, bool], SiteSet | None] = {}
         self._thorough: dict[Names, Choice | None] = {}
 
@@ -79,7 +76,7 @@ class Search:
         """Return the best choice of all sets of these sites, as far as bounds do not rule them out."""
         best: Choice | None = None
         quick: list[Choice] = []
-        for bound, chosen in self._bounded_sets(names):
+        for bound, chosen in self._bounds.of_every_set(names):
             if best is not None and bound > best.rank[:1]:
                 break  # what may be as fast is looked at: with fewer sites, or more exact, it is better
             if len(names) <= EXACT_SITES:
@@ -228,41 +225,6 @@ class Search:
     def _ordered(self, names: Iterable[str]) -> Names:
         wanted = set(names)
         return tuple(site.name for site in self.topology.sites if site.name in wanted)
-
-    def _bounded_sets(self, names: Names) -> list[tuple[Rank, Names]]:
-        """Return every set of sites with what it cannot be better than, the most promising first."""
-        found = []
-        for count in range(len(names), 0, -1):
-            for chosen in itertools.combinations(names, count):
-                bound = self._bound(chosen)
-                if bound is not None:
-                    found.append((bound, chosen))
-        return sorted(found, key=lambda each: (each[0], -len(each[1])))
-
-    def _bound(self, names: Names) -> Rank | None:
-        sites = [self.topology.site(name) for name in names]
-        ranks = [site.num_ranks for site in sites]
-        times_s = [self.sequence_s[name] for name in names]
-        split = balanced(ranks, times_s, self.job.trainer.global_batch)
-        if split is None:
-            return None
-        least_s = max(
-            count * each for count, each in zip(busiest(split, ranks), times_s, strict=True)
-        )
-        least_s = max(least_s, self._crossing_bound_s(names))
-        per_s = accelerators_usd(self.topology, dict(zip(names, ranks, strict=True)), 1.0)
-        return rank_of(self.wishes.objective, least_s, per_s * least_s)[:1]
-
-    def _crossing_bound_s(self, names: Names) -> float:
-        """Every byte leaves every site once at least, encoded, over all of its links together."""
-        if len(names) == 1:
-            return 0.0
-        num_bytes = gradient_bytes(self.job) * min(map(usual_ratio, self.codecs))
-        rates = dict.fromkeys(names, 0.0)
-        for link in self.topology.links:
-            if link.source in rates and link.target in rates:
-                rates[link.source] += link.bytes_per_s
-        return max(num_bytes / rate if rate else math.inf for rate in rates.values())
 
     def _by_leaving_out(self, names: Names) -> Choice | None:
         """Leave out whichever site it helps most to leave out, until half of them in a row have not helped."""
