@@ -2,7 +2,8 @@
 """Plan random topologies: how long steps are, whether wider links make any longer, and what planning takes.
 
 Usage: python scripts/bench_planner.py [--sites 4] [--seeds 0:60] [--wider 3] [--model 64]
-           [--codecs fp32] [--sizes one] [--out FILE] [--against FILE]; --help has the others
+           [--codecs fp32] [--sizes one] [--job trainer] [--of plan] [--out FILE] [--against FILE];
+       --help has the others
 
 Each seed is a topology whose links become wider `--wider` times, at random, one after another. Two planners
 are compared by `--out` with the one and `--against` with the other. `--model` is a width, or `any`: some of up
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -20,6 +22,7 @@ import statistics
 import time
 from pathlib import Path
 
+from tests.fakes.described import described_job, few_degrees, sites_of_nodes
 from tests.fakes.plannable import (
     SMALL,
     a_job,
@@ -28,8 +31,11 @@ from tests.fakes.plannable import (
     randomly_widened,
 )
 from topology.cost.compute import num_parameters
-from topology.job import Job, Model
+from topology.job import Job, Model, Reduction
+from topology.planner.parallel_search import ParallelSearch
 from topology.planner.search import Search
+from topology.planner.switch import best_switch
+from topology.traffic.wire_load import chunk_bytes_of
 from topology.world import Topology
 
 SAME = 1 + 1e-9
@@ -76,15 +82,51 @@ def a_case(seed: int, chosen: argparse.Namespace) -> tuple[Job, Topology]:
     )
 
 
+def a_described_case(seed: int, chosen: argparse.Namespace) -> tuple[Job, Topology]:
+    """Return a job that describes its model, and sites of four or eight accelerators."""
+    chance, choice = chance_of(seed), chance_of(f"case {seed}")
+    links = [
+        (one, other, 10 ** chance.uniform(7.5, 10.5), chance.uniform(0.001, 0.1))
+        for one, other in itertools.combinations(range(chosen.sites), 2)
+    ]
+    topology = sites_of_nodes(
+        [chance.choice((1, 1, 2)) for _ in range(chosen.sites)],
+        links,
+        speeds=[chance.choice((1e14, 5e13)) for _ in range(chosen.sites)],
+    )
+    job = described_job(
+        few_degrees(global_batch=chosen.batch),
+        codecs=tuple(choice.choice(chosen.codecs.split("|")).split(",")),
+        sites=chosen.take,
+        gateways=choice.choice(("unlimited", "measured")),
+    )
+    return job, dataclasses.replace(topology, emulator=chosen.emulator)
+
+
+def plan_s(job: Job, topology: Topology) -> float:
+    """Return the step that is planned."""
+    search = Search if job.workload is None else ParallelSearch
+    choice = search(job, topology).best()
+    if choice is None:
+        raise SystemExit("the batch is too small for these sites")
+    return choice.step_s
+
+
 def steps_of_wider_links(seed: int, chosen: argparse.Namespace) -> tuple[list[float], float]:
     """Return the steps planned for links that become wider, and the CPU seconds of a plan."""
-    (job, topology), chance, steps_s = a_case(seed, chosen), chance_of(seed), []
+    described, chance = chosen.job == "described", chance_of(seed)
+    job, topology = (a_described_case if described else a_case)(seed, chosen)
+    if chosen.of == "switch":
+        exchange = dataclasses.replace(job.exchange, codec=chosen.codecs.split("|")[0])
+        star = Reduction(tree="star", hub=topology.sites[0].name)
+        job = dataclasses.replace(job, exchange=exchange, reduction=star)
+    cut_bytes, steps_s = chunk_bytes_of(job, topology), []
     begun_s = time.process_time()
     for _ in range(chosen.wider + 1):
-        choice = Search(job, topology).best()
-        if choice is None:
-            raise SystemExit(f"seed {seed}: the batch is too small for these sites")
-        steps_s.append(choice.step_s)
+        if chosen.of == "switch":
+            steps_s.append(best_switch(job, topology, cut_bytes).after_s)
+        else:
+            steps_s.append(plan_s(job, topology))
         topology = randomly_widened(chance, topology)
     return steps_s, (time.process_time() - begun_s) / len(steps_s)
 
@@ -120,6 +162,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--take", default="all", choices=("all", "auto"), help="sites")
     parser.add_argument("--density", type=float, default=1.0, help="of links")
     parser.add_argument("--emulator", default="relay", choices=("relay", "netns"))
+    parser.add_argument("--job", default="trainer", choices=("trainer", "described"))
+    parser.add_argument("--of", default="plan", choices=("plan", "switch"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--against", type=Path)
     return parser.parse_args()
