@@ -12,10 +12,9 @@ from orchestrator.bench.record import Sweep
 from orchestrator.bench.sweep import blame_sweep, overrides_of, points
 from orchestrator.documents import Pair, load_pair
 from orchestrator.plans import as_launched
-from topology.cost.degrees import misfit
+from topology.cost.degrees import degrees_of, misfit
 from topology.cost.workload import workload_described
 from topology.errors import ConfigError
-from topology.planner.parallelism import degrees_of
 from topology.text.document import Path
 from topology.text.overrides import read_with_overrides
 

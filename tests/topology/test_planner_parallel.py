@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.described import MODEL, described_job, few_degrees, sites_of_nodes
-from topology.cost.degrees import misfit
+from topology.cost.degrees import degrees_of, misfit, node_share
 from topology.cost.device import device_of, interior_of
 from topology.cost.memory import memory
 from topology.cost.parallel import step_time
@@ -20,10 +20,10 @@ from topology.cost.workload import workload_described
 from topology.documents.placement import restricted, unreached
 from topology.job import Job, LinkCodec
 from topology.planner.cut_choice import fastest_cuts
-from topology.planner.cuts import Cut, Timing, layers_together, node_share
+from topology.planner.cuts import Cut, Timing, layers_together
 from topology.planner.joint_step import JointModel
 from topology.planner.parallel_search import ParallelSearch
-from topology.planner.parallelism import degrees_of, every_cut, parallel_of
+from topology.planner.parallelism import every_cut, parallel_of
 from topology.planner.placed_cuts import placed_timings
 from topology.planner.site_cuts import SiteCuts
 from topology.planner.sizings import sizings

@@ -140,7 +140,7 @@ def off_in_the_long_run(seed: int, shape: str, schedule: str, emulator: str) -> 
         ("ring", "netns", 0.01, 0.08),
         ("weighted", "netns", 0.005, 0.11),
         ("ring", "relay", 0.005, 0.025),
-        ("weighted", "relay", 0.005, 0.035),
+        ("weighted", "relay", 0.005, 0.105),
     ],
 )
 def test_steps_that_follow_each_other_take_what_simulated_ones_do(
@@ -159,7 +159,7 @@ def test_steps_that_follow_each_other_take_what_simulated_ones_do(
         ("star", "relay", 0.0005, 0.001),
         ("relay", "relay", 0.0015, 0.0075),
         ("ring", "relay", 0.0125, 0.055),
-        ("weighted", "relay", 0.005, 0.14),
+        ("weighted", "relay", 0.0055, 0.14),
         ("star", "netns", 0.0005, 0.015),
         ("relay", "netns", 0.001, 0.03),
         ("ring", "netns", 0.015, 0.09),

@@ -6,10 +6,13 @@ pipeline, so that what talks most is nearest.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
 from topology.cost.workload import Workload, known_recompute
+from topology.workload import DescribedModel, Parallel
+from topology.world import Site
 
 ZERO_STAGES = (0, 1, 2, 3)
 
@@ -125,3 +128,25 @@ def stage_parameters(workload: Workload, degrees: Degrees) -> tuple[float, float
         return (layers * whole + ends) / tensor, 0.0
     experts = layers * workload.expert_parameters_per_layer / (tensor * degrees.expert)
     return (layers * workload.dense_parameters_per_layer + ends) / tensor, experts
+
+
+def node_share(workload: Workload, degrees: Degrees, site: Site) -> float:
+    """Return the share of all gradients that crosses the gateway of a site's fullest node, 0 to 1.
+
+    Each rank's shard goes through its own node. Replicas and context ranks share what they hold
+    alike; the first stage has the embedding beside its layers.
+    """
+    dense, experts = stage_parameters(workload, degrees)
+    ranks = degrees.data * degrees.context
+    shard = dense / ranks + experts * degrees.expert / ranks
+    return min(1.0, site.accelerators_per_node * shard / workload.parameters)
+
+
+def degrees_of(parallel: Parallel, model: DescribedModel) -> Degrees:
+    """Return a written cut as the cost model takes it."""
+    return Degrees(
+        **dataclasses.asdict(parallel),
+        sequence_parallel=parallel.tensor > 1,
+        fused_attention=model.fused_attention,
+        overlap_data=True,
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topology.cost.degrees import Degrees, layers_per_stage, stage_parameters
+from topology.cost.degrees import Degrees, layers_per_stage, node_share
 from topology.cost.device import device_of, interior_of
 from topology.cost.memory import Memory, memory
 from topology.cost.parallel import StepTime, gradients_ready_s, passages, step_time
@@ -176,15 +176,3 @@ def layers_together(workload: Workload, bucket_bytes: int) -> int:
     """
     numel = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
     return math.ceil(bucket_bytes / (FLOAT32_BYTES * numel))
-
-
-def node_share(workload: Workload, degrees: Degrees, site: Site) -> float:
-    """Return the share of all gradients that crosses the gateway of a site's fullest node, 0 to 1.
-
-    Each rank's shard goes through its own node. Replicas and context ranks share what they hold
-    alike; the first stage has the embedding beside its layers.
-    """
-    dense, experts = stage_parameters(workload, degrees)
-    ranks = degrees.data * degrees.context
-    shard = dense / ranks + experts * degrees.expert / ranks
-    return min(1.0, site.accelerators_per_node * shard / workload.parameters)

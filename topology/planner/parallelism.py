@@ -100,16 +100,6 @@ def parallel_of(degrees: Degrees) -> Parallel:
     return Parallel(**{name: getattr(degrees, name) for name in names})
 
 
-def degrees_of(parallel: Parallel, model: DescribedModel) -> Degrees:
-    """Return a written cut as the cost model takes it."""
-    return Degrees(
-        **dataclasses.asdict(parallel),
-        sequence_parallel=parallel.tensor > 1,
-        fused_attention=model.fused_attention,
-        overlap_data=True,
-    )
-
-
 def in_words(degrees: Degrees) -> str:
     """Return a cut for people: `tensor 8, pipeline 12, data 16, ZeRO 1, micro-batch 1`."""
     words = [f"tensor {degrees.tensor}"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from topology.cost.degrees import misfit
+from topology.cost.degrees import degrees_of, misfit
 from topology.cost.workload import Workload, workload_described
 from topology.errors import ConfigError
 from topology.job import Job, Placed
 from topology.planner.cuts import Timing, given_cut, layers_together
-from topology.planner.parallelism import degrees_of
 from topology.planner.shares import Split
 from topology.planner.site_cuts import SiteCuts
 from topology.world import Site, Topology

@@ -23,6 +23,7 @@ from topology.planner.parallel_sources import cut_inputs, cut_warnings
 from topology.planner.parallel_why import cut_binding, cut_sentences
 from topology.planner.room import too_large
 from topology.planner.search import Search
+from topology.planner.second_opinion import simulated_otherwise
 from topology.planner.shares import busiest
 from topology.planner.sources import inputs, warnings
 from topology.planner.why import binding, sentences
@@ -64,7 +65,11 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
             "predicted": _predicted(search, choice, model),
             "binding": bound,
             "why": sentences(search, choice, model, bound, weighed, sites),
-            "warnings": [*warnings(job, topology), *too_large(job, topology, choice)],
+            "warnings": [
+                *warnings(job, topology),
+                *too_large(job, topology, choice),
+                *simulated_otherwise(search.job, topology, choice),
+            ],
             "alternatives": weighed,
             "sites": sites,
             "links": links,

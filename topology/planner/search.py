@@ -3,9 +3,9 @@
 For some sites a batch is spread so that the slowest is fastest (topology/planner/shares.py); then all
 reductions, codecs and sizes are tried, the ones with the least lower bound first, and none whose lower
 bound is no better than what was found. A step is never shorter than the slowest site computes, or
-than the busiest link takes. Up to EXACT_SITES sites that is complete: nothing within the choice is
-better; single links get codecs of their own last, where there are more than EVERY_CODEC_SITES. For more, only
-the reductions with the least bounds are looked at with all sizes; and of more than EVERY_SET_SITES sites, one
+than the busiest link takes. Up to EXACT_SITES sites that is complete, where what there is to choose from does
+not follow from rates (`_is_from_menu`): nothing within the choice is better; single links get codecs of their own
+last, where there are more than EVERY_CODEC_SITES. For more, only the reductions with the least bounds are looked at with all sizes; and of more than EVERY_SET_SITES sites, one
 after another is left out for as long as that helps.
 """
 
@@ -20,6 +20,7 @@ from topology.job import Job, Reduction
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Sizing, better, by_rank
 from topology.planner.micro_batch import largest_micro_batch
+from topology.planner.second_opinion import simulated_s
 from topology.planner.set_bounds import SetBounds
 from topology.planner.shares import balanced, every_split
 from topology.planner.site_set import EVERY_CODEC_SITES, SiteSet
@@ -102,12 +103,22 @@ class Search:
         return better(best, alone.best_of(best.sites)) or best
 
     def _moved(self, best: Choice) -> Choice:
-        """Let trees have other weights, where not all mixes of them were looked at."""
+        """Let trees have other weights, where not all mixes of them were looked at.
+
+        Of so many plans the best is also the one that formulas flatter most: the simulator has to agree.
+        """
         topology = restricted(self.topology, best.sites)
         if self.job.reduction != Reduction() or self._is_from_menu(topology):
             return best
         found = self._set(best.sites, with_packings=True)
-        return best if found is None else found.moved(best)
+        if found is None:
+            return best
+        moved = found.moved(best)
+        before_s, after_s = (
+            simulated_s(self.job, self.topology, choice) for choice in (best, moved)
+        )
+        is_slower = before_s is not None and after_s is not None and after_s > before_s
+        return best if is_slower else moved
 
     def _is_from_menu(self, topology: Topology) -> bool:
         """Return whether what there is to choose from for some sites does not follow from rates."""
@@ -158,7 +169,9 @@ class Search:
 
     def like(self, choice: Choice, topology: Topology) -> Search:
         """Return a search on a topology for choices with the codecs, chunks and buckets of one that is known."""
-        wishes = dataclasses.replace(self.wishes, codecs=choice.coding.codecs)
+        own = bool(self.job.exchange.codecs)
+        codecs = (choice.coding.codec,) if own else choice.coding.codecs
+        wishes = dataclasses.replace(self.wishes, codecs=codecs)
         return Search(dataclasses.replace(self.job, plan=wishes), topology, (choice.sizing,))
 
     def best_of(self, names: Iterable[str]) -> Choice | None:

@@ -27,7 +27,7 @@ from topology.world import Topology
 
 EVERY_CODEC_SITES = 4
 """Up to so many, single links may have codecs of their own with every reduction; of more, with the best one."""
-POOLED_SITES = 10
+POOLED_SITES = 8
 """Up to so many, all mixes are looked at of a few of the trees that came into question."""
 _QUICK_WAYS = 3
 """Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
@@ -90,7 +90,9 @@ class SiteSet:
         Args:
             is_split: The batch is spread for the step's sake, not only for the slowest site's.
         """
-        guesses = [] if self._mixed is None else self._mixed.guesses()
+        guesses = [] if self._mixed is None else [*self._mixed.guesses()]
+        if self._mixed is not None and not guesses and not self._ways:
+            guesses = [*self._mixed.single_trees()]
         mixed = [
             (max(self._compute_s, least_s), self._index_of(plan), place)
             for least_s, plan, place in guesses
@@ -117,14 +119,19 @@ class SiteSet:
         best = self._best(against, bounded, self._sizes.all, is_split=True)
         if self._mixed is None:
             return best
-        for least_s, plan, place in self._mixed.single_trees() if best is None else ():
-            best = self._mix(best, least_s, plan, place, self._sizes.all[0])
+        # Where nothing but egress costs, no mix is cheaper than its cheapest tree by itself.
+        is_about_cost = self._objective == "cost"
+        for least_s, plan, place in (
+            self._mixed.single_trees() if best is None or is_about_cost else ()
+        ):
+            found = self._mix(best, least_s, plan, place, self._sizes.all[0])
+            best = better(best, found)
         return None if best is None else self._mixed.best(best, self._sizes, self._mix)
 
     def _mix(
         self, best: Choice | None, least_s: float, plan: ReductionPlan, place: int, sizing: Sizing
     ) -> Choice | None:
-        """Return the best spread of the batch with one of the weighted sets of trees."""
+        """Return the best spread of the batch with one of the weighted sets of trees; None if `best` is better."""
         return self._choice((least_s, self._index_of(plan), place), sizing, best, is_split=True)
 
     def _index_of(self, plan: ReductionPlan) -> int:

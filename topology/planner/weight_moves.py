@@ -85,8 +85,8 @@ def _moves(weights: Sequence[int], size: int) -> Iterator[list[int]]:
     """Yield the weights when one tree has given another so much, or all that it has; of what they are by then."""
     for giver, taker in itertools.permutations(range(len(weights)), 2):
         given = min(size, weights[giver])
-        num_trees = sum(1 for each in weights if each)
-        if given and weights[taker] + given <= WEIGHT_MAX and num_trees < TREES_MAX:
+        num_trees = sum(1 for each in weights if each) + (weights[taker] == 0)
+        if given and weights[taker] + given <= WEIGHT_MAX and num_trees <= TREES_MAX:
             moved = list(weights)
             moved[giver] -= given
             moved[taker] += given

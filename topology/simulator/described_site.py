@@ -14,15 +14,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topology.cost.degrees import Degrees, layers_per_stage
+from topology.cost.degrees import Degrees, degrees_of, layers_per_stage, node_share
 from topology.cost.device import device_of, interior_of
 from topology.cost.layer_time import head_times
 from topology.cost.overlap import overlap
 from topology.cost.parallel import StepTime, gradients_ready_s, step_time
 from topology.cost.workload import Workload, workload_described
 from topology.job import Job
-from topology.planner.cuts import node_share
-from topology.planner.parallelism import degrees_of
 from topology.simulator.pipeline import PipelineTime, Stage, StageLink, simulate_pipeline
 from topology.simulator.rounds import BUCKETS_MAX
 from topology.simulator.site_work import GatewayCost, SiteWork

@@ -115,6 +115,8 @@ class Crossing:
         for leg in self._legs:
             # Of one exchange's loads, all have the same links.
             abreast_dksr[leg] = loads[0].abreast_on(self.shape.hop(leg))
+        self.count_kr = count_kr
+        """Of each tree's chunks; of one that is not used, 1."""
         self.granule_dksr = np.minimum(abreast_dksr, count_kr[:, None]) * chunk_kr[:, None]
         """Of the chunks that are abreast on a leg's link."""
         self.share_kr = self.granule_dksr.min(axis=(0, 2)) / self.bytes_kr

@@ -5,8 +5,9 @@ carries the legs of several trees. Its chunks come in the order of their turns, 
 abreast.
 
 - The first chunks of a leg begin it once those of all children are there. Early chunks go before
-  later ones, so they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes, and what
-  TCP's slow start still leaves unused of the link at that time.
+  later ones, so of several they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes,
+  and what TCP's slow start still leaves unused of the link at that time. Where they are all that a
+  leg has, they wait for those of other legs that are there before them and have earlier turns.
 - A link works without a pause while it has something to send. So the share x of a leg's chunks has
   left it when all that goes before has: of another leg the share x - d / D, D being all of the
   link's work and d how much later that one begins; of one that begins earlier, more than x.
@@ -189,13 +190,39 @@ def _legs(crossing: Crossing) -> _Legs:
     is_there_hm, legs = crossing.shared_links()
     if is_there_hm.size:
         there = tuple(each[is_there_hm] for each in legs)
-        shared = _shared(crossing, legs, is_there_hm, begins_dksr, share_krp[legs[1]])
+        is_all = np.broadcast_to(granule_dksrp >= crossing.bytes_kr[:, None, :, None], left_s.shape)
+        followed = (share_krp[legs[1]], is_all[legs])
+        shared = _shared(crossing, legs, is_there_hm, begins_dksr, followed)
         left_s[there], waits_s[there] = (each_s[is_there_hm] for each_s in shared)
-    is_first = granule_dksrp >= crossing.bytes_kr[:, None, :, None]
-    is_first = is_first | (np.arange(num_shares) == 0)
-    left_s[is_first] = waits_s[is_first] = -math.inf  # the first chunks go before all others
+        # Of several, the first chunks go before all others.
+        is_first = ~is_all & (np.arange(num_shares) == 0)
+        left_s[is_first] = waits_s[is_first] = -math.inf
     starts_s, ends_s = work_s(before_dksrp), work_s(until_dksrp)
     return _Legs(starts_s, ends_s, left_s, waits_s, crossing.rtt_dks / 2, begins_dksr)
+
+
+def _before(
+    crossing: Crossing,
+    legs: tuple[Places, Places, Places],
+    share_hmrp: Floats,
+    is_all_hmrp: NDArray[np.bool_],
+) -> Floats:
+    """Return which share of another leg's chunks has turns before one of a leg's; (H, M, M, R, P).
+
+    The last chunk of a tree is due at the end, as those of others are (topology.trees.trees): where
+    a leg's chunks are all abreast, the last of them comes after all of an earlier tree's, and after
+    all but one of a later tree's.
+
+    Args:
+        crossing: Of which these are.
+        legs: Of H links, M of each.
+        share_hmrp: Which shares are followed.
+        is_all_hmrp: Whether these are all that a leg has, at once.
+    """
+    count_hmr = crossing.count_kr[legs[1]]
+    is_earlier_hmm1 = (legs[1][:, None] <= legs[1][:, :, None])[..., None]
+    ahead_hmmr = np.where(is_earlier_hmm1, 1.0, 1.0 - 1.0 / count_hmr[:, None])
+    return np.where(is_all_hmrp[:, :, None], ahead_hmmr[..., None], share_hmrp[:, :, None])
 
 
 def _shared(
@@ -203,7 +230,7 @@ def _shared(
     legs: tuple[Places, Places, Places],
     is_there_hm: NDArray[np.bool_],
     begins_dksr: Floats,
-    share_hmrp: Floats,
+    followed: tuple[Floats, NDArray[np.bool_]],
 ) -> tuple[Floats, Floats]:
     """Return when shares of legs have left the links that they share, and those links' work for it.
 
@@ -212,7 +239,7 @@ def _shared(
         legs: Of H links, M of each.
         is_there_hm: Which of them there are.
         begins_dksr: When legs begin.
-        share_hmrp: Which shares are followed.
+        followed: Which shares of legs, and whether these are all that a leg has, at once.
 
     Returns:
         Shape (H, M, R, P) each; the first from all sites' beginning on.
@@ -226,7 +253,12 @@ def _shared(
     whole_hr = np.maximum(bytes_hmr.sum(axis=1), 1.0)
     work_hr = whole_hr / rate_h1 + unused_of_s(whole_hr, rate_h1, rtt_h1, window_hr)
     late_hmmr = (soonest_hmr[:, None] - begins_hmr[:, :, None]) / work_hr[:, None, None]
-    done_hmmrp = np.clip(share_hmrp[:, :, None] - late_hmmr[..., None], 0.0, 1.0)
+    own = np.arange(late_hmmr.shape[1])
+    late_hmmr[:, own, own] = 0.0
+    # What is alone on its way waits for those that are there before it, and for nobody else.
+    is_alone_hmmrp = followed[1][:, :, None] & (late_hmmr > 0)[..., None]
+    done_hmmrp = np.clip(_before(crossing, legs, *followed) - late_hmmr[..., None], 0.0, 1.0)
+    done_hmmrp[is_alone_hmmrp] = 0.0
     done_hmmrp = done_hmmrp * bytes_hmr[:, None, ..., None]
     all_hmrp = done_hmmrp.sum(axis=2)
     rate, rtt_s = rate_h1[..., None, None], rtt_h1[..., None, None]
