@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Plan random topologies: how long steps are, whether wider links make any longer, and what planning takes.
+"""Plan random topologies: how long steps and planning take, whether wider links make steps longer.
 
 Usage: python scripts/bench_planner.py [--sites 4] [--seeds 0:60] [--wider 3] [--model 64]
            [--codecs fp32] [--sizes one] [--job trainer] [--of plan] [--out FILE] [--against FILE];
        --help has the others
 
-Each seed is a topology whose links become wider `--wider` times, at random, one after another. Two planners
-are compared by `--out` with the one and `--against` with the other. `--model` is a width, or `any`: some of up
-to 1.6 GB of gradients, with links and sites that are as many times as fast.
+Each seed is a topology whose links become wider `--wider` times, at random, one after another. Two
+planners are compared by `--out` with the one and `--against` with the other. `--model` is a width,
+or `any`: some of up to 1.6 GB of gradients, with links and sites that are as many times as fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""More bandwidth never makes a plan slower: one plan over wider links, and the planner's choice for them."""
+"""Wider links never make a plan slower: the same plan over them, and what is planned for them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def a_random_tree(chance: random.Random, num_sites: int) -> Tree:
 
 
 def a_random_plan(chance: random.Random, topology: Topology) -> ReductionPlan:
-    """Return a gather, one tree, some stars, some trees, a ring, or what the linear program says."""
+    """Return a gather, one tree, some stars or trees, a ring, or what the linear program says."""
     count = len(topology.sites)
     kind = chance.choice(("gather", "tree", "stars", "trees", "ring", "packing"))
     if kind == "gather" or count == 2:
@@ -97,7 +97,7 @@ def with_bbr(topology: Topology, emulator: str) -> Topology:
 
 
 def a_random_job(chance: random.Random, topology: Topology) -> Job:
-    """Return a job of a few or of many chunks, as large as its links allow, whatever others would allow."""
+    """Return a job of few or many chunks, as large as its links allow, whatever others would."""
     job = a_job(chance.choice((8, 16)))
     model = Model(layers=chance.choice((2, 4)), heads=2, width=chance.choice((64, 128)), context=32)
     exchange = dataclasses.replace(

@@ -91,7 +91,7 @@ def test_a_launch_gets_the_degrees() -> None:
 
 
 def test_a_launch_and_a_simulation_get_the_chunks_and_buckets() -> None:
-    """Narrow links and small layers: other chunks and buckets than the job's own are worth something."""
+    """Narrow links, small layers: chunks and buckets other than the job's are worth something."""
     slow = TWO_SITES_YAML.replace("1Tbit/s", "400Mbit/s").replace("100TFLOP/s", "2TFLOP/s")
     text = (
         JOB_YAML.replace("{codec: bf16}", "{codec: bf16, chunk: 4MiB, bucket: 256MiB}")
@@ -275,7 +275,7 @@ def test_the_example_is_planned_in_seconds() -> None:
     assert time.process_time() - begun_s < 5  # as promised; it takes a tenth of that
     assert plan["predicted"]["step_s"] == pytest.approx(9.9, rel=0.05)
     assert [each["sequences"] for each in plan["sites"]] == [768, 768]
-    # Of NeMo's case: 12 to 13 Tbit/s for bf16 where nothing is hidden, 0.75 behind a whole backward pass.
+    # Of NeMo's case: 12 to 13 Tbit/s for bf16, nothing hidden; 0.75 behind a whole backward pass.
     [enough] = [each for each in plan["why"] if each.startswith("For 96%")]
     found = re.search(r"links of ([\d.]+)Tbit/s", enough)
     assert found is not None
@@ -285,7 +285,7 @@ def test_the_example_is_planned_in_seconds() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", ["1Tbit/s", "5Tbit/s"])
 def test_the_example_is_simulated_as_it_is_planned(rate: str) -> None:
-    """Six and eight stages of many parts: the last micro-batch's backward pass through all of them hides traffic."""
+    """Six, eight stages of many parts: the last backward pass through all of them hides traffic."""
     job, topology = example(f"links.0.bandwidth={rate}")
     choice = ParallelSearch(job, topology).best()
     assert choice is not None
@@ -313,7 +313,7 @@ def test_codecs_and_overlap_order_the_curve() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("codec", "width_bytes"), [("bf16", 2), ("fp32", 4)])
 def test_a_window_of_the_whole_backward_pass(codec: str, width_bytes: int) -> None:
-    """NeMo's 96 % with the whole backward pass to hide in: what bytes over time say, and slow start."""
+    """NeMo's 96 %, the whole backward pass to hide in: what bytes over time say, and slow start."""
     own = ("at_most.zero_stage=3", "at_most.pipeline=1")
     overrides = (*(f"workload.{each}" for each in own), f"exchange.codec={codec}")
     search = ParallelSearch(*example(job_overrides=overrides))

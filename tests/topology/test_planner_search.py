@@ -73,7 +73,7 @@ def every_codecs(job: Job, topology: Topology) -> Iterator[tuple[LinkCodec, ...]
 
 
 def every_exchange(job: Job, topology: Topology) -> Iterator[tuple[Job, ReductionPlan, float]]:
-    """Yield everything that can be decided for all of these sites but the spread of the batch; and its loss.
+    """Yield all that can be decided for all these sites but the spread of the batch; and its loss.
 
     What comes to the same, codecs of trees and chunks, once.
     """
@@ -94,7 +94,7 @@ def every_exchange(job: Job, topology: Topology) -> Iterator[tuple[Job, Reductio
 
 
 def exhaustive(job: Job, topology: Topology) -> tuple[float, int, float]:
-    """Return the best of everything that can be decided: seconds of a step, sites, what codecs lose."""
+    """Return the best of all that can be decided: seconds of a step, sites, what codecs lose."""
     names = [site.name for site in topology.sites]
     best = (float("inf"), 0, 0.0)
     for count in range(1, len(names) + 1):
@@ -127,7 +127,7 @@ def test_of_few_sites_it_is_the_best_of_all(
     seed: int, num_sites: int, codecs: tuple[str, ...]
 ) -> None:
     chance = random.Random(seed)
-    # Where links are as fast as gateways, a smaller codec that takes longer to make may be the slower one.
+    # Where links are as fast as gateways, a smaller codec that is slow to make may be slower.
     rates = (6.0, 9.5) if codecs == SLOW else (5.5, 8.0)
     topology = a_random_world(chance, num_sites, density=0.8, rates=rates)
     # Of four sites one size: chunks, buckets and all else go together in those of three.
@@ -144,7 +144,7 @@ def test_of_few_sites_it_is_the_best_of_all(
 def random_steps_s(
     chance: random.Random, job: Job, topology: Topology, count: int
 ) -> Iterator[float]:
-    """Yield the seconds of steps of anything that a plan could be, over two random sets of sites."""
+    """Yield the seconds of steps of anything a plan could be, over two random sets of sites."""
     for _ in range(2):
         part = random_part(chance, topology)
         known = ways(job, part)  # most of what this takes: each set is asked once

@@ -1,4 +1,4 @@
-"""The menu of weighted trees of three to five sites: what its arrays say is what its plans do; bounds are bounds."""
+"""Weighted trees of three to five sites: a menu's arrays say what plans do; bounds are bounds."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_fits_is_all_that_fits(seed: int) -> None:
         for trees, weights in zip(found.trees_nj.tolist(), found.weights_nj.tolist(), strict=True)
     }
     assert len(got) == len(found.set_n)
-    # Which of two trees of one weight goes first is seen in steps: it must not follow from what fits.
+    # Which of two trees of one weight goes first shows in steps: what fits must not decide it.
     assert (np.diff(found.sets_uj, axis=1) > 0).all()
     expected = set()
     for trees, most_r in zip(sets_uj.tolist(), most_ur, strict=True):
