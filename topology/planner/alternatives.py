@@ -34,11 +34,11 @@ class Estimates(Protocol):
         """Return a good choice for these sites; None where there is none."""
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
-        """Return the best choice in which exactly these sites take part; None where there is none."""
+        """Return the best choice in which just these sites take part; None where there is none."""
 
 
 def alternatives(search: Search, choice: Choice) -> list[dict[str, Any]]:
-    """Return other plans with their step time and cost, the fastest first; the choice is not among them."""
+    """Return other plans than the choice with their step time and cost, the fastest first."""
     found = [
         *other_sites(search, choice),
         *_other_codecs(search, choice),
@@ -49,7 +49,7 @@ def alternatives(search: Search, choice: Choice) -> list[dict[str, Any]]:
 
 
 def ordered(found: Iterable[Weighed], forms: Iterable[Weighed]) -> list[dict[str, Any]]:
-    """Return what was weighed as plain values, the fastest first; of the other reductions only the fastest."""
+    """Return what was weighed as plain values, fastest first; of other reductions the fastest."""
     best = sorted(forms, key=lambda each: each[1])[:FORMS]
     unique = {what: (step_s, usd) for what, step_s, usd in reversed([*found, *best])}
     return [

@@ -1,9 +1,10 @@
 """Which codecs the links of a reduction may have: one for all, or one for each link. Pure.
 
-A tree's chunks travel as the smallest codec of its links (topology/trees/link_codecs.py), so what links' codecs
-come to is a codec for each tree. Of all assignments that come to the same, one is looked at: each link
-has the largest codec that crosses it, and `exchange.codec` is that of most links. Not every choice of
-codecs for the trees can be had: each tree needs a link on which its own is the largest.
+A tree's chunks travel as the smallest codec of its links (topology/trees/link_codecs.py), so what
+links' codecs come to is a codec for each tree. Of all assignments that come to the same, one is
+looked at: each link has the largest codec that crosses it, and `exchange.codec` is that of most
+links. Not every choice of codecs for the trees can be had: each tree needs a link on which its own
+is the largest.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Coding:
     """Of the links that are not listed."""
     links: tuple[LinkCodec, ...]
     loss: float
-    """The mean of the squares of the chunks' relative errors: what decides between equally fast ones."""
+    """The mean square of the chunks' relative errors: what decides between equally fast ones."""
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -56,7 +57,7 @@ class Coding:
 
 
 def one_for_all(codecs: Sequence[str], exchange: Exchange) -> list[Coding]:
-    """Return each of the permitted codecs for all links, but for those that the job itself gives one."""
+    """Return each permitted codec for all links, but for those that the job itself gives one."""
     return [Coding(each, exchange.codecs, _loss([each], [1])) for each in codecs]
 
 
@@ -65,9 +66,9 @@ def by_link(
 ) -> list[Coding]:
     """Return codecs of single links, where several trees make a difference of them.
 
-    All that there are, if they are at most EVERY_CODING_MAX; else the smaller of two on the narrow links
-    and the larger on the wide ones. None where the job gives links codecs itself: it is asked for no
-    others.
+    All that there are, if they are at most EVERY_CODING_MAX; else the smaller of two on the narrow
+    links and the larger on the wide ones. None where the job gives links codecs itself: it is asked
+    for no others.
 
     Args:
         plan: Over the sites.
@@ -106,7 +107,7 @@ def _narrow_and_wide(pairs: Pairs, links: Sequence[Edge], count: int) -> Iterato
 def _vectors(
     plan: ReductionPlan, links: Sequence[Edge], assigned: Iterable[tuple[int, ...]]
 ) -> Iterable[tuple[int, ...]]:
-    """Return what links' codecs come to for the trees, each once: the least of each tree's links."""
+    """Return what links' codecs come to for trees, each once: the least of each tree's links."""
     place = {each: index for index, each in enumerate(links)}
     trees = [[place[edge(*hop)] for hop in tree.parent.items()] for tree in plan.trees]
     return dict.fromkeys(

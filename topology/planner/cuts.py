@@ -1,8 +1,8 @@
 """One way to cut a model over a site, and its times as plans reckon with them. Pure.
 
-A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m micro-batches;
-the step after tail_s more. What a joint step of several sites depends on besides is when gradients
-leave, of all stages and of the first one, and how much of them crosses one node.
+A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m
+micro-batches; the step after tail_s more. What a joint step of several sites depends on besides is
+when gradients leave, of all stages and of the first one, and how much of them crosses one node.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Cut:
         return micro_batches * self.micro_batch_s + bubble_s + self.reduction_s
 
     def timing(self, num_sequences: int, together: int) -> Timing:
-        """Return its times for a site's share of a step; so many layers' gradients leave together."""
+        """Return times for a site's share of a step; so many layers' gradients leave together."""
         head_s = self.head_s(self.degrees.micro_batches(num_sequences))
         stages = self.degrees.pipeline
         share = min(1.0, together / self.num_layers / stages)
@@ -108,7 +108,7 @@ class Timing:
 
     @property
     def preference(self) -> Point:
-        """What decides between cuts that are equal by all else: less to set up, then less memory."""
+        """What decides between cuts equal by all else: less to set up, then less memory."""
         degrees = self.cut.degrees
         return (
             degrees.zero_stage,
@@ -168,7 +168,7 @@ def given_cut(workload: Workload, degrees: Degrees, site: Site, *, serial: bool)
 
 
 def layers_together(workload: Workload, bucket_bytes: int) -> int:
-    """Return of how many layers the gradients leave together: as many as fill a bucket, one at least.
+    """Return of how many layers gradients leave together: as many as fill a bucket, one at least.
 
     Args:
         workload: the model.

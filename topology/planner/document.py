@@ -1,7 +1,7 @@
-"""The plan file: what was decided, for which job and topology, and why. Read strictly, written plainly.
+"""The plan file: what was decided, for which job and topology, why. Read strictly, written plainly.
 
-Only `decisions` changes a run. They may be edited: they are checked as if they stood in the job. The
-rest is for people, and for programs that compare plans.
+Only `decisions` changes a run. They may be edited: they are checked as if they stood in the job.
+The rest is for people, and for programs that compare plans.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def plan_text(plain: dict[str, Any]) -> str:
-    """Return a plan as its file holds it: what has no value is left out, for YAML here has no null."""
+    """Return a plan as its file holds it: without what has no value, for YAML here has no null."""
     body: str = yaml.dump(
         _without_null(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110
     )

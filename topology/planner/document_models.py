@@ -116,7 +116,7 @@ class InsideModel(Strict):
     alone_s: Seconds
     """Of a step without other sites; `busy_s` to `optimizer_s` are what it consists of."""
     busy_s: Seconds
-    """Of the slowest stage: its layers, with `collectives_s` of tensor, context and expert groups."""
+    """Of the slowest stage: its layers, with `collectives_s` of tensor, context, expert groups."""
     collectives_s: Seconds
     transfers_s: Seconds
     bubble_s: Seconds

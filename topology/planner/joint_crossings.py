@@ -1,7 +1,7 @@
-"""How long parts of an exchange take from site to site, with chunks of several sizes side by side. Pure.
+"""How long an exchange's parts take between sites, with chunks of several sizes side by side. Pure.
 
-A planner compares sizes, and they differ by little: all are worked out at once, and what one gains over
-another, at most, tells for which spreads of the batch it need not be looked at.
+A planner compares sizes, and they differ by little: all are worked out at once, and what one gains
+over another, at most, tells for which spreads of the batch it need not be looked at.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class JointCrossings:
         return self._wires[size].load(self._raw_bytes)
 
     def times_s(self, size: int, share: float, *, is_warm: bool) -> Floats:
-        """Return the exchange of a share of all bytes, with one of the sizes; -inf where nobody waits.
+        """Return the exchange of a share of all bytes, in one of the sizes; -inf: nobody waits.
 
         Connections have rested when the first gradients leave; those after them find them warm.
 
         Returns:
-            Seconds, shape (S, T): from a site's having its part to another's having what depends on it.
+            Seconds, shape (S, T): from a site's having its part to another's having what needs it.
         """
         key = (share, is_warm)
         if key not in self._times_s:
@@ -70,7 +70,7 @@ class JointCrossings:
         return times_s
 
     def gain_s(self, size: int, over: int) -> float:
-        """Return by how much one size is quicker than another, at most, of what was worked out so far."""
+        """Return how much quicker one size is than another, at most, by what is known so far."""
         return float(self._gains_s[size, over])
 
     def _worked_out(self, share: float, *, is_warm: bool) -> Floats:
@@ -89,7 +89,7 @@ class JointCrossings:
 
 
 def gateways_s(job: Job, topology: Topology, plan: ReductionPlan) -> list[float]:
-    """Return how long one gateway of each site would take for all bytes of a step; 0: it costs nothing."""
+    """Return how long one gateway of each site takes for all bytes of a step; 0: no cost."""
     if plan.num_sites == 1 or (job.plan is not None and job.plan.gateways == "unlimited"):
         return [0.0] * plan.num_sites
     ratio = usual_ratio(job.exchange.codec)

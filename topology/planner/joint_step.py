@@ -1,16 +1,17 @@
 """Steps of sites that each cut a model in their own way, and what crosses between them. Pure.
 
-As in topology/timing/step_time.py: site j ends step k once all that it needs is there, and the mean step is the
-largest cycle mean of
+As in topology/timing/step_time.py: site j ends step k once all that it needs is there, and the mean
+step is the largest cycle mean of
 
     w_ij = max over releases r of leave_i(r) + x_ij(L(r)) + tail_j,    w_ii = head_i + tail_i,
 
-where leave_i(r) counts from the beginning of i's step, L(r) are the bytes that have not left before r,
-and x_ij is the exchange of so many. x_ij grows with its bytes about as a line and r leave evenly, so the
-first and the last release decide; others lie between. The last micro-batch goes back through all stages one
-after another, and gradients leave all that time. Each rank's shard crosses its own node's gateway
-and card, so the fullest node's share of the bytes, which leaves in its own stage's part of that time, sets
-their pace, and no exchange and no step is shorter than they take. All nodes of a site send side by side.
+where leave_i(r) counts from the beginning of i's step, L(r) are the bytes that have not left before
+r, and x_ij is the exchange of so many. x_ij grows with its bytes about as a line and r leave
+evenly, so the first and the last release decide; others lie between. The last micro-batch goes back
+through all stages one after another, and gradients leave all that time. Each rank's shard crosses
+its own node's gateway and card, so the fullest node's share of the bytes, which leaves in its own
+stage's part of that time, sets their pace, and no exchange and no step is shorter than they take.
+All nodes of a site send side by side.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class JointModel:
         return max(gains_s)
 
     def step_s(self, timings: Sequence[Timing]) -> float:
-        """Return the mean seconds of a step; `timings` are of each site, in the topology's order."""
+        """Return a step's mean seconds; `timings` are of each site, in the topology's order."""
         if self._plan.num_sites == 1:
             return timings[0].alone_s
         pace_s = self._pace_s(timings)
@@ -144,7 +145,7 @@ class JointModel:
         )
         times = [(each.first_s, each.head_s, each.cut.tail_s, each.alone_s) for each in timings]
         first_s, head_s, tail_t, alone_s = np.array(times).T
-        # The fullest nodes begin later than the first ones do, and are done no sooner than they can be.
+        # The fullest nodes begin later than the first ones; they are done no sooner than they can.
         paced_s = np.array(
             [
                 max(each.node_first_s + pace_s, each.head_s + each.node_last_share * pace_s)

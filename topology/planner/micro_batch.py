@@ -1,9 +1,9 @@
-"""How many sequences a rank of the shipped trainer takes at once, where a plan is to decide it. Pure.
+"""How many sequences a rank of the shipped trainer takes at once, where a plan decides it. Pure.
 
-The largest number that fits: what hides the exchange is the backward pass of the last micro-batch alone,
-for the gradients of those before it are summed first. The trainer takes one number for all sites, so
-the least memory decides. Where a rank's share is more than that, the spread of the batch over the sites
-sees to it that the last micro-batch is no short rest (topology/planner/shares.py).
+The largest number that fits: what hides the exchange is the backward pass of the last micro-batch
+alone, for the gradients of those before it are summed first. The trainer takes one number for all
+sites, so the least memory decides. Where a rank's share is more than that, the spread of the batch
+over the sites sees to it that the last micro-batch is no short rest (topology/planner/shares.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topology.world import Site, Topology
 
 
 def largest_micro_batch(job: Job, topology: Topology) -> tuple[int, Site]:
-    """Return the largest micro-batch that fits all of these sites, 1 at least, and whose memory decides.
+    """Return the largest micro-batch that fits these sites, 1 at least, and whose memory decides.
 
     Args:
         job: Gives the model; no micro-batch is larger than its batch.

@@ -1,17 +1,20 @@
 """What no step over weighted trees is shorter than: of many mixes at once. Pure, by arrays.
 
-As topology.timing.step_time has it, of which these are parts: bytes on links and in gateways, and releases of gradients
-over connections that are warm. Of links that do not start slowly, and a batch whose spreads are all tried, the last of
-these bounds is the step itself but for network cards and the fabric inside sites.
+As topology.timing.step_time has it, of which these are parts: bytes on links and in gateways, and
+releases of gradients over connections that are warm. Of links that do not start slowly, and a batch
+whose spreads are all tried, the last of these bounds is the step itself but for network cards and
+the fabric inside sites.
 
-1. `may_be_busy_s`: a link's bytes have to get through it before a step ends. The last of them that had to wait go up to, or
-   come down from, the site at the link's lower end, which cannot end its step before. So that bounds what
-   mixes put on links, before there are any (`tree_mixes.mixes_within`).
+1. `may_be_busy_s`: a link's bytes have to get through it before a step ends. The last of them that
+   had to wait go up to, or come down from, the site at the link's lower end, which cannot end its
+   step before. So that bounds what mixes put on links, before there are any
+   (`tree_mixes.mixes_within`).
 2. `least_s`: the same for each mix, with what each tree takes by itself with as many chunks.
 3. `of_spreads_s`: with all that trees do to each other, for the best of some spreads of the batch.
 
-Legend of shapes, which end names in lower case: N mixes, U sets of trees, J trees of one, K trees of all, C numbers of chunks,
-R directed links, S sites (sources), T sites (targets), B spreads of the batch, P releases.
+Legend of shapes, which end names in lower case: N mixes, U sets of trees, J trees of one, K trees
+of all, C numbers of chunks, R directed links, S sites (sources), T sites (targets), B spreads of
+the batch, P releases.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ _RELEASES = 64
 _GRID = 129
 """Times of gateways that are looked at."""
 _COUNTS = 16
-"""Numbers of chunks for which each tree is looked at by itself, at most; others count as the next smaller one."""
+"""Numbers of chunks for which each tree is looked at by itself, at most; others count as the next
+smaller one."""
 
 
 class MixBounds:
@@ -95,7 +99,7 @@ class MixBounds:
         self._links = TreeLinks(topology, trees, warm[0])
 
     def _alones_s(self) -> Floats:
-        """Return `_late_s` where one tree carries so many chunks of the first release; (K, C, S, T)."""
+        """Return `_late_s` if a tree carries so many chunks of the first release; (K, C, S, T)."""
         found, loads = [], self._crossings.loads
         which = np.repeat(np.arange(len(loads)), len(self._count_c)).tolist()
         num_chunks = np.array([load.num_chunks for load in loads])
@@ -107,10 +111,11 @@ class MixBounds:
         return np.array(found)
 
     def _late_s(self, there_npst: Floats) -> Floats:
-        """Return how much later than the end of each site's computing another has all of it; (N, S, T).
+        """Return how long after the end of each site's computing another has all of it; (N, S, T).
 
         Args:
-            there_npst: Crossings from the first knot on; of the later ones that are left out nothing is said.
+            there_npst: Crossings from the first knot on; of the later ones that are left out
+                nothing is said.
         """
         knots_p = self._knots[: there_npst.shape[1]]
         late_npst = there_npst + self._added_sr[:, knots_p].T[..., None]
@@ -141,8 +146,8 @@ class MixBounds:
     def may_be_busy_s(self, sets_uj: Counts, at_most_s: float) -> Floats:
         """Return how long mixes of sets may keep each link and gateway busy; shape (U, R + S).
 
-        Where all trees of a set have a link's lower end at the same site, that one waits for all that had
-        to wait there.
+        Where all trees of a set have a link's lower end at the same site, that one waits for all
+        that had to wait there.
         """
         most_ur = np.full((len(sets_uj), self._link_kr.shape[1]), at_most_s)
         lower_ur, chunk_ur = self._links.lowers(sets_uj), self._links.chunk_kr[sets_uj].max(axis=1)
@@ -150,7 +155,8 @@ class MixBounds:
         least_s = self._sequence_s * (1 - first) + self._within_s[:, 0] + self._within_s[:, -1]
         free_ur = at_most_s - least_s[lower_ur] - self._links.there_and_back_s
         uses_ur = (self._links.chunk_kr[sets_uj] > 0).sum(axis=1)
-        # Single chunks, and those that are abreast, wait for nobody; and weights come to a chunk more or less.
+        # Single chunks, and those that are abreast, wait for nobody; and weights come to a chunk
+        # more or less.
         loose_ur = uses_ur * (1 + self._links.abreast_r) * chunk_ur
         known_ur = np.maximum(free_ur, 0.0) + loose_ur
         most_ur = np.where(lower_ur >= 0, np.minimum(most_ur, known_ur), most_ur)
@@ -215,7 +221,7 @@ class MixBounds:
         return Crossed(self._crossings.of_set(mixes), self._gateway_s(mixes))
 
     def may_fit(self, mixes: Mixes, at_most_s: float) -> NDArray[np.bool_]:
-        """Return which of these mixes may take no longer, by the crossing of all bytes; as `fits`, but sooner.
+        """Return which mixes may take no longer, by all bytes' crossing; as `fits`, but sooner.
 
         Args:
             mixes: Those of one set side by side.
@@ -225,7 +231,7 @@ class MixBounds:
         return self.fits(Crossed(there, self._gateway_s(mixes)), at_most_s)
 
     def _gateway_s(self, mixes: Mixes) -> Floats:
-        """Return what no exchange of mixes is shorter than, for it keeps a gateway busy so long; shape (N,)."""
+        """Return what no mix's exchange is shorter than: so long a gateway is busy; shape (N,)."""
         found: Floats = shared_nr(mixes, self._gateway_ks).max(axis=1) * _EXACT
         return found
 

@@ -1,7 +1,7 @@
-"""How long exchanges of many mixes take, with all that their trees do to each other. Pure, by arrays.
+"""How long many mixes' exchanges take, with all that trees do to each other. Pure, by arrays.
 
-Legend of shapes, which end names in lower case: N mixes, J trees of one, K trees of all, S sites (sources), T sites
-(targets), P releases, F mixes of a few sets.
+Legend of shapes, which end names in lower case: N mixes, J trees of one, K trees of all, S sites
+(sources), T sites (targets), P releases, F mixes of a few sets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
 
 _ABREAST = 4
-"""Sets of trees that are followed together, each as if it were alone: of more, arrays are mostly zeros."""
+"""Sets of trees followed together, each as if it were alone: of more, arrays are mostly zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,16 @@ class Crossed:
         return Crossed(self.there_npst[rows], self.gateway_n[rows])
 
     def at_least(self, there_npst: Floats, left_p: Floats) -> Floats:
-        """Return crossings of such parts of the bytes that are no shorter than gateways take for them."""
+        """Return crossings of such parts of the bytes, none shorter than gateways take for them."""
         least_np11 = (self.gateway_n[:, None] * left_p)[..., None, None]
         return np.where(np.isinf(there_npst), -math.inf, np.maximum(there_npst, least_np11))
 
 
 class MixCrossings:
-    """Exchanges over warm connections: of all bytes, and of what has not left before each of some releases."""
+    """Exchanges over warm connections, of all bytes and of parts.
+
+    Parts are what has not left before each of some releases.
+    """
 
     def __init__(self, topology: Topology, trees: Sequence[Tree], loads: Sequence[Load]) -> None:
         """Take what crosses.

@@ -1,7 +1,7 @@
 """The most promising weighted sets of trees, where no bound says which is best.
 
-Connections that start slowly, and batches of which not all spreads are tried: what mixes come to is then known of
-single ones only, and takes long. A few are picked by what they come to without that.
+Connections that start slowly, and batches of which not all spreads are tried: what mixes come to is
+then known of single ones only, and takes long. A few are picked by what they come to without that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All weighted sets of trees with one codec and one size of chunks and buckets, as far as bounds leave them."""
+"""All weighted sets of trees with one codec, one size of chunks and buckets, that bounds leave."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class MixGroup:
     """US dollars a step, if one tree carries all."""
 
     def looked(self, part: Part, limit_s: float, size: int = 1) -> Iterator[tuple[Mixes, Floats]]:
-        """Yield the mixes whose bounds are no more than so many seconds, and these, some sets of trees at a time.
+        """Yield mixes whose bounds are at most so many seconds, and these, some sets at a time.
 
-        The most promising first, of sets and of the mixes of each. At least `size` mixes, but at the end.
+        The most promising first, of sets of trees and of the mixes of each. At least `size` mixes,
+        but at the end.
         """
         bounds = self.bounds
         most_k = bounds.largest_weights(part.total, limit_s)

@@ -1,7 +1,7 @@
-"""What trees put on links and gateways, and at which site the lower end of a link is. Pure, by arrays.
+"""What trees put on links and gateways, and at which site a link's lower end is. Pure, by arrays.
 
-Legend of shapes, which end names in lower case: N mixes, U sets of trees, J trees of one, K trees of all, R directed links,
-S sites.
+Legend of shapes, which end names in lower case: N mixes, U sets of trees, J trees of one, K trees
+of all, R directed links, S sites.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def busy_s(job: Job, topology: Topology, trees: Sequence[Tree]) -> tuple[Floats, Floats]:
-    """Return how long a step's bytes keep links and gateways busy if one tree carries all; (K, R), (K, S)."""
+    """Return how long links and gateways are busy if one tree carries a step; (K, R), (K, S)."""
     ratio = usual_ratio(job.exchange.codec)
     nodes = np.array([site.nodes for site in topology.sites])
     links, gateways = [], []
@@ -80,7 +80,8 @@ class TreeLinks:
                         self._lower_kr[index, row] = lower
                         self.chunk_kr[index, row] = load.chunk_bytes[index] / link.bytes_per_s
         self.there_and_back_s = np.full(len(links), math.inf)
-        """Of a round trip, and of a chunk or less on the way back: what comes to all that a link carries."""
+        """Of a round trip, and of a chunk or less on the way back: what comes to all that a link
+        carries."""
         for row, (source, target) in enumerate(links):
             if (target, source) in links:
                 link, back = links[source, target], links[target, source]
@@ -89,7 +90,7 @@ class TreeLinks:
                 self.there_and_back_s[row] = (link.rtt_s + back.rtt_s) / 2 + chunk_s
 
     def lowers(self, sets_uj: Counts) -> Counts:
-        """Return the site at each link's lower end, of sets whose trees agree; else -1; shape (U, R)."""
+        """Return the site at each link's lower end if its set's trees agree; else -1; (U, R)."""
         lower_ujr = self._lower_kr[sets_uj]
         most_ur = lower_ujr.max(axis=1)
         least_ur = np.where(lower_ujr < 0, most_ur[:, None], lower_ujr).min(axis=1)

@@ -1,4 +1,4 @@
-"""The best of all weighted trees of three to five sites: bounds leave few of a menu, which are looked at one by one."""
+"""The best weighted trees of three to five sites: the few of a menu bounds leave, one by one."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _BLOCK = 256
 """Mixes whose bounds for all spreads are worked out together."""
 _DEEPER = (0.7, 0.8, 0.9, 1.0)
-"""Parts of the best step known: first those mixes are looked for that may be so much shorter, for what is found makes
-the rest fewer."""
+"""Parts of the best step known: first those mixes are looked for that may be so much shorter, for
+what is found makes the rest fewer."""
 _AT_ONCE = (1.0,)
 _SAME = 10.0 ** (1 - DIGITS) / 2
 """How much what comes to the same after rounding may differ by."""
@@ -87,14 +87,14 @@ class MixSearch:
         self._busy = [busy_s(each, topology, self._trees) for each in self._jobs]
 
     def single_trees(self) -> Iterator[tuple[float, ReductionPlan, int]]:
-        """Yield each tree with each codec: the seconds that its bytes take, reduction, which coding."""
+        """Yield each tree with each codec: the seconds its bytes take, reduction, which coding."""
         for coding_index, (link_kr, gateway_ks) in enumerate(self._busy):
             busy_k = np.maximum(link_kr.max(axis=1), gateway_ks.max(axis=1))
             for tree, least_s in zip(self._trees, busy_k.tolist(), strict=True):
                 yield least_s, mix_plan((tree,), (1,)), coding_index
 
     def guesses(self) -> Iterator[tuple[float, ReductionPlan, int]]:
-        """Yield of each codec the small mix whose bytes take least: seconds, reduction, which coding."""
+        """Yield each codec's small mix whose bytes take least: seconds, reduction, which coding."""
         mixes = small_mixes(len(self._trees))
         for coding_index, busy in enumerate(self._busy if len(mixes.set_n) else ()):
             busy_n = shared_nr(mixes, np.concatenate(busy, axis=1)).max(axis=1)
@@ -222,7 +222,7 @@ class MixSearch:
     def _may_win(
         self, best: Choice, group: MixGroup, mixes: Mixes, least_n: Floats
     ) -> NDArray[np.bool_]:
-        """Return which mixes may be better than the best, by these seconds; its rank's entries, by arrays."""
+        """Return which mixes may beat the best, by these seconds; its rank's entries, by arrays."""
         coding_index = group.coding_index
         mine = (len(self._topology.sites), self._codings[coding_index].loss, coding_index)
         objectives = best.rank[: -len(_REST)]

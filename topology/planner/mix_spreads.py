@@ -1,4 +1,4 @@
-"""How much of a batch sites can take, given how late what they exchange is: of many mixes at once. Pure, by arrays.
+"""How much of a batch sites can take, by how late exchanges are, of many mixes. Pure, by arrays.
 
 Legend of shapes, which end names in lower case: N mixes, S sites (sources), T sites (targets).
 """
@@ -29,7 +29,7 @@ class SpreadRoom:
     """Of a batch that may be spread in any way, or of one spread."""
 
     def __init__(self, job: Job, topology: Topology, only: Sequence[int] | None) -> None:
-        """Take a job's batch; `only` is the one spread that counts, of the busiest rank of each site."""
+        """Take a job's batch; `only` is the one spread that counts, of each site's busiest rank."""
         self.sequence_s = np.array([sequence_s(job, site) for site in topology.sites])
         self._ranks = np.array([site.num_ranks for site in topology.sites])
         self._batch = job.trainer.global_batch
@@ -39,8 +39,8 @@ class SpreadRoom:
         """Return whether there may be a spread with which no cycle of one site or two takes longer.
 
         Args:
-            late_nst: How much later than the end of a site's computing another has all that depends on it; -inf
-                where nobody waits.
+            late_nst: How much later than the end of a site's computing another has all that depends
+                on it; -inf where nobody waits.
             at_most_s: Of a step.
         """
         if math.isinf(at_most_s):
@@ -55,9 +55,9 @@ class SpreadRoom:
     def _any_fits(self, late_nst: Floats, at_most_s: float) -> NDArray[np.bool_]:
         """Return the same of any spread.
 
-        A site computes for no longer than a step less what its own bytes are late, and two sites together for no longer
-        than two steps less what each other's are. So two sites take a limited part of the batch, and all sites
-        are two pairs, in three ways; or a pair and one.
+        A site computes for no longer than a step less what its own bytes are late, and two sites
+        together for no longer than two steps less what each other's are. So two sites take a
+        limited part of the batch, and all sites are two pairs, in three ways; or a pair and one.
         """
         rate = self._ranks / self.sequence_s
         room_ns = np.minimum(at_most_s - np.einsum("nss->ns", late_nst), at_most_s)
@@ -79,9 +79,10 @@ class SpreadRoom:
     def least_s(self, late_nst: Floats) -> Floats:
         """Return what no step is shorter than, however the batch is spread; shape (N,).
 
-        With n sequences in its busiest rank a site takes n t + a, a being what its own bytes are late; and of
-        all sites r n, r being their ranks, add up to the batch. So the mean of all t n + a, weighted by r / t,
-        is no more than a step. Where the whole n that fit are too few, the next one that fits decides.
+        With n sequences in its busiest rank a site takes n t + a, a being what its own bytes are
+        late; and of all sites r n, r being their ranks, add up to the batch. So the mean of all
+        t n + a, weighted by r / t, is no more than a step. Where the whole n that fit are too few,
+        the next one that fits decides.
         """
         waits_ns = np.maximum(np.einsum("nss->ns", late_nst), 0.0)
         rate = self._ranks / self.sequence_s

@@ -1,4 +1,4 @@
-"""The plan of a job that describes its model, as plain values: topology/planner/plan.py's counterpart."""
+"""The plan of a described model, as plain values: topology/planner/plan.py's counterpart."""
 
 from __future__ import annotations
 
@@ -90,19 +90,19 @@ def _inside(search: ParallelSearch, site: Site, choice: CutChoice, index: int) -
 
 
 def max_peak(site: Site) -> float:
-    """Return the FLOP/s by which utilisation is counted: those that the cost model computes with."""
+    """Return the FLOP/s by which utilisation is counted: those the cost model computes with."""
     peaks = site.accelerator.peak_flops_per_s
     return peaks.get("bf16", max(peaks.values()))
 
 
 def cut_alternatives(search: ParallelSearch, choice: CutChoice) -> list[dict[str, Any]]:
-    """Return other plans with their step time and cost, the fastest first; the choice is not among them."""
+    """Return other plans than the choice with their step time and cost, the fastest first."""
     found = [*other_sites(search, choice), *_other_settings(search, choice)]
     return ordered(found, _other_forms(search, choice))
 
 
 def _other_settings(search: ParallelSearch, choice: CutChoice) -> Iterator[Weighed]:
-    """Other codecs; nothing hidden; the job's own sizes; every site with the cut that is fastest by itself."""
+    """Other codecs; nothing hidden; the job's own sizes; each site with the cut fastest alone."""
     if len(choice.sites) == 1:
         return
     job = search.job
@@ -183,7 +183,7 @@ def cut_site_worths(search: ParallelSearch, choice: CutChoice) -> list[dict[str,
 def cut_link_worths(
     search: ParallelSearch, choice: CutChoice, model: JointModel
 ) -> list[dict[str, Any]]:
-    """Return each link between sites that take part: how busy it is, and the step if it were wider."""
+    """Return each link between sites that take part: how busy it is, and the step were it wider."""
     topology = choice.topology(search.topology)
     index = {site.name: site.index for site in topology.sites}
     found: dict[frozenset[str], dict[str, Any]] = {}

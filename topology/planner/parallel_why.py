@@ -1,4 +1,4 @@
-"""A plan with cuts in sentences: what binds, why these cuts, how wide links would have to be, which regime."""
+"""A plan with cuts in sentences: what binds, why these, how wide links have to be, which regime."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def _needed(search: ParallelSearch, choice: CutChoice) -> str:
 def wider_for(search: ParallelSearch, choice: CutChoice, efficiency: float) -> float:
     """Return by which factor links have to be wider, or may be narrower; infinite: none is enough.
 
-    Sites, reduction, codec and sizes stay; the spread is the one that is fastest if nothing crosses, and cuts
-    are chosen anew for each bandwidth.
+    Sites, reduction, codec and sizes stay; the spread is the one that is fastest if nothing
+    crosses, and cuts are chosen anew for each bandwidth.
     """
     split, alone_s = search.balanced(choice.sites)
     fronts = [

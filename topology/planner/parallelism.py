@@ -1,8 +1,8 @@
-"""How a site could cut a model over its ranks: every way that comes into question, and what fits its memory.
+"""How a site could cut a model over its ranks: every way in question, and what fits its memory.
 
-Degrees are divisors: tensor groups stay within a node, stages have equally many layers, and all ranks
-take part. What is left after tensor, pipeline and context is data. ZeRO 2 and 3 come without a
-pipeline only: cut gradients or parameters would cross the fabric again for every micro-batch.
+Degrees are divisors: tensor groups stay within a node, stages have equally many layers, and all
+ranks take part. What is left after tensor, pipeline and context is data. ZeRO 2 and 3 come without
+a pipeline only: cut gradients or parameters would cross the fabric again for every micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VIRTUAL_STAGES_MAX = 16
 
 
 def every_cut(model: DescribedModel, site: Site) -> Iterator[Degrees]:
-    """Yield every way to cut a model over all ranks of a site, whether it fits their memory or not."""
+    """Yield every way to cut a model over all of a site's ranks, whether it fits memory or not."""
     limits = {
         name: most for name, most in dataclasses.asdict(model.at_most).items() if most is not None
     }
@@ -121,7 +121,7 @@ def in_words(degrees: Degrees) -> str:
 
 
 def why_not(workload: Workload, degrees: Degrees, site: Site, num_sequences: int) -> str | None:
-    """Return why a cut does not fit a site's memory, and what recomputing would make of it; None: it does."""
+    """Return why a cut does not fit a site's memory, and what recomputing does; None: it fits."""
     needed = memory(workload, degrees, num_sequences).total
     has = site.accelerator.memory_bytes
     if needed <= has:

@@ -1,4 +1,4 @@
-"""The times of each site's step where a job says which sites take part, and how they cut its model. Pure."""
+"""The times of each site's step where a job says which sites take part, with which cuts. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from topology.world import Site, Topology
 
 
 def placed_timings(job: Job, topology: Topology) -> list[Timing]:
-    """Return the times of each site's cut; where nobody knows how it cuts the model, of its fastest.
+    """Return the times of each site's cut; where nobody knows how it cuts, of its fastest.
 
     Args:
         job: describes its model.

@@ -1,4 +1,4 @@
-"""A plan as plain values: what was decided, what it comes to, and why. topology/planner/document.py reads it."""
+"""A plan as plain values for topology/planner/document.py: decisions, what they come to, why."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
 
 
 def _plan_with_cuts(job: Job, topology: Topology) -> dict[str, Any]:
-    """Return the best plan for a job that describes its model; arguments and errors as of `make_plan`."""
+    """Return a described model's best plan; arguments and errors as of `make_plan`."""
     search = ParallelSearch(job, topology)
     choice = search.best()
     if choice is None:
@@ -142,7 +142,7 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
 
 
 def _codecs(choice: Choice, job: Job) -> dict[str, Any]:
-    """Return the codec of all links, and those of single ones; what the job itself gives them stays."""
+    """Return the codec of all links, and those of single ones; what the job gives them stays."""
     decided: dict[str, Any] = {"codec": choice.coding.codec}
     if choice.coding.links and not job.exchange.codecs:
         decided["codecs"] = [

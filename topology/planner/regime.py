@@ -1,7 +1,8 @@
 """What exchanging less often than every step would bring, as far as a job permits it. Pure.
 
-Every step, DiLoCo rounds of H inner steps, and streaming in fragments, each applied a step after it was
-sent (topology/cost/local_sgd.py). A plan only says what they would come to: it plans every step.
+Every step, DiLoCo rounds of H inner steps, and streaming in fragments, each applied a step after it
+was sent (topology/cost/local_sgd.py). A plan only says what they would come to: it plans every
+step.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def rounds(
 ) -> tuple[tuple[Round, int], tuple[Round, int]]:
     """Return a DiLoCo round and a streaming one, each with its fragments, of at most `most` steps.
 
-    Rounds are no longer than it takes to compute _UTILISED of the time. A fragment's result is applied
-    a step after it was sent, where there are steps enough between two.
+    Rounds are no longer than it takes to compute _UTILISED of the time. A fragment's result is
+    applied a step after it was sent, where there are steps enough between two.
     """
 
     def shortest(fragments: int, overlap_steps: int) -> Round:

@@ -33,8 +33,8 @@ def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:
     """Return the memory that a rank of the shipped trainer needs, with so many sequences at once.
 
     Every rank holds all of the model: parameters, gradients and Adam's moments in float32, the
-    activations of a micro-batch, and buffers for other sites. What the runtime takes is left out, for it
-    is not the same on all. A lossy codec that may be chosen counts as if it were.
+    activations of a micro-batch, and buffers for other sites. What the runtime takes is left out,
+    for it is not the same on all. A lossy codec that may be chosen counts as if it were.
     """
     workload = workload_of(job.trainer.model)
     cut = Degrees(data=site.num_ranks, micro_batch=micro_batch, fused_attention=True)

@@ -1,12 +1,13 @@
 """The search for the best plan: every set of up to ten sites, and for each all that can be decided.
 
-For some sites a batch is spread so that the slowest is fastest (topology/planner/shares.py); then all
-reductions, codecs and sizes are tried, the ones with the least lower bound first, and none whose lower
-bound is no better than what was found. A step is never shorter than the slowest site computes, or
-than the busiest link takes. Up to EXACT_SITES sites that is complete, where what there is to choose from does
-not follow from rates (`_is_from_menu`): nothing within the choice is better; single links get codecs of their own
-last, where there are more than EVERY_CODEC_SITES. For more, only the reductions with the least bounds are looked at with all sizes; and of more than EVERY_SET_SITES sites, one
-after another is left out for as long as that helps.
+For some sites a batch is spread so that the slowest is fastest (topology/planner/shares.py); then
+all reductions, codecs and sizes are tried, the ones with the least lower bound first, and none
+whose lower bound is no better than what was found. A step is never shorter than the slowest site
+computes, or than the busiest link takes. Up to EXACT_SITES sites that is complete, where what there
+is to choose from does not follow from rates (`_is_from_menu`): nothing within the choice is better;
+single links get codecs of their own last, where there are more than EVERY_CODEC_SITES. For more,
+only the reductions with the least bounds are looked at with all sizes; and of more than
+EVERY_SET_SITES sites, one after another is left out for as long as that helps.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from topology.traffic.wire_load import starts_slowly
 from topology.world import Topology
 
 EXACT_SITES = 5
-"""Of a topology of up to so many, the best plan is found; of a larger one, one that is probably that."""
+"""Of a topology of up to so many, the best of all that there is to choose from is found; of a
+larger one, one that is probably that."""
 EVERY_SET_SITES = 10
 _SPREAD_SETS = 12
-"""Sets of sites whose batch is spread anew, of those that are best with the slowest site fastest."""
+"""Sets of sites whose batch is spread anew, of those best with the slowest site fastest."""
 _THOROUGH_SETS = 3
 _NEAR_ENOUGH = 1.2
-"""How many times the best's step or cost a guess may be for its sites to be looked at thoroughly."""
+"""How many times the best's step or cost a guess may be for a thorough look at its sites."""
 
 Names = tuple[str, ...]
 
@@ -63,7 +65,7 @@ class Search:
         self._thorough: dict[Names, Choice | None] = {}
 
     def best(self) -> Choice | None:
-        """Return the best choice of all; None where the batch is too small for every set of sites."""
+        """Return the best choice of all; None if the batch is too small for every set of sites."""
         names = tuple(site.name for site in self.topology.sites)
         if self.wishes.sites == "all":
             best = self.best_of(names)
@@ -74,7 +76,7 @@ class Search:
         return None if best is None else self._recoded(self._moved(self._completed(best)))
 
     def _of_every_set(self, names: Names) -> Choice | None:
-        """Return the best choice of all sets of these sites, as far as bounds do not rule them out."""
+        """Return the best choice of all sets of these sites, as far as bounds leave them."""
         best: Choice | None = None
         quick: list[Choice] = []
         for bound, chosen in self._bounds.of_every_set(names):
@@ -105,7 +107,7 @@ class Search:
     def _moved(self, best: Choice) -> Choice:
         """Let trees have other weights, where not all mixes of them were looked at.
 
-        Of so many plans the best is also the one that formulas flatter most: the simulator has to agree.
+        Of so many plans the best is also the one formulas flatter most: the simulator has to agree.
         """
         topology = restricted(self.topology, best.sites)
         if self.job.reduction != Reduction() or self._is_from_menu(topology):
@@ -159,7 +161,7 @@ class Search:
             best = next_best
 
     def _neighbour(self, best: Choice, names: Names) -> Choice:
-        """Return the better of `best` and what these sites can do; of many sites, only a good guess."""
+        """Return the better of `best` and what these sites can do; of many, only a good guess."""
         guess = self._quick(names, is_split=True)
         if guess is None or guess.rank[0] > _NEAR_ENOUGH * best.rank[0]:
             return best
@@ -168,14 +170,14 @@ class Search:
         return better(best, guess) or best
 
     def like(self, choice: Choice, topology: Topology) -> Search:
-        """Return a search on a topology for choices with the codecs, chunks and buckets of one that is known."""
+        """Return a search on a topology for choices with a known one's codecs and sizes."""
         own = bool(self.job.exchange.codecs)
         codecs = (choice.coding.codec,) if own else choice.coding.codecs
         wishes = dataclasses.replace(self.wishes, codecs=codecs)
         return Search(dataclasses.replace(self.job, plan=wishes), topology, (choice.sizing,))
 
     def best_of(self, names: Iterable[str]) -> Choice | None:
-        """Return the best choice in which exactly these sites take part; None where there is none."""
+        """Return the best choice in which just these sites take part; None where there is none."""
         chosen = self._ordered(names)
         if chosen not in self._thorough:
             found = self._set(chosen, with_packings=True)
@@ -228,7 +230,7 @@ class Search:
         )
 
     def _with_micro_batch(self, topology: Topology) -> Job:
-        """Return the job with the largest micro-batch that fits these sites, if it is to be decided."""
+        """Return the job with the largest micro-batch that fits these sites, if to be decided."""
         if self.wishes.micro_batch == "given":
             return self.job
         most, _ = largest_micro_batch(self.job, topology)
@@ -240,7 +242,7 @@ class Search:
         return tuple(site.name for site in self.topology.sites if site.name in wanted)
 
     def _by_leaving_out(self, names: Names) -> Choice | None:
-        """Leave out whichever site it helps most to leave out, until half of them in a row have not helped."""
+        """Leave out the site it helps most to leave out, until half of all in a row do not help."""
         kept = self._with_sequences(names)
         best = self._quick(kept)
         num_worse = 0
@@ -259,7 +261,7 @@ class Search:
         return self._improved(climbed, climbed.sites) or climbed
 
     def _with_sequences(self, names: Names) -> Names:
-        """Leave out sites until each rank has a sequence: first those that are slowest with as many."""
+        """Leave out sites until each rank has a sequence: first those slowest with as many."""
         kept = list(names)
         by_speed = sorted(
             names, key=lambda name: (self.sequence_s[name], self.topology.site(name).num_ranks)

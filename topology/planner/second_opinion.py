@@ -1,4 +1,4 @@
-"""What the simulator says of a plan, where that is something else than what the plan says of itself."""
+"""What the simulator says of a plan, where that is not what the plan says of itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNKS_MAX = 20_000
 
 
 def simulated_s(job: Job, topology: Topology, choice: Choice) -> float | None:
-    """Return a simulated step of a plan, whose slowest site counts; None where that would take long.
+    """Return a plan's simulated step, whose slowest site counts; None where that would take long.
 
     Args:
         job: As it was given; the trainer that ships.
@@ -36,10 +36,10 @@ def simulated_s(job: Job, topology: Topology, choice: Choice) -> float | None:
 
 
 def simulated_otherwise(job: Job, topology: Topology, choice: Choice) -> list[str]:
-    """Return a warning if the simulator, which follows every chunk, predicts another step; else nothing.
+    """Return a warning if the simulator, following every chunk, predicts another step; else none.
 
-    The planner's formulas are made so that a wider link never makes them slower, and are least true of several
-    trees that share links. Arguments are those of `simulated_s`.
+    The planner's formulas are made so that a wider link never makes them slower, and are least true
+    of several trees that share links. Arguments are those of `simulated_s`.
     """
     step_s = simulated_s(job, topology, choice)
     if step_s is None or abs(step_s / choice.step_s - 1) <= DOUBTFUL:

@@ -1,4 +1,4 @@
-"""What no plan of a set of sites is better than, of all sets: which are looked at first, and which not at all."""
+"""What no plan of a set of sites is better than: which sets come first, and which not at all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SetBounds:
         self._objective = (job.plan or PlanWishes()).objective
 
     def of_every_set(self, names: Names) -> list[tuple[Rank, Names]]:
-        """Return every set of sites with what it cannot be better than, the most promising first."""
+        """Return every set of sites with what it cannot be better than, most promising first."""
         found = []
         for count in range(len(names), 0, -1):
             for chosen in itertools.combinations(names, count):

@@ -59,8 +59,8 @@ def improved(
 ) -> tuple[Split, float]:
     """Return a split that is at least as fast as `begin`, and its seconds.
 
-    Where there are at most EVERY_SPLIT_MAX, the fastest of all. Else as far as moving sequences from
-    one site to another leads: so many that the giver's busiest rank has one less, or full
+    Where there are at most EVERY_SPLIT_MAX, the fastest of all. Else as far as moving sequences
+    from one site to another leads: so many that the giver's busiest rank has one less, or full
     micro-batches only, for the last one's length is the time that hides the exchange.
 
     Args:
@@ -94,7 +94,7 @@ def _fastest(
 
 
 def every_split(ranks: Sequence[int], batch: int) -> list[Split] | None:
-    """Return all splits that give every rank a sequence; None if there are more than EVERY_SPLIT_MAX."""
+    """Return all splits that give every rank a sequence; None: more than EVERY_SPLIT_MAX."""
     if math.comb(batch - sum(ranks) + len(ranks) - 1, len(ranks) - 1) > EVERY_SPLIT_MAX:
         return None
     return [*_every(ranks, batch)]

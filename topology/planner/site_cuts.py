@@ -1,7 +1,7 @@
-"""The cuts of one site that could be part of a best plan, and their times for any number of sequences.
+"""The cuts of a site that may be part of a best plan, and their times for any number of sequences.
 
-A cut that is no better than another in anything that a joint step of several sites depends on (cuts.py) is no
-part of a best plan, whatever the links are, and is left out: that loses nothing.
+A cut that is no better than another in anything that a joint step of several sites depends on
+(cuts.py) is no part of a best plan, whatever the links are, and is left out: that loses nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class SiteCuts:
         """Of all gradients, what crosses the gateway of its fullest node, at least."""
 
     def timings(self, num_sequences: int, together: int = 1) -> tuple[Timing, ...]:
-        """Return what could be part of a best plan, the fastest by itself first; none: it cannot be done.
+        """Return what may be part of a best plan, the fastest by itself first; none: impossible.
 
         Args:
             num_sequences: Of a step.
@@ -94,7 +94,7 @@ class SiteCuts:
         )
 
     def front(self, num_sequences: int) -> list[tuple[Timing, float]]:
-        """Return the cuts that no other beats in time and memory, with their bytes, the fastest first."""
+        """Return the cuts no other beats in time and memory, with their bytes, fastest first."""
         able = [cut.timing(num_sequences, 1) for cut in self._able(num_sequences)]
         pairs = [(each, each.cut.memory_bytes(num_sequences)) for each in sorted(able, key=_order)]
         return undominated(pairs, lambda each: (each[0].alone_s, each[1]))
@@ -187,7 +187,7 @@ def _useful(cuts: Sequence[Cut]) -> list[Cut]:
 def _point(cut: Cut, bends: Sequence[int]) -> Point:
     """All that cuts of equal micro-batches differ in, whatever leaves together.
 
-    The first gradients leave at end - window (1 - share), between the end and the end less a window.
+    The first gradients leave at end - window (1 - share), between the end and a window before it.
     """
     ends_s = [cut.head_s(count) for count in bends]
     return (

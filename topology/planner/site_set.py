@@ -1,4 +1,4 @@
-"""Everything that can be decided for one set of sites: reduction, codecs, sizes, spread of the batch.
+"""All that can be decided for one set of sites: reduction, codecs, sizes, spread of the batch.
 
 Tried in the order of their lower bounds, and only as long as these are better than what was found.
 """
@@ -26,11 +26,12 @@ from topology.trees.trees import ReductionPlan, Tree, shape_of
 from topology.world import Topology
 
 EVERY_CODEC_SITES = 4
-"""Up to so many, single links may have codecs of their own with every reduction; of more, with the best one."""
+"""Up to so many, single links may have codecs of their own with every reduction; of more, with the
+best one."""
 POOLED_SITES = 8
 """Up to so many, all mixes are looked at of a few of the trees that came into question."""
 _QUICK_WAYS = 3
-"""Reductions of a larger set of sites that are looked at, before it is known whether the set is good."""
+"""Reductions of a larger set that are looked at, before it is known whether the set is good."""
 _THOROUGH_WAYS = 6
 """And once it is."""
 
@@ -131,7 +132,7 @@ class SiteSet:
     def _mix(
         self, best: Choice | None, least_s: float, plan: ReductionPlan, place: int, sizing: Sizing
     ) -> Choice | None:
-        """Return the best spread of the batch with one of the weighted sets of trees; None if `best` is better."""
+        """Return the best spread of the batch with one mix of trees; None if `best` is better."""
         return self._choice((least_s, self._index_of(plan), place), sizing, best, is_split=True)
 
     def _index_of(self, plan: ReductionPlan) -> int:
@@ -140,9 +141,9 @@ class SiteSet:
         return len(self._ways) + len(self._mixes_looked_at) - 1
 
     def moved(self, choice: Choice) -> Choice:
-        """Return what is better than a choice of these sites with other weights of trees, or the choice.
+        """Return what beats a choice of these sites with other weights of trees, or the choice.
 
-        First of all mixes of a few of the trees that came into question; then chunks are moved to others.
+        First of all mixes of a few trees that came into question; then chunks are moved to others.
         """
         pool = {shape_of(tree): tree for way in self._ways for tree in way.plan.trees}
         trees = tuple(pool.values())
@@ -166,7 +167,7 @@ class SiteSet:
         return self._best(choice, [bounded], (choice.sizing,), is_split=True) or choice
 
     def recoded(self, choice: Choice) -> Choice:
-        """Return what is better than a choice of these sites with codecs of single links, or the choice."""
+        """Return what beats a choice of these sites with codecs of single links, or the choice."""
         codings = by_link(choice.way.plan, self._pairs, self._codecs, self._job.exchange)
         if choice.way not in self._ways:
             self._ways.append(choice.way)
@@ -188,7 +189,7 @@ class SiteSet:
         return found
 
     def _best_few(self, best: Choice | None, bounded: list[Bounded]) -> Choice | None:
-        """Spread the batch anew for each reduction and its codecs, in the size that is best before that."""
+        """Spread the batch anew for each reduction and its codecs, in the size best before that."""
         for each in bounded:
             begun = self._best(None, [each], self._sizes.all, is_split=False)
             if begun is not None:
@@ -238,7 +239,7 @@ class SiteSet:
         )
 
     def _least_s(self, way_index: int, coding_index: int) -> float:
-        """Return what no step is shorter than: the slowest site computes so long, or its bytes take so long."""
+        """Return what no step is shorter than: the slowest site's computing, or its bytes' time."""
         plan, coding = self._ways[way_index].plan, self._codings[way_index][coding_index]
         if plan.num_sites == 1:
             return self._compute_s
@@ -248,7 +249,7 @@ class SiteSet:
     def _choice(
         self, bounded: Bounded, sizing: Sizing, best: Choice | None, *, is_split: bool
     ) -> Choice | None:
-        """Return the best spread of the batch with everything else decided; None if `best` is better."""
+        """Return the best spread of the batch with all else decided; None if `best` is better."""
         least_s, way_index, coding_index = bounded
         way, coding = self._way_and_coding(way_index, coding_index)
         places = (coding_index, way_index, self._sizes.all.index(sizing))

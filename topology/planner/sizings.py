@@ -46,7 +46,7 @@ class Sizes:
         """Of chunks, by codecs and the size that is asked for."""
 
     def different(self, coding: Coding, sizes: Sequence[Sizing]) -> list[Sizing]:
-        """Return the first of the sizes that come to the same: links may make chunks smaller than is asked."""
+        """Return the first of sizes that are alike: links may make chunks smaller than is asked."""
         found: dict[tuple[int, int], Sizing] = {}
         for sizing in sizes:
             bucket = sizing.bucket_bytes
@@ -82,7 +82,7 @@ def sizings(job: Job) -> tuple[Sizing, ...]:
 
 
 def leaving_alike(job: Job) -> dict[int, int]:
-    """Return the first of the sizes of buckets with which the same leaves together, of each size."""
+    """Return of each bucket size the first of those with which the same leaves together."""
     first: dict[object, int] = {}
     found = {}
     for bucket_bytes in dict.fromkeys(each.bucket_bytes for each in sizings(job)):

@@ -1,4 +1,4 @@
-"""One reduction with its codecs and sizes, tried with spreads of the batch: for the trainer that ships."""
+"""A reduction, its codecs and sizes, tried with spreads of the batch: for the shipped trainer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SpreadTrial:
         *,
         is_split: bool,
     ) -> Choice | None:
-        """Return the best spread of the batch with everything else decided; None if `best` is better.
+        """Return the best spread of the batch with all else decided; None if `best` is better.
 
         Args:
             how: What is decided.
@@ -90,7 +90,7 @@ class SpreadTrial:
         )
 
     def _spread(self, model: StepModel, shortest_s: float) -> tuple[Split, float]:
-        """Return a spread of the batch and its step: a better one than the first, if that is longer."""
+        """Return a spread of the batch and its step: better than the first, if that is longer."""
         begun = busiest(self._begin, self._ranks)
         # Of many sites there are many spreads: TCP's windows are taken for those of the first one.
         like = None if self._is_complete else begun

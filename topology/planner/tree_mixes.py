@@ -1,12 +1,14 @@
-"""Weighted trees of three to five sites: a menu that is the same whatever their links carry. Pure, by arrays.
+"""Weighted trees of three to five sites: a menu, the same whatever links carry. Pure, by arrays.
 
-A linear program would give weights that fit the rates, but these have to be rounded, and what it gives for a wider
-link may then be worse than what it gave before. What was best of a menu that is always the same is still
-there. Three sites have 3 spanning trees, four have 16 and five 125; each has the root that round trips give it. The menu is all
-mixes of a few of them, with all weights of a total: too many to look at, but those whose bytes fit
-into some time are soon found, for what one tree takes of a link the others lack.
+A linear program would give weights that fit the rates, but these have to be rounded, and what it
+gives for a wider link may then be worse than what it gave before. What was best of a menu that is
+always the same is still there. Three sites have 3 spanning trees, four have 16 and five 125; each
+has the root that round trips give it. The menu is all mixes of a few of them, with all weights of a
+total: too many to look at, but those whose bytes fit into some time are soon found, for what one
+tree takes of a link the others lack.
 
-Legend of shapes: N mixes, U sets of trees, J trees of one set, K trees of all, R rows of what is scarce (links, gateways).
+Legend of shapes: N mixes, U sets of trees, J trees of one set, K trees of all, R rows of what is
+scarce (links, gateways).
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
 _FEW_CHUNKS = 12
 """Up to so many, trees are given every number of chunks."""
 _TOTALS = {3: {2: 96, 3: 96}, 4: {2: 96, 3: 48, 4: 16}, 5: {1: 1, 2: 48, 3: 16}}
-"""Of weights, by the numbers of sites and of trees: as fine as can be looked at in time. With these, the busiest link of
-150 random topologies of four sites took 3.1 % longer than in a linear program without rounding."""
+"""Of weights, by the numbers of sites and of trees: as fine as can be looked at in time. With
+these, the busiest link of 150 random topologies of four sites took 3.1 % longer than in a linear
+program without rounding."""
 _TOTALS_OF_BUCKETS = {3: _TOTALS[3], 4: {2: 96, 3: 24, 4: 8}, 5: {1: 1, 2: 48, 3: 12}}
 """The same where gradients leave bucket by bucket: each has few chunks, and is looked at."""
 MIXED_SITES = tuple(_TOTALS)
@@ -55,7 +58,7 @@ class Part:
 
 
 def menu(num_sites: int, num_chunks: int, num_releases: int) -> list[Part]:
-    """Return the menu for so many chunks, by numbers of trees; single ones are of it where they are not tried anyhow.
+    """Return the menu for so many chunks, by numbers of trees; single ones if not tried anyhow.
 
     Args:
         num_sites: Three or more.
@@ -73,7 +76,7 @@ def menu(num_sites: int, num_chunks: int, num_releases: int) -> list[Part]:
 
 
 def spanning_trees(pairs: Pairs) -> tuple[Tree, ...]:
-    """Return all trees over the sites, each with the root from which the farthest site is nearest."""
+    """Return all trees over sites, each with the root from which the farthest site is nearest."""
     every = itertools.combinations(pairs.bytes_per_s, pairs.num_sites - 1)
     return tuple(rooted(pairs, edges, 1) for edges in every if spans(edges, pairs.num_sites))
 
@@ -139,8 +142,8 @@ def mixes_within(
 ) -> Mixes:
     """Return the mixes of a part that leave nothing busier than it may be.
 
-    Weights are chosen tree by tree, the scarcest first. Those of the trees that are left have to make up the
-    total, and be at least 1; what cannot is left out at once.
+    Weights are chosen tree by tree, the scarcest first. Those of the trees that are left have to
+    make up the total, and be at least 1; what cannot is left out at once.
 
     Args:
         part: Of the menu.
@@ -152,7 +155,7 @@ def mixes_within(
     rests = _Rests(part, sets_uj, time_kr, most_ur, most_k)
     for place in range(part.num_trees):
         rests = rests.chosen(place)
-    # Which of equal trees has its turn first follows from their order, which must not follow from rates.
+    # Which of equal trees has its turn first follows from their order: rates must not decide that.
     order_uj = rests.sets_uj.argsort(axis=1)
     weights_nj = np.take_along_axis(rests.weights_nj, order_uj[rests.set_n], axis=1)
     sets_uj = np.take_along_axis(rests.sets_uj, order_uj, axis=1)
@@ -215,9 +218,9 @@ def _ranges(first: Counts, last: Counts) -> tuple[Counts, Counts]:
 
 
 def chunks_pnj(weights_nj: Counts, num_chunks: Sequence[int]) -> Counts:
-    """Return how many of the first chunks each tree of each mix carries, for P numbers of chunks; shape (P, N, J).
+    """Return how many of the first chunks each tree of each mix carries; shape (P, N, J).
 
-    By the rule of topology.trees.trees, for all mixes side by side.
+    By the rule of topology.trees.trees, for P numbers of chunks and all mixes side by side.
     """
     weights_nj = weights_nj // np.gcd.reduce(weights_nj, axis=1)[:, None]
     total_n1 = weights_nj.sum(axis=1, keepdims=True)

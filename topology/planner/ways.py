@@ -35,17 +35,18 @@ MIXES = {
     ),
     4: ((1, 1), (2, 1), (1, 2)),
 }
-"""Weights of several stars, by the number of sites. Small weights share out few chunks best. And these do
-not follow from rates, so that a wider link does not take away what was best without it."""
+"""Weights of several stars, by the number of sites. Small weights share out few chunks best. And
+these do not follow from rates, so that a wider link does not take away what was best without it."""
 ROUNDINGS = {4: (NEAR_ENOUGH, Fraction(105, 100), Fraction(6, 5), Fraction(3, 2))}
-"""How near a linear program's whole weights are to it, by the number of sites: fewer turns share out few chunks
-better. Where the trainer that ships is planned, the weights of few sites are of topology.planner.tree_mixes instead."""
+"""How near a linear program's whole weights are to it, by the number of sites: fewer turns share
+out few chunks better. Where the trainer that ships is planned, the weights of few sites are of
+topology.planner.tree_mixes instead."""
 EVERY_TREE_SITES = 4
 """Up to so many sites every tree is tried alone: 16 of them."""
 EVERY_ROOT_SITES = 4
-"""Up to so many sites each is tried as its root: where that is a slow site, others wait less for it."""
+"""Up to so many sites each is tried as its root: where that is slow, others wait less for it."""
 EVERY_RING_SITES = 5
-"""Up to so many sites all orders of a ring are tried: 12 of them; of more, the widest that is found."""
+"""Up to so many sites all orders of a ring are tried: 12 of them; of more, the widest found."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Way:
 def ways(
     job: Job, topology: Topology, *, with_packings: bool = True, by_rates: bool = True
 ) -> list[Way]:
-    """Return the reductions for the sites of a topology, the simplest first; none where none can be.
+    """Return the reductions for a topology's sites, the simplest first; none where none can be.
 
     A job that names its reduction is asked for no other.
 

@@ -1,8 +1,9 @@
 """Weighted trees made better by moving chunks from one tree to another, for as long as that helps.
 
-Where there are too many sites for all mixes of trees to be looked at, a linear program says how links are shared
-best; but round trips, waits and whole numbers of chunks are not in it. So its trees are a beginning: parts of what
-one carries go to another, of all trees that came into question, large parts first.
+Where there are too many sites for all mixes of trees to be looked at, a linear program says how
+links are shared best; but round trips, waits and whole numbers of chunks are not in it. So its
+trees are a beginning: parts of what one carries go to another, of all trees that came into
+question, large parts first.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ class WeightMoves:
 
 
 def _moves(weights: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Yield the weights when one tree has given another so much, or all that it has; of what they are by then."""
+    """Yield the weights when one tree has given another so much, or all that it has.
+
+    Of what the weights are by then: whoever takes the moves may change them.
+    """
     for giver, taker in itertools.permutations(range(len(weights)), 2):
         given = min(size, weights[giver])
         num_trees = sum(1 for each in weights if each) + (weights[taker] == 0)

@@ -21,7 +21,8 @@ _BINDS = 0.97
 _LONGER = 1.0005
 """Times a step: what is less is no longer, to people."""
 _PACED = 0.5
-"""Share of an exchange from which on the bytes of a link or a gateway are what takes it, not round trips."""
+"""Share of an exchange from which on the bytes of a link or a gateway are what takes it, not round
+trips."""
 
 
 def binding(choice: Choice, topology: Topology, model: StepModel) -> str:
@@ -163,7 +164,7 @@ def _times(factor: float) -> str:
 
 
 def own_sizes(choice: Choice, weighed: Sequence[dict[str, Any]]) -> list[str]:
-    """Say what the job's own chunks and buckets would come to, where others were decided for a reason."""
+    """Say what the job's own chunks and buckets come to, where others were decided for a reason."""
     own = next((each for each in weighed if each["what"] == OWN_SIZES), None)
     if own is None or own["step_s"] < _LONGER * choice.step_s:
         return []

@@ -17,7 +17,8 @@ from topology.world import Link, Topology
 
 GBIT_BYTES_PER_S = 125e6
 REPLANNED_SITES = 3
-"""Up to so many sites, what a wider link buys is planned anew: of four, that takes as long as six plans."""
+"""Up to so many sites, what a wider link buys is planned anew: of four, that takes as long as six
+plans."""
 
 
 def site_worths(search: Search, choice: Choice) -> list[dict[str, Any]]:
@@ -46,10 +47,10 @@ def site_worths(search: Search, choice: Choice) -> list[dict[str, Any]]:
 
 
 def link_worths(search: Search, choice: Choice, model: StepModel) -> list[dict[str, Any]]:
-    """Return each link between sites that take part: how busy it is, and the step if it were wider.
+    """Return each link between sites that take part: how busy it is, and the step were it wider.
 
-    For few sites the plan is made anew, by the same sites, with the wider link and the same codecs and sizes; for
-    more, the same decisions are looked at.
+    For few sites the plan is made anew, by the same sites, with the wider link and the same codecs
+    and sizes; for more, the same decisions are looked at.
     """
     topology = choice.topology(search.topology)
     index = {site.name: site.index for site in topology.sites}
