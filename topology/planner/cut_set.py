@@ -27,7 +27,7 @@ from topology.trees.pairs import pairs_of
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
-EXACT_SITES = 4
+CUT_EXACT_SITES = 4
 """Up to so many, the best is found, if spreads, cuts and connections permit; else a good one."""
 _QUICK_WAYS = 3
 """Reductions and codecs of a set that are looked at, before it is known whether it is good."""
@@ -229,7 +229,7 @@ class CutSet:
         """Yield splits with sequences moved: of many sites, from the slowest to the fastest."""
         givers: Sequence[int] = range(len(split))
         takers = givers
-        if len(split) > EXACT_SITES:
+        if len(split) > CUT_EXACT_SITES:
             order = sorted(givers, key=lambda site: self._cuts[site].alone_s(split[site]))
             givers, takers = order[-1:], order[:_TAKERS]
         for giver, taker in itertools.product(givers, takers):

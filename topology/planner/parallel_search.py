@@ -2,10 +2,10 @@
 
 As topology/planner/search.py does it for the trainer that ships: sets of sites in the order of what
 they cannot be better than, and none whose bound is no better than what was found; first a guess for
-each, then the most promising thoroughly. For up to EXACT_SITES sites nothing that can be decided is
-better, where there are at most EVERY_SPLIT_MAX ways to spread the batch and EVERY_CUTS_MAX
-combinations of cuts, and connections do not start slowly; of more, single moves lead on from the
-best guess.
+each, then the most promising thoroughly. For up to CUT_EXACT_SITES sites nothing that can be
+decided is better, where there are at most EVERY_SPLIT_MAX ways to spread the batch and
+EVERY_CUTS_MAX combinations of cuts, and connections do not start slowly; of more, single moves lead
+on from the best guess.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topology.job import Job
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Rank, Sizing, better, by_rank, rank_of
 from topology.planner.cut_choice import CutChoice
-from topology.planner.cut_set import EXACT_SITES, CutSet, compute_bound_s
+from topology.planner.cut_set import CUT_EXACT_SITES, CutSet, compute_bound_s
 from topology.planner.cuts import Timing, layers_together
 from topology.planner.shares import Split
 from topology.planner.site_cuts import SiteCuts
@@ -87,7 +87,7 @@ class ParallelSearch:
                 looked.append(found)
                 best = better(best, found)
         promising = [choice.sites for choice in sorted(looked, key=by_rank)]
-        if len(able) > EXACT_SITES:
+        if len(able) > CUT_EXACT_SITES:
             for chosen in promising[:_THOROUGH_SETS]:
                 best = better(best, self.best_of(chosen))
             return best
@@ -109,7 +109,7 @@ class ParallelSearch:
         """Return a good choice for these sites, and of few sites the best."""
         wanted = set(names)
         chosen = tuple(site.name for site in self.topology.sites if site.name in wanted)
-        return self._of(chosen, thorough=len(chosen) <= EXACT_SITES)
+        return self._of(chosen, thorough=len(chosen) <= CUT_EXACT_SITES)
 
     def timings(self, name: str, num_sequences: int, sizing: Sizing) -> tuple[Timing, ...]:
         """Return what a site could do with buckets of a size, the fastest by itself first."""
