@@ -134,9 +134,10 @@ class Search:
         )
 
     def _is_complete(self, names: Sequence[str]) -> bool:
-        """Return whether the best choice of a set of sites is found, not only a good one.
+        """Return whether all that there is to choose from for a set of sites is looked at.
 
-        Of five among many others it is not: that takes seconds.
+        Of five among many others it is not: that takes seconds. Whether what there is to choose
+        from follows from rates is another question: `_is_from_menu` answers it.
         """
         return len(self.topology.sites) <= EXACT_SITES or len(names) <= EVERY_CODEC_SITES
 

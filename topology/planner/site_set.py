@@ -61,7 +61,9 @@ class SiteSet:
             topology: Of the sites that take part.
             begin: The batch, spread so that the slowest site is fastest.
             choices: The reductions that come into question.
-            is_complete: The best is to be found; else one that is probably that.
+            is_complete: All that there is to choose from is looked at; else the most promising of
+                it. Whether that follows from rates is not said by this, but by
+                `Search._is_from_menu`.
             sizes: Of chunks and buckets, that may be chosen; empty: all.
         """
         self._is_complete = is_complete

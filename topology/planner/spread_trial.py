@@ -29,7 +29,7 @@ class SpreadTrial:
             job: Without a placement.
             topology: Of the sites that take part.
             begin: The batch, spread so that the slowest site is fastest.
-            is_complete: The best is to be found; else one that is probably that.
+            is_complete: As of `SiteSet`.
         """
         self._job, self._topology, self._begin = job, topology, begin
         self._is_complete = is_complete
