@@ -3,11 +3,13 @@
 For twelve pairs of job and topology.
 
 Usage: python scripts/bench_predictions.py [--only NAME]... [--steps 8] [--warmup 3]
-                                           [--emulator netns|relay] [--no-runs]
+                                           [--emulator netns|relay] [--planned] [--compute 1.5]
+                                           [--no-runs]
 
 Compute is modelled, everything else is real: gateways, codecs, and packets where the emulator has
-them. Prints a table, and the median and the largest deviation of each column from what was
-measured.
+them. With --planned, `isthmus plan` decides sequences, trees, chunks, and buckets. With a short
+--compute, less of the exchange hides. Prints a table, and the median and the largest deviation of
+each column from what was measured.
 """
 
 import argparse
@@ -24,6 +26,7 @@ from orchestrator.bench.measurement import measure
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
 from orchestrator.home import new_run_id
+from orchestrator.plans import as_launched
 from orchestrator.run_files import METRICS, read_metrics
 from topology.cost.compute import flops_per_sequence
 from topology.job import Model
@@ -34,8 +37,6 @@ from topology.timing.step_time import step_time
 MODEL = Model(layers=24, heads=4, width=64, context=64)
 SEQUENCES = 8
 """Of a rank, on average."""
-COMPUTE_S = 1.5
-"""For those on an accelerator of speed 1."""
 TIMEOUT_S = 300.0
 KNOWN = ("cubic", "reno", "bbr")
 """Congestion controls that a topology may name."""
@@ -98,6 +99,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--emulator", default="netns", choices=("netns", "relay"))
+    parser.add_argument("--planned", action="store_true", help="as `isthmus plan` decides")
+    parser.add_argument("--compute", type=float, default=1.5, help="seconds, of a site of speed 1")
     parser.add_argument("--no-runs", action="store_true", help="predict and simulate only")
     options = parser.parse_args()
     chosen = [each for each in SCENARIOS if not options.only or each.name in options.only]
@@ -137,7 +140,7 @@ def congestion() -> str:
 
 def documents(scenario: Scenario, folder: Path, options: argparse.Namespace) -> Pair:
     """Write a scenario's two files and load them."""
-    flops_per_s = SEQUENCES * flops_per_sequence(MODEL) / COMPUTE_S
+    flops_per_s = SEQUENCES * flops_per_sequence(MODEL) / options.compute
     names = "abcde"[: len(scenario.speeds)]
     topology = {
         "version": 1,
@@ -193,14 +196,19 @@ def documents(scenario: Scenario, folder: Path, options: argparse.Namespace) -> 
             "data": {"max_bytes": "1MiB"},
         },
     }
-    if scenario.shares is not None:
+    if options.planned:
+        job["plan"] = {"sites": "all"}
+        job["exchange"] = {"codec": scenario.codec, "schedule": scenario.schedule}
+        del job["reduction"]
+    elif scenario.shares is not None:
         job["placement"] = [
             {"site": name, "sequences": share}
             for name, share in zip(names, scenario.shares, strict=True)
         ]
     (folder / "topology.yaml").write_text(yaml.safe_dump(topology))
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
-    return load_pair(folder / "job.yaml")
+    pair, _ = as_launched(load_pair(folder / "job.yaml"))
+    return pair
 
 
 def measured(pair: Pair, folder: Path, options: argparse.Namespace) -> float | None:
