@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 
 import pytest
 
@@ -13,30 +12,10 @@ from sites.gateway.links.greeting import Peer
 from sites.gateway.links.outbox import Outbox
 from sites.gateway.links.pauses import Pauses
 from sites.gateway.links.window import Window
+from tests.fakes.looks import Looks
 
 PEER = Peer("birch", 0, "127.0.0.1", 1)
 KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
-
-
-class Looks:
-    """Stands for the event that ends a link.
-
-    Does something whenever somebody waits, and in the end ends it.
-    """
-
-    def __init__(self) -> None:
-        self.turns: list[Callable[[], object]] = []
-        self.waited_s: list[float] = []
-
-    def wait(self, timeout_s: float) -> bool:
-        self.waited_s.append(timeout_s)
-        if not self.turns:
-            return True
-        self.turns.pop(0)()
-        return False
-
-    def is_set(self) -> bool:
-        return False
 
 
 @pytest.fixture

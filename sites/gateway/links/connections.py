@@ -1,8 +1,8 @@
 """What the kernel knows of this process's TCP connections to a peer: gRPC does not tell.
 
 Their sockets are found among the process's open files, by where they lead, and asked; BBR's are
-told two things that it cannot know. Each is asked through a duplicate that lives for one call, so
-that gRPC's own is neither closed nor kept.
+told two things that it cannot know, and all how fast packets may leave. Each is asked through a
+duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _MIN_RTT_US_AT: Final = 148
 _DATA_SEGS_OUT_AT: Final = 156
 _INFO_BYTES: Final = 160
 _NAME_BYTES: Final = 16
+_SO_MAX_PACING_RATE: Final = 47  # asm-generic/socket.h; Python has no name for it
+_UNPACED: Final = 2**64 - 1
 _EVERYWHERE: Final = b"reno"
 """Every Linux has it, and lets everybody use it."""
 _OPEN_FILES = Path("/proc/self/fd")
@@ -92,6 +94,19 @@ def begin_bbr_anew(addresses: frozenset[tuple[str, int]], rtt_s: float) -> int:
     return sum(_ask(addresses, partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
 
 
+def pace(addresses: frozenset[tuple[str, int]], bytes_per_s: float | None) -> int:
+    """Have packets leave no faster, connection by connection; return on how many.
+
+    Connections that stay on this host are left alone: no queue is spared there.
+
+    Args:
+        addresses: as of `addresses_of`.
+        bytes_per_s: of payload; None: as fast as TCP itself would have it.
+    """
+    rate = _UNPACED if bytes_per_s is None else max(1, min(int(bytes_per_s), _UNPACED))
+    return sum(_ask(addresses, partial(_pace, rate=rate)))
+
+
 def send_buffer_bytes() -> int | None:
     """Return what one connection can have on the way at most, by this host's settings."""
     try:
@@ -135,11 +150,23 @@ def _segments(connection: socket.socket) -> Segments:
 
 def _free(connection: socket.socket) -> bool:
     """Take BBR from a connection if it stays on this host; return whether it does."""
-    if connection.getsockname()[0] != connection.getpeername()[0]:
+    if not _is_local(connection):
         return False
     if _congestion_control(connection).startswith("bbr"):
         _choose(connection, _EVERYWHERE)
     return True
+
+
+def _pace(connection: socket.socket, rate: int) -> bool:
+    if _is_local(connection):
+        return False
+    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
+    return True
+
+
+def _is_local(connection: socket.socket) -> bool:
+    local: bool = connection.getsockname()[0] == connection.getpeername()[0]
+    return local
 
 
 def _begin_bbr_anew(connection: socket.socket, rtt_s: float, allowed: frozenset[str]) -> bool:

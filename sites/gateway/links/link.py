@@ -3,7 +3,8 @@
 An outbox holds what is to be sent (`outbox.py`), streams carry it over connections of their own
 (`streams.py`), as many as the link takes (`channel_growth.py`), and beside them somebody asks now
 and then whether the peer lives (`peer_watch.py`), and somebody has TCP use the pauses
-(`pauses.py`). The link starts these, and ends them together.
+(`pauses.py`), and spread packets over time (`pacing.py`). The link starts these, and ends them
+together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sites.gateway.failure import Failure
 from sites.gateway.links.channel_growth import ChannelGrowth
 from sites.gateway.links.greeting import Peer, details
 from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.pacing import Pacing
 from sites.gateway.links.pauses import Pauses
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals
@@ -77,6 +79,7 @@ class Link:
             config.channels_per_link, link, peer, self._outbox, self._streams
         )
         self._pauses = Pauses(peer, self._outbox, link.rtt_s)
+        self._pacing = Pacing(peer, self._outbox)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -112,6 +115,7 @@ class Link:
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
         self._start(self._pauses.run, "pauses")
+        self._start(self._pacing.run, "pacing")
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.

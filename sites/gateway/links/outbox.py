@@ -44,6 +44,11 @@ class Outbox:
         return self._queue.window.num_bytes
 
     @property
+    def paced_bytes_per_s(self) -> float | None:
+        """How fast packets of one connection may leave; None: nothing holds them back."""
+        return self._queue.window.paced_bytes_per_s
+
+    @property
     def unsent_bytes(self) -> int:
         """Bytes that wait for the window."""
         return self._queue.unsent_bytes

@@ -77,6 +77,7 @@ class Startup:
             if self._num_fast < _EVIDENCE_ROUNDS:
                 return
             self.is_searching = True
+            self._grew_s = now_s
         has_grown = bytes_per_s >= _GROWTH * self.bytes_per_s
         self._num_flat = 0 if has_grown else self._num_flat + 1
         self._grew_s = now_s if has_grown else self._grew_s

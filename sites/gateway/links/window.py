@@ -5,7 +5,8 @@ waits in a router's queue, and beyond that is dropped, which costs TCP far more 
 CUBIC at 1 Gbit/s and 20 ms takes ten seconds to recover from one overflow. So the window is a fifth
 more, and what streams are in the midst of, for a frame is acknowledged as a whole; and frames leave
 a quarter faster than the link carries them, for a window that leaves at once after a pause
-overflows the same queue.
+overflows the same queue. So does one frame on a short or narrow link: TCP is told a rate, too
+(`pacing.py`).
 
 Rate and round trip are the configured ones at first, and then what is measured. The round trip: the
 shortest greeting of those that found the link idle, for they wait in no queue. The rate: the
@@ -28,6 +29,9 @@ _GAIN = 1.2
 _SLACK_S = 0.003
 """For what both gateways do with a frame, and for when a thread's turn comes."""
 _PACE = 1.25
+_PACKETS_PACE = 1.15
+"""Of packets. Of a link that is faster than described, it must be fast enough to show
+(`startup.py`)."""
 _FEW_FRAMES = 4
 _EPOCH_SAMPLES = 64
 _EPOCH_S = 5.0
@@ -132,6 +136,17 @@ class Window:
             # chunk of a bucket, however small, would take a whole one's place.
             window = -(-(window + self._frame_bytes // 2) // self._frame_bytes) * self._frame_bytes
         return min(window, self._most_bytes)
+
+    @property
+    def paced_bytes_per_s(self) -> float | None:
+        """How fast packets of one connection may leave; None: it is being found out.
+
+        Of a link that seems slower than described, as fast as if it were as described: losses look
+        the same, and to slow down for these would have them seem slower still.
+        """
+        if self._startup.is_searching:
+            return None
+        return _PACKETS_PACE * max(self.bytes_per_s, self._configured_bytes_per_s)
 
     def delay_s(self, now_s: float) -> float:
         """Return for how long the next frame must wait for its turn; none if not above 0."""

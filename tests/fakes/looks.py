@@ -1,0 +1,26 @@
+"""What happens while somebody waits for a link to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Looks:
+    """Stands for the event that ends a link.
+
+    Does something whenever somebody waits, and in the end ends it.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[Callable[[], object]] = []
+        self.waited_s: list[float] = []
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waited_s.append(timeout_s)
+        if not self.turns:
+            return True
+        self.turns.pop(0)()
+        return False
+
+    def is_set(self) -> bool:
+        return False

@@ -1,0 +1,145 @@
+"""How fast the kernel lets packets leave: what a link's window says, for as long as it sends."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import ExitStack
+
+import pytest
+
+from protos.frame import ChunkKey, Frame, Kind
+from sites.gateway.links import pacing
+from sites.gateway.links.connections import addresses_of, pace
+from sites.gateway.links.greeting import Peer
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.pacing import Pacing
+from sites.gateway.links.window import Departure, Window
+from tests.fakes.looks import Looks
+
+PEER = Peer("birch", 0, "127.0.0.1", 1)
+KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
+FRAME = 1 << 18
+UNPACED = 2**64 - 1
+DESCRIBED = 12.5e6
+
+
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """Return the rates that connections were told."""
+    found: list[float | None] = []
+    monkeypatch.setattr(pacing, "pace", lambda _addresses, rate: found.append(rate))
+    return found
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+@pytest.fixture
+def outbox(looks: Looks) -> Outbox:
+    outbox = Outbox(Window(bytes_per_s=DESCRIBED, rtt_s=0.02, most_bytes=1 << 25))
+    outbox.closed = looks  # type: ignore[assignment]
+    return outbox
+
+
+def nothing() -> None:
+    """Happens."""
+
+
+def send(outbox: Outbox) -> None:
+    outbox.push(Frame(KEY, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
+    assert outbox.take(0)
+
+
+def carried(window: Window, bytes_per_s: float, for_s: float) -> Window:
+    """Return the window after a link has carried as much as it can, frame by frame."""
+    sent: list[Departure] = []
+    left_s, now_s = 1.0, 1.02
+    while now_s < 1.0 + for_s:
+        # Always four on the way, so that the link is what holds them back.
+        while len(sent) < 4:
+            left_s = max(left_s, now_s - 0.02)
+            alone = not sent and left_s == 1.0
+            sent.append(window.depart(FRAME, left_s, is_alone=alone, was_held=not alone))
+        now_s += FRAME / bytes_per_s
+        window.arrive(FRAME, sent.pop(0), now_s)
+    return window
+
+
+def test_only_while_something_is_on_the_way_and_not_again_and_again(
+    paced: list[float | None], outbox: Outbox, looks: Looks
+) -> None:
+    looks.turns = [nothing, lambda: send(outbox), nothing, nothing]
+    Pacing(PEER, outbox).run()
+    assert len(paced) == 1
+    assert paced[0] is not None
+    assert DESCRIBED < paced[0] < 1.25 * DESCRIBED, "frames leave faster than their packets"
+
+
+def test_a_name_that_is_not_known_for_a_while_ends_nothing(
+    paced: list[float | None], outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def unknown(host: str, port: int) -> frozenset[tuple[str, int]]:
+        asked.append(host)
+        if len(asked) == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, f"{host}:{port}: temporary failure")
+        return frozenset({(host, port)})
+
+    monkeypatch.setattr(pacing, "addresses_of", unknown)
+    looks.turns = [lambda: send(outbox), nothing, nothing]
+    Pacing(PEER, outbox).run()
+    assert len(asked) == 2
+    assert len(paced) == 1
+
+
+def test_a_link_that_is_over_is_left_alone(
+    paced: list[float | None], outbox: Outbox, looks: Looks
+) -> None:
+    send(outbox)
+    looks.turns = [outbox.leave]
+    Pacing(PEER, outbox).run()
+    assert not paced
+
+
+def test_a_slower_link_than_described_is_not_made_slower() -> None:
+    window = carried(
+        Window(bytes_per_s=DESCRIBED, rtt_s=0.02, most_bytes=1 << 25), DESCRIBED / 4, 30.0
+    )
+    assert window.bytes_per_s < DESCRIBED / 2
+    assert window.paced_bytes_per_s is not None
+    assert window.paced_bytes_per_s > DESCRIBED
+
+
+def test_a_faster_link_than_described_is_found_out_without_being_held_back() -> None:
+    window = Window(bytes_per_s=DESCRIBED, rtt_s=0.02, most_bytes=1 << 25)
+    carried(window, 8 * DESCRIBED, 0.06)
+    assert window.paced_bytes_per_s is None, "how fast it is is not known yet"
+    carried(window, 8 * DESCRIBED, 30.0)
+    assert window.paced_bytes_per_s is not None
+    assert window.paced_bytes_per_s > 8 * DESCRIBED
+
+
+def test_connections_to_other_hosts_are_paced_and_those_that_stay_are_not() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        addresses = addresses_of(*listener.getsockname())
+        assert not pace(addresses, 1e6), "nobody has connected"
+        for own, is_local in (("127.0.0.1", True), ("127.0.0.2", False)):
+            client = stack.enter_context(socket.socket())
+            client.settimeout(10)
+            client.bind((own, 0))
+            client.connect(listener.getsockname())
+            for wanted, told in ((1e6, 10**6), (None, UNPACED)):
+                assert pace(addresses, wanted) == (not is_local)
+                assert most_paced(client) == (UNPACED if is_local else told)
+            client.close()
+
+
+def most_paced(connection: socket.socket) -> int:
+    """Return what a connection may send a second (linux/tcp.h, tcpi_max_pacing_rate)."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+    return int(struct.unpack_from("=Q", info, 112)[0])
