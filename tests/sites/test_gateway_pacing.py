@@ -13,7 +13,7 @@ from sites.gateway.links import pacing
 from sites.gateway.links.connections import addresses_of, pace
 from sites.gateway.links.greeting import Peer
 from sites.gateway.links.outbox import Outbox
-from sites.gateway.links.pacing import Pacing
+from sites.gateway.links.pacing import Pacing, holds_little
 from sites.gateway.links.window import Departure, Window
 from tests.fakes.looks import Looks
 
@@ -22,6 +22,7 @@ KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
 FRAME = 1 << 18
 UNPACED = 2**64 - 1
 DESCRIBED = 12.5e6
+RTT_S = 0.02
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def looks() -> Looks:
 
 @pytest.fixture
 def outbox(looks: Looks) -> Outbox:
-    outbox = Outbox(Window(bytes_per_s=DESCRIBED, rtt_s=0.02, most_bytes=1 << 25))
+    outbox = Outbox(Window(bytes_per_s=DESCRIBED, rtt_s=RTT_S, most_bytes=1 << 25))
     outbox.closed = looks  # type: ignore[assignment]
     return outbox
 
@@ -56,11 +57,11 @@ def send(outbox: Outbox) -> None:
 def carried(window: Window, bytes_per_s: float, for_s: float) -> Window:
     """Return the window after a link has carried as much as it can, frame by frame."""
     sent: list[Departure] = []
-    left_s, now_s = 1.0, 1.02
+    left_s, now_s = 1.0, 1.0 + RTT_S
     while now_s < 1.0 + for_s:
         # Always four on the way, so that the link is what holds them back.
         while len(sent) < 4:
-            left_s = max(left_s, now_s - 0.02)
+            left_s = max(left_s, now_s - RTT_S)
             alone = not sent and left_s == 1.0
             sent.append(window.depart(FRAME, left_s, is_alone=alone, was_held=not alone))
         now_s += FRAME / bytes_per_s
@@ -105,9 +106,16 @@ def test_a_link_that_is_over_is_left_alone(
     assert not paced
 
 
+def test_links_that_hold_but_a_few_frames() -> None:
+    assert holds_little(3.125e6, 0.03)
+    assert holds_little(12.5e6, 0.01)
+    assert not holds_little(12.5e6, 0.03)
+    assert not holds_little(125e6, 0.08)
+
+
 def test_a_slower_link_than_described_is_not_made_slower() -> None:
     window = carried(
-        Window(bytes_per_s=DESCRIBED, rtt_s=0.02, most_bytes=1 << 25), DESCRIBED / 4, 30.0
+        Window(bytes_per_s=DESCRIBED, rtt_s=RTT_S, most_bytes=1 << 25), DESCRIBED / 4, 30.0
     )
     assert window.bytes_per_s < DESCRIBED / 2
     assert window.paced_bytes_per_s is not None
@@ -115,7 +123,7 @@ def test_a_slower_link_than_described_is_not_made_slower() -> None:
 
 
 def test_a_faster_link_than_described_is_found_out_without_being_held_back() -> None:
-    window = Window(bytes_per_s=DESCRIBED, rtt_s=0.02, most_bytes=1 << 25)
+    window = Window(bytes_per_s=DESCRIBED, rtt_s=RTT_S, most_bytes=1 << 25)
     carried(window, 8 * DESCRIBED, 0.06)
     assert window.paced_bytes_per_s is None, "how fast it is is not known yet"
     carried(window, 8 * DESCRIBED, 30.0)

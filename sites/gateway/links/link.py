@@ -25,7 +25,7 @@ from sites.gateway.failure import Failure
 from sites.gateway.links.channel_growth import ChannelGrowth
 from sites.gateway.links.greeting import Peer, details
 from sites.gateway.links.outbox import Outbox
-from sites.gateway.links.pacing import Pacing
+from sites.gateway.links.pacing import Pacing, holds_little
 from sites.gateway.links.pauses import Pauses
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals
@@ -115,7 +115,8 @@ class Link:
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
         self._start(self._pauses.run, "pauses")
-        self._start(self._pacing.run, "pacing")
+        if holds_little(self.bytes_per_s, self.rtt_s):
+            self._start(self._pacing.run, "pacing")
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.

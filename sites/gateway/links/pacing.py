@@ -1,11 +1,13 @@
-"""Has the kernel spread the packets of a frame over time: little faster than the link carries them.
+"""Has the kernel spread packets over time, on links that hold but a few frames.
 
 A frame is written to its connection at once, and TCP sends as much of it at once as its window
-permits: all of it, once the connection is warm. Where routers hold no more than what is on the way,
-a narrow or short link's queue overflows at each frame, and what was lost is waited for. BBR does no
-better: it looks for the link's rate for as long as senders have pauses, at nearly three times the
-rate that it knows (Linux, tcp_bbr.c, BBR_STARTUP ends with rounds that were not app-limited), and
-frames that leave at a link's pace have pauses between them.
+permits: all of it, once the connection is warm. Where a router holds no more than what is on the
+way, the queue of a narrow or short link overflows at each frame, and what was lost is waited for.
+BBR does no better: it looks for the link's rate for as long as senders have pauses, at nearly three
+times the rate that it knows (Linux, tcp_bbr.c: rounds that were limited by the application do not
+end BBR_STARTUP), and frames that leave at a link's pace have pauses between them.
+
+Links that hold more gain little by it, and it costs gateways wake-ups: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -26,6 +28,12 @@ back by what is set here."""
 _AGAIN_S = 1.0
 """Connections that broke are new ones."""
 _CHANGE = 0.02
+_LITTLE_BYTES = 256 << 10
+
+
+def holds_little(bytes_per_s: float, rtt_s: float) -> bool:
+    """Return whether a link is one of those: described with what it carries, and its round trip."""
+    return bytes_per_s * rtt_s <= _LITTLE_BYTES
 
 
 class Pacing:

@@ -5,8 +5,8 @@ waits in a router's queue, and beyond that is dropped, which costs TCP far more 
 CUBIC at 1 Gbit/s and 20 ms takes ten seconds to recover from one overflow. So the window is a fifth
 more, and what streams are in the midst of, for a frame is acknowledged as a whole; and frames leave
 a quarter faster than the link carries them, for a window that leaves at once after a pause
-overflows the same queue. So does one frame on a short or narrow link: TCP is told a rate, too
-(`pacing.py`).
+overflows the same queue. Where a link holds but a few frames, a single one does: there TCP is told
+a rate, too (`pacing.py`).
 
 Rate and round trip are the configured ones at first, and then what is measured. The round trip: the
 shortest greeting of those that found the link idle, for they wait in no queue. The rate: the
@@ -139,10 +139,11 @@ class Window:
 
     @property
     def paced_bytes_per_s(self) -> float | None:
-        """How fast packets of one connection may leave; None: it is being found out.
+        """How fast packets of one connection may leave; None: as fast as TCP would have it.
 
-        Of a link that seems slower than described, as fast as if it were as described: losses look
-        the same, and to slow down for these would have them seem slower still.
+        So it is while a link's rate is being found out. Of one that seems slower than described, as
+        fast as if it were as described: losses look the same, and to slow down for these would have
+        it seem slower still.
         """
         if self._startup.is_searching:
             return None
