@@ -4,7 +4,7 @@ For twelve pairs of job and topology.
 
 Usage: python scripts/bench_predictions.py [--only NAME]... [--steps 8] [--warmup 3]
                                            [--emulator netns|relay] [--planned] [--compute 1.5]
-                                           [--no-runs]
+                                           [--narrow] [--no-runs]
 
 Compute is modelled, everything else is real: gateways, codecs, and packets where the emulator has
 them. With --planned, `isthmus plan` decides sequences, trees, chunks, and buckets. With a short
@@ -90,6 +90,11 @@ SCENARIOS = (
         (10, 10, 10, 5, 5),
     ),
 )
+NARROW = tuple(
+    Scenario(f"{num_sites} at 25 Mbit/s", (1,) * num_sites, mesh(num_sites, 25, 30))
+    for num_sites in (2, 3, 4)
+)
+"""Links that hold but a frame or two."""
 
 
 def main() -> int:
@@ -100,10 +105,12 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--emulator", default="netns", choices=("netns", "relay"))
     parser.add_argument("--planned", action="store_true", help="as `isthmus plan` decides")
+    parser.add_argument("--narrow", action="store_true", help="three others, of narrow links")
     parser.add_argument("--compute", type=float, default=1.5, help="seconds, of a site of speed 1")
     parser.add_argument("--no-runs", action="store_true", help="predict and simulate only")
     options = parser.parse_args()
-    chosen = [each for each in SCENARIOS if not options.only or each.name in options.only]
+    scenarios = NARROW if options.narrow else SCENARIOS
+    chosen = [each for each in scenarios if not options.only or each.name in options.only]
     print(f"{'scenario':18} {'plan':>8} {'simulated':>10} {'measured':>9}   off by", flush=True)
     deviations: list[tuple[float, float]] = []
     failed = False
