@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.window import Window
+
 
 class Looks:
     """Stands for the event that ends a link.
@@ -24,3 +27,10 @@ class Looks:
 
     def is_set(self) -> bool:
         return False
+
+
+def outbox_with(looks: Looks, *, bytes_per_s: float, rtt_s: float) -> Outbox:
+    """Return a link's outbox whose end is waited for with `looks`."""
+    outbox = Outbox(Window(bytes_per_s=bytes_per_s, rtt_s=rtt_s, most_bytes=1 << 25))
+    outbox.closed = looks  # type: ignore[assignment]
+    return outbox

@@ -14,8 +14,9 @@ from sites.gateway.links.connections import addresses_of, pace
 from sites.gateway.links.greeting import Peer
 from sites.gateway.links.outbox import Outbox
 from sites.gateway.links.pacing import Pacing, holds_little
+from sites.gateway.links.startup import Startup
 from sites.gateway.links.window import Departure, Window
-from tests.fakes.looks import Looks
+from tests.fakes.looks import Looks, outbox_with
 
 PEER = Peer("birch", 0, "127.0.0.1", 1)
 KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
@@ -40,9 +41,7 @@ def looks() -> Looks:
 
 @pytest.fixture
 def outbox(looks: Looks) -> Outbox:
-    outbox = Outbox(Window(bytes_per_s=DESCRIBED, rtt_s=RTT_S, most_bytes=1 << 25))
-    outbox.closed = looks  # type: ignore[assignment]
-    return outbox
+    return outbox_with(looks, bytes_per_s=DESCRIBED, rtt_s=RTT_S)
 
 
 def nothing() -> None:
@@ -123,12 +122,27 @@ def test_a_slower_link_than_described_is_not_made_slower() -> None:
 
 
 def test_a_faster_link_than_described_is_found_out_without_being_held_back() -> None:
-    window = Window(bytes_per_s=DESCRIBED, rtt_s=RTT_S, most_bytes=1 << 25)
-    carried(window, 8 * DESCRIBED, 0.06)
-    assert window.paced_bytes_per_s is None, "how fast it is is not known yet"
-    carried(window, 8 * DESCRIBED, 30.0)
+    begun, window = (
+        carried(
+            Window(bytes_per_s=DESCRIBED, rtt_s=RTT_S, most_bytes=1 << 25), 8 * DESCRIBED, for_s
+        )
+        for for_s in (0.06, 30.0)
+    )
+    assert begun.paced_bytes_per_s is None, "how fast it is is not known yet"
     assert window.paced_bytes_per_s is not None
     assert window.paced_bytes_per_s > 8 * DESCRIBED
+
+
+def test_a_search_waits_for_the_pace_to_be_lifted() -> None:
+    """Rounds of 10 ms whose rate is that of the pace, 1.15 times the described, go on for long."""
+    startup, searched_s = Startup(DESCRIBED), []
+    for number in range(1, 40):
+        delivered, now_s = int(number * 1.15e-2 * DESCRIBED), 5.0 + number * 0.01
+        startup.arrive(delivered, delivered, now_s, was_held=True)
+        if startup.is_searching:
+            searched_s.append(now_s)
+    assert startup.is_over
+    assert searched_s[-1] - searched_s[0] > 2 * pacing._LOOK_S - 0.02
 
 
 def test_connections_to_other_hosts_are_paced_and_those_that_stay_are_not() -> None:

@@ -11,8 +11,7 @@ from sites.gateway.links import pauses
 from sites.gateway.links.greeting import Peer
 from sites.gateway.links.outbox import Outbox
 from sites.gateway.links.pauses import Pauses
-from sites.gateway.links.window import Window
-from tests.fakes.looks import Looks
+from tests.fakes.looks import Looks, outbox_with
 
 PEER = Peer("birch", 0, "127.0.0.1", 1)
 KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
@@ -33,9 +32,7 @@ def looks() -> Looks:
 
 @pytest.fixture
 def outbox(looks: Looks) -> Outbox:
-    outbox = Outbox(Window(bytes_per_s=125e6, rtt_s=0.08, most_bytes=1 << 25))
-    outbox.closed = looks  # type: ignore[assignment]
-    return outbox
+    return outbox_with(looks, bytes_per_s=125e6, rtt_s=0.08)
 
 
 def nothing() -> None:

@@ -103,7 +103,7 @@ def pace(addresses: frozenset[tuple[str, int]], bytes_per_s: float | None) -> in
         addresses: as of `addresses_of`.
         bytes_per_s: of payload; None: as fast as TCP itself would have it.
     """
-    rate = _UNPACED if bytes_per_s is None else max(1, min(int(bytes_per_s), _UNPACED))
+    rate = _UNPACED if bytes_per_s is None else int(bytes_per_s)
     return sum(_ask(addresses, partial(_pace, rate=rate)))
 
 

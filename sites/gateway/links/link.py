@@ -79,7 +79,6 @@ class Link:
             config.channels_per_link, link, peer, self._outbox, self._streams
         )
         self._pauses = Pauses(peer, self._outbox, link.rtt_s)
-        self._pacing = Pacing(peer, self._outbox)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -116,7 +115,7 @@ class Link:
         self._start(self._growth.run, "growth")
         self._start(self._pauses.run, "pauses")
         if holds_little(self.bytes_per_s, self.rtt_s):
-            self._start(self._pacing.run, "pacing")
+            self._start(Pacing(self.peer, self._outbox).run, "pacing")
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.
