@@ -22,12 +22,12 @@ from pathlib import Path
 
 import yaml
 
-from orchestrator.bench.measurement import measure
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
-from orchestrator.home import new_run_id
+from orchestrator.evidence.bench.measurement import measure
 from orchestrator.plans import as_launched
-from orchestrator.run_files import METRICS, read_metrics
+from orchestrator.run_folder.home import new_run_id
+from orchestrator.run_folder.run_files import METRICS, read_metrics
 from topology.cost.compute import flops_per_sequence
 from topology.job import Model
 from topology.simulator.run import simulate

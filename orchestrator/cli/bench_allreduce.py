@@ -8,9 +8,14 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from orchestrator.bench.allreduce_gloo import measure_gloo, require_full_mesh
-from orchestrator.bench.allreduce_plan import Wanted, combinations
-from orchestrator.bench.allreduce_record import (
+from orchestrator.cli.failure import CommandError
+from orchestrator.cli.options import Duration, RunName, all_of, home_option, json_option, set_option
+from orchestrator.cli.output import Output
+from orchestrator.cli.whole_run import run_to_end
+from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
+from orchestrator.evidence.bench.allreduce_plan import Wanted, combinations
+from orchestrator.evidence.bench.allreduce_record import (
     ALLREDUCE,
     AllReduceBench,
     Gloo,
@@ -18,16 +23,11 @@ from orchestrator.bench.allreduce_record import (
     Setting,
     to_json,
 )
-from orchestrator.bench.allreduce_run import AllReduce, MeasureGloo
-from orchestrator.bench.allreduce_table import AllReduceTables
-from orchestrator.cli.failure import CommandError
-from orchestrator.cli.options import Duration, RunName, all_of, home_option, json_option, set_option
-from orchestrator.cli.output import Output
-from orchestrator.cli.whole_run import run_to_end
-from orchestrator.emulator.namespaces import netns_problem
-from orchestrator.home import home_folder, new_run_id
+from orchestrator.evidence.bench.allreduce_run import AllReduce, MeasureGloo
+from orchestrator.evidence.bench.allreduce_table import AllReduceTables
+from orchestrator.evidence.view import figures
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.view import figures
+from orchestrator.run_folder.home import home_folder, new_run_id
 from topology.job import CODECS, TREES
 from topology.units import UnitError, format_size, parse_size
 from topology.world import EMULATORS, Topology

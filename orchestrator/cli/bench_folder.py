@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.bench.plan import Point
-from orchestrator.bench.record import BENCH, Bench, Question, Setting, Source, read_bench
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.documents import Pair
+from orchestrator.evidence.bench.plan import Point
+from orchestrator.evidence.bench.record import BENCH, Bench, Question, Setting, Source, read_bench
 from topology.errors import ConfigError, Problem
 
 LOCK = "lock"

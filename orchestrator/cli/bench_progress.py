@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.bench.plan import Planned, Point
-from orchestrator.bench.record import Run
 from orchestrator.cli.views import state_name
-from orchestrator.view import figures
+from orchestrator.evidence.bench.plan import Planned, Point
+from orchestrator.evidence.bench.record import Run
+from orchestrator.evidence.view import figures
 from protos.control.v1 import control_pb2
 
 

@@ -9,11 +9,6 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from orchestrator.bench.plan import Point, load_points
-from orchestrator.bench.record import BENCH, Bench, Question, Run
-from orchestrator.bench.scaling import Ended, Scaling
-from orchestrator.bench.sweep import parse_sweeps
-from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
 from orchestrator.cli.bench_progress import BenchProgress
 from orchestrator.cli.failure import CommandError
@@ -29,8 +24,13 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
-from orchestrator.home import home_folder, new_run_id
+from orchestrator.evidence.bench.plan import Point, load_points
+from orchestrator.evidence.bench.record import BENCH, Bench, Question, Run
+from orchestrator.evidence.bench.scaling import Ended, Scaling
+from orchestrator.evidence.bench.sweep import parse_sweeps
+from orchestrator.evidence.bench.table import BenchTables
 from orchestrator.interruption import INTERRUPTION
+from orchestrator.run_folder.home import home_folder, new_run_id
 from topology.hashing import config_hash
 from topology.job import COMPUTES
 from topology.world import EMULATORS

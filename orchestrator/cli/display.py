@@ -17,9 +17,9 @@ from orchestrator.cli.failure import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_summary
 from orchestrator.cli.views import failure_view, outcome_view, reason_code, state_name, where_of
+from orchestrator.evidence.view.live import LiveTable, plain_line
+from orchestrator.evidence.view.summary import RunSummary
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.view.live import LiveTable, plain_line
-from orchestrator.view.summary import RunSummary
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.cli.failure import CommandError
-from orchestrator.home import LOG, RunFolder
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.log_files import last_line
+from orchestrator.run_folder.home import LOG, RunFolder
+from orchestrator.run_folder.log_files import last_line
 
 START_S = 60.0
 """Imports take a second; on a machine that is busy with training, some more."""

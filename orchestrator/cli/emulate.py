@@ -20,7 +20,7 @@ from orchestrator.cli.options import (
     set_option,
 )
 from orchestrator.cli.output import Output
-from orchestrator.home import home_folder
+from orchestrator.run_folder.home import home_folder
 from topology.world import EMULATORS
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from orchestrator.emulator.fidelity import (
     worst,
 )
 from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.evidence.view import figures as shown
+from orchestrator.evidence.view.tables import Column, FittingTable
 from orchestrator.signals import run_command
-from orchestrator.view import figures as shown
-from orchestrator.view.tables import Column, FittingTable
 
 FULL = Effort(window_s=3.0, datagrams=NUM_DATAGRAMS)
 TABLE_WIDTH = 120

@@ -16,8 +16,8 @@ from rich.live import Live
 from orchestrator.cli.output import Output
 from orchestrator.emulator.emulations import claimed
 from orchestrator.emulator.standing import Listeners, Standing, Wanted
+from orchestrator.evidence.view.emulation import EmulationTable
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.view.emulation import EmulationTable
 from topology.faults.script import TimedChange
 
 

@@ -9,7 +9,7 @@ import click
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import json_option
 from orchestrator.cli.output import Output
-from orchestrator.home import JOB, TOPOLOGY
+from orchestrator.run_folder.home import JOB, TOPOLOGY
 from topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 
 

@@ -27,9 +27,9 @@ from orchestrator.cli.output import Output
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.documents import Pair, load_faults_file, load_pair
-from orchestrator.home import RunFolder, home_folder, new_run_id
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.plans import as_launched, with_plan
+from orchestrator.run_folder.home import RunFolder, home_folder, new_run_id
 from protos.control.v1 import control_pb2
 from topology.world import EMULATORS
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.failure import CommandError
-from orchestrator.home import is_run_id
+from orchestrator.run_folder.home import is_run_id
 from topology.models.topology import is_loopback
 from topology.units import UnitError, parse_duration, parse_rate
 

@@ -10,7 +10,7 @@ from orchestrator.cli.options import job_argument, json_option, set_option, topo
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair
 from orchestrator.plans import plan_of, read_plan
-from orchestrator.run_files import write_atomically
+from orchestrator.run_folder.run_files import write_atomically
 
 
 @click.command("plan")
@@ -42,7 +42,7 @@ def command(
 
     Nothing is started. The job's `plan` section says what may be decided.
     """
-    from orchestrator.view.plan import difference, shown
+    from orchestrator.evidence.view.plan import difference, shown
     from topology.planner.document import plan_text
 
     pair = load_pair(job, overrides, topology_path, to_plan=True)

@@ -13,7 +13,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.bench.record import Failed
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import (
     Address,
@@ -25,18 +24,19 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
 from orchestrator.documents import Pair
-from orchestrator.home import home_folder, new_run_id
-from orchestrator.probe.documents import directions, estimate_s, longest_s, probing_pair
-from orchestrator.probe.figures import (
+from orchestrator.evidence.bench.record import Failed
+from orchestrator.evidence.probe.documents import directions, estimate_s, longest_s, probing_pair
+from orchestrator.evidence.probe.figures import (
     Direction,
     ProbeError,
     link_figures,
     read_directions,
 )
-from orchestrator.probe.written import FileChangedError, Original
-from orchestrator.run_files import METRICS, MetricsError, read_metrics
-from orchestrator.view import figures as shown
-from orchestrator.view.tables import Column, FittingTable
+from orchestrator.evidence.probe.written import FileChangedError, Original
+from orchestrator.evidence.view import figures as shown
+from orchestrator.evidence.view.tables import Column, FittingTable
+from orchestrator.run_folder.home import home_folder, new_run_id
+from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from protos.control.v1 import control_pb2
 from topology.job import Probe
 from topology.measured.drift import FAR

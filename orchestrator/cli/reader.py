@@ -15,12 +15,12 @@ from typing import Any
 
 from orchestrator.cli.options import RunChoice
 from orchestrator.cli.views import TERMINAL
-from orchestrator.client import Client, CoordinatorUnreachableError
-from orchestrator.home import SUMMARY, RunFolder, find_run, home_folder
+from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
+from orchestrator.client.recorded import RecordedRun
+from orchestrator.evidence.report.reading import read_record
+from orchestrator.evidence.report.records import RunRecord
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.recorded import RecordedRun
-from orchestrator.report.reading import read_record
-from orchestrator.report.records import RunRecord
+from orchestrator.run_folder.home import SUMMARY, RunFolder, find_run, home_folder
 from protos.control.v1 import control_pb2
 
 GONE_S = 5.0

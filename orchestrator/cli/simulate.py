@@ -11,9 +11,6 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.bench.record import BENCH, Bench, Question, Setting, Source, write_bench
-from orchestrator.bench.sweep import parse_sweeps
-from orchestrator.bench.table import BenchTables
 from orchestrator.cli.bench_folder import note_plans, opened_bench
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import (
@@ -27,11 +24,14 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.simulate_options import Asked, simulation_options
 from orchestrator.documents import load_faults_file, load_pair
-from orchestrator.home import home_folder, new_run_id
-from orchestrator.simulate.figures import result, setting_runs
-from orchestrator.simulate.folder import write_run
-from orchestrator.simulate.question import Point, load_settings
-from orchestrator.simulate.tables import further_tables, inside_data
+from orchestrator.evidence.bench.record import BENCH, Bench, Question, Setting, Source, write_bench
+from orchestrator.evidence.bench.sweep import parse_sweeps
+from orchestrator.evidence.bench.table import BenchTables
+from orchestrator.evidence.simulate.figures import result, setting_runs
+from orchestrator.evidence.simulate.folder import write_run
+from orchestrator.evidence.simulate.question import Point, load_settings
+from orchestrator.evidence.simulate.tables import further_tables, inside_data
+from orchestrator.run_folder.home import home_folder, new_run_id
 from topology.faults.script import TimedChange, expand
 from topology.hashing import config_hash
 from topology.simulator.engine import SimulationError

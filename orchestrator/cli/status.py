@@ -9,8 +9,8 @@ from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import RunReader, reading
 from orchestrator.cli.views import run_line, run_view
-from orchestrator.client import Client
-from orchestrator.home import home_folder, run_folders
+from orchestrator.client.coordinator_client import Client
+from orchestrator.run_folder.home import home_folder, run_folders
 from protos.control.v1 import control_pb2
 from protos.errors import IsthmusError
 

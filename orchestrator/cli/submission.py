@@ -8,9 +8,9 @@ from pathlib import Path
 
 from orchestrator.cli.embedded import started_coordinator
 from orchestrator.cli.failure import CommandError
-from orchestrator.client import Client
+from orchestrator.client.coordinator_client import Client
 from orchestrator.documents import Pair
-from orchestrator.home import TOPOLOGY, RunFolder, claim_run_folder
+from orchestrator.run_folder.home import TOPOLOGY, RunFolder, claim_run_folder
 from protos.control.v1 import control_pb2
 
 

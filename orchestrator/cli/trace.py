@@ -10,8 +10,8 @@ from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_run_record
-from orchestrator.run_files import strict_json, write_atomically
-from orchestrator.trace.events import trace
+from orchestrator.evidence.trace.events import trace
+from orchestrator.run_folder.run_files import strict_json, write_atomically
 
 TRACE = "trace.json"
 

@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.bench.record import Failed
-from orchestrator.bench.scaling import Ended
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import RunChoice
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.cli.views import reason_code
+from orchestrator.client.recorded import RecordedRun
+from orchestrator.coordinator.journal import JournalError
 from orchestrator.documents import Pair
-from orchestrator.home import RunFolder
+from orchestrator.evidence.bench.record import Failed
+from orchestrator.evidence.bench.scaling import Ended
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.journal import JournalError
-from orchestrator.recorded import RecordedRun
+from orchestrator.run_folder.home import RunFolder
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 from protos.errors import DeadlineExceededError, IsthmusError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.local_agents import ended_with
+from orchestrator.coordinator.local_agents import ended_with
 from protos.errors import IsthmusError
 from topology.faults.changes import Change
 

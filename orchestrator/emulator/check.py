@@ -29,7 +29,7 @@ from orchestrator.emulator.fidelity import (
 )
 from orchestrator.emulator.netns_config import NetnsConfig
 from orchestrator.emulator.probe_process import ProbeProcess, running_probe
-from orchestrator.view import figures as shown
+from orchestrator.evidence.view import figures as shown
 
 START_S = 30.0
 ECHOES = 21

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator.coordinator.local_agents import ended_with
 from orchestrator.core.events import Endpoint
 from orchestrator.core.wan_stage import FALLBACK
 from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
@@ -25,8 +26,7 @@ from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_r
 from orchestrator.emulator.namespaces import netns_problem
 from orchestrator.emulator.netns_config import NetnsConfig
 from orchestrator.emulator.requests import answering
-from orchestrator.local_agents import ended_with
-from orchestrator.run_files import write_atomically
+from orchestrator.run_folder.run_files import write_atomically
 from orchestrator.signals import first_signal
 from topology.errors import ConfigError
 from topology.faults.changes import Change, Pause

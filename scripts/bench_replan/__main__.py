@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from orchestrator.run_files import METRICS, read_metrics
+from orchestrator.run_folder.run_files import METRICS, read_metrics
 
 HERE = Path(__file__).resolve().parent
 RUN_S = 600.0

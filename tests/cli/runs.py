@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from orchestrator.home import ANNOUNCED, RunFolder, claim_run_folder
+from orchestrator.run_folder.home import ANNOUNCED, RunFolder, claim_run_folder
 from protos.control.v1 import control_pb2
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.record import BENCH, Failed, read_bench
-from orchestrator.bench.scaling import Ended
 from orchestrator.documents import Pair
+from orchestrator.evidence.bench.record import BENCH, Failed, read_bench
+from orchestrator.evidence.bench.scaling import Ended
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_runs import MeasuredRuns
 from tests.multiprocess.harness import Bench, bench, job_yaml, topology_yaml

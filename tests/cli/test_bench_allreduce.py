@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.allreduce_record import ALLREDUCE, Gloo, Times
-from orchestrator.bench.measurement import MeasurementError
-from orchestrator.bench.record import Failed
+from orchestrator.evidence.bench.allreduce_record import ALLREDUCE, Gloo, Times
+from orchestrator.evidence.bench.measurement import MeasurementError
+from orchestrator.evidence.bench.record import Failed
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_allreduces import MeasuredAllReduces
 from tests.multiprocess.harness import bench, job_yaml, topology_yaml

@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 
-from orchestrator.client import Client, CoordinatorUnreachableError
+from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from protos.control.v1 import control_pb2
 from protos.errors import (
     STATUS,

@@ -18,10 +18,10 @@ import pytest
 
 from orchestrator.cli.embedded import started_coordinator
 from orchestrator.cli.failure import CommandError
-from orchestrator.client import Client
-from orchestrator.home import ANNOUNCED, LOG, run_folders
-from orchestrator.journal import Journal
-from orchestrator.log_files import last_line
+from orchestrator.client.coordinator_client import Client
+from orchestrator.coordinator.journal import Journal
+from orchestrator.run_folder.home import ANNOUNCED, LOG, run_folders
+from orchestrator.run_folder.log_files import last_line
 from orchestrator.state_lock import LOCK
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.home import (
+from orchestrator.coordinator.journal import Journal
+from orchestrator.run_folder.home import (
     ANNOUNCED,
     JOB,
     LOG,
@@ -21,14 +22,13 @@ from orchestrator.home import (
     new_run_id,
     run_folders,
 )
-from orchestrator.journal import Journal
 from protos.errors import NotFoundError
 from tests.fakes.waiting import wait_for
 
 FIRST_THREAD_ENDS = """
 import ctypes, sys, threading
 from pathlib import Path
-from orchestrator.journal import Journal
+from orchestrator.coordinator.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 threading.Thread(target=sys.stdin.read).start()
 print("locked", flush=True)

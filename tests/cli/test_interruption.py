@@ -21,8 +21,8 @@ import pytest
 from orchestrator.cli.main import main
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import load_pair
-from orchestrator.home import run_folders
 from orchestrator.interruption import INTERRUPTION, SAME_S, Interrupted, Interruption
+from orchestrator.run_folder.home import run_folders
 from orchestrator.signals import first_signal, run_command
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus, Result

@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.home import run_folders
-from orchestrator.journal import Journal
+from orchestrator.coordinator.journal import Journal
+from orchestrator.run_folder.home import run_folders
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce

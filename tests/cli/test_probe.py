@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.record import Failed
-from orchestrator.bench.scaling import Ended
 from orchestrator.cli import probe
 from orchestrator.documents import Pair
+from orchestrator.evidence.bench.record import Failed
+from orchestrator.evidence.bench.scaling import Ended
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from topology.documents.load import load_topology

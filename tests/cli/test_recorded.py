@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.home import LOG, SUMMARY, RunFolder
-from orchestrator.journal import Journal
-from orchestrator.log_files import LogWriter
+from orchestrator.coordinator.journal import Journal
+from orchestrator.run_folder.home import LOG, SUMMARY, RunFolder
+from orchestrator.run_folder.log_files import LogWriter
 from orchestrator.state_lock import LOCK
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.scaling import Ended
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.whole_run import run_to_end
+from orchestrator.coordinator.journal import Journal
 from orchestrator.documents import Pair, load_pair
-from orchestrator.home import RunFolder
-from orchestrator.journal import Journal
+from orchestrator.evidence.bench.scaling import Ended
+from orchestrator.run_folder.home import RunFolder
 from protos.control.v1 import control_pb2
 from tests.cli.runs import a_failed_run, a_folder, a_run
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving

@@ -86,7 +86,7 @@ class AgentCoordinator(CoordinatorServicer):
             if source in ("", name)
         )
 
-    async def Session(  # type: ignore[override] # as orchestrator/server.py says
+    async def Session(  # type: ignore[override] # as orchestrator/coordinator/service.py says
         self,
         request_iterator: AsyncIterator[control.AgentMessage],
         context: grpc.aio.ServicerContext[control.AgentMessage, control.CoordinatorMessage],

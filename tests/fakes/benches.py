@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from orchestrator.bench.figures import result_of
-from orchestrator.bench.record import (
+from orchestrator.evidence.bench.figures import result_of
+from orchestrator.evidence.bench.record import (
     Bench,
     LinkBytes,
     Measured,
@@ -17,7 +17,7 @@ from orchestrator.bench.record import (
     Split,
     Sweep,
 )
-from orchestrator.bench.sweep import parse_sweeps
+from orchestrator.evidence.bench.sweep import parse_sweeps
 from topology.documents.load import load_topology
 from topology.job import Exchange, Job, Model, Trainer
 from topology.world import Topology

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.control import Control
-from orchestrator.journal import Journal
-from orchestrator.server import CoordinatorService, listen, make_server
+from orchestrator.coordinator.control import Control
+from orchestrator.coordinator.journal import Journal
+from orchestrator.coordinator.service import CoordinatorService, listen, make_server
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.control.v1.control_pb2 import AgentMessage, CoordinatorMessage
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.bench.record import Failed
-from orchestrator.bench.scaling import Ended
 from orchestrator.documents import Pair
+from orchestrator.evidence.bench.record import Failed
+from orchestrator.evidence.bench.scaling import Ended
 from protos import metrics
 
 BEGAN_S = 1_000_000.0

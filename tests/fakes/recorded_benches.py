@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from orchestrator.bench.interval import interval
-from orchestrator.bench.record import (
+from orchestrator.evidence.bench.interval import interval
+from orchestrator.evidence.bench.record import (
     BENCH,
     Bench,
     Failed,
@@ -21,7 +21,7 @@ from orchestrator.bench.record import (
     Sweep,
     write_bench,
 )
-from orchestrator.home import JOB, TOPOLOGY
+from orchestrator.run_folder.home import JOB, TOPOLOGY
 from tests.fakes.benches import a_question
 from tests.fakes.recorded_runs import SITES
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.home import TOPOLOGY, RunFolder, claim_run_folder
-from orchestrator.journal import Journal
-from orchestrator.run_files import METRICS, RunFiles
+from orchestrator.coordinator.journal import Journal
+from orchestrator.run_folder.home import TOPOLOGY, RunFolder, claim_run_folder
+from orchestrator.run_folder.run_files import METRICS, RunFiles
 from topology.documents.load import load_topology
 from topology.presets.templates import job_yaml, topology_yaml
 from topology.world import Link

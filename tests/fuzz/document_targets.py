@@ -8,16 +8,16 @@ import json
 import sqlite3
 from pathlib import Path
 
-from orchestrator.bench.record import BENCH, read_bench
-from orchestrator.home import RunFolder
-from orchestrator.journal import FILE, JournalError
-from orchestrator.recorded import RecordedRun
-from orchestrator.report.markdown import markdown
-from orchestrator.report.page import page
-from orchestrator.report.reading import read_record
-from orchestrator.report.run_facts import run_facts
-from orchestrator.run_files import METRICS, strict_json
-from orchestrator.trace.events import trace
+from orchestrator.client.recorded import RecordedRun
+from orchestrator.coordinator.journal import FILE, JournalError
+from orchestrator.evidence.bench.record import BENCH, read_bench
+from orchestrator.evidence.report.markdown import markdown
+from orchestrator.evidence.report.page import page
+from orchestrator.evidence.report.reading import read_record
+from orchestrator.evidence.report.run_facts import run_facts
+from orchestrator.evidence.trace.events import trace
+from orchestrator.run_folder.home import RunFolder
+from orchestrator.run_folder.run_files import METRICS, strict_json
 from protos.control.v1 import control_pb2
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import metric, record_run

@@ -24,7 +24,7 @@ from orchestrator.emulator.config import (
 )
 from orchestrator.emulator.link import LinkShape
 from orchestrator.emulator.netns_config import NetnsConfig
-from orchestrator.home import ANNOUNCED, RunFolder
+from orchestrator.run_folder.home import ANNOUNCED, RunFolder
 from protos.errors import LocalProtocolError
 from sites.agent.gateway import Gateway
 from sites.gateway.agent_port import read_commands, read_configuration

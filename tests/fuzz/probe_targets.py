@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from orchestrator.probe.figures import ProbeError, link_figures, read_directions
-from orchestrator.run_files import METRICS, MetricsError, read_metrics
+from orchestrator.evidence.probe.figures import ProbeError, link_figures, read_directions
+from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from protos.errors import RemoteProtocolError
 from protos.exchange.v1 import probe_pb2
 from sites.gateway.probing.figures import rate_between

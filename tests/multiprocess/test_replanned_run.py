@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.coordinator.journal import JournalReader
 from orchestrator.core.view import RecordedEvent, fold
-from orchestrator.journal import JournalReader
 from tests.multiprocess.harness import RUN_S, Bench, topology_yaml
 
 JOB = """

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.allreduce_figures import PAYLOAD_SHARE, Asked, figures_of
-from orchestrator.bench.allreduce_gloo import measure_gloo, require_full_mesh
-from orchestrator.bench.allreduce_record import Figures
-from orchestrator.bench.measurement import MeasurementError
+from orchestrator.evidence.bench.allreduce_figures import PAYLOAD_SHARE, Asked, figures_of
+from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
+from orchestrator.evidence.bench.allreduce_record import Figures
+from orchestrator.evidence.bench.measurement import MeasurementError
 from protos import metrics
 from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition
@@ -173,7 +173,7 @@ def test_a_gloo_process_that_fails_is_named(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("orchestrator.bench.allreduce_gloo.LOOPBACK", "no-such-device")
+    monkeypatch.setattr("orchestrator.evidence.bench.allreduce_gloo.LOOPBACK", "no-such-device")
     with pytest.raises(MeasurementError, match=rf"Gloo at ({'|'.join(SITES)}) failed: .*"):
         measure_gloo(TOPOLOGY, 4096, warmup=0, repeats=1, is_emulated=False, timeout_s=60.0)
     assert not list(tmp_path.iterdir())

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.plan import Planned, Point, load_points, planned_runs
-from orchestrator.bench.sweep import parse_sweep, parse_sweeps, points
 from orchestrator.documents import load_pair
+from orchestrator.evidence.bench.plan import Planned, Point, load_points, planned_runs
+from orchestrator.evidence.bench.sweep import parse_sweep, parse_sweeps, points
 from orchestrator.plans import as_launched
 from sites.trainer.sampler import samples_of
 from tests.fakes.benches import a_question

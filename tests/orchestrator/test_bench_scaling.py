@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.plan import Planned, Point, load_points
-from orchestrator.bench.record import BENCH, Bench, Failed, Run, read_bench
-from orchestrator.bench.scaling import Ended, Scaling
 from orchestrator.cli.bench_folder import new_bench
 from orchestrator.documents import Pair, load_pair
+from orchestrator.evidence.bench.plan import Planned, Point, load_points
+from orchestrator.evidence.bench.record import BENCH, Bench, Failed, Run, read_bench
+from orchestrator.evidence.bench.scaling import Ended, Scaling
 from tests.fakes.benches import a_question
 from tests.fakes.measured_runs import MeasuredRuns
 

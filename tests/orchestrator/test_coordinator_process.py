@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.client import Client
-from orchestrator.journal import JournalReader
-from orchestrator.server import _options
+from orchestrator.client.coordinator_client import Client
+from orchestrator.coordinator.journal import JournalReader
+from orchestrator.coordinator.service import _options
 from protos.control.v1 import control_pb2
 from protos.errors import StateConflictError
 from tests.fakes.marked_processes import MarkedProcesses

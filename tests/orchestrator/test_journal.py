@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.coordinator.journal import FILE, Journal, JournalError, JournalReader
 from orchestrator.core.states import RunState, SiteState
-from orchestrator.journal import FILE, Journal, JournalError, JournalReader
 from orchestrator.state_lock import StateLockedError
 
 SUBMITTED = {
@@ -23,7 +23,7 @@ SUBMITTED = {
 WRITER = """
 import sys, time
 from pathlib import Path
-from orchestrator.journal import Journal
+from orchestrator.coordinator.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 generation = journal.raise_generation()
 submitted = {"name": "n", "folder": "f", "sites": ["a"], "links": []}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.probe.documents import directions, estimate_s, longest_s, probing_pair
-from orchestrator.probe.figures import (
+from orchestrator.evidence.probe.documents import directions, estimate_s, longest_s, probing_pair
+from orchestrator.evidence.probe.figures import (
     Direction,
     ProbeError,
     link_figures,
     read_directions,
 )
-from orchestrator.probe.written import FileChangedError, Original
+from orchestrator.evidence.probe.written import FileChangedError, Original
 from topology.documents.checks import check_pair
 from topology.documents.load import load_topology
 from topology.errors import ConfigError

@@ -8,15 +8,15 @@ import json
 
 import pytest
 
+from orchestrator.coordinator.reduction_json import reduction_from, reduction_to
+from orchestrator.coordinator.replanner import Answer, Replanner
+from orchestrator.coordinator.replanning import settings_of
 from orchestrator.core.replan_events import (
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,
     SwitchPlanned,
 )
-from orchestrator.reduction_json import reduction_from, reduction_to
-from orchestrator.replanner import Answer, Replanner
-from orchestrator.replanning import settings_of
 from protos.control.v1 import control_pb2
 from tests.fakes.worlds import JOB, topology_text
 from topology.documents.load import load_job, load_topology
@@ -100,7 +100,9 @@ def test_trees_have_codecs_as_sites_derive_them_and_mistakes_are_told() -> None:
 
 @pytest.mark.multiprocess
 def test_a_process_that_says_nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.replanner.MODULE", "keyword")  # of Python: does nothing
+    monkeypatch.setattr(
+        "orchestrator.coordinator.replanner.MODULE", "keyword"
+    )  # of Python: does nothing
     assert answers(PlanAgain(None, CUT), 1) == [PlanningFailed("its process ended with status 0")]
 
 

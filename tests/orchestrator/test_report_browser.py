@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from orchestrator.bench.record import BENCH, read_bench
-from orchestrator.recorded import RecordedRun
-from orchestrator.report.facts import RunFacts
-from orchestrator.report.page import page
-from orchestrator.report.reading import read_record
-from orchestrator.report.run_facts import run_facts
+from orchestrator.client.recorded import RecordedRun
+from orchestrator.evidence.bench.record import BENCH, read_bench
+from orchestrator.evidence.report.facts import RunFacts
+from orchestrator.evidence.report.page import page
+from orchestrator.evidence.report.reading import read_record
+from orchestrator.evidence.report.run_facts import run_facts
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import record_run
 

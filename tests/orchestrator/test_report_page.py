@@ -15,20 +15,20 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from orchestrator.bench.record import BENCH, Bench, read_bench
-from orchestrator.home import TOPOLOGY, RunFolder
-from orchestrator.journal import Journal
-from orchestrator.recorded import RecordedRun
-from orchestrator.report.facts import RunFacts
-from orchestrator.report.markdown import markdown
-from orchestrator.report.measurements import MAX_SAMPLES
-from orchestrator.report.page import page
-from orchestrator.report.reading import read_record
-from orchestrator.report.records import RunRecord
-from orchestrator.report.run_facts import run_facts
-from orchestrator.report.timelines import MAX_READ_STEPS, TimelineReader, choose
-from orchestrator.run_files import METRICS
-from orchestrator.trace.events import rates
+from orchestrator.client.recorded import RecordedRun
+from orchestrator.coordinator.journal import Journal
+from orchestrator.evidence.bench.record import BENCH, Bench, read_bench
+from orchestrator.evidence.report.facts import RunFacts
+from orchestrator.evidence.report.markdown import markdown
+from orchestrator.evidence.report.measurements import MAX_SAMPLES
+from orchestrator.evidence.report.page import page
+from orchestrator.evidence.report.reading import read_record
+from orchestrator.evidence.report.records import RunRecord
+from orchestrator.evidence.report.run_facts import run_facts
+from orchestrator.evidence.report.timelines import MAX_READ_STEPS, TimelineReader, choose
+from orchestrator.evidence.trace.events import rates
+from orchestrator.run_folder.home import TOPOLOGY, RunFolder
+from orchestrator.run_folder.run_files import METRICS
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import ACTIVE_S, append_line, metric, record_run
 from topology.presets.templates import topology_yaml

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.coordinator.journal import Journal, JournalError, JournalReader
+from orchestrator.coordinator.messages import run_message
 from orchestrator.core.view import RecordedEvent
-from orchestrator.journal import Journal, JournalError, JournalReader
-from orchestrator.messages import run_message
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import DEADLINE_S, active, coordinating, run_scenario, status_of
 from tests.fakes.worlds import JOB, topology_text

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from orchestrator.log_files import LogReader
+from orchestrator.run_folder.log_files import LogReader
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import (
     DEADLINE_S,

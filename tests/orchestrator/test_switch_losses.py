@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.journal import Journal
+from orchestrator.coordinator.journal import Journal
 from protos import metrics
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating

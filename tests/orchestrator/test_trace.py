@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.home import RunFolder
-from orchestrator.recorded import RecordedRun
-from orchestrator.report.reading import read_record
-from orchestrator.report.records import LinkSample
-from orchestrator.trace.events import rates, trace
+from orchestrator.client.recorded import RecordedRun
+from orchestrator.evidence.report.reading import read_record
+from orchestrator.evidence.report.records import LinkSample
+from orchestrator.evidence.trace.events import rates, trace
+from orchestrator.run_folder.home import RunFolder
 from tests.fakes.recorded_runs import ACTIVE_S, BEGAN_S, STEP_S, record_run
 
 FAULTS = (

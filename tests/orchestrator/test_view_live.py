@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from orchestrator.view.live import LiveTable, plain_line
+from orchestrator.evidence.view.live import LiveTable, plain_line
 from protos.control.v1 import control_pb2
 
 STEP = {

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.view import figures
-from orchestrator.view.sparkline import ASCII, BLOCKS, sparkline
-from orchestrator.view.summary import RunSummary
+from orchestrator.evidence.view import figures
+from orchestrator.evidence.view.sparkline import ASCII, BLOCKS, sparkline
+from orchestrator.evidence.view.summary import RunSummary
 
 SUMMARY: dict[str, Any] = {
     "run_id": "r1",

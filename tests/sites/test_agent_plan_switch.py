@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.replanning import tree_messages
+from orchestrator.coordinator.replanning import tree_messages
 from protos.control.v1.control_pb2 import (
     DecideReduction,
     PrepareReduction,

@@ -1,0 +1,1 @@
+"""The operator's side: calls to a coordinator, and where each run's coordinator is."""

@@ -1,0 +1,309 @@
+"""`python -m orchestrator.coordinator`: its process, from arguments to exit status."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Before grpc is imported: processes are started here, and gRPC's fork handlers would run each time.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+from orchestrator.coordinator.control import Control
+from orchestrator.coordinator.journal import Journal
+from orchestrator.coordinator.local_agents import LocalAgents
+from orchestrator.coordinator.own_log import OwnLines, bound
+from orchestrator.coordinator.service import CoordinatorService, listen, make_server
+from orchestrator.coordinator.wan import FaultPlan
+from orchestrator.documents import load_faults_file, load_topology_file
+from orchestrator.run_folder.home import ANNOUNCED, LOG
+from orchestrator.run_folder.run_files import write_atomically
+from orchestrator.signals import first_signal
+from protos.catalogue import CATALOGUE
+from protos.envelope import failure, success
+from protos.errors import IsthmusError
+from topology.documents.placement import restricted
+from topology.errors import ConfigError
+from topology.faults.script import FaultScript
+from topology.models.topology import is_loopback
+from topology.timeouts import Timeouts
+from topology.world import Endpoint, Topology
+
+COMMAND = "coordinator"
+LOG_FORMAT = "%(asctime)s coordinator: %(message)s"
+DRAIN_S = 5.0
+"""For watchers to be told the end of an embedded run, before the process ends by itself."""
+CLOSE_S = 1.0
+"""For calls that are going on when the server stops."""
+
+log = logging.getLogger(__name__)
+
+
+class InsecureAddressError(IsthmusError):
+    """An address that others can reach, without TLS."""
+
+    code = "INSECURE_ADDRESS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the process was started with, checked."""
+
+    topology: Topology
+    agents: tuple[str, ...]
+    """Sites that an embedded coordinator starts an agent for."""
+    topology_path: Path
+    overrides: tuple[str, ...]
+    state: Path
+    runs: Path
+    bind: Endpoint
+    is_embedded: bool
+    faults: FaultScript | None
+    seed: int | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the coordinator; return its exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    try:
+        status = asyncio.run(_serve(_settings(options)))
+    except ConfigError as error:
+        return _failed(options, "INVALID_CONFIG", str(error))
+    except IsthmusError as error:
+        return _failed(options, error.code, str(error))
+    except OSError as error:
+        return _failed(options, "FILE_ERROR", f"{error.filename or 'state'}: {error.strerror}")
+    except Exception as error:
+        log.exception("the coordinator has ended by a mistake of its own")
+        return _failed(options, "INTERNAL", f"{type(error).__name__}: {error}")
+    if options.json:
+        print(success(COMMAND, {"state": str(options.state)}, status))  # noqa: T201
+    return status
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Check what the operator gave.
+
+    Raises:
+        ConfigError: the topology has mistakes.
+        InsecureAddressError: others could reach the address.
+    """
+    topology = load_topology_file(options.topology, options.set)
+    bind = options.bind or topology.coordinator
+    if not is_loopback(bind.host):
+        raise InsecureAddressError(
+            f"{bind.host} is not a loopback address, and there is no TLS in this version"
+        )
+    here = restricted(topology, options.site) if options.site else topology
+    return Settings(
+        topology=topology,
+        agents=tuple(site.name for site in here.sites),
+        topology_path=options.topology.absolute(),
+        overrides=tuple(options.set),
+        state=options.state.absolute(),
+        runs=(options.runs or options.state / "runs").absolute(),
+        bind=bind,
+        is_embedded=options.embedded,
+        faults=load_faults_file(options.faults, here) if options.faults else None,
+        seed=options.seed,
+    )
+
+
+async def _serve(settings: Settings) -> int:
+    """Serve until a signal, or for an embedded coordinator until its run has ended."""
+    timeouts = Timeouts.derive(settings.topology.failure)
+    with contextlib.closing(Journal(settings.state)) as journal, first_signal() as signalled:
+        agents = LocalAgents()
+        control = Control(settings.topology, journal, settings.runs, _fault_plan(settings, agents))
+        service = CoordinatorService(control)
+        server = make_server(service, timeouts)
+        port = listen(server, settings.bind.host, settings.bind.port)
+        address = _address(settings.bind.host, port)
+        await server.start()
+        ticking = asyncio.create_task(control.run(), name="control")
+        try:
+            with (
+                _own_lines_kept(control),
+                _announced(settings.state, address, control.generation),
+            ):
+                log.info("listening on %s, generation %d", address, control.generation)
+                async with _running(agents, settings, address, control):
+                    await _until_over(settings, control, service, ticking, signalled)
+        finally:
+            await control.close()
+            ticking.cancel()
+            await server.stop(CLOSE_S)
+    return 128 + signalled.result() if signalled.done() else 0
+
+
+async def _until_over(
+    settings: Settings,
+    control: Control,
+    service: CoordinatorService,
+    ticking: asyncio.Task[None],
+    signalled: asyncio.Future[int],
+) -> None:
+    """Return when the process has nothing left to do; watchers have been told by then."""
+    reasons: list[asyncio.Future[Any]] = [ticking, signalled]
+    if settings.is_embedded:
+        reasons.append(asyncio.create_task(_run_once(control), name="run-once"))
+    try:
+        await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        if ticking.done():
+            await ticking  # raises: what happens can no longer be written down
+        if signalled.done():
+            log.info("asked to end by signal %d", signalled.result())
+            await _cancel_run(control, signalled.result())
+        await service.wait_for_streams(DRAIN_S)
+    finally:
+        for each in reasons[2:]:
+            each.cancel()
+
+
+async def _run_once(control: Control) -> None:
+    """Return when the first run has ended, or none was submitted in time."""
+    try:
+        async with asyncio.timeout(control.timeouts.start_s):
+            await control.submitted.wait()
+    except TimeoutError:
+        log.info("no run was submitted within %g s", control.timeouts.start_s)
+        return
+    assert control.latest is not None
+    await _wait_for_end(control)
+
+
+async def _cancel_run(control: Control, signum: int) -> None:
+    """End the run that is going on, if any; the core gives sites as long as this to confirm it."""
+    if control.latest is not None:
+        name = signal.Signals(signum).name
+        control.cancel(control.latest.run_id, f"the coordinator was asked to end ({name})")
+        timeouts = control.timeouts
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeouts.stop_grace_s + timeouts.lease_s + CLOSE_S):
+                await _wait_for_end(control)
+
+
+async def _wait_for_end(control: Control) -> None:
+    while control.latest is not None and not control.latest.has_ended:
+        await control.latest.changed.wait()
+
+
+@asynccontextmanager
+async def _running(
+    agents: LocalAgents, settings: Settings, address: str, control: Control
+) -> AsyncIterator[None]:
+    """Run the agents of an embedded coordinator. Leaving the block ends them."""
+    log_path = settings.state / LOG
+
+    def on_end(site: str, how: str) -> None:
+        control.agent_ended(site, f"the agent of site {site} ended with {how}", str(log_path))
+
+    bounding: asyncio.Task[None] | None = None
+    try:
+        if settings.is_embedded:
+            bounding = asyncio.create_task(bound(log_path), name="log")
+            await agents.start(
+                settings.agents,
+                address=address,
+                topology=settings.topology_path,
+                overrides=settings.overrides,
+                state=settings.state,
+                on_end=on_end,
+            )
+        yield
+    finally:
+        await agents.stop()
+        if bounding is not None:
+            bounding.cancel()
+
+
+def _fault_plan(settings: Settings, agents: LocalAgents) -> FaultPlan | None:
+    if settings.faults is None:
+        return None
+    return FaultPlan(script=settings.faults, seed=settings.seed, pause=agents.pause)
+
+
+@contextmanager
+def _own_lines_kept(control: Control) -> Iterator[None]:
+    """Have what this process logs be among the logs of the run that is going on."""
+    handler = OwnLines(lambda: control.latest)
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+@contextmanager
+def _announced(state: Path, address: str, generation: int) -> Iterator[None]:
+    """Say in the state folder where this coordinator listens, for as long as it does."""
+    path = state / ANNOUNCED
+    announced = {"address": address, "pid": os.getpid(), "generation": generation}
+    write_atomically(path, json.dumps(announced) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _failed(options: argparse.Namespace, code: str, message: str) -> int:
+    """Say what went wrong, to people and with --json to programs; return the exit status."""
+    entry = CATALOGUE[code]
+    if options.json:
+        print(failure(COMMAND, code, message))  # noqa: T201
+    print(f"error: {message}\nhint: {entry.hint}", file=sys.stderr)  # noqa: T201
+    return int(entry.exit_code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="isthmus coordinator", description="Start runs at all sites together, and end them."
+    )
+    parser.add_argument("--topology", required=True, type=Path, metavar="FILE")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--state", required=True, type=Path, metavar="DIR", help="the journal's")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="of run folders [STATE/runs]")
+    parser.add_argument("--bind", type=_endpoint, metavar="HOST:PORT", help="port 0: any")
+    parser.add_argument(
+        "--embedded", action="store_true", help="also run all agents, for one run, then end"
+    )
+    parser.add_argument(
+        "--site",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --embedded: a site that has an agent [all]; may be repeated",
+    )
+    parser.add_argument(
+        "--faults", type=Path, metavar="FILE", help="fault script of an embedded, emulated run"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the fault script [its own]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return parser
+
+
+def _endpoint(text: str) -> Endpoint:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"want HOST:PORT, got {text!r}")
+    return Endpoint(host=host.strip("[]"), port=int(port))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

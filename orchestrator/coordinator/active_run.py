@@ -1,0 +1,286 @@
+"""The latest run of a coordinator: carries out what the core decides, and keeps what people see."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.coordinator.journal import Journal, JournalError
+from orchestrator.coordinator.messages import endpoint_messages, namespace_message, run_message
+from orchestrator.coordinator.replanner import Replanner
+from orchestrator.coordinator.replanning import Replanning, link_reported, settings_of
+from orchestrator.coordinator.run_wan import RunWan
+from orchestrator.coordinator.submission import Submission
+from orchestrator.coordinator.wan import FaultPlan
+from orchestrator.core import events, replan_events
+from orchestrator.core.metrics import RunMetrics
+from orchestrator.core.run import RunMachine
+from orchestrator.core.states import RunState
+from orchestrator.core.summary import summarise
+from orchestrator.core.view import RunView
+from orchestrator.run_folder.log_files import LogWriter
+from orchestrator.run_folder.run_files import RunFiles
+from protos.control.v1 import control_pb2
+from topology.hashing import config_hash
+
+PROGRESS_S = 1.0
+"""Between two writings of the latest metrics into the journal."""
+MAX_LABEL = 200
+"""Characters of a metric's kind and labels."""
+
+log = logging.getLogger(__name__)
+
+SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
+
+
+class ActiveRun:
+    """Owns a run's machine, its files and, where the WAN is emulated, its emulator."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        *,
+        generation: int,
+        folder: Path,
+        journal: Journal,
+        send: SendTo,
+        faults: FaultPlan | None = None,
+    ) -> None:
+        """Write the run into its folder and the journal; nothing is started before `handle`.
+
+        Raises:
+            OSError: the folder cannot be written.
+            JournalError: the journal cannot be written.
+        """
+        self.run_id = submission.run_id
+        self.generation = generation
+        self.changed = asyncio.Event()
+        """Set at each change of state and replaced by a new one: wait on the one that you see."""
+        self._submission = submission
+        self._journal = journal
+        self._send = send
+        self._files = RunFiles(folder)
+        self.logs = LogWriter(folder)
+        self._closing: asyncio.Task[None] | None = None
+        self._saved_s = 0.0
+        self._unwritten: JournalError | None = None
+        topology = submission.topology
+        self._wan = RunWan(
+            topology,
+            faults,
+            folder,
+            handle=self.handle,
+            record=self._record,
+            add_metrics=self._add_wan_metrics,
+        )
+        self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
+        self.view = RunView(self.run_id)
+        self._replanning: Replanning | None = None
+        """From when the run is active, if its job asks for it."""
+        self._machine = RunMachine(topology, time.monotonic())
+        self._files.write_documents(submission.topology_document.text, submission.job_document.text)
+        self._record("run.submitted", detail=submission.to_json(folder))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is in a state in which it stays."""
+        return self.view.state.is_terminal
+
+    def message(self) -> control_pb2.Run:
+        """Return the run as operators see it now."""
+        return run_message(self.view, self._progress())
+
+    def handle(self, event: events.Event) -> None:
+        """Let the core decide on an event, and do what it says.
+
+        Raises:
+            JournalError: it cannot be written down. What the core had decided beside it is lost, so
+                the coordinator cannot go on, even if the disk recovers: `tick` raises it too.
+        """
+        with self._writing():
+            for action in self._machine.handle(event, time.monotonic()):
+                self._do(action)
+        if isinstance(event, events.Ticked | events.SiteEnded | events.SiteLost):
+            self.replan(event)
+
+    def replan(self, event: replan_events.Event) -> None:
+        """Let the core decide whether the plan is made again, for as long as the run is active.
+
+        Raises:
+            JournalError: as for `handle`.
+        """
+        with self._writing():
+            if self._replanning is not None and self.view.state is RunState.ACTIVE:
+                self._replanning.handle(event)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Remember what could not be written down, and raise it again and again."""
+        if self._unwritten is not None:
+            raise self._unwritten
+        try:
+            yield
+        except JournalError as error:
+            self._unwritten = error
+            raise
+
+    def add_metrics(self, site: str, batch: control_pb2.MetricBatch) -> None:
+        """Take measurements of a site."""
+        records = []
+        for metric in batch.metrics:
+            values, labels = dict(metric.values), _short(dict(metric.labels))
+            self._metrics.add(site, metric.kind, metric.step, values, labels)
+            reported = link_reported(site, metric)
+            if reported is not None:
+                self.replan(reported)
+            records.append(
+                {
+                    "run": self.run_id,
+                    "generation": self.generation,
+                    "site": site,
+                    "kind": metric.kind[:MAX_LABEL],
+                    "rank": metric.rank,
+                    "step": metric.step,
+                    "values": values,
+                    "labels": labels,
+                    "wall_s": time.time(),
+                }
+            )
+        self._files.append_metrics(records)
+
+    def tick(self) -> None:
+        """Let time pass. Call it many times a second until the run has ended.
+
+        Raises:
+            JournalError: as for `handle`.
+        """
+        self.handle(events.Ticked())
+        now_s = time.monotonic()
+        if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
+            self._saved_s = now_s
+            self._journal.save_progress(self.run_id, self._progress())
+
+    async def close(self) -> None:
+        """Return when the emulator has ended, if there was one. The end of the run ends it too."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close-run")
+        await asyncio.wait([self._closing])
+
+    async def _close(self) -> None:
+        if self._replanning is not None:
+            await self._replanning.close()
+        await self._wan.close()
+
+    # ------------------------------------------------------------ actions
+
+    def _do(self, action: events.Action) -> None:
+        match action:
+            case events.RecordEvent():
+                self._record(action.kind, action.site, dict(action.detail))
+                if action.kind == "run.active":
+                    self._wan.play()
+                    self._watch_links()
+            case events.SendPrepare():
+                self._send(action.site, self._prepare(action.namespace))
+            case events.OpenNamespaces() | events.OpenRelay():
+                self._wan.open(action)
+            case events.SendStart():
+                start = control_pb2.Start(
+                    run_id=self.run_id,
+                    generation=self.generation,
+                    endpoints=endpoint_messages(action.endpoints),
+                )
+                self._send(action.site, control_pb2.CoordinatorMessage(start=start))
+            case events.SendStop():
+                stop = control_pb2.Stop(
+                    run_id=self.run_id,
+                    generation=self.generation,
+                    reason=action.reason,
+                    grace_s=action.grace_s,
+                )
+                self._send(action.site, control_pb2.CoordinatorMessage(stop=stop))
+            case events.FinishRun():
+                self._finish()
+
+    def _record(self, kind: str, site: str = "", detail: dict[str, Any] | None = None) -> None:
+        """Write an event, then show it: nobody sees what a crash could take back."""
+        event = self._journal.append(
+            kind,
+            wall_s=time.time(),
+            generation=self.generation,
+            run_id=self.run_id,
+            site=site,
+            detail=detail or {},
+        )
+        self.view.apply(event)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def _watch_links(self) -> None:
+        submission = self._submission
+        settings = settings_of(submission.job, submission.job_document)
+        if settings is not None:
+            self._replanning = Replanning(
+                {"run_id": self.run_id, "generation": self.generation},
+                submission.topology,
+                settings,
+                Replanner(
+                    submission.job_document, submission.topology_document, on_answer=self.replan
+                ),
+                send=self._send,
+                record=self._record,
+            )
+
+    def _prepare(self, namespace: events.Namespace | None) -> control_pb2.CoordinatorMessage:
+        submission = self._submission
+        prepare = control_pb2.Prepare(
+            run_id=self.run_id,
+            generation=self.generation,
+            topology=submission.topology_document,
+            job=submission.job_document,
+            config_hash=config_hash(submission.job, submission.topology),
+            namespace=namespace_message(namespace) if namespace else None,
+        )
+        return control_pb2.CoordinatorMessage(prepare=prepare)
+
+    def _add_wan_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
+        self._files.append_metrics(
+            {
+                "run": self.run_id,
+                "generation": self.generation,
+                "site": "",
+                "rank": -1,
+                "step": -1,
+                **record,
+                "wall_s": time.time(),
+            }
+            for record in records
+        )
+
+    def _finish(self) -> None:
+        """Keep what the run came to. No watcher runs before this is done."""
+        progress = self._progress()
+        self._journal.save_progress(self.run_id, progress)
+        summary = summarise(
+            self.view,
+            self._metrics,
+            active_s=progress["active_s"],
+            verified_steps=self._machine.verified_steps,
+        )
+        self._files.write_summary(summary)
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close-run")
+
+    def _progress(self) -> dict[str, Any]:
+        progress = self._metrics.progress()
+        progress["totals"]["verified_steps"] = float(self._machine.verified_steps)
+        return {**progress, "active_s": self._machine.active_for_s(time.monotonic())}
+
+
+def _short(labels: dict[str, str]) -> dict[str, str]:
+    return {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in labels.items()}

@@ -1,0 +1,267 @@
+"""All that a coordinator knows and does, without the wire.
+
+Sessions, leases, the journal, the latest run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from orchestrator.coordinator.active_run import ActiveRun
+from orchestrator.coordinator.journal import Journal
+from orchestrator.coordinator.known_runs import KnownRuns
+from orchestrator.coordinator.run_messages import OF_RUN, take
+from orchestrator.coordinator.sessions import Session, Sessions
+from orchestrator.coordinator.submission import checked
+from orchestrator.coordinator.wan import FaultPlan
+from orchestrator.core import events
+from orchestrator.core.leases import Leases
+from orchestrator.run_folder.home import is_run_id
+from protos.control.v1 import control_pb2
+from protos.errors import (
+    RemoteProtocolError,
+    StaleGenerationError,
+    StateConflictError,
+)
+from protos.versions import build
+from topology.hashing import topology_hash
+from topology.timeouts import Timeouts
+from topology.world import Topology
+
+TICK_S = 0.05
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """Used from one event loop. `run` has to be running for leases and deadlines to count."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        journal: Journal,
+        runs: Path,
+        faults: FaultPlan | None = None,
+    ) -> None:
+        """Raise the generation; runs that an earlier coordinator left unfinished end as lost.
+
+        Args:
+            topology: of this coordinator and of every run that is submitted.
+            journal: stays the caller's, who closes it after the last call.
+            runs: the folder of run folders.
+            faults: played on the emulated WAN of each run.
+
+        Raises:
+            JournalError: the journal cannot be written.
+        """
+        self.timeouts = Timeouts.derive(topology.failure)
+        self.generation = journal.raise_generation()
+        self.latest: ActiveRun | None = None
+        self.submitted = asyncio.Event()
+        """Set with the first run."""
+        self._topology_hash = topology_hash(topology)
+        self._sites = tuple(site.name for site in topology.sites)
+        self._sessions = Sessions(self._sites, self._topology_hash)
+        self._leases = Leases(self.timeouts.lease_s)
+        self._ended_agents: dict[str, events.AgentEnded] = {}
+        self._journal = journal
+        self.known = KnownRuns(journal, lambda: self.latest)
+        self._runs = runs
+        self._faults = faults
+        for run_id in journal.end_abandoned(time.time()):
+            log.warning("run %s was lost with the coordinator before this one", run_id)
+        self._record("coordinator.started", {"topology_hash": self._topology_hash})
+
+    async def run(self) -> None:
+        """Let time pass. Never returns.
+
+        Raises:
+            JournalError: what happens can no longer be written down.
+        """
+        while True:
+            self._expire_leases()
+            if self.latest is not None:
+                self.latest.tick()
+            await asyncio.sleep(TICK_S)
+
+    async def close(self) -> None:
+        """End all sessions and the emulator."""
+        self._sessions.close()
+        if self.latest is not None:
+            await self.latest.close()
+
+    # ------------------------------------------------------------ agents
+
+    def join(self, hello: control_pb2.Hello) -> Session:
+        """Admit an agent; its Welcome is the first message of the session.
+
+        Raises:
+            ConfigMismatchError: it does not fit this coordinator.
+            StaleGenerationError: the site has another agent.
+        """
+        session, replaced = self._sessions.admit(hello)
+        if replaced is not None:
+            self._lost(session.site, f"site {session.site}: its agent's session broke")
+        self._leases.hear(session.site, time.monotonic())
+        welcome = control_pb2.Welcome(
+            protocol=session.protocol,
+            build=build(),
+            generation=self.generation,
+            lease_s=self.timeouts.lease_s,
+            heartbeat_s=self.timeouts.heartbeat_s,
+        )
+        session.send(control_pb2.CoordinatorMessage(welcome=welcome))
+        self._ended_agents.pop(session.site, None)
+        log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
+        self._tell(events.SiteJoined(session.site, session.host))
+        return session
+
+    def leave(self, session: Session, why: str) -> None:
+        """A session is over. If it was replaced or has expired, that is known already."""
+        if self._sessions.remove(session):
+            self._leases.drop(session.site)
+            self._lost(session.site, f"site {session.site}: {why}")
+
+    def agent_ended(self, site: str, message: str, log_path: str) -> None:
+        """An agent that this process started has ended, which may be before it ever joined."""
+        if self._sessions.get(site) is None:
+            ended = events.AgentEnded(site, message, log_path)
+            self._ended_agents[site] = ended
+            self._tell(ended)
+
+    def receive(self, session: Session, message: control_pb2.AgentMessage) -> None:
+        """Take a message of an agent.
+
+        Raises:
+            StaleGenerationError: it is about a run or generation that has ended.
+            RemoteProtocolError: an agent may not say that.
+        """
+        self._leases.hear(session.site, time.monotonic())
+        kind = message.WhichOneof("kind")
+        match kind:
+            case "heartbeat":
+                ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
+                session.send(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
+            case str() if kind in OF_RUN:
+                self._receive_of_run(session, kind, message)
+            case _:
+                raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
+
+    def _receive_of_run(
+        self, session: Session, kind: str, message: control_pb2.AgentMessage
+    ) -> None:
+        site, content = session.site, getattr(message, kind)
+        try:
+            run = self.fenced(content.run_id, content.generation)
+        except StaleGenerationError:
+            if kind == "ended":  # the news that nothing is left is never too late
+                return
+            raise
+        take(run, site, message, self._sites)
+
+    def fenced(self, run_id: str, generation: int) -> ActiveRun:
+        """Return the latest run, if a message is about it.
+
+        Raises:
+            StaleGenerationError: it is not.
+        """
+        run = self.latest
+        if run is None or (run_id, generation) != (run.run_id, run.generation):
+            current = f"{run.run_id!r}, generation {run.generation}" if run else "none"
+            raise StaleGenerationError(
+                f"run {run_id!r}, generation {generation} has ended here; "
+                f"the current run is {current}"
+            )
+        return run
+
+    # ------------------------------------------------------------ operators
+
+    def submit(self, request: control_pb2.SubmitRequest) -> str:
+        """Start a run, or return the one of that name.
+
+        Raises:
+            ConfigError: the documents have mistakes.
+            ConfigMismatchError: the topology is not this coordinator's.
+            StateConflictError: another run is going on.
+            RemoteProtocolError: the name is none.
+        """
+        run_id = request.run_id
+        if not is_run_id(run_id):
+            raise RemoteProtocolError(
+                f"run id {run_id[:80]!r}: want letters, digits, '.', '_' and '-', at most 64"
+            )
+        if run_id in self._journal.run_ids():
+            return run_id
+        if self.latest is not None and not self.latest.has_ended:
+            raise StateConflictError(
+                f"run {self.latest.run_id} is going on: wait for its end or cancel it"
+            )
+        submission = checked(request, self._topology_hash)
+        folder = self._runs / run_id
+        generation = self._journal.raise_generation()
+        try:
+            run = ActiveRun(
+                submission,
+                generation=generation,
+                folder=folder,
+                journal=self._journal,
+                send=self._send,
+                faults=self._faults,
+            )
+        except OSError as error:
+            raise StateConflictError(f"{folder}: {error.strerror}") from error
+        self.generation, self.latest = generation, run
+        self.submitted.set()
+        log.info("run %s submitted, generation %d", run_id, generation)
+        for site, host in self._sessions.hosts().items():
+            run.handle(events.SiteJoined(site, host))
+        for ended in self._ended_agents.values():
+            run.handle(ended)
+        return run_id
+
+    def cancel(self, run_id: str, why: str) -> control_pb2.Run:
+        """End a run; one that has ended stays as it is.
+
+        Raises:
+            NotFoundError: there is no such run.
+        """
+        run_id = self.known.find(run_id)
+        if self.latest is not None and self.latest.run_id == run_id:
+            self.latest.handle(events.CancelRequested(why))
+        return self.known.message(run_id)
+
+    # ------------------------------------------------------------ inside
+
+    def _expire_leases(self) -> None:
+        for site, silent_s in self._leases.expired(time.monotonic()).items():
+            session = self._sessions.get(site)
+            assert session is not None, "a lease is dropped with its session"
+            self._leases.drop(site)
+            self._sessions.remove(session)
+            message = f"site {site}: its agent was silent for {silent_s:.1f} s"
+            session.close(StaleGenerationError(f"{message}: its lease has ended"))
+            self._lost(site, message, silent_s)
+
+    def _lost(self, site: str, message: str, silent_s: float = 0.0) -> None:
+        stall_s = self._leases.stall_s(time.monotonic())
+        if stall_s > 0:
+            message = (
+                f"{message}, after this coordinator had itself stood still for {stall_s:.1f} s"
+            )
+        log.info("%s", message)
+        self._tell(events.SiteLost(site, message, silent_s))
+
+    def _tell(self, event: events.Event) -> None:
+        if self.latest is not None:
+            self.latest.handle(event)
+
+    def _send(self, site: str, message: control_pb2.CoordinatorMessage) -> None:
+        session = self._sessions.get(site)
+        if session is not None:  # its loss has been told, or will be
+            session.send(message)
+
+    def _record(self, kind: str, detail: dict[str, Any]) -> None:
+        self._journal.append(kind, wall_s=time.time(), generation=self.generation, detail=detail)

@@ -1,0 +1,301 @@
+"""The coordinator's memory: SQLite, append-only events, one writer, readable after any crash.
+
+A run's view is the fold of its events (orchestrator/core/view.py). Beside them stand the last
+metrics of each run, overwritten about once a second: what people see, nothing that decisions rest
+on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from orchestrator.coordinator.journal_rows import COLUMNS, ended_after, event_of, object_of
+from orchestrator.core.view import RecordedEvent, RunView, coordinator_lost, fold
+from orchestrator.state_lock import LOCK, is_abandoned, lock
+from protos.errors import IsthmusError
+
+FILE = "journal.sqlite3"
+VERSION = 1
+"""Of the schema, in `PRAGMA user_version`."""
+BUSY_S = 5.0
+"""For a lock inside SQLite, which only a checkpoint holds for longer than an instant."""
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO meta VALUES ('generation', 0);
+CREATE TABLE events (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    wall_s REAL NOT NULL,
+    run_id TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    site TEXT NOT NULL,
+    detail TEXT NOT NULL
+);
+CREATE INDEX events_of_run ON events (run_id, sequence);
+CREATE TRIGGER events_are_final BEFORE UPDATE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TRIGGER events_are_kept BEFORE DELETE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END;
+CREATE TABLE runs (
+    run_id TEXT PRIMARY KEY,
+    submitted INTEGER NOT NULL REFERENCES events (sequence),
+    progress TEXT NOT NULL DEFAULT '{}'
+);
+"""
+
+
+class JournalError(IsthmusError):
+    """The journal cannot be used: not ours, damaged, of another version, or the disk refuses."""
+
+    code = "FILE_ERROR"
+
+
+class JournalReader:
+    """Reads a journal that somebody may be writing, or that nobody writes any more."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open it. Nothing is created or changed.
+
+        Raises:
+            JournalError: there is none, or this build cannot read it.
+        """
+        self.path = folder / FILE
+        self._folder = folder
+        self._connection = self._connect()
+        try:
+            with self._told():
+                self._check_version()
+        except JournalError:
+            self.close()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self.path.is_file():
+            raise JournalError(f"{self.path}: there is no journal")
+        return _open(self.path, "ro")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file. A second call changes nothing."""
+        self._connection.close()
+
+    def run_ids(self) -> list[str]:
+        """Return all runs, newest first."""
+        query = "SELECT run_id FROM runs ORDER BY submitted DESC"
+        with self._told():
+            return [row[0] for row in self._connection.execute(query)]
+
+    def events(self, run_id: str, after: int = 0) -> list[RecordedEvent]:
+        """Return a run's events with a sequence above `after`, in order."""
+        query = f"SELECT {COLUMNS} FROM events WHERE run_id = ? AND sequence > ? ORDER BY sequence"  # noqa: S608
+        with self._told(), self.damage_told():
+            return [event_of(row) for row in self._connection.execute(query, (run_id, after))]
+
+    def view(self, run_id: str) -> RunView:
+        """Return a run as its events tell it, unfinished if they do.
+
+        Raises:
+            KeyError: there is no such run.
+        """
+        events = self.events(run_id)
+        if not events:
+            raise KeyError(run_id)
+        with self.damage_told():
+            return fold(run_id, events)
+
+    def final_view(self, run_id: str) -> RunView:
+        """Return a run as the next coordinator would find it.
+
+        Lost, if it is unfinished and nobody writes.
+
+        Raises:
+            KeyError: there is no such run.
+        """
+        view = self.view(run_id)
+        if not view.state.is_terminal and self.is_abandoned():
+            last = self.events(run_id)[-1]
+            view.apply(ended_after(last, coordinator_lost(view)))
+        return view
+
+    def progress(self, run_id: str) -> dict[str, Any]:
+        """Return a run's last metrics, as `Journal.save_progress` got them.
+
+        Empty before the first.
+        """
+        query = "SELECT progress FROM runs WHERE run_id = ?"
+        with self._told():
+            row = self._connection.execute(query, (run_id,)).fetchone()
+        with self.damage_told():
+            return object_of(row[0]) if row else {}
+
+    def is_abandoned(self) -> bool:
+        """Whether no coordinator holds the state folder."""
+        return is_abandoned(self._folder)
+
+    def _check_version(self) -> None:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != VERSION:
+            raise JournalError(
+                f"{self.path}: its format is version {version}, this build reads {VERSION}; "
+                "use the build that wrote it, or another --state"
+            )
+
+    @contextmanager
+    def damage_told(self) -> Iterator[None]:
+        """Turn what goes wrong with a row that nobody wrote so into a line that names the file."""
+        try:
+            yield
+        except (
+            AttributeError,
+            LookupError,
+            OverflowError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            raise JournalError(
+                f"{self.path}: damaged: {type(error).__name__}: {error!s:.200}"
+            ) from error
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn SQLite's errors into one line that names the file."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path}: {error}") from error
+
+
+class Journal(JournalReader):
+    """The one writer. Every call has reached the disk when it returns."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lock the folder, which is made if need be, and open or create its journal.
+
+        Raises:
+            StateLockedError: another coordinator has it.
+            JournalError: the journal there cannot be used.
+            OSError: the folder cannot be made or written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = lock(folder / LOCK)
+        try:
+            super().__init__(folder)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = _open(self.path, "rwc")
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if tables == 0:
+                # One transaction: a crash leaves either no schema or all of it.
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
+                )
+        except sqlite3.Error as error:
+            connection.close()
+            raise JournalError(f"{self.path}: {error}") from error
+        return connection
+
+    def close(self) -> None:
+        """Let go of the file and of the lock. A second call changes nothing."""
+        super().close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def raise_generation(self) -> int:
+        """Return a generation that no coordinator of this journal has used before."""
+        with self._writing() as connection:
+            update = "UPDATE meta SET value = value + 1 WHERE key = 'generation' RETURNING value"
+            return int(connection.execute(update).fetchone()[0])
+
+    def append(
+        self,
+        kind: str,
+        *,
+        wall_s: float,
+        generation: int,
+        run_id: str = "",
+        site: str = "",
+        detail: Mapping[str, Any],
+    ) -> RecordedEvent:
+        """Write an event; `run.submitted` also adds its run."""
+        with self._writing() as connection:
+            insert = (
+                "INSERT INTO events (wall_s, run_id, generation, kind, site, detail) "
+                "VALUES (?, ?, ?, ?, ?, ?)"
+            )
+            text = json.dumps(detail)
+            values = (wall_s, run_id, generation, kind, site, text)
+            sequence = connection.execute(insert, values).lastrowid
+            assert sequence is not None
+            if kind == "run.submitted":
+                run = (run_id, sequence)
+                connection.execute("INSERT INTO runs (run_id, submitted) VALUES (?, ?)", run)
+        return event_of((sequence, wall_s, run_id, generation, kind, site, text))
+
+    def save_progress(self, run_id: str, progress: Mapping[str, Any]) -> None:
+        """Overwrite a run's last metrics."""
+        with self._writing() as connection:
+            update = "UPDATE runs SET progress = ? WHERE run_id = ?"
+            connection.execute(update, (json.dumps(progress), run_id))
+
+    def end_abandoned(self, wall_s: float) -> list[str]:
+        """Mark every unfinished run as lost with the coordinator before this one; return them."""
+        ended = []
+        for run_id in self.run_ids():
+            view = self.view(run_id)
+            if not view.state.is_terminal:
+                detail = coordinator_lost(view)
+                self.append(
+                    "run.ended",
+                    wall_s=wall_s,
+                    generation=view.generation,
+                    run_id=run_id,
+                    detail=detail,
+                )
+                ended.append(run_id)
+        return ended
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, on disk at the end of the block."""
+        with self._told():
+            self._connection.execute("BEGIN IMMEDIATE")
+            with self._connection:
+                yield self._connection
+
+
+def _open(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode={mode}"
+    try:
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
+    except sqlite3.Error as error:
+        raise JournalError(f"{path}: {error}") from error

@@ -1,0 +1,144 @@
+"""Has plans of a running job made again, each by a process of its own, gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from orchestrator.coordinator.journal import JournalError
+from orchestrator.coordinator.reduction_json import reduction_from, reduction_to
+from orchestrator.core.replan_events import (
+    PlanAgain,
+    PlanningFailed,
+    RelaunchPlanned,
+    SwitchPlanned,
+)
+from protos.control.v1 import control_pb2
+
+MODULE = "orchestrator.coordinator.replan_process"
+PLAN_S = 300.0
+"""Sixteen sites take half a minute."""
+LINE_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+Answer = SwitchPlanned | RelaunchPlanned | PlanningFailed
+
+
+class Replanner:
+    """One run's. Owns at most one process, until `close`."""
+
+    def __init__(
+        self,
+        job: control_pb2.Document,
+        topology: control_pb2.Document,
+        on_answer: Callable[[Answer], None],
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            job: As submitted.
+            topology: As submitted.
+            on_answer: Told from the event loop.
+        """
+        self._documents = {"job": _plain(job), "topology": _plain(topology)}
+        self._on_answer = on_answer
+        self._planning: asyncio.Task[None] | None = None
+
+    def plan(self, asked: PlanAgain) -> None:
+        """Begin to plan; what is still being planned is given up."""
+        if self._planning is not None:
+            self._planning.cancel()
+        self._planning = asyncio.create_task(self._plan(asked), name="replan")
+
+    async def close(self) -> None:
+        """End the process, if there is one. Idempotent."""
+        if self._planning is not None:
+            self._planning.cancel()
+            await asyncio.wait([self._planning])
+
+    async def _plan(self, asked: PlanAgain) -> None:
+        try:
+            async with asyncio.timeout(PLAN_S):
+                why = await self._read_answers(asked)
+        except TimeoutError:
+            why = f"it took longer than {PLAN_S:g} s"
+        except OSError as error:
+            why = f"no process for it: {error.strerror or error}"
+        except JournalError:
+            return  # whoever lets time pass raises it
+        except Exception as error:
+            log.exception("a plan was not made again, by a mistake of ours")
+            why = f"{type(error).__name__}: {error}"
+        if why:
+            self._on_answer(PlanningFailed(why))
+
+    async def _read_answers(self, asked: PlanAgain) -> str:
+        """Pass on what the process says; return why it said no more, or nothing."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+            *(sys.executable, "-m", MODULE),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(self._request(asked)).encode() + b"\n")
+            process.stdin.close()
+            why, is_answered = "", False
+            while line := await process.stdout.readline():
+                answer = answer_from(json.loads(line))
+                why = answer.why if isinstance(answer, PlanningFailed) else ""
+                if not why:
+                    is_answered = True
+                    self._on_answer(answer)
+            status = await process.wait()
+            if status or not is_answered:  # or whoever asked would wait for ever
+                why = why or f"its process ended with status {status}"
+            return why
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _request(self, asked: PlanAgain) -> dict[str, Any]:
+        return {
+            **self._documents,
+            "reduction": reduction_to(asked.reduction) if asked.reduction else None,
+            "figures": [
+                {"source": source, "target": target, **dataclasses.asdict(figures)}
+                for (source, target), figures in asked.figures.items()
+            ],
+            "keeps_codecs": asked.keeps_codecs,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+
+def answer_from(message: Mapping[str, Any]) -> Answer:
+    """Return what a line of the process says."""
+    match message["op"]:
+        case "switch":
+            fields = {key: value for key, value in message.items() if key != "op"}
+            return SwitchPlanned(**{**fields, "reduction": reduction_from(fields["reduction"])})
+        case "relaunch":
+            return RelaunchPlanned(message["step_s"])
+        case _:
+            return PlanningFailed(str(message["why"]))
+
+
+def _plain(document: control_pb2.Document) -> dict[str, Any]:
+    return {
+        "text": document.text,
+        "source": document.source,
+        "overrides": list(document.overrides),
+    }

@@ -1,0 +1,143 @@
+"""Keeps an active run's plan fit for its links.
+
+Carries out what orchestrator/core/replan.py decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.coordinator.replanner import Replanner
+from orchestrator.core import replan_events
+from orchestrator.core.events import RecordEvent
+from orchestrator.core.plan_switch import ReductionPrepared
+from orchestrator.core.replan import ReplanMachine
+from protos import metrics
+from protos.control.v1 import control_pb2
+from topology.documents.load import load_job
+from topology.errors import ConfigError
+from topology.job import Job, Reduction
+from topology.plan_wishes import Replan
+from topology.world import Topology
+
+SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
+MAX_WHY = 500
+"""Characters of a site's reason that are kept."""
+Record = Callable[[str, str, dict[str, Any]], None]
+"""Writes an event: kind, site, detail."""
+
+
+def settings_of(job: Job, document: control_pb2.Document) -> Replan | None:
+    """Return when a job's plan is made again.
+
+    None: never, for one that names its reduction keeps it.
+
+    Args:
+        job: As its run executes it.
+        document: That it was read from. A plan's reduction is one override, a mapping.
+    """
+    if job.plan is None or job.probe is not None or job.exchange.schedule == "off":
+        return None
+    own = [each for each in document.overrides if not each.startswith("reduction=")]
+    is_planned = len(document.overrides) - len(own) <= 1
+    try:
+        named = load_job(document.text, document.source, own).reduction
+    except ConfigError:  # only what was put in its place made it right
+        return None
+    return job.plan.replan if is_planned and named == Reduction() else None
+
+
+class Replanning:
+    """One run's, from when it is active until `close`."""
+
+    def __init__(
+        self,
+        name: Mapping[str, Any],
+        topology: Topology,
+        settings: Replan,
+        planner: Replanner,
+        *,
+        send: SendTo,
+        record: Record,
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            name: `run_id` and `generation`, for every message.
+            topology: Of the sites that take part.
+            settings: The job's.
+            planner: Tells `handle`; closed with this.
+            send: To a site's agent.
+            record: In the journal.
+        """
+        self._name = name
+        self._machine = ReplanMachine(topology, settings)
+        self._planner = planner
+        self._send = send
+        self._record = record
+
+    def handle(self, event: replan_events.Event) -> None:
+        """Let the core decide on an event, and do what it says.
+
+        Raises:
+            JournalError: it cannot be written down.
+        """
+        for action in self._machine.handle(event, time.monotonic()):
+            self._do(action)
+
+    async def close(self) -> None:
+        """End what plans. Idempotent."""
+        await self._planner.close()
+
+    def _do(self, action: replan_events.Action) -> None:
+        match action:
+            case RecordEvent():
+                self._record(action.kind, action.site, dict(action.detail))
+            case replan_events.PlanAgain():
+                self._planner.plan(action)
+            case replan_events.SendPrepareReduction():
+                prepare = control_pb2.PrepareReduction(
+                    **self._name,
+                    epoch=action.epoch,
+                    from_round=action.from_round,
+                    trees=tree_messages(action.reduction),
+                )
+                self._send(action.site, control_pb2.CoordinatorMessage(prepare_reduction=prepare))
+            case replan_events.SendDecideReduction():
+                decide = control_pb2.DecideReduction(
+                    **self._name, epoch=action.epoch, commit=action.commit
+                )
+                self._send(action.site, control_pb2.CoordinatorMessage(decide_reduction=decide))
+
+
+def link_reported(site: str, metric: control_pb2.Metric) -> replan_events.LinkReported | None:
+    """Return what a site's metric says of one of its links; None if it is of another kind."""
+    labels = metric.labels
+    if metric.kind != metrics.LINK or labels.get("source") != site:
+        return None
+    target, node = labels.get("target", ""), labels.get("node", "")
+    return replan_events.LinkReported(site, target, node, metric.step, dict(metric.values))
+
+
+def tree_messages(reduction: Reduction) -> list[control_pb2.ReductionTree]:
+    """Return a reduction's trees; none are a gather."""
+    return [
+        control_pb2.ReductionTree(root=tree.root, parents=tree.parents, weight=tree.weight)
+        for tree in reduction.trees
+    ]
+
+
+def prepared_from(site: str, message: control_pb2.ReductionPrepared) -> ReductionPrepared:
+    """Return a site's answer to a proposal."""
+    return ReductionPrepared(
+        site=site,
+        epoch=message.epoch,
+        is_accepted=message.accepted,
+        plan_hash=message.plan_hash,
+        round=message.round,
+        is_late=message.late,
+        why=" ".join(message.why.split())[:MAX_WHY],
+        must_keep_codecs=message.codecs_fixed,
+    )

@@ -1,0 +1,294 @@
+"""The coordinator's gRPC service: the wire's calls to `Control`, its answers and errors back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from orchestrator.coordinator.control import Control
+from orchestrator.coordinator.messages import event_message
+from orchestrator.run_folder.log_files import LogReader
+from protos.control.v1 import control_pb2, control_pb2_grpc
+from protos.errors import STATUS, IsthmusError, RemoteProtocolError
+from protos.limits import CONTROL_CHANNEL_BYTES, LOG_BATCH_BYTES
+from topology.errors import ConfigError
+from topology.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    Context = grpc.aio.ServicerContext[Any, Any]
+    AgentContext = grpc.aio.ServicerContext[
+        control_pb2.AgentMessage, control_pb2.CoordinatorMessage
+    ]
+
+HELLO_S = 10.0
+"""For the first message of a session."""
+WATCH_S = 1.0
+"""A watcher hears at least this often."""
+FOLLOW_S = 0.2
+"""Between two looks for new log lines."""
+MAX_CALLS = 512
+"""At once, of all clients."""
+MAX_DETAIL_BYTES = 3000
+"""Of an error's text: it travels in a header, which gRPC limits to 8 KiB, escaped."""
+
+log = logging.getLogger(__name__)
+
+
+class AddressInUseError(IsthmusError):
+    """Something else listens there."""
+
+    code = "ADDRESS_IN_USE"
+
+
+class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
+    """Translates. Whoever makes it also runs `Control.run`."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._num_streams = 0
+        self._streams_changed = asyncio.Event()
+
+    async def wait_for_streams(self, timeout_s: float) -> None:
+        """Return when no operator reads a stream any more, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._num_streams > 0:
+                    self._streams_changed.clear()
+                    await self._streams_changed.wait()
+        except TimeoutError:
+            return
+
+    # ------------------------------------------------------------ agents
+
+    # grpc.aio also takes a coroutine that writes to its context; the stubs know generators only.
+    async def Session(  # type: ignore[override]
+        self, request_iterator: object, context: AgentContext
+    ) -> None:
+        """Serve an agent until it leaves; the stream is closed by whoever ends first."""
+        async with _answering(context):
+            hello = await _read_hello(context)
+            session = self._control.join(hello)
+            why = "its agent's connection broke"
+            try:
+                await session.serve(
+                    lambda: _read(context),
+                    context.write,
+                    lambda message: self._control.receive(session, message),
+                )
+                why = "its agent ended the session"
+            except IsthmusError as error:
+                why = str(error)
+                raise
+            finally:
+                self._control.leave(session, why)
+
+    async def ShipLogs(
+        self, request: control_pb2.ShipLogsRequest, context: Context
+    ) -> control_pb2.ShipLogsResponse:
+        """Append log lines; those that came before are skipped."""
+        async with _answering(context):
+            run = self._control.fenced(request.run_id, request.generation)
+            if request.site not in run.view.sites:
+                raise RemoteProtocolError(f"log lines of {request.site!r}, which is no site")
+            if request.ByteSize() > LOG_BATCH_BYTES:
+                raise RemoteProtocolError(
+                    f"{request.ByteSize()} bytes of log lines; the limit is {LOG_BATCH_BYTES}"
+                )
+            run.logs.append(request.site, request.lines)
+        return control_pb2.ShipLogsResponse()
+
+    # ------------------------------------------------------------ operators
+
+    async def Submit(
+        self, request: control_pb2.SubmitRequest, context: Context
+    ) -> control_pb2.SubmitResponse:
+        """Start a run; INVALID_ARGUMENT tells every mistake of both documents."""
+        async with _answering(context):
+            return control_pb2.SubmitResponse(run_id=self._control.submit(request))
+
+    async def GetRun(self, request: control_pb2.GetRunRequest, context: Context) -> control_pb2.Run:
+        """Return a run as it is."""
+        async with _answering(context):
+            return self._control.known.message(self._control.known.find(request.run_id))
+
+    async def ListRuns(
+        self, request: control_pb2.ListRunsRequest, context: Context
+    ) -> control_pb2.ListRunsResponse:
+        """Return the newest runs."""
+        async with _answering(context):
+            return control_pb2.ListRunsResponse(runs=self._control.known.messages())
+
+    async def CancelRun(
+        self, request: control_pb2.CancelRunRequest, context: Context
+    ) -> control_pb2.Run:
+        """Stop a run everywhere; the answer does not wait for that."""
+        async with _answering(context):
+            return self._control.cancel(request.run_id, "cancelled by an operator")
+
+    async def WatchRun(
+        self, request: control_pb2.GetRunRequest, context: Context
+    ) -> AsyncIterator[control_pb2.Run]:
+        """Yield a run now, at each change of its state and each second, until it has ended."""
+        async with _answering(context):
+            with self._streaming():
+                run_id = self._control.known.find(request.run_id)
+                while (changed := self._control.known.change_of(run_id)) is not None:
+                    yield self._control.known.message(run_id)
+                    await _wait(changed, WATCH_S)
+                yield self._control.known.message(run_id)
+
+    async def ReadLogs(
+        self, request: control_pb2.ReadLogsRequest, context: Context
+    ) -> AsyncIterator[control_pb2.LogLine]:
+        """Yield log lines; with `follow` until the run has ended and all have been read."""
+        async with _answering(context):
+            with self._streaming():
+                run_id = self._control.known.find(request.run_id)
+                folder = self._control.known.folder(run_id)
+                reader = LogReader(folder, site=request.site, rank=request.rank)
+                if request.tail:
+                    # All that was written is read: of a long run seconds, in which agents wait.
+                    await asyncio.to_thread(reader.skip_to_tail, request.tail)
+                while (changed := self._control.known.change_of(run_id)) and request.follow:
+                    for line in reader.read():
+                        yield line
+                    await _wait(changed, FOLLOW_S)
+                for line in reader.read():
+                    yield line
+
+    async def ReadEvents(
+        self, request: control_pb2.ReadEventsRequest, context: Context
+    ) -> AsyncIterator[control_pb2.Event]:
+        """Yield events; with `follow` until the run has ended."""
+        async with _answering(context):
+            with self._streaming():
+                run_id, after = self._control.known.find(request.run_id), request.after
+                while (changed := self._control.known.change_of(run_id)) and request.follow:
+                    for event in self._control.known.events_of(run_id, after):
+                        after = event.sequence
+                        yield event_message(event)
+                    await _wait(changed, WATCH_S)
+                for event in self._control.known.events_of(run_id, after):
+                    yield event_message(event)
+
+    @contextmanager
+    def _streaming(self) -> Iterator[None]:
+        """Count an operator's stream for as long as it is read."""
+        self._num_streams += 1
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+            self._streams_changed.set()
+
+
+def make_server(service: CoordinatorService, timeouts: Timeouts) -> grpc.aio.Server:
+    """Return a server with the limits of the control channel; it listens on nothing yet."""
+    server = grpc.aio.server(options=_options(timeouts), maximum_concurrent_rpcs=MAX_CALLS)
+    control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
+    return server
+
+
+def listen(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Bind an address and return the port; 0 lets the system choose.
+
+    Raises:
+        AddressInUseError: somebody else listens there.
+        ConfigError: this machine has no such address, or may not use the port.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        # gRPC's own error does not say what was wrong, so it is asked for first.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+        return server.add_insecure_port(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(f"something else listens on {address}") from error
+        raise ConfigError(f"--bind: cannot listen on {address}: {error.strerror}") from error
+    except RuntimeError as error:
+        raise AddressInUseError(f"cannot listen on {address}") from error
+
+
+def _options(timeouts: Timeouts) -> list[tuple[str, int]]:
+    keepalive_time_ms = int(timeouts.keepalive_time_s * 1000)
+    return [
+        ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),
+        ("grpc.max_send_message_length", CONTROL_CHANNEL_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        # Two coordinators on one port would share its connections: the second must fail to bind.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", keepalive_time_ms),
+        ("grpc.keepalive_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Agents ping as often as this server does; half of that leaves room for jitter.
+        ("grpc.http2.min_ping_interval_without_data_ms", keepalive_time_ms // 2),
+    ]
+
+
+async def _read(context: AgentContext) -> control_pb2.AgentMessage | None:
+    """Return the next message; None when the agent has nothing more to say."""
+    message = await context.read()
+    return message if isinstance(message, control_pb2.AgentMessage) else None
+
+
+async def _read_hello(context: AgentContext) -> control_pb2.Hello:
+    try:
+        async with asyncio.timeout(HELLO_S):
+            message = await _read(context)
+    except TimeoutError:
+        raise RemoteProtocolError(f"no Hello within {HELLO_S:g} s") from None
+    if message is None or not message.HasField("hello"):
+        raise RemoteProtocolError("the first message of a session is Hello")
+    return message.hello
+
+
+async def _wait(changed: asyncio.Event, timeout_s: float) -> None:
+    """Return when it is set, or after `timeout_s`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await changed.wait()
+
+
+@asynccontextmanager
+async def _answering(context: Context) -> AsyncIterator[None]:
+    """Turn errors into their status and one text; what nobody foresaw into INTERNAL, logged."""
+    try:
+        yield
+    except ConfigError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _cut(str(error)))
+    except IsthmusError as error:
+        status = next((STATUS[each] for each in type(error).__mro__ if each in STATUS), None)
+        await context.abort(status or grpc.StatusCode.INTERNAL, _cut(str(error)))
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        log.exception("a call failed")
+        message = f"{type(error).__name__}; the coordinator's log has more"
+        await context.abort(grpc.StatusCode.INTERNAL, message)
+
+
+def _cut(text: str) -> str:
+    """Return as many whole lines as fit into an error's text."""
+    kept, size = [], 0
+    lines = text.split("\n")
+    for line in lines:
+        # A header escapes each byte that is not printable ASCII as three.
+        size += sum(1 if 0x20 <= byte < 0x7F else 3 for byte in line.encode()) + 3
+        if size > MAX_DETAIL_BYTES:
+            break
+        kept.append(line)
+    left_out = len(lines) - len(kept)
+    return "\n".join([*kept, f"... and {left_out} more lines"] if left_out else kept)

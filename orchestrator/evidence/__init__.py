@@ -1,0 +1,1 @@
+"""What was measured or simulated: recorded, compared, drawn and reported."""

@@ -1,0 +1,215 @@
+"""Makes the figures of one run from its record. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator.core.metrics import SiteMetrics
+from orchestrator.evidence.report.facts import (
+    PARTS,
+    FaultFacts,
+    LinkFacts,
+    PlanFacts,
+    RunFacts,
+    SiteFacts,
+)
+from orchestrator.evidence.report.records import RunRecord, SiteSums
+from orchestrator.evidence.report.timelines import choose
+from orchestrator.evidence.view.figures import known, ratio
+from protos import metrics
+from protos.control.v1 import control_pb2
+from topology.errors import ConfigError
+from topology.reduction_plans import plan_reduction
+from topology.trees.link_codecs import plan_codecs
+from topology.world import Location, Topology
+
+
+def run_facts(record: RunRecord) -> RunFacts:
+    """Return the figures of a run."""
+    run, measured = record.run, record.measured
+    active_s = run.active_s or None
+    sites = tuple(
+        _site(name, each, record.sums[name], record.topology)
+        for name, each in measured.sites.items()
+    )
+    links = tuple(_link(link, record, active_s) for link in run.links)
+    totals = measured.totals()
+    sent_bytes = totals[metrics.WIRE_BYTES] or None
+    gaps = list(record.gaps)
+    priced = [link.egress_usd for link in links if link.egress_usd is not None]
+    slowest_s = max((each.step_s for each in measured.sites.values()), default=0.0)
+    return RunFacts(
+        run_id=run.run_id,
+        name=run.name,
+        state=_state(run),
+        reason_code=run.reason_code,
+        reason=run.reason,
+        log_path=run.failure.log_path if run.HasField("failure") else "",
+        folder=record.run.folder,
+        created_wall_s=run.created_wall_s,
+        active_s=active_s,
+        steps=measured.last_step,
+        tokens=totals[metrics.TOKENS],
+        tokens_per_s=ratio(totals[metrics.TOKENS] or None, slowest_s),
+        step_s=max((site.step_s for site in sites if site.step_s is not None), default=None),
+        exposed_share=_exposed_share(measured.sites.values()),
+        first_loss=measured.losses[0][1] if measured.losses else None,
+        last_loss=known(totals, metrics.LOSS),
+        held_out_loss=measured.held_out_loss,
+        unigram_entropy=measured.unigram_entropy,
+        sent_bytes=sent_bytes,
+        ratio=ratio(totals[metrics.RAW_BYTES] or None, sent_bytes),
+        egress_usd=sum(priced) if priced else None,
+        verified_steps=_whole(known(run.totals, "verified_steps")),
+        sites=sites,
+        links=links,
+        losses=tuple(measured.losses),
+        evaluations=tuple(record.evaluations),
+        faults=_faults(record),
+        plan=_plan(record, gaps),
+        emulator=_told(record, "wan.emulated", "emulator"),
+        emulator_note=_told(record, "wan.fallback", "note"),
+        num_timelines=len(record.timelines),
+        timelines=tuple(choose(record.timelines)),
+        gaps=tuple(gaps),
+    )
+
+
+def _site(name: str, measured: SiteMetrics, sums: SiteSums, topology: Topology | None) -> SiteFacts:
+    described = (
+        next((site for site in topology.sites if site.name == name), None) if topology else None
+    )
+    location = described.location if described else None
+    num_steps = measured.num_steps
+
+    def mean(total: float) -> float | None:
+        return total / num_steps if num_steps else None
+
+    return SiteFacts(
+        site=name,
+        lat=_latitude(location),
+        lon=_longitude(location),
+        num_ranks=described.num_ranks if described else None,
+        accelerator=described.accelerator.name if described else None,
+        num_steps=num_steps,
+        tokens_per_s=ratio(measured.tokens or None, measured.step_s),
+        step_s=mean(measured.step_s),
+        parts_s={part: (mean(measured.parts_s[part]) or 0.0) for part in PARTS},
+        hidden_inter_s=mean(sums.hidden_inter_s),
+        encode_s=mean(sums.encode_s),
+        decode_s=mean(sums.decode_s),
+    )
+
+
+def _link(link: control_pb2.LinkStatus, record: RunRecord, active_s: float | None) -> LinkFacts:
+    latest = record.measured.links.get((link.source, link.target), {})
+    sent_bytes = known(latest, metrics.SENT_BYTES) or None
+    throughput = known(latest, metrics.THROUGHPUT_BYTES_PER_S) or None
+    described = record.topology.link(link.source, link.target) if record.topology else None
+    price = described.egress_usd_per_byte if described else 0.0
+    busy = ratio(known(latest, metrics.BUSY_S) or None, active_s)
+    emulated = record.emulated.get((link.source, link.target))
+    return LinkFacts(
+        source=link.source,
+        target=link.target,
+        configured_bytes_per_s=link.bytes_per_s or None,
+        configured_rtt_s=link.rtt_s or None,
+        throughput_bytes_per_s=throughput,
+        use=ratio(throughput, link.bytes_per_s),
+        busy=None if busy is None else min(1.0, busy),
+        sent_bytes=sent_bytes,
+        ratio=ratio(known(latest, metrics.RAW_BYTES) or None, sent_bytes),
+        rtt_s=known(latest, metrics.RTT_S),
+        egress_usd=price * (sent_bytes or 0.0) if price else None,
+        lost_packets=emulated[-1].lost_packets if emulated else None,
+        dropped_packets=emulated[-1].dropped_packets if emulated else None,
+    )
+
+
+def _faults(record: RunRecord) -> tuple[FaultFacts, ...]:
+    """Return changes of the emulated WAN, switches to other trees, and of what a run ended ill."""
+    began = next((event.wall_s for event in record.events if event.kind == "run.active"), None)
+    told = [(fault.wall_s, fault.what, fault.where) for fault in record.faults]
+    told += [
+        (event.wall_s, f"other trees: {event.detail.get('plan', '')}", "all sites")
+        for event in record.events
+        if event.kind == "run.replanned"
+    ]
+    told.sort(key=lambda each: each[0])
+    run = record.run
+    if run.state == control_pb2.RUN_STATE_FAILED:
+        ended = next(
+            (event.wall_s for event in record.events if event.kind == "run.stopping"), None
+        )
+        told.append((ended or run.ended_wall_s, run.reason_code, run.failure.site))
+    return tuple(
+        FaultFacts(
+            wall_s=wall_s,
+            active_s=None if began is None else wall_s - began,
+            step=record.step_at(wall_s),
+            what=what,
+            where=where,
+        )
+        for wall_s, what, where in told
+    )
+
+
+def _plan(record: RunRecord, gaps: list[str]) -> PlanFacts | None:
+    job, topology = record.job, record.topology
+    if job is None or topology is None:
+        return None
+    try:
+        reduction = plan_reduction(job, topology)
+    except ConfigError as error:
+        gaps.append(f"no plan: {error.problems[0]}")
+        return None
+    names = [site.name for site in topology.sites]
+    edges = tuple(
+        (name, names[other])
+        for index, name in enumerate(names)
+        for other in reduction.neighbours(index)
+        if index < other
+    )
+    return PlanFacts(
+        reduction=reduction.why,
+        edges=edges,
+        codec=job.exchange.codec,
+        codecs=plan_codecs(job, topology, reduction),
+        chunk_bytes=job.exchange.chunk_bytes,
+        bucket_bytes=job.exchange.bucket_bytes,
+        channels_per_link=job.exchange.channels_per_link,
+        schedule=job.exchange.schedule,
+        compute=job.trainer.compute,
+        verify_every=job.verify_every,
+    )
+
+
+def _told(record: RunRecord, kind: str, key: str) -> str:
+    """Return a word of the last event of that kind, if there is one."""
+    told = [event.detail.get(key) for event in record.events if event.kind == kind]
+    return told[-1] if told and isinstance(told[-1], str) else ""
+
+
+def _exposed_share(sites: Iterable[SiteMetrics]) -> float | None:
+    told = list(sites)
+    exposed_s = sum(site.parts_s[metrics.EXPOSED_INTER_S] for site in told)
+    return ratio(exposed_s, sum(site.step_s for site in told))
+
+
+def _state(run: control_pb2.Run) -> str:
+    """Return `ACTIVE`; a number that this build does not know, as it is."""
+    if run.state not in control_pb2.RunState.values():
+        return str(run.state)
+    return control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
+
+
+def _latitude(location: Location | None) -> float | None:
+    return location.lat if location else None
+
+
+def _longitude(location: Location | None) -> float | None:
+    return location.lon if location else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

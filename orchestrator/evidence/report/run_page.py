@@ -1,0 +1,261 @@
+"""The sections of one run, and those that put several beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.evidence.report import wording
+from orchestrator.evidence.report.bars import Bar, Segment, stacked_bars
+from orchestrator.evidence.report.blocks import facts as fact_list
+from orchestrator.evidence.report.blocks import figure, key, missing, section, table, tiles
+from orchestrator.evidence.report.facts import PARTS, RunFacts, SiteFacts
+from orchestrator.evidence.report.gantt import PHASES, gantt, gantt_table, steps_in_order
+from orchestrator.evidence.report.lines import LineChart, Mark, Series, line_chart
+from orchestrator.evidence.report.markup import Markup, element, join
+from orchestrator.evidence.report.scales import linear, rounded
+from orchestrator.evidence.report.sitemap import site_map
+from orchestrator.evidence.report.timelines import typical
+from orchestrator.evidence.report.wording import PART_CLASSES, Grid
+from orchestrator.evidence.view import figures
+
+_COLOURS = 6
+"""Line colours of the style sheet; more lines than that use them again."""
+_STATES = {"SUCCEEDED": "good", "FAILED": "bad", "CANCELLED": "bad"}
+
+
+def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
+    """Return everything about one run. `prefix` makes its ids unique on the page."""
+    modelled = facts.plan is not None and facts.plan.compute == "modelled"
+    return element(
+        "article",
+        element(level, wording.title(facts)),
+        element(
+            "p",
+            element("span", facts.state, class_=f"state {_STATES.get(facts.state, '')}".strip()),
+            f" · run {facts.run_id} · {wording.began(facts)}",
+            " · compute is modelled, communication is real" if modelled else None,
+            class_="meta",
+        ),
+        _reason(facts),
+        tiles(headline) if (headline := wording.headline(facts)) else None,
+        join(*(missing(f"Not shown: {gap}.") for gap in facts.gaps)),
+        _places(facts),
+        _split(facts.sites),
+        _timeline(facts, prefix),
+        _losses(facts),
+        _faults(facts),
+        _plan(facts),
+        id=prefix,
+    )
+
+
+def comparison(runs: Sequence[RunFacts]) -> Markup:
+    """Return several runs side by side: their figures, splits and curves."""
+    names = wording.labels(runs)
+    bars = [
+        _bar(name, slowest)
+        for name, run in zip(names, runs, strict=True)
+        if (slowest := _slowest(run)) is not None
+    ]
+    curves = [
+        Series(name, f"c{index % _COLOURS}", run.losses, figures.loss(run.losses[-1][1]))
+        for index, (name, run) in enumerate(zip(names, runs, strict=True))
+        if run.losses
+    ]
+    split: Markup = missing("No run has told the time of a step.")
+    if bars:
+        split = figure(
+            stacked_bars("Where the time of a step went, a bar a run", bars),
+            _bars_table(bars),
+            key=_split_key(),
+            note="The mean step of each run's slowest site.",
+        )
+    return element(
+        "article",
+        element("h2", "Side by side"),
+        grid_table(wording.comparison_grid(runs)),
+        section("Where the time of a step went", split),
+        section("Training loss", _curves(curves, [], "Training loss over steps, a line a run")),
+    )
+
+
+def grid_table(grid: Grid, caption: str = "") -> Markup:
+    """Return a table of words and figures."""
+    return table(grid.headings, grid.rows, num_text=grid.num_text, caption=caption)
+
+
+def split_figure(bars: Sequence[Bar], behind: Markup, note: str = "") -> Markup:
+    """Return bars of where steps went, with their key and table."""
+    drawing = stacked_bars("Where the time of a step went", bars)
+    return figure(drawing, behind, key=_split_key(), note=note)
+
+
+def _reason(facts: RunFacts) -> Markup | None:
+    """Return why it did not end well, if it did not."""
+    if not facts.reason_code:
+        return None
+    log = f" Log: {facts.log_path}" if facts.log_path else ""
+    return element(
+        "p", element("strong", facts.reason_code), f" {facts.reason}{log}", class_="reason"
+    )
+
+
+def _places(facts: RunFacts) -> Markup:
+    links = grid_table(wording.links_grid(facts), "Directed links, over the whole run")
+    if len(facts.sites) < 2:
+        return section("Sites and links", missing("One site: there are no links."))
+    return section(
+        "Sites and links",
+        element("figure", site_map(facts.sites, facts.links)),
+        links,
+        lead="Each direction of a link, by its use: throughput while it was busy, over what is "
+        "configured. The figure on a link is the busier direction's.",
+    )
+
+
+def _split(sites: Sequence[SiteFacts]) -> Markup:
+    title = "Where the time of a step went"
+    bars = [_bar(site.site, site) for site in sites if site.step_s]
+    if not bars:
+        return section(title, missing("No site has told the time of a step."))
+    note = (
+        "The mean of each site's steps. The thin line is WAN time that backward hid: "
+        "it took no time."
+    )
+    return section(title, split_figure(bars, _bars_table(bars), note))
+
+
+def _bar(name: str, site: SiteFacts) -> Bar:
+    segments = [
+        Segment(PART_CLASSES[part], PARTS[part], value_s) for part, value_s in site.parts_s.items()
+    ]
+    return Bar(name, segments, Segment("wan", "WAN, hidden", site.hidden_inter_s or 0.0))
+
+
+def _slowest(run: RunFacts) -> SiteFacts | None:
+    told = [site for site in run.sites if site.step_s]
+    return max(told, key=lambda site: site.step_s or 0.0, default=None)
+
+
+def _split_key() -> Markup:
+    entries = {PART_CLASSES[part]: name for part, name in PARTS.items()}
+    return key({**entries, "wan thin": "WAN, hidden behind compute"})
+
+
+def _bars_table(bars: Sequence[Bar]) -> Markup:
+    headings = ["", "step", *PARTS.values(), "WAN, hidden"]
+    rows = [
+        [
+            bar.name,
+            figures.duration(bar.total_s),
+            *(
+                f"{figures.duration(part.value_s)} ({figures.share(part.value_s / bar.total_s)})"
+                for part in bar.segments
+            ),
+            figures.duration(bar.hidden.value_s) if bar.hidden else figures.UNKNOWN,
+        ]
+        for bar in bars
+    ]
+    return table(headings, rows)
+
+
+def _timeline(facts: RunFacts, prefix: str) -> Markup:
+    title = "Timeline of a step"
+    if not facts.timelines:
+        return section(title, missing(wording.no_timelines(facts)))
+    steps = list(facts.timelines)
+    chosen = steps.index(typical(steps))
+    options = [
+        element("option", words, selected=index == chosen)
+        for index, words in enumerate(steps_in_order(steps))
+    ]
+    chooser = element(
+        "div",
+        element("label", "Show", for_=f"{prefix}-step"),
+        element("button", "Before", type="button"),
+        element("select", *options, id=f"{prefix}-step", autocomplete="off"),
+        element("button", "After", type="button"),
+        class_="steps",
+        hidden=True,
+    )
+    panels = [
+        element(
+            "div",
+            element("div", gantt(step), class_="gantt-chart"),
+            element("details", element("summary", "The figures as a table"), gantt_table(step)),
+            data_step=str(step.step),
+        )
+        for step in steps
+    ]
+    entries = {"compute": "forward, backward", **PHASES, "optimizer": "optimizer"}
+    entries["shade"] = "while backward computes"
+    shown = (
+        ""
+        if facts.num_timelines == len(steps)
+        else f" {len(steps)} of {facts.num_timelines} steps."
+    )
+    return section(
+        title,
+        key(entries),
+        element("div", chooser, *panels, data_steps=True),
+        lead="A row a bucket, numbered as backward hands them over. What lies on the shade was "
+        f"hidden behind backward; what lies right of it, the step waited for.{shown}",
+    )
+
+
+def _losses(facts: RunFacts) -> Markup:
+    series = []
+    if facts.plan is not None and facts.plan.compute == "modelled":
+        return section("Loss", missing("Compute is modelled: nothing is learnt."))
+    if facts.losses:
+        end = figures.loss(facts.losses[-1][1])
+        series.append(Series("training", "c0", facts.losses, end))
+    if facts.evaluations:
+        end = figures.loss(facts.evaluations[-1][1])
+        series.append(Series("held-out", "c1", facts.evaluations, end, dots=True))
+    marks = [Mark(fault.step, f"{fault.what} {fault.where}") for fault in facts.faults]
+    return section("Loss", _curves(series, marks, "Training and held-out loss over steps"))
+
+
+def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str) -> Markup:
+    if not series:
+        return missing("No loss was told: a step is counted once all sites have told theirs.")
+    points = [point for each in series for point in each.points]
+    last = max(max(x for x, _ in points), max((mark.x for mark in marks), default=0.0))
+    spec = LineChart(
+        label=label,
+        x=linear(min(min(x for x, _ in points), 0.0), last, 6),
+        y=rounded(min(y for _, y in points), max(y for _, y in points), 5),
+        x_title="step",
+        y_title="loss, nats a byte",
+        x_text=lambda x: f"{x:g}",
+        y_text=lambda y: f"{y:g}",
+        series=series,
+        marks=marks,
+    )
+    rows = [[each.name, f"{x:g}", figures.loss(y)] for each in series for x, y in _few(each.points)]
+    note = "The dotted lines are the numbered faults below." if marks else ""
+    return figure(line_chart(spec), table(["curve", "step", "loss"], rows), note=note)
+
+
+def _few(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Return at most some dozens of points, the last among them."""
+    stride = -(-len(points) // 40)
+    return [*points[:-1:stride], points[-1]]
+
+
+def _faults(facts: RunFacts) -> Markup | None:
+    if not facts.faults:
+        return None
+    lead = (
+        "Changes that were made to the emulated WAN, switches to other trees, "
+        "and what the run ended of."
+    )
+    return section("Faults", grid_table(wording.faults_grid(facts)), lead=lead)
+
+
+def _plan(facts: RunFacts) -> Markup:
+    lines = wording.plan_lines(facts)
+    if not lines:
+        return section("The plan", missing("It follows from the job and the topology: see above."))
+    return section("The plan", fact_list(lines), lead="How gradients crossed, and why so.")

@@ -1,0 +1,298 @@
+"""A run's figures in words, as the page and Markdown both show them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.evidence.report.facts import PARTS, RunFacts
+from orchestrator.evidence.view import figures
+from orchestrator.evidence.view.figures import show
+from protos import metrics
+
+DEFINITIONS = (
+    (
+        "Tokens a second",
+        "tokens of the run over the time that the slowest site's steps took. Starting is left out; "
+        "an evaluation belongs to the step after it.",
+    ),
+    (
+        "Exposed",
+        "the part of crossing the WAN that a step waited for. What crossed while backward still "
+        "computed is hidden, and no part of the step.",
+    ),
+    (
+        "Throughput, use",
+        "bytes sent over the time with a frame on the way; use is throughput over what is "
+        "configured, busy the share of the run with a frame on the way.",
+    ),
+    ("Ratio", "float32 bytes of the gradients over the bytes that were sent for them."),
+    (
+        "Lost, dropped",
+        "packets that the emulator lost as configured, and those for which its queue had no room.",
+    ),
+)
+BENCH_DEFINITIONS = (
+    (
+        "Scaling efficiency",
+        "tokens a second of all sites together over the sum of each site's by itself, which has "
+        "the same share of the batch and exchanges nothing. Divided within each repeat; the "
+        "interval holds the mean over repeats with 95 % confidence (Student's t).",
+    ),
+    (
+        "A step",
+        "compute + inside site + WAN, exposed + waiting for others: the mean over sites and "
+        "measured steps. What crossed while backward still computed is hidden, and no part of the "
+        "step.",
+    ),
+    (
+        "Utilisation",
+        "bytes sent a step over what the link could have carried in the time of a step. Frames and "
+        "their headers count, headers of packets do not.",
+    ),
+    (
+        "Egress",
+        "the topology's price for those bytes, for each 10⁹ tokens of all sites; a setting's is "
+        "the sum over its links.",
+    ),
+    (
+        "Predicted",
+        "a step from the topology's figures alone: accelerators, links, sizes. Deviation is how "
+        "much longer the measured step is.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: headings, rows, and how many columns from the left are words."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    num_text: int = 1
+
+    def told(self) -> Grid:
+        """Return the table without columns of figures that no row knows."""
+        kept = [
+            at
+            for at in range(len(self.headings))
+            if at < self.num_text or any(row[at] not in {figures.UNKNOWN, ""} for row in self.rows)
+        ]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return Grid([self.headings[at] for at in kept], rows, self.num_text)
+
+
+def title(facts: RunFacts) -> str:
+    """Return what the run is called."""
+    return facts.name or facts.run_id
+
+
+def began(facts: RunFacts) -> str:
+    """Return when it was submitted, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(facts.created_wall_s))
+
+
+def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
+    """Return the run's figures: name, figure, and a line under it."""
+    entropy = facts.unigram_entropy
+    spent = f"{figures.count(facts.tokens)} tokens, {facts.steps} steps"
+    if facts.active_s:
+        spent += f" in {figures.duration(facts.active_s)}"
+    loss_below = "" if entropy is None else f"unigram entropy {figures.loss(entropy)}"
+    fell = ""
+    learns = facts.plan is None or facts.plan.compute != "modelled"
+    if facts.first_loss is not None and facts.last_loss is not None:
+        fell = f"from {figures.loss(facts.first_loss)} at the first step"
+    ratio = (
+        ""
+        if facts.ratio is None or facts.ratio < 1
+        else f"{figures.factor(facts.ratio)} less than float32"
+    )
+    found = [
+        ("tokens a second", show(facts.tokens_per_s, figures.count), spent),
+        ("a step", show(facts.step_s, figures.duration), "mean of the slowest site"),
+        ("WAN, exposed", show(facts.exposed_share, figures.share), "of the steps' time"),
+        ("held-out loss", show(facts.held_out_loss, figures.loss), loss_below),
+        ("training loss", show(facts.last_loss if learns else None, figures.loss), fell),
+        ("sent over the WAN", show(facts.sent_bytes, figures.size), ratio),
+    ]
+    if facts.egress_usd is not None:
+        found.append(("egress", dollars(facts.egress_usd), "at the prices of the topology"))
+    if facts.verified_steps:
+        found.append(("parameters equal", str(facts.verified_steps), "steps checked, bit for bit"))
+    return [entry for entry in found if entry[1] != figures.UNKNOWN]
+
+
+def split_grid(facts: RunFacts) -> Grid:
+    """Return where each site's step went."""
+    headings = ["site", "tokens/s", "step", *PARTS.values(), "WAN, hidden", "encode", "decode"]
+    rows = [
+        [
+            site.site,
+            show(site.tokens_per_s, figures.count),
+            show(site.step_s, figures.duration),
+            *(
+                f"{figures.duration(part_s)} ({figures.share(part_s / site.step_s)})"
+                if site.step_s
+                else figures.UNKNOWN
+                for part_s in site.parts_s.values()
+            ),
+            show(site.hidden_inter_s, figures.duration),
+            show(site.encode_s, figures.duration),
+            show(site.decode_s, figures.duration),
+        ]
+        for site in facts.sites
+    ]
+    return Grid(headings, rows).told()
+
+
+def links_grid(facts: RunFacts) -> Grid:
+    """Return every directed link: configured, and what was measured."""
+    headings = ["link", "configured", "throughput", "use", "busy", "sent", "ratio"]
+    headings += ["RTT", "RTT, set", "lost", "dropped", "egress"]
+    rows = [
+        [
+            f"{link.source} → {link.target}",
+            show(link.configured_bytes_per_s, figures.rate),
+            show(link.throughput_bytes_per_s, figures.rate),
+            show(link.use, figures.share),
+            show(link.busy, figures.share),
+            show(link.sent_bytes, figures.size),
+            show(link.ratio, figures.factor),
+            show(link.rtt_s, figures.duration),
+            show(link.configured_rtt_s, figures.duration),
+            show(link.lost_packets, figures.count),
+            show(link.dropped_packets, figures.count),
+            show(link.egress_usd, dollars),
+        ]
+        for link in facts.links
+    ]
+    return Grid(headings, rows).told()
+
+
+def _codecs(of_trees: tuple[str, ...]) -> str:
+    """Return what gradients cross as; where links have codecs of their own, by how many trees."""
+    if len(set(of_trees)) == 1:
+        words = {
+            "fp32": "float32, as it is",
+            "bf16": "bfloat16, as it is",
+            "split": "float32 in byte planes, each compressed: lossless",
+            "bf16-split": "bfloat16, exponents compressed",
+        }
+        return f"{of_trees[0]}: {words.get(of_trees[0], 'as the job says')}"
+    count = Counter(of_trees).items()
+    return ", ".join(f"{codec} in {number} of {len(of_trees)} trees" for codec, number in count)
+
+
+def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
+    """Return how gradients crossed, and why so; empty if it is not known."""
+    plan = facts.plan
+    if plan is None:
+        return []
+    schedules = {
+        "overlap": "buckets cross while backward goes on",
+        "serial": "buckets cross once backward has ended: for measuring what overlap is worth",
+        "off": "nothing crosses: each site trains by itself",
+    }
+    verified = f"every {plan.verify_every} steps" if plan.verify_every else "never"
+    return [
+        ("reduction", plan.reduction),
+        ("exchange between", "; ".join(f"{a} and {b}" for a, b in plan.edges) or "nobody"),
+        ("codec", _codecs(plan.codecs)),
+        ("schedule", f"{plan.schedule}: {schedules.get(plan.schedule, 'as the job says')}"),
+        (
+            "bucket, chunk",
+            f"{figures.size(plan.bucket_bytes)} of gradients start crossing together, "
+            f"in chunks of {figures.size(plan.chunk_bytes)}",
+        ),
+        ("connections a link", str(plan.channels_per_link or "as many as it takes")),
+        (
+            "compute",
+            "modelled: a step takes the topology's time"
+            if plan.compute == "modelled"
+            else plan.compute,
+        ),
+        ("parameters compared", verified),
+        ("WAN", _wan(facts)),
+    ]
+
+
+def _wan(facts: RunFacts) -> str:
+    if not facts.emulator:
+        return "as it is, not emulated"
+    kinds = {
+        "relay": "through user space, without packets",
+        "netns": "the kernel's own TCP, packet by packet",
+    }
+    about = f"emulated by {facts.emulator}: {kinds.get(facts.emulator, 'as the topology says')}"
+    return f"{about}. {facts.emulator_note}" if facts.emulator_note else about
+
+
+def faults_grid(facts: RunFacts) -> Grid:
+    """Return what was done to the run, in the order of the marks on the curves."""
+    rows = [
+        [
+            str(number),
+            fault.what,
+            fault.where or "everywhere",
+            show(fault.active_s, figures.duration),
+            str(fault.step),
+        ]
+        for number, fault in enumerate(facts.faults, start=1)
+    ]
+    return Grid(["mark", "what", "where", "after", "step"], rows, num_text=3)
+
+
+def comparison_grid(runs: Sequence[RunFacts]) -> Grid:
+    """Return the runs beside each other, a row a figure."""
+    plans = [dict(plan_lines(run)) for run in runs]
+    rows = [
+        ["state", *(run.state for run in runs)],
+        ["tokens a second", *(show(run.tokens_per_s, figures.count) for run in runs)],
+        ["a step", *(show(run.step_s, figures.duration) for run in runs)],
+        ["WAN, exposed", *(show(run.exposed_share, figures.share) for run in runs)],
+        ["held-out loss", *(show(run.held_out_loss, figures.loss) for run in runs)],
+        ["training loss", *(show(run.last_loss, figures.loss) for run in runs)],
+        ["steps", *(str(run.steps) for run in runs)],
+        ["sent over the WAN", *(show(run.sent_bytes, figures.size) for run in runs)],
+        ["ratio", *(show(run.ratio, figures.factor) for run in runs)],
+        ["egress", *(show(run.egress_usd, dollars) for run in runs)],
+        *(
+            [name, *(plan.get(name, figures.UNKNOWN).partition(":")[0] for plan in plans)]
+            for name in ("reduction", "codec", "schedule", "compute")
+        ),
+    ]
+    told = [row for row in rows if any(cell != figures.UNKNOWN for cell in row[1:])]
+    return Grid(["", *labels(runs)], told)
+
+
+def labels(runs: Sequence[RunFacts]) -> list[str]:
+    """Return a name for each run: the job's if that tells them apart, else the run's id."""
+    names = [title(run) for run in runs]
+    return names if len(set(names)) == len(names) else [run.run_id for run in runs]
+
+
+def no_timelines(facts: RunFacts) -> str:
+    """Say why there is no timeline."""
+    if not facts.steps:
+        return "No step was done."
+    return (
+        f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` of the job says in "
+        "which steps, and only the worker library of this version sends them."
+    )
+
+
+def dollars(amount: float) -> str:
+    """Return `$0.0123`, `$12.30`."""
+    return f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.2g}"
+
+
+PART_CLASSES = {
+    metrics.COMPUTE_S: "compute",
+    metrics.INTRA_S: "rs",
+    metrics.EXPOSED_INTER_S: "wan",
+    metrics.WAIT_S: "wait",
+}
+"""The colour of each part of a step."""

@@ -1,0 +1,158 @@
+"""A run as it goes on: `LiveTable` for a terminal, `plain_line` for a log file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from orchestrator.evidence.view import figures
+from orchestrator.evidence.view.figures import known, ratio, show
+from orchestrator.evidence.view.tables import Column, FittingTable
+from protos import metrics
+from protos.control.v1 import control_pb2
+
+_STYLES = {
+    control_pb2.RUN_STATE_ACTIVE: "green",
+    control_pb2.RUN_STATE_SUCCEEDED: "bold green",
+    control_pb2.RUN_STATE_FAILED: "bold red",
+    control_pb2.RUN_STATE_CANCELLED: "bold yellow",
+}
+_UNFINISHED = frozenset({control_pb2.RUN_STATE_UNSPECIFIED, control_pb2.RUN_STATE_FORMING})
+
+
+class LiveTable:
+    """Renders one state of a run; give rich's Live a new one for the next."""
+
+    def __init__(self, run: control_pb2.Run) -> None:
+        self._run = run
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        run = self._run
+        heading = Text(f"{figures.words(run.run_id)}  {figures.words(run.name)}  ")
+        heading.append(_run_state(run), style=_STYLES.get(run.state, ""))
+        yield heading
+        if shown := _figures(run):
+            yield Text("  ".join(shown))
+        if run.reason_code:
+            yield Text(f"{figures.words(run.reason_code)}: {figures.words(run.reason)}")
+        for note in run.notes:
+            yield Text(f"note: {figures.words(note)}", style="yellow")
+        if run.sites:
+            yield Text()
+            yield _sites(run)
+        if run.links:
+            yield Text()
+            yield _links(run, "->" if options.ascii_only else "→")
+
+
+def plain_line(run: control_pb2.Run) -> str:
+    """Return the run in one line: its state, its figures, and while it starts or ended, why."""
+    parts = [_run_state(run), *_figures(run)]
+    if run.state in _UNFINISHED:
+        parts += [f"{figures.words(site.site)} {_site_state(site)}" for site in run.sites]
+        parts += [f"note: {figures.words(note)}" for note in run.notes]
+    if run.reason_code:
+        parts.append(f"{figures.words(run.reason_code)}: {figures.words(run.reason)}")
+    return "  ".join(parts)
+
+
+def _figures(run: control_pb2.Run) -> list[str]:
+    """Return the run's own figures, each with its name: those that are known."""
+    latest = [site.latest for site in run.sites if site.latest]
+    loss = _global_loss(latest)
+    held_out_loss = known(run.totals, metrics.HELD_OUT_LOSS)
+    tokens_per_s = sum(_tokens_per_s(values) or 0.0 for values in latest)
+    step_s = max((known(values, metrics.STEP_S) or 0.0 for values in latest), default=0.0)
+    exposed_s = max((known(values, metrics.EXPOSED_INTER_S) or 0.0 for values in latest), default=0)
+    parts = []
+    if run.active_s:
+        parts.append(figures.duration(run.active_s))
+    if latest:
+        parts.append(f"step {max(site.step for site in run.sites)}")
+    if loss is not None:
+        parts.append(f"loss {figures.loss(loss)}")
+    if held_out_loss is not None:
+        parts.append(f"held-out loss {figures.loss(held_out_loss)}")
+    if tokens_per_s:
+        parts.append(f"{figures.count(tokens_per_s)} tokens/s")
+    if step_s:
+        percent = figures.share(exposed_s / step_s)
+        parts.append(f"WAN {figures.duration(exposed_s)} a step ({percent})")
+    return parts
+
+
+def _global_loss(latest: Sequence[Mapping[str, float]]) -> float | None:
+    """Return the sites' losses weighted by their tokens, of the sites that tell both."""
+    told = [
+        (loss, tokens)
+        for values in latest
+        if (loss := known(values, metrics.LOSS)) is not None
+        and (tokens := known(values, metrics.SITE_TOKENS))
+    ]
+    weighted = sum(loss * tokens for loss, tokens in told)
+    return ratio(weighted, sum(tokens for _, tokens in told))
+
+
+def _tokens_per_s(values: Mapping[str, float]) -> float | None:
+    return ratio(known(values, metrics.SITE_TOKENS), known(values, metrics.STEP_S))
+
+
+def _sites(run: control_pb2.Run) -> FittingTable:
+    latest = [site.latest for site in run.sites]
+    step_s = [known(values, metrics.STEP_S) for values in latest]
+    exposed_s = [known(values, metrics.EXPOSED_INTER_S) for values in latest]
+    shares = [ratio(part, whole) for part, whole in zip(exposed_s, step_s, strict=True)]
+    waits_s = [known(values, metrics.WAIT_S) for values in latest]
+    return FittingTable(
+        [
+            Column("site", [figures.words(site.site) for site in run.sites], is_text=True),
+            Column("state", [_site_state(site) for site in run.sites], is_text=True),
+            Column(
+                "step", [str(site.step) if site.latest else figures.UNKNOWN for site in run.sites]
+            ),
+            Column("loss", [show(known(each, metrics.LOSS), figures.loss) for each in latest]),
+            Column("tokens/s", [show(_tokens_per_s(each), figures.count) for each in latest]),
+            Column("WAN", [show(each, figures.duration) for each in exposed_s]),
+            Column("share", [show(each, figures.share) for each in shares]),
+            Column("wait", [show(each, figures.duration) for each in waits_s]),
+            Column("step time", [show(each, figures.duration) for each in step_s]),
+        ]
+    )
+
+
+def _links(run: control_pb2.Run, arrow: str) -> FittingTable:
+    links = run.links
+    latest = [link.latest for link in links]
+    rates = [known(values, metrics.THROUGHPUT_BYTES_PER_S) for values in latest]
+    sent = [known(values, metrics.SENT_BYTES) for values in latest]
+    raw = [known(values, metrics.RAW_BYTES) for values in latest]
+    use = [ratio(rate, link.bytes_per_s) for rate, link in zip(rates, links, strict=True)]
+    saved = [ratio(before, after) for before, after in zip(raw, sent, strict=True)]
+    rtts_s = [known(values, metrics.RTT_S) for values in latest]
+    names = [f"{figures.words(link.source)} {arrow} {figures.words(link.target)}" for link in links]
+    return FittingTable(
+        [
+            Column("link", names, is_text=True),
+            Column("configured", [show(link.bytes_per_s or None, figures.rate) for link in links]),
+            Column("throughput", [show(rate, figures.rate) for rate in rates]),
+            Column("use", [show(each, figures.share) for each in use]),
+            Column("sent", [show(each, figures.size) for each in sent]),
+            Column("ratio", [show(each, figures.factor) for each in saved]),
+            Column("RTT", [show(each, figures.duration) for each in rtts_s]),
+        ]
+    )
+
+
+def _run_state(run: control_pb2.Run) -> str:
+    """Return `ACTIVE`; a number that this build does not know, as it is."""
+    if run.state not in control_pb2.RunState.values():
+        return str(run.state)
+    return control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
+
+
+def _site_state(site: control_pb2.SiteStatus) -> str:
+    if site.state not in control_pb2.SiteState.values():
+        return str(site.state)
+    return control_pb2.SiteState.Name(site.state).removeprefix("SITE_STATE_").lower()

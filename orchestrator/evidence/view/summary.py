@@ -1,0 +1,171 @@
+"""What a run came to, at its end: renders the figures of summary.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.evidence.view import figures
+from orchestrator.evidence.view.figures import known, ratio, show
+from orchestrator.evidence.view.sparkline import ASCII, BLOCKS, sparkline
+from orchestrator.evidence.view.tables import Column, FittingTable
+
+_CURVE_WIDTH = 40
+_PARTS = {
+    "compute_s": "compute",
+    "intra_s": "inside sites",
+    "exposed_inter_s": "WAN, exposed",
+    "wait_s": "waiting for others",
+}
+_STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "CANCELLED": "bold yellow"}
+
+
+class RunSummary:
+    """Renders a summary: print it to a Console. What it does not have is left out."""
+
+    def __init__(self, summary: Mapping[str, Any]) -> None:
+        self._summary = summary
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        summary = self._summary
+        yield _heading(summary)
+        for note in summary.get("notes") or []:
+            yield Text(f"note: {figures.words(note)}", style="yellow")
+        if failure := _failure(summary.get("failure")):
+            yield failure
+        facts = Table.grid(padding=(0, 2))
+        width = max(8, min(_CURVE_WIDTH, options.max_width - 32))
+        curve = _curve(summary.get("losses") or [], width, ASCII if options.ascii_only else BLOCKS)
+        for name, fact in {"loss": curve, **_facts(summary)}.items():
+            if fact:
+                facts.add_row(Text(name, style="bold"), Text(fact))
+        if facts.rows:
+            yield facts
+        if sites := summary.get("sites"):
+            yield Text()
+            yield _sites(sites)
+        if links := summary.get("links"):
+            yield Text()
+            yield _links(links, "->" if options.ascii_only else "→")
+
+
+def _heading(summary: Mapping[str, Any]) -> Text:
+    run_id, state = figures.words(summary.get("run_id")), figures.words(summary.get("state"))
+    steps, active_s = known(summary, "steps"), known(summary, "active_s")
+    parts = [
+        Text(f"run {run_id}".rstrip()),
+        Text(state, style=_STYLES.get(state, "")),
+        Text("" if steps is None else f"after {steps:.0f} steps"),
+        Text(f"in {figures.duration(active_s)}" if active_s else ""),
+    ]
+    heading = Text(" ").join(part for part in parts if part)
+    if reason := figures.words(summary.get("reason")):
+        heading.append(f"\n{figures.words(summary.get('reason_code'))}: {reason}")
+    return heading
+
+
+def _failure(failure: Mapping[str, Any] | None) -> Text | None:
+    """Return what broke first: where, how, and which log tells more."""
+    if not failure:
+        return None
+    rank, exit_code = failure.get("rank"), failure.get("exit_code")
+    parts = [
+        f"site {figures.words(failure.get('site'))}" if failure.get("site") else "",
+        f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "",
+        figures.exit_words(exit_code) if isinstance(exit_code, int) and exit_code else "",
+        figures.words(failure.get("message")),
+    ]
+    text = Text("first failure: ", style="bold red")
+    text.append(", ".join(part for part in parts if part), style="not bold")
+    if log_path := figures.words(failure.get("log_path")):
+        text.append(f"\n  log: {log_path}", style="not bold")
+    return text
+
+
+def _curve(losses: Sequence[Sequence[float | None]], width: int, levels: str) -> str:
+    """Return the first loss, the curve, and the last one."""
+    values = [loss for _, loss in losses]
+    ends = [known({"loss": loss}, "loss") for loss in values[:1] + values[-1:]]
+    if not ends:
+        return ""
+    first, last = (show(end, figures.loss) for end in ends)
+    drawn = sparkline(values, width, levels)
+    return f"{first} {drawn} {last}"
+
+
+def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the run's figures by name; empty where not known."""
+    held_out_loss, entropy = known(summary, "held_out_loss"), known(summary, "unigram_entropy")
+    tokens, rate = known(summary, "tokens"), known(summary, "tokens_per_s")
+    held_out = show(held_out_loss, figures.loss)
+    if entropy is not None:
+        held_out += f"  (unigram entropy {figures.loss(entropy)})"
+    speed = f"{show(rate, figures.count)} tokens/s"
+    if tokens is not None:
+        speed += f", {figures.count(tokens)} tokens"
+    sent = [known(link, "sent_bytes") for link in summary.get("links") or []]
+    compression, verified = known(summary, "compression_ratio"), known(summary, "verified_steps")
+    return {
+        "held-out loss": "" if held_out_loss is None else held_out,
+        "speed": "" if rate is None else speed,
+        "a step": _time_split(summary.get("time_split") or {}),
+        "sent": figures.size(sum(each or 0.0 for each in sent)) if any(sent) else "",
+        "compression": "" if compression is None else figures.factor(compression),
+        "parameters": f"equal at all sites, checked after {verified:.0f} steps" if verified else "",
+    }
+
+
+def _time_split(split: Mapping[str, Any]) -> str:
+    """Return one line a part: seconds a step, and the share of the step."""
+    parts = {name: known(split, key) for key, name in _PARTS.items()}
+    total_s = sum(part or 0.0 for part in parts.values())
+    if not total_s:
+        return ""
+    width = max(len(name) for name in parts)
+    lines = [f"{'all':<{width}}  {figures.duration(total_s):>7}"]
+    lines += [
+        f"{name:<{width}}  {figures.duration(part_s):>7}  {figures.share(part_s / total_s):>5}"
+        for name, part_s in parts.items()
+        if part_s is not None
+    ]
+    return "\n".join(lines)
+
+
+def _sites(sites: Sequence[Mapping[str, Any]]) -> FittingTable:
+    rates = [known(site, "tokens_per_s") for site in sites]
+    return FittingTable(
+        [
+            Column("site", [figures.words(site.get("site")) for site in sites], is_text=True),
+            Column("tokens/s", [show(rate, figures.count) for rate in rates]),
+        ]
+    )
+
+
+def _links(links: Sequence[Mapping[str, Any]], arrow: str) -> FittingTable:
+    def column(key: str) -> list[float | None]:
+        return [known(link, key) for link in links]
+
+    sent, raw = column("sent_bytes"), column("raw_bytes")
+    reached, configured = column("throughput_bytes_per_s"), column("configured_bytes_per_s")
+    use = [ratio(part, whole) for part, whole in zip(reached, configured, strict=True)]
+    saved = [ratio(before, after) for before, after in zip(raw, sent, strict=True)]
+    names = [
+        f"{figures.words(link.get('source'))} {arrow} {figures.words(link.get('target'))}"
+        for link in links
+    ]
+    return FittingTable(
+        [
+            Column("link", names, is_text=True),
+            Column("throughput", [show(each, figures.rate) for each in reached]),
+            Column("configured", [show(each, figures.rate) for each in configured]),
+            Column("use", [show(each, figures.share) for each in use]),
+            Column("sent", [show(each, figures.size) for each in sent]),
+            Column("ratio", [show(each, figures.factor) for each in saved]),
+            Column("RTT", [show(each, figures.duration) for each in column("rtt_s")]),
+            Column("set to", [show(each, figures.duration) for each in column("configured_rtt_s")]),
+        ]
+    )

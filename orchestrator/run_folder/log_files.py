@@ -1,0 +1,187 @@
+"""The logs of a run: RUN/logs/SITE/SOURCE.log, as agents ship them, in the order of the lines.
+
+What the coordinator itself says is at no site: RUN/logs/coordinator.log. Of each source the newest
+parts are kept (parts.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.run_folder.rotated_lines import Limits, Part, PartWriter, parts_of
+from protos.control.v1 import control_pb2
+from protos.errors import RemoteProtocolError
+from protos.limits import LOG_LINE_BYTES
+
+FOLDER = "logs"
+OWN = "coordinator"
+"""The source that is at no site."""
+LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
+"""Of one source."""
+CHUNK_BYTES = 256 << 10
+"""Read at once; many lines fit."""
+_LAST_BYTES = 4096
+_SOURCE = re.compile(r"[a-z][a-z_]{0,31}[0-9]{0,9}")
+"""`rank0`, `gateway0`, `agent`: it becomes a file's name."""
+
+
+class LogWriter:
+    """Appends what agents ship. A line that comes twice is written once."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / FOLDER
+        self._next: dict[tuple[str, str], int] = {}
+        """The sequence that each source is expected to go on with."""
+        self._writers: dict[tuple[str, str], PartWriter] = {}
+        self._own = PartWriter(self._folder / f"{OWN}.log", LIMITS)
+
+    def append(self, site: str, lines: Iterable[control_pb2.LogLine]) -> None:
+        """Write the lines that are new.
+
+        Args:
+            site: where they come from; one of the run's sites.
+            lines: in the order of their sequence, those of several sources mixed.
+
+        Raises:
+            RemoteProtocolError: a line is another site's, or its source no name.
+            OSError: the disk refuses.
+        """
+        texts: dict[str, list[str]] = {}
+        sequences = dict(self._next)
+        for line in lines:
+            if line.site != site or not _SOURCE.fullmatch(line.source):
+                raise RemoteProtocolError(f"site {site}: a log line of {line.site}/{line.source!r}")
+            if line.sequence >= sequences.get((site, line.source), 0):
+                sequences[site, line.source] = line.sequence + 1
+                texts.setdefault(line.source, []).append(_one_line(line.text))
+        (self._folder / site).mkdir(parents=True, exist_ok=True)
+        for source, written in texts.items():
+            self._writer(site, source).append(written)
+            self._next[site, source] = sequences[site, source]
+
+    def append_own(self, lines: Iterable[str]) -> None:
+        """Write what the coordinator itself says; for any thread, one at a time.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._own.append([_one_line(line) for line in lines])
+
+    def _writer(self, site: str, source: str) -> PartWriter:
+        writer = self._writers.get((site, source))
+        if writer is None:
+            path = self._folder / site / f"{source}.log"
+            writer = self._writers[site, source] = PartWriter(path, LIMITS)
+        return writer
+
+
+@dataclass(slots=True)
+class _File:
+    """How far one source was read."""
+
+    path: Path
+    """Of its first part."""
+    part: Part
+    offset: int = 0
+    """In `part`."""
+    num_lines: int = 0
+    """Before `offset`, in all parts there ever were."""
+
+
+class LogReader:
+    """Reads the lines of a run, from where the call before stopped."""
+
+    def __init__(self, run_folder: Path, *, site: str, rank: int) -> None:
+        """Nothing is read yet.
+
+        Args:
+            run_folder: the run's.
+            site: only this one's lines; empty: all, and the coordinator's.
+            rank: only this rank's lines; -1: every source.
+        """
+        self._folder = run_folder / FOLDER
+        self._site = site
+        self._source = f"rank{rank}" if rank >= 0 else ""
+        self._files: dict[Path, _File] = {}
+
+    def skip_to_tail(self, num_lines: int) -> None:
+        """Go to the last lines, this many a source."""
+        for file in self._discover():
+            ends = deque([(file.part, file.offset, file.num_lines)], maxlen=num_lines + 1)
+            for _ in _new_lines(file):
+                ends.append((file.part, file.offset, file.num_lines))
+            file.part, file.offset, file.num_lines = ends[0]
+
+    def read(self) -> Iterator[control_pb2.LogLine]:
+        """Yield the complete lines that have been written since; each source's in order."""
+        for file in self._discover():
+            for line in _new_lines(file):
+                yield control_pb2.LogLine(
+                    site=self._site_of(file.path),
+                    source=file.path.stem,
+                    sequence=file.num_lines - 1,
+                    text=line.decode(errors="replace").rstrip("\n"),
+                )
+
+    def _discover(self) -> list[_File]:
+        for found in sorted((*self._folder.glob(f"{OWN}.log*"), *self._folder.glob("*/*.log*"))):
+            path = found.with_name(f"{found.name.partition('.')[0]}.log")
+            is_wanted = self._source in {"", path.stem} and self._site in {"", self._site_of(path)}
+            if is_wanted and path not in self._files:
+                self._files[path] = _File(path, Part(0, path))
+        return list(self._files.values())
+
+    def _site_of(self, path: Path) -> str:
+        return "" if path.parent == self._folder else path.parent.name
+
+
+def last_line(log: Path) -> str:
+    """Return a log's last line that says something, cut to a sane length."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - _LAST_BYTES))
+        lines = file.read().decode(errors="replace").split("\n")
+        for line in reversed(lines):
+            if line.strip() and not line.startswith("hint: "):
+                return line.strip()[:500]
+    return "its log is empty"
+
+
+def _new_lines(file: _File) -> Iterator[bytes]:
+    """Go on through a source's complete lines of now, and yield each when it is behind."""
+    for part in parts_of(file.path):
+        if part.first < file.part.first:
+            continue
+        if part.first > file.part.first:
+            file.part, file.offset, file.num_lines = part, 0, part.first
+        with contextlib.suppress(FileNotFoundError):  # the oldest goes while it is waited for
+            for line in _complete_lines(part.path, file.offset):
+                file.offset += len(line)
+                file.num_lines += 1
+                yield line
+
+
+def _complete_lines(path: Path, offset: int) -> Iterator[bytes]:
+    """Yield a part's lines from an offset on, up to the last line break there is now."""
+    with path.open("rb") as opened:
+        opened.seek(offset)
+        rest = b""
+        while chunk := opened.read(CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+
+
+def _one_line(text: str) -> str:
+    """Return a line that fits, with its line break."""
+    encoded = text.replace("\n", " ").encode(errors="replace")
+    if len(encoded) > LOG_LINE_BYTES:
+        kept = encoded[:LOG_LINE_BYTES].decode(errors="ignore")
+        return f"{kept} [cut: {len(encoded)} bytes]\n"
+    return text.replace("\n", " ") + "\n"

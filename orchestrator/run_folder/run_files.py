@@ -1,0 +1,125 @@
+"""What the coordinator writes into a run's folder, beside the logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.run_folder.home import JOB, SUMMARY, TOPOLOGY
+from orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
+
+METRICS = "metrics.jsonl"
+METRICS_LIMITS = Limits(part_bytes=64 << 20, num_parts=16)
+"""A run of three sites writes about 10 kB/s: a day."""
+
+log = logging.getLogger(__name__)
+
+
+class MetricsError(ValueError):
+    """What a run measured cannot be read."""
+
+
+class RunFiles:
+    """One run's documents, metrics and summary."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._can_measure = True
+        self._metrics = PartWriter(folder / METRICS, METRICS_LIMITS)
+
+    def write_documents(self, topology: str, job: str) -> None:
+        """Keep both documents as they were submitted; the client may have written them already.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in ((TOPOLOGY, topology), (JOB, job)):
+            path = self.folder / name
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                write_atomically(path, text)
+
+    def append_metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Append one JSON object a line.
+
+        A disk that refuses does not end the run: it is told once.
+        """
+        if not self._can_measure:
+            return
+        try:
+            self._metrics.append([f"{strict_json(record)}\n" for record in records])
+        except OSError as error:
+            self._can_measure = False
+            log.error("%s: %s; metrics are not kept any more", self.folder / METRICS, error)  # noqa: TRY400 - it says why
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write what the run came to; like metrics, it is not worth failing for."""
+        try:
+            write_atomically(self.folder / SUMMARY, strict_json(summary, indent=1) + "\n")
+        except OSError as error:
+            log.error("%s: %s", self.folder / SUMMARY, error)  # noqa: TRY400 - it says why
+
+
+def read_metrics(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the records of a metrics.jsonl, of all its parts, one after the other.
+
+    Raises:
+        MetricsError: it is not there, or a line is no JSON object.
+    """
+    for part in parts_of(path):
+        line_number = 0
+        try:
+            with part.path.open(encoding="utf-8") as file:
+                for line in file:
+                    line_number += 1
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise MetricsError("want a JSON object")
+                    yield record
+        except (OSError, ValueError, RecursionError) as error:
+            raise MetricsError(f"{part.path}:{line_number}: {error}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all, also after a power cut.
+
+    Raises:
+        OSError: naming `path`.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def strict_json(value: object, indent: int | None = None) -> str:
+    """Return JSON that every parser reads: a loss that is not finite becomes null."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
