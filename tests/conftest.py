@@ -13,8 +13,41 @@ from orchestrator.emulator.namespaces import netns_problem
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-MEASURED_SEEDS = 3
+FEW_SEEDS = 3
+"""Of a test with many seeds, what a run without `--all` takes."""
 RUNS = "tests/multiprocess/"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--all`: every seed, and what is marked `exhaustive`."""
+    parser.addoption("--all", action="store_true", help="all seeds and exhaustive tests, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out later seeds and exhaustive tests, unless `--all` asks for them."""
+    if config.getoption("--all"):
+        return
+    kept, left_out = [], []
+    seeds_by_test: dict[str, set[object]] = {}
+    for item in items:
+        seeds = seeds_by_test.setdefault(item.nodeid.partition("[")[0], set())
+        (left_out if _is_for_all(item, seeds) else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _is_for_all(item: pytest.Item, seeds: set[object]) -> bool:
+    """Return whether only `--all` runs a test; add its seed to those that are taken."""
+    if item.get_closest_marker("exhaustive"):
+        return True
+    given = getattr(item, "callspec", None)  # of a test with parameters
+    seed = given.params.get("seed") if given else None
+    if seed is None or seed in seeds:
+        return False
+    if len(seeds) == FEW_SEEDS:
+        return True
+    seeds.add(seed)
+    return False
 
 
 class RunsInOnePlace(LoadScopeScheduling):  # type: ignore[misc] # without types
@@ -43,14 +76,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def _runs_lines_of_others(item: pytest.Item) -> bool:
     """Whether measuring a test's coverage tells nothing: it takes two and a half times as long.
 
-    Slow tests of what is pure search and simulate for seconds what quick ones do in little; of a
-    test with many seeds, the first ones run about every line that the others do.
+    Slow tests of what is pure search and simulate for seconds what quick ones do in little.
     """
-    if "topology" in item.path.parts and item.get_closest_marker("slow"):
-        return True
-    given = getattr(item, "callspec", None)  # of a test with parameters
-    seed = given.params.get("seed") if given else None
-    return isinstance(seed, int) and seed >= MEASURED_SEEDS
+    return "topology" in item.path.parts and item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(scope="session")
