@@ -9,7 +9,7 @@ import pytest
 
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
 
 SITES = [(1, 1), (2, 1)]
 

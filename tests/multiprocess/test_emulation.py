@@ -53,6 +53,7 @@ def test_gateways_meet_in_namespaces_and_faults_are_written_down(
     run.wait_for_nothing_left(END_S)
 
 
+@pytest.mark.exhaustive
 def test_an_emulator_that_is_killed_ends_the_run(run: Bench, needs_netns: None) -> None:
     topology = topology_yaml(SITES, emulator="netns")
     job = run.write(topology, job_yaml(steps=100_000))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
 
 
 def test_a_missing_site_is_named_and_the_others_are_rolled_back(run: Bench) -> None:

@@ -13,6 +13,7 @@ SLOW = "  slow: {peak: {fp32: 10MFLOP/s}, memory: 2GiB, mfu: 0.3}\n"
 
 
 @pytest.mark.multiprocess
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_plan_is_executed(run: Bench) -> None:
     topology = topology_yaml([(1, 1), (1, 1), (1, 1)], rtt="2ms").replace("50GFLOP/s", "30MFLOP/s")

@@ -9,7 +9,7 @@ import pytest
 from tests.multiprocess.harness import Bench, topology_yaml
 from topology.documents.load import load_topology
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow, pytest.mark.exhaustive]
 
 END_S = 30.0
 

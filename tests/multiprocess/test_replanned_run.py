@@ -42,6 +42,7 @@ However long a switch takes, there is no more to see.
 
 
 @pytest.mark.multiprocess
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_link_that_is_cut_to_a_tenth_is_planned_around(run: Bench) -> None:
     topology = topology_yaml([(1, 1), (1, 1), (1, 1)], rtt="4ms", bandwidth="40Mbit/s")

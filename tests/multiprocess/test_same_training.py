@@ -23,8 +23,11 @@ EQUAL = [(1, 2), (1, 2), (1, 2)]
 
 @pytest.mark.parametrize(
     ("sites", "tree"),
-    [(EQUAL, "star"), ([(1, 1), (1, 3)], "gather"), ([(1, 2), (2, 1)], "gather")],
-    ids=["3x2", "1-and-3-ranks", "1-and-2-nodes"],
+    [
+        pytest.param(EQUAL, "star", id="3x2", marks=pytest.mark.exhaustive),
+        pytest.param([(1, 1), (1, 3)], "gather", id="1-and-3-ranks"),
+        pytest.param([(1, 2), (2, 1)], "gather", id="1-and-2-nodes", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_losses_equal_those_of_one_process(
     run: Bench, sites: list[tuple[int, int]], tree: str
@@ -46,6 +49,7 @@ def test_losses_equal_those_of_one_process(
 
 # Every codec with every tree: tests/sites/test_bit_identity.py. Here one of each kind, through
 # everything: whose sizes are known and whose are not, that owes and that does not; fp32 is above.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("codec", "tree"), [("bf16-split", "gather"), ("int4-zstd", "star")])
 def test_parameters_stay_bit_identical_with_each_kind_of_codec(
     run: Bench, codec: str, tree: str

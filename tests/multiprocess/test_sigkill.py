@@ -28,10 +28,10 @@ def victim(run: Bench, role: str) -> int:
 @pytest.mark.parametrize(
     ("role", "exit_code", "reason"),
     [
-        ("rank", 1, "RANK_KILLED"),
+        pytest.param("rank", 1, "RANK_KILLED", marks=pytest.mark.exhaustive),
         ("gateway", 1, "GATEWAY_EXITED"),
-        ("agent", 4, "SITE_LOST"),
-        ("coordinator", 4, "COORDINATOR_LOST"),
+        pytest.param("agent", 4, "SITE_LOST", marks=pytest.mark.exhaustive),
+        pytest.param("coordinator", 4, "COORDINATOR_LOST", marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_run_ends_in_time_and_cleanly(

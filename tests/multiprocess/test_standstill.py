@@ -13,7 +13,12 @@ import pytest
 
 from tests.multiprocess.harness import Bench, job_yaml, topology_yaml
 
-pytestmark = [pytest.mark.slow, pytest.mark.multiprocess, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.multiprocess,
+    pytest.mark.exhaustive,
+    pytest.mark.timeout(180),
+]
 
 DETECT_S = 2.0
 

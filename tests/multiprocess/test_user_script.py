@@ -18,6 +18,7 @@ def launch(run: Bench, *arguments: str, script: str = "user_ddp.py") -> Result:
     return run.launch(topology_yaml(SITES, rtt="2ms"), job)
 
 
+@pytest.mark.exhaustive
 def test_it_runs_and_its_logs_are_shipped(run: Bench) -> None:
     result = launch(run, "5").check()
     assert result.envelope["data"]["verified_steps"] == 1 + 5
@@ -27,6 +28,7 @@ def test_it_runs_and_its_logs_are_shipped(run: Bench) -> None:
     run.wait_for_nothing_left(20)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("script", ["user_plain.py", "user_fsdp.py"])
 def test_without_distributed_data_parallel_sites_stay_equal(run: Bench, script: str) -> None:
     result = launch(run, "4", script=script).check()
@@ -35,6 +37,7 @@ def test_without_distributed_data_parallel_sites_stay_equal(run: Bench, script: 
     run.wait_for_nothing_left(20)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("fault", "code", "exit_code", "said"),
     [
@@ -56,6 +59,7 @@ def test_the_first_failure_is_named(
     run.wait_for_nothing_left(20)
 
 
+@pytest.mark.exhaustive
 def test_a_site_that_cannot_start_rolls_all_back(run: Bench) -> None:
     result = launch(run, "5", "import", "b", "0", "0").check(1)
     error = result.envelope["error"]
