@@ -27,7 +27,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out later seeds and exhaustive tests, unless `--all` asks for them."""
     if config.getoption("--all"):
         return
-    kept, left_out = [], []
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     seeds_by_test: dict[str, set[object]] = {}
     for item in items:
         seeds = seeds_by_test.setdefault(item.nodeid.partition("[")[0], set())
