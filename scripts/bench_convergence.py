@@ -27,9 +27,9 @@ from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.events import Bucket, Own, Received, Send
-from sites.gateway.reduction.grid import grid
 from sites.gateway.reduction.residuals import Residuals
 from sites.gateway.reduction.roles import roles
+from sites.local.chunk_grid import grid
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes, Corpus, load_corpus
 from sites.trainer.evaluation import evaluate

@@ -27,12 +27,12 @@ from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, Reduced, 
 from sites.gateway.reduction.credit import Credit, credit_of_peers
 from sites.gateway.reduction.events import Event, Own, Received, Send
 from sites.gateway.reduction.finite import check_finite
-from sites.gateway.reduction.forms import Form
 from sites.gateway.reduction.held import Held
 from sites.gateway.reduction.intake import Intake
 from sites.gateway.reduction.plan_gate import PlanGate
 from sites.gateway.reduction.pool import Pool
 from sites.gateway.reduction.under_way import UnderWay
+from sites.local.rank_messages import Form
 
 _HERE_BYTES = 2 << 20
 """Of a frame: what the thread that receives them sums itself, in 0.2 ms or so, in which all links

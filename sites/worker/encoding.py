@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from sites.gateway.reduction.grid import grid
+from sites.local.chunk_grid import grid
 from sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
 from sites.worker.link import EncodingOffer
 from sites.worker.region import FLOAT_BYTES

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sites.gateway.reduction.forms import Form
+from sites.local.rank_messages import Form
 from sites.worker.collectives import Collectives, wait
 from sites.worker.transfer import Pending, Sizes, Slot, read_pieces
 from sites.worker.ways import bring_back, end_in, start_in

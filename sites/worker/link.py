@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, RankLostError
-from sites.gateway.reduction.forms import Form
+from sites.local.rank_messages import Form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from sites.gateway.reduction.forms import Form
+from sites.local.rank_messages import Form
 from sites.worker.encoding import Encoded
 from sites.worker.routes import Route
 

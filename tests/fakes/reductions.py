@@ -12,9 +12,9 @@ from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.events import Action, Bucket, Event, Finish, Own, Received, Send
-from sites.gateway.reduction.grid import Grid, grid
 from sites.gateway.reduction.residuals import Residuals
 from sites.gateway.reduction.roles import roles
+from sites.local.chunk_grid import Grid, grid
 from topology.trees.trees import ReductionPlan, Tree
 
 RANKS = (2, 3, 1, 5, 4)

@@ -35,8 +35,8 @@ from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.events import Action, Bucket, Own, Received
-from sites.gateway.reduction.grid import grid
 from sites.gateway.reduction.roles import roles
+from sites.local.chunk_grid import grid
 from tests.fuzz.target import KIB, Target
 from topology.trees.trees import ReductionPlan, star
 

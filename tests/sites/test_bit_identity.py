@@ -19,7 +19,7 @@ from protos.errors import CorruptDataError, NonFiniteError
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, EXACT
-from sites.gateway.reduction.grid import grid
+from sites.local.chunk_grid import grid
 from tests.fakes.exchanges import Exchanges
 from tests.fakes.reductions import BUCKET, Reference
 from tests.fakes.tree_worlds import FORMS, make_plan

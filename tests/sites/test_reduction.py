@@ -24,8 +24,8 @@ from sites.codecs.parts import FloatPart
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.events import Bucket, Own, Received, Send
-from sites.gateway.reduction.grid import grid
 from sites.gateway.reduction.roles import roles
+from sites.local.chunk_grid import grid
 from tests.fakes.reductions import RANKS, World, check_rounds, contribution
 from topology.trees.trees import ReductionPlan, Tree, star
 

@@ -10,8 +10,8 @@ from protos.frame import Kind
 from sites.codecs.registry import BY_NAME, EXACT
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.events import Bucket, Own, Send
-from sites.gateway.reduction.grid import grid
 from sites.gateway.reduction.roles import roles
+from sites.local.chunk_grid import grid
 from tests.fakes.reductions import check_rounds
 from tests.fakes.tree_worlds import check_plan, given_trees, job, random_world
 from topology.errors import ConfigError

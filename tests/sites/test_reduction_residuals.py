@@ -16,9 +16,9 @@ from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.events import Bucket, Finish, Own, Received, Send
-from sites.gateway.reduction.grid import grid
 from sites.gateway.reduction.residuals import Residual, Residuals
 from sites.gateway.reduction.roles import roles
+from sites.local.chunk_grid import grid
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import gateway_config, gateways
 from topology.trees.trees import ReductionPlan, star

@@ -20,9 +20,9 @@ from sites.codecs.registry import BY_NAME
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.encoding import RankEncoding
 from sites.gateway.reduction.bucket_run import Post
-from sites.gateway.reduction.forms import Form
-from sites.gateway.reduction.grid import grid
 from sites.gateway.reduction.residuals import Residual
+from sites.local.chunk_grid import grid
+from sites.local.rank_messages import Form
 from sites.worker.device_codecs import DEVICE_CODECS
 from sites.worker.encoding import ShardEncoder, encodes_here
 from sites.worker.link import EncodingOffer

@@ -18,8 +18,8 @@ from sites.codecs.parts import Floats
 from sites.codecs.registry import codec_named
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.messages import Reduce
-from sites.gateway.reduction.forms import Form
-from sites.gateway.reduction.grid import grid
+from sites.local.chunk_grid import grid
+from sites.local.rank_messages import Form
 from topology.trees.codec_turns import has_same_turns
 from topology.trees.trees import ReductionPlan
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from protos.errors import LocalProtocolError
 from sites.gateway.reduction.events import WEIGHT_MAX
-from sites.gateway.reduction.forms import Form
+from sites.local.rank_messages import Form
 
 _INTEGER_MAX = (1 << 63) - 1
 _UINT32_MAX = (1 << 32) - 1

@@ -13,9 +13,9 @@ from sites.gateway.links.server import Sender
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.chunk_reduction import ChunkReduction
 from sites.gateway.reduction.events import Event, Own
-from sites.gateway.reduction.forms import Form
 from sites.gateway.reduction.lateness import Arrival, lateness_s
 from sites.gateway.reduction.rounds import BucketKey
+from sites.local.rank_messages import Form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from protos.frame import Frame
 from sites.codecs.codec import Codec, Encoded
 from sites.codecs.parts import Floats
-from sites.gateway.reduction.grid import Grid
+from sites.local.chunk_grid import Grid
 
 WEIGHT_MAX = float(1 << 53)
 """Tokens behind one bucket: up to here every whole number is a float64."""

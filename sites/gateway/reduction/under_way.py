@@ -14,11 +14,11 @@ from sites.gateway.links.server import Sender
 from sites.gateway.reduction.bucket_reduction import BucketReduction
 from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, compare_posts
 from sites.gateway.reduction.events import Bucket
-from sites.gateway.reduction.grid import grid
 from sites.gateway.reduction.held import FRAME_BYTES
 from sites.gateway.reduction.plan_schedule import Begun, PlanSchedule
 from sites.gateway.reduction.residuals import Residuals
 from sites.gateway.reduction.rounds import BucketKey, Rounds
+from sites.local.chunk_grid import grid
 
 
 class UnderWay:

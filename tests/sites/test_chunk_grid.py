@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from sites.gateway.reduction.grid import grid
+from sites.local.chunk_grid import grid
 
 RANKS = st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple)
 
