@@ -137,6 +137,8 @@ class FakeGateways:
                 with self._lock:
                     self._handle(connection, message, descriptors)
             except (OSError, AssertionError, KeyError) as error:
+                if self._closing and isinstance(error, OSError):
+                    return  # the other end was told that all is over before it had joined
                 self.problems.append(f"{message['op']}: {error!r}")
                 self._fail({"code": "INTERNAL", "message": repr(error), "site": ""})
             finally:
