@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass
 
 from topology.errors import ConfigError, Problem
-from topology.world import Failure
+from topology.world import Detection
 
 SHORTEST_DETECT_S = 0.5
 """A healthy process on a busy machine can be silent for a tenth of a second."""
@@ -41,7 +41,7 @@ class Timeouts:
     """failure.start_within: every site is up, or all are rolled back."""
 
     @classmethod
-    def derive(cls, failure: Failure) -> Timeouts:
+    def derive(cls, failure: Detection) -> Timeouts:
         """Derive all from `failure`.
 
         Raises:

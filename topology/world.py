@@ -122,7 +122,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Detection:
     """When something counts as failed."""
 
     detect_within_s: float
@@ -139,7 +139,7 @@ class Topology:
     name: str
     sites: tuple[Site, ...]
     links: tuple[Link, ...]
-    failure: Failure
+    failure: Detection
     coordinator: Endpoint
     emulate: bool = False
     """Launch puts an emulated WAN between the sites' gateways."""

@@ -15,7 +15,7 @@ from topology.errors import ConfigError
 from topology.faults.changes import Change
 from topology.faults.loading import load_faults
 from topology.faults.script import FaultScript, TimedChange, expand
-from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+from topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
 
 STOP_WITHIN_S = 60.0
 
@@ -179,6 +179,6 @@ def _topology(shapes: Iterable[LinkShape]) -> Topology:
             )
             for each in shapes
         ),
-        failure=Failure(detect_within_s=15.0, min_sites=1, start_within_s=120.0),
+        failure=Detection(detect_within_s=15.0, min_sites=1, start_within_s=120.0),
         coordinator=Endpoint(host="127.0.0.1", port=0),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.world import Accelerator, Endpoint, Failure, Site, Topology
+from topology.world import Accelerator, Detection, Endpoint, Site, Topology
 
 _NAMES = (
     "ISTHMUS_RUN",
@@ -90,7 +90,7 @@ def lone_topology(num_ranks: int) -> Topology:
         name="alone",
         sites=(site,),
         links=(),
-        failure=Failure(detect_within_s=15.0, min_sites=1, start_within_s=600.0),
+        failure=Detection(detect_within_s=15.0, min_sites=1, start_within_s=600.0),
         coordinator=Endpoint(host="127.0.0.1", port=0),
     )
 

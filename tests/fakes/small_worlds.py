@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+from topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
 
 
 def small_site(
@@ -52,7 +52,7 @@ def small_world(
             )
             for source, target, rate, rtt_s in links
         ),
-        failure=Failure(detect_within_s=15, min_sites=1, start_within_s=120),
+        failure=Detection(detect_within_s=15, min_sites=1, start_within_s=120),
         coordinator=Endpoint(host="127.0.0.1", port=0),
         **more,
     )

@@ -13,7 +13,7 @@ from orchestrator.emulator.config import (
     shapes_of,
 )
 from topology.errors import ConfigError
-from topology.world import Accelerator, Endpoint, Failure, Link, Site, Topology
+from topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
 
 THERE = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01, "jitter_s": 0}
 BACK = {"source": "us", "target": "eu", "bytes_per_s": 2e6, "delay_s": 0.02, "jitter_s": 0.001}
@@ -114,7 +114,7 @@ def test_a_topology_gives_half_its_rtt_each_way() -> None:
         name="pair",
         sites=sites,
         links=(link,),
-        failure=Failure(detect_within_s=15, min_sites=2, start_within_s=60),
+        failure=Detection(detect_within_s=15, min_sites=2, start_within_s=60),
         coordinator=Endpoint(host="127.0.0.1", port=0),
     )
     [shape] = shapes_of(topology)

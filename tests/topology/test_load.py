@@ -8,7 +8,7 @@ from tests.topology.documents import JOB, TOPOLOGY, changed, told
 from topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from topology.errors import ConfigError
 from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
-from topology.world import Endpoint, Failure, Link, Period
+from topology.world import Detection, Endpoint, Link, Period
 
 TWO_SITES = """\
 version: 1
@@ -45,7 +45,7 @@ def test_the_whole_sketch_is_read_in_base_units() -> None:
     assert ohio.accelerator == oregon.accelerator
     assert topology.coordinator == Endpoint(host="127.0.0.1", port=7443)
     assert topology.coordinator_site == "oregon"
-    assert topology.failure == Failure(detect_within_s=15, min_sites=2, start_within_s=120)
+    assert topology.failure == Detection(detect_within_s=15, min_sites=2, start_within_s=120)
     assert topology.emulate
     assert len(topology.links) == 4
 
@@ -66,7 +66,7 @@ def test_measured_figures_win_and_the_share_multiplies() -> None:
 
 def test_what_is_absent_has_a_default() -> None:
     topology = load_topology(TWO_SITES, "t.yaml")
-    assert topology.failure == Failure(detect_within_s=15, min_sites=2, start_within_s=120)
+    assert topology.failure == Detection(detect_within_s=15, min_sites=2, start_within_s=120)
     assert topology.coordinator == Endpoint(host="127.0.0.1", port=0)
     assert not topology.emulate
     assert [site.address for site in topology.sites] == ["127.0.0.1", "127.0.0.1"]

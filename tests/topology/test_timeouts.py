@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from topology.errors import ConfigError
 from topology.timeouts import SHORTEST_DETECT_S, Timeouts
-from topology.world import Failure
+from topology.world import Detection
 
 
-def failure(detect_within_s: float, start_within_s: float = 1e6) -> Failure:
-    return Failure(detect_within_s=detect_within_s, min_sites=1, start_within_s=start_within_s)
+def failure(detect_within_s: float, start_within_s: float = 1e6) -> Detection:
+    return Detection(detect_within_s=detect_within_s, min_sites=1, start_within_s=start_within_s)
 
 
 @given(st.floats(SHORTEST_DETECT_S, 3600.0))
@@ -53,7 +53,7 @@ def test_the_figures_for_fifteen_seconds() -> None:
         ),
     ],
 )
-def test_impossible_figures_are_refused(given_failure: Failure, path: str, message: str) -> None:
+def test_impossible_figures_are_refused(given_failure: Detection, path: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         Timeouts.derive(given_failure)
     (problem,) = raised.value.problems

@@ -15,7 +15,7 @@ from topology.models.topology import LOOPBACK, FailureModel, is_loopback, parse_
 from topology.suggest import did_you_mean
 from topology.text.document import Document, Path
 from topology.timeouts import Timeouts
-from topology.world import Failure
+from topology.world import Detection
 
 _REQUIRED = ("nodes", "accelerators_per_node", "accelerator")
 
@@ -221,7 +221,7 @@ def _check_failure(document: Document) -> None:
     try:
         model = FailureModel.model_validate(document.get("failure") or {})
         Timeouts.derive(
-            Failure(
+            Detection(
                 detect_within_s=model.detect_within, min_sites=1, start_within_s=model.start_within
             )
         )

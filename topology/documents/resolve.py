@@ -17,8 +17,8 @@ from topology.text.document import Document
 from topology.units import format_duration
 from topology.world import (
     Accelerator,
+    Detection,
     Fabric,
-    Failure,
     Link,
     Location,
     Period,
@@ -36,7 +36,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
     """
     sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
     links = [_link(each, sites) for each in model.links]
-    failure = Failure(
+    failure = Detection(
         detect_within_s=model.failure.detect_within,
         min_sites=model.failure.min_sites or len(sites),
         start_within_s=model.failure.start_within,
@@ -170,7 +170,7 @@ def _reversed(link: Link) -> Link:
     return dataclasses.replace(link, source=link.target, target=link.source)
 
 
-def _check_rtts(document: Document, failure: Failure, links: list[Link]) -> None:
+def _check_rtts(document: Document, failure: Detection, links: list[Link]) -> None:
     """A live path must answer a keepalive ping, which has a third of detect_within, in time."""
     for link in links:
         if 3 * link.rtt_s >= failure.detect_within_s:
