@@ -25,10 +25,9 @@ from torch import Tensor, nn
 
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
-from sites.gateway.reduction.bucket_reduction import BucketReduction
-from sites.gateway.reduction.events import Bucket, Own, Received, Send
+from sites.gateway.reduction.bucket import BucketReduction
+from sites.gateway.reduction.chunk_reduction import Bucket, Own, Received, Send, roles
 from sites.gateway.reduction.residuals import Residuals
-from sites.gateway.reduction.roles import roles
 from sites.local.chunk_grid import grid
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes, Corpus, load_corpus

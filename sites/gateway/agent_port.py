@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 from protos.errors import LocalProtocolError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.json_fields import read_json
-from sites.gateway.links.greeting import Peer
+from sites.gateway.links.transport import Peer
 from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 

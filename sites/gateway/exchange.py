@@ -19,15 +19,20 @@ from protos.errors import IsthmusError, PeerLostError, StaleGenerationError
 from protos.frame import Frame
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
-from sites.gateway.links.link import Link
-from sites.gateway.links.server import Sender
-from sites.gateway.ranks.encoding import own_encoded
+from sites.gateway.links.peer_links import Link
+from sites.gateway.links.peer_server import Sender
 from sites.gateway.reduction.admission import Admission
-from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, Reduced, Shard
-from sites.gateway.reduction.credit import Credit, credit_of_peers
-from sites.gateway.reduction.events import Event, Own, Received, Send
-from sites.gateway.reduction.finite import check_finite
-from sites.gateway.reduction.held import Held
+from sites.gateway.reduction.bucket import (
+    BucketRun,
+    Chunk,
+    Post,
+    Reduced,
+    Shard,
+    check_finite,
+    own_encoded,
+)
+from sites.gateway.reduction.chunk_reduction import Event, Own, Received, Send
+from sites.gateway.reduction.credit import Credit, Held, credit_of_peers
 from sites.gateway.reduction.intake import Intake
 from sites.gateway.reduction.plan_gate import PlanGate
 from sites.gateway.reduction.pool import Pool

@@ -27,14 +27,13 @@ from protos.metrics import (
 from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
-from sites.gateway.links.greeting import Peer
-from sites.gateway.links.link import Link
-from sites.gateway.links.peer_links import PeerLinks, side_by_side
-from sites.gateway.links.server import ExchangeServer, Sender
+from sites.gateway.links.peer_links import Link, PeerLinks, side_by_side
+from sites.gateway.links.peer_server import ExchangeServer, Sender
+from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.local import LocalServer
-from sites.gateway.reduction.bucket_run import Post
+from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.pool import Pool
 
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from sites.gateway.agent_port import (
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure, one_line
 from sites.gateway.gateway import Gateway
-from sites.gateway.probing.probe import ProbingGateway
+from sites.gateway.probing.probing_gateway import ProbingGateway
 from topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)

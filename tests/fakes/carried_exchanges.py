@@ -23,11 +23,11 @@ from protos.frame import ChunkKey, Frame, pack, unpack
 from sites.codecs.parts import Floats
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
-from sites.gateway.links.link import Link
+from sites.gateway.links.congestion.rate import Window
+from sites.gateway.links.peer_links import Link
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from sites.gateway.links.window import Window
-from sites.gateway.reduction.bucket_run import Post, Reduced
-from sites.gateway.reduction.held import Sender
+from sites.gateway.reduction.bucket import Post, Reduced
+from sites.gateway.reduction.credit import Sender
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan

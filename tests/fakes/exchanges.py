@@ -18,8 +18,8 @@ from sites.codecs.parts import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
-from sites.gateway.links.link import Link
-from sites.gateway.reduction.bucket_run import Post, Reduced
+from sites.gateway.links.peer_links import Link
+from sites.gateway.reduction.bucket import Post, Reduced
 from sites.gateway.reduction.pool import Pool, Priority
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan

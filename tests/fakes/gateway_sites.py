@@ -13,7 +13,7 @@ import numpy as np
 from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
-from sites.gateway.links.greeting import Peer
+from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, Floats, GatewayRank
 from topology.trees.trees import ReductionPlan
 

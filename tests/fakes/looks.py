@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sites.gateway.links.outbox import Outbox
-from sites.gateway.links.window import Window
+from sites.gateway.links.congestion.rate import Window
+from sites.gateway.links.send_queue import Outbox
 
 
 class Looks:

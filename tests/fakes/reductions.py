@@ -10,10 +10,18 @@ import numpy as np
 from protos.frame import pack, unpack
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
-from sites.gateway.reduction.bucket_reduction import BucketReduction
-from sites.gateway.reduction.events import Action, Bucket, Event, Finish, Own, Received, Send
+from sites.gateway.reduction.bucket import BucketReduction
+from sites.gateway.reduction.chunk_reduction import (
+    Action,
+    Bucket,
+    Event,
+    Finish,
+    Own,
+    Received,
+    Send,
+    roles,
+)
 from sites.gateway.reduction.residuals import Residuals
-from sites.gateway.reduction.roles import roles
 from sites.local.chunk_grid import Grid, grid
 from topology.trees.trees import ReductionPlan, Tree
 

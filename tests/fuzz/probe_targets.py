@@ -11,7 +11,7 @@ from orchestrator.evidence.probe.figures import ProbeError, link_figures, read_d
 from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from protos.errors import RemoteProtocolError
 from protos.exchange.v1 import probe_pb2
-from sites.gateway.probing.figures import rate_between
+from sites.gateway.probing.prober import rate_between
 from tests.fakes.recorded_runs import metric
 from tests.fuzz.document_targets import yaml_bytes
 from tests.fuzz.line_targets import file_with, json_bytes, line

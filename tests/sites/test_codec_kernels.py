@@ -20,7 +20,7 @@ from sites.codecs.kernels import compiling, floats
 from sites.codecs.lossy import AS_IT_IS, QUANTISED
 from sites.codecs.parts import FloatPart, Floats, Part
 from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.summing import add_up
+from sites.gateway.reduction.chunk_reduction import add_up
 from tests.fakes import numpy_codecs as oracle
 from topology.codec_costs import BLOCK, LOSSLESS
 

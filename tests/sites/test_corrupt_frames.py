@@ -25,7 +25,7 @@ from protos.frame import (
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.held import FRAME_BYTES
+from sites.gateway.reduction.credit import FRAME_BYTES
 from tests.fakes.exchanges import Exchanges, Sent
 from tests.fuzz.wire_targets import sealed
 from topology.trees.trees import ReductionPlan, Tree, star

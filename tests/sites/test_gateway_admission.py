@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from protos.frame import HEADER_BYTES, Frame, pack
-from sites.gateway.links.link import Link
-from sites.gateway.reduction.bucket_run import Post
-from sites.gateway.reduction.held import FRAME_BYTES
+from sites.gateway.links.peer_links import Link
+from sites.gateway.reduction.bucket import Post
+from sites.gateway.reduction.credit import FRAME_BYTES
 from tests.fakes.exchanges import Exchanges
 from topology.trees.trees import ReductionPlan, star
 

@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 
 from protos.frame import ChunkKey, Kind
-from sites.gateway.links.channels import channels_for, idle_cost_s, is_held_back, loss_of
-from sites.gateway.links.connections import (
+from sites.gateway.links.congestion.connections import (
+    channels_for,
+    idle_cost_s,
+    is_held_back,
+    loss_of,
+)
+from sites.gateway.links.congestion.kernel import (
     Segments,
     addresses_of,
     begin_bbr_anew,
@@ -19,8 +24,8 @@ from sites.gateway.links.connections import (
     segments_to,
     send_buffer_bytes,
 )
+from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from sites.gateway.links.window import Window
 from topology.traffic.channels import first_channels
 from topology.traffic.wire_load import chunk_bytes_for
 

@@ -11,8 +11,7 @@ from protos.errors import RemoteProtocolError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.config import gateway_config as gateway_config_of
 from sites.gateway.links.transport import window_of
-from sites.gateway.reduction.credit import Credit, credit_of_peers
-from sites.gateway.reduction.held import FRAME_BYTES, Held
+from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
 from sites.local.chunk_grid import grid
 from tests.fakes.gateway_sites import gateway_config
 from tests.fakes.worlds import topology_text

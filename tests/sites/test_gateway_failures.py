@@ -9,7 +9,7 @@ import pytest
 
 from protos.frame import pack
 from sites.gateway.failure import Failure
-from sites.gateway.links.greeting import Peer
+from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_sites import (
     GATHER_2,
     Member,

@@ -15,15 +15,14 @@ import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.config import PeerLink
-from sites.gateway.links import channel_growth
-from sites.gateway.links.channel_growth import ChannelGrowth
-from sites.gateway.links.connections import Segments
-from sites.gateway.links.greeting import Peer
-from sites.gateway.links.outbox import Outbox
+from sites.gateway.links.congestion import connections
+from sites.gateway.links.congestion.connections import ChannelGrowth
+from sites.gateway.links.congestion.kernel import Segments
+from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.send_queue import LinkTotals
+from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
-from sites.gateway.links.window import Window
+from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan
 
@@ -99,7 +98,7 @@ def test_what_pauses_cost_is_told_where_the_kernel_could_help(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     growth, _, outbox = growing(tmp_path, 2)
-    monkeypatch.setattr(channel_growth, "starts_slowly_after_idle", lambda: starts_slowly)
+    monkeypatch.setattr(connections, "starts_slowly_after_idle", lambda: starts_slowly)
     totals = LinkTotals(num_pauses=pauses, paused_s=paused_s)
     monkeypatch.setattr(outbox, "totals", lambda: totals)
     for _ in range(2):
@@ -124,8 +123,8 @@ def test_a_name_that_is_not_known_for_a_while_ends_nothing(
         outbox.close()
         return frozenset()
 
-    monkeypatch.setattr(channel_growth, "addresses_of", addresses_of)
-    monkeypatch.setattr(channel_growth, "_EVERY_S", 0.0)
+    monkeypatch.setattr(connections, "addresses_of", addresses_of)
+    monkeypatch.setattr(connections, "_EVERY_S", 0.0)
     growth.run()
     assert asked == 2 * [(PEER.host, PEER.port)]
 
@@ -149,9 +148,9 @@ def test_where_nothing_leaves_the_host_nothing_is_lost(
         outbox.close()
         return Segments(1000, 10, "cubic")
 
-    monkeypatch.setattr(channel_growth, "free_local", free_local)
-    monkeypatch.setattr(channel_growth, "segments_to", segments_to)
-    monkeypatch.setattr(channel_growth, "_EVERY_S", 0.0)
+    monkeypatch.setattr(connections, "free_local", free_local)
+    monkeypatch.setattr(connections, "segments_to", segments_to)
+    monkeypatch.setattr(connections, "_EVERY_S", 0.0)
     growth.run()
     assert (len(freed), len(counted)) == ((1, 0) if rtt_s < 1e-3 else (0, 1))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sites.gateway.links.greeting import Peer
+from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,

@@ -9,13 +9,11 @@ from contextlib import ExitStack
 import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
-from sites.gateway.links import pacing
-from sites.gateway.links.connections import addresses_of, pace
-from sites.gateway.links.greeting import Peer
-from sites.gateway.links.outbox import Outbox
-from sites.gateway.links.pacing import Pacing, holds_little
-from sites.gateway.links.startup import Startup
-from sites.gateway.links.window import Departure, Window
+from sites.gateway.links.congestion import kernel
+from sites.gateway.links.congestion.kernel import Pacing, addresses_of, holds_little, pace
+from sites.gateway.links.congestion.rate import Departure, Startup, Window
+from sites.gateway.links.send_queue import Outbox
+from sites.gateway.links.transport import Peer
 from tests.fakes.looks import Looks, outbox_with
 
 PEER = Peer("birch", 0, "127.0.0.1", 1)
@@ -30,7 +28,7 @@ RTT_S = 0.02
 def paced(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """Return the rates that connections were told."""
     found: list[float | None] = []
-    monkeypatch.setattr(pacing, "pace", lambda _addresses, rate: found.append(rate))
+    monkeypatch.setattr(kernel, "pace", lambda _addresses, rate: found.append(rate))
     return found
 
 
@@ -89,7 +87,7 @@ def test_a_name_that_is_not_known_for_a_while_ends_nothing(
             raise socket.gaierror(socket.EAI_AGAIN, f"{host}:{port}: temporary failure")
         return frozenset({(host, port)})
 
-    monkeypatch.setattr(pacing, "addresses_of", unknown)
+    monkeypatch.setattr(kernel, "addresses_of", unknown)
     looks.turns = [lambda: send(outbox), nothing, nothing]
     Pacing(PEER, outbox).run()
     assert len(asked) == 2
@@ -142,7 +140,7 @@ def test_a_search_waits_for_the_pace_to_be_lifted() -> None:
         if startup.is_searching:
             searched_s.append(now_s)
     assert startup.is_over
-    assert searched_s[-1] - searched_s[0] > 2 * pacing._LOOK_S - 0.02
+    assert searched_s[-1] - searched_s[0] > 2 * kernel._PACING_LOOK_S - 0.02
 
 
 def test_connections_to_other_hosts_are_paced_and_those_that_stay_are_not() -> None:

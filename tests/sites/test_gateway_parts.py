@@ -11,11 +11,10 @@ import pytest
 from protos.errors import LayoutMismatchError, RemoteProtocolError
 from protos.frame import ChunkKey, Kind
 from sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
+from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
 from sites.gateway.links.transport import client_options
-from sites.gateway.links.window import Window
-from sites.gateway.reduction.lateness import Arrival, lateness_s
-from sites.gateway.reduction.rounds import Rounds
+from sites.gateway.reduction.bucket import Arrival, Rounds, lateness_s
 from tests.fakes.gateway_sites import gateway_config
 from topology.errors import ConfigError
 from topology.trees.trees import ReductionPlan, Tree, star

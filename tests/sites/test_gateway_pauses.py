@@ -7,10 +7,10 @@ import socket
 import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
-from sites.gateway.links import pauses
-from sites.gateway.links.greeting import Peer
-from sites.gateway.links.outbox import Outbox
-from sites.gateway.links.pauses import Pauses
+from sites.gateway.links.congestion import kernel
+from sites.gateway.links.congestion.kernel import Pauses
+from sites.gateway.links.send_queue import Outbox
+from sites.gateway.links.transport import Peer
 from tests.fakes.looks import Looks, outbox_with
 
 PEER = Peer("birch", 0, "127.0.0.1", 1)
@@ -21,7 +21,7 @@ KEY = ChunkKey(0, 0, 0, 0, Kind.CONTRIBUTION)
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the round trips with which BBR was had begin anew."""
     found: list[float] = []
-    monkeypatch.setattr(pauses, "begin_bbr_anew", lambda _addresses, rtt_s: found.append(rtt_s))
+    monkeypatch.setattr(kernel, "begin_bbr_anew", lambda _addresses, rtt_s: found.append(rtt_s))
     return found
 
 
@@ -80,7 +80,7 @@ def test_a_pause_that_is_over_once_the_name_is_known_is_left_alone(
         outbox.push(Frame(KEY, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
         return frozenset({(host, port)})
 
-    monkeypatch.setattr(pauses, "addresses_of", slow)
+    monkeypatch.setattr(kernel, "addresses_of", slow)
     looks.turns = [nothing]
     Pauses(PEER, outbox, 0.08).run()
     assert not begun
@@ -92,7 +92,7 @@ def test_a_name_that_is_not_known_for_a_while_ends_nothing(
     def unknown(host: str, port: int) -> frozenset[tuple[str, int]]:
         raise socket.gaierror(socket.EAI_AGAIN, f"{host}:{port}: temporary failure")
 
-    monkeypatch.setattr(pauses, "addresses_of", unknown)
+    monkeypatch.setattr(kernel, "addresses_of", unknown)
     looks.turns = [nothing, nothing]
     Pauses(PEER, outbox, 0.08).run()
     assert not begun

@@ -16,11 +16,10 @@ from protos import metrics
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
-from sites.gateway.links.greeting import Peer, say_hello
-from sites.gateway.links.transport import SESSION_KEY
+from sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
 from sites.gateway.probing.config import probing
-from sites.gateway.probing.probe import ProbingGateway
-from sites.gateway.probing.server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE
+from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE
+from sites.gateway.probing.probing_gateway import ProbingGateway
 from tests.fakes.gateway_sites import SITES, gateway_config
 from topology.documents.load import load_topology
 from topology.job import Probe

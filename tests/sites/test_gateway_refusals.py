@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos.frame import Frame
-from sites.gateway.links.greeting import Peer
+from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,

@@ -21,13 +21,11 @@ from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.exchange import Exchange
 from sites.gateway.failure import Failure
 from sites.gateway.links import peer_watch
-from sites.gateway.links.greeting import Peer
-from sites.gateway.links.link import Link
-from sites.gateway.links.outbox import Outbox
-from sites.gateway.links.peer_links import PeerLinks
+from sites.gateway.links.peer_links import Link, PeerLinks
+from sites.gateway.links.peer_server import Sender
 from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.server import Sender
-from sites.gateway.links.transport import window_of
+from sites.gateway.links.send_queue import Outbox
+from sites.gateway.links.transport import Peer, window_of
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.encoding import RankEncoding

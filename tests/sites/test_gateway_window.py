@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from protos.frame import ChunkKey, Kind
+from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from sites.gateway.links.window import Window
 
 FRAME = 1 << 18
 ZEROS = bytes(FRAME)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from sites.gateway.links.limited_rate import WARM_ROUND_TRIPS, LimitedRate
+from sites.gateway.links.congestion.rate import WARM_ROUND_TRIPS, LimitedRate
 
 RTT_S = 0.02
 WARM_S = WARM_ROUND_TRIPS * RTT_S

@@ -12,7 +12,7 @@ import pytest
 from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
 from sites.gateway.proposal import Proposal
 from sites.gateway.reduction import plan_gate
-from sites.gateway.reduction.bucket_run import Post
+from sites.gateway.reduction.bucket import Post
 from tests.fakes.exchanges import Exchanges
 from topology.trees.trees import ReductionPlan, star
 

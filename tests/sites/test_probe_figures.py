@@ -6,8 +6,8 @@ import pytest
 
 from protos import metrics
 from protos.errors import RemoteProtocolError
-from sites.gateway.links.connections import Segments
-from sites.gateway.probing.figures import LinkFigures, is_steady, percentile, rate_between
+from sites.gateway.links.congestion.kernel import Segments
+from sites.gateway.probing.prober import LinkFigures, is_steady, percentile, rate_between
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from sites.codecs.blocks import BlockCodec
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.bucket_reduction import BucketReduction
-from sites.gateway.reduction.events import Bucket, Finish, Own, Received, Send
+from sites.gateway.reduction.bucket import BucketReduction
+from sites.gateway.reduction.chunk_reduction import Bucket, Finish, Own, Received, Send, roles
 from sites.gateway.reduction.residuals import Residual, Residuals
-from sites.gateway.reduction.roles import roles
 from sites.local.chunk_grid import grid
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import gateway_config, gateways

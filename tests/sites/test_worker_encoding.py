@@ -19,7 +19,7 @@ from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.encoding import RankEncoding
-from sites.gateway.reduction.bucket_run import Post
+from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.residuals import Residual
 from sites.local.chunk_grid import grid
 from sites.local.rank_messages import Form

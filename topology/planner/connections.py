@@ -2,8 +2,8 @@
 
 A job may name a number. Else gateways decide, by topology/traffic/channels.py before anything has
 crossed, and by the losses that their kernels count from then on
-(sites/gateway/links/channel_growth.py). A plan writes down what that comes to by the topology's
-figures; it changes nothing.
+(sites/gateway/links/congestion/connections.py). A plan writes down what that comes to by the
+topology's figures; it changes nothing.
 """
 
 from __future__ import annotations

@@ -19,16 +19,16 @@ import grpc.aio
 
 from protos.errors import PeerLostError
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.greeting import (
+from sites.gateway.links.send_queue import Outbox
+from sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     Peer,
+    client_options,
     details,
     refusal_of,
     say_hello,
 )
-from sites.gateway.links.outbox import Outbox
-from sites.gateway.links.transport import client_options
 from sites.silence import Silence, Standstills
 
 _log = logging.getLogger(__name__)

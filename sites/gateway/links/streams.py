@@ -24,11 +24,15 @@ import grpc.aio
 
 from protos.errors import StaleGenerationError
 from protos.frame import unpack_ack
-from sites.gateway.links.greeting import BACKOFF_FIRST_S, BACKOFF_MAX_S, details
-from sites.gateway.links.outbox import Outbox
 from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.send_queue import Outgoing
-from sites.gateway.links.transport import PUSH_METHOD, SESSION_KEY
+from sites.gateway.links.send_queue import Outbox, Outgoing
+from sites.gateway.links.transport import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    PUSH_METHOD,
+    SESSION_KEY,
+    details,
+)
 from sites.gateway.links.wire_loop import WireLoop
 
 _log = logging.getLogger(__name__)

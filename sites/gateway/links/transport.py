@@ -1,4 +1,6 @@
-"""gRPC's channel arguments, in one place: unknown ones are ignored in silence.
+"""How gateways greet each other, and which answers are final.
+
+gRPC's channel arguments, in one place: unknown ones are ignored in silence.
 
 Measured traps behind them: without keepalive a black-holed peer is noticed by deadlines only; a
 server that does not expect pings answers them with GOAWAY after 40 s; two servers share one port
@@ -9,12 +11,78 @@ guaranteed part of it is only half.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
+import grpc
+
+from protos.errors import (
+    ConfigMismatchError,
+    IsthmusError,
+    RemoteProtocolError,
+    StaleGenerationError,
+)
+from protos.exchange.v1.exchange_pb2 import HelloRequest
+from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.frame import HEADER_BYTES
 from protos.limits import EXCHANGE_CHANNEL_BYTES
+from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.links.window import Window
+from sites.gateway.links.congestion.rate import Window
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_S = 1.0
+"""Between two attempts to reach a peer: twice as long each time, up to this."""
+_REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
+    grpc.StatusCode.FAILED_PRECONDITION: ConfigMismatchError,
+    grpc.StatusCode.ABORTED: StaleGenerationError,
+    grpc.StatusCode.INVALID_ARGUMENT: RemoteProtocolError,
+}
+"""What makes trying again pointless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where one gateway of another site can be dialled."""
+
+    site: str
+    node: int
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"site {self.site} (gateway {self.node} at {self.host}:{self.port})"
+
+
+def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) -> str:
+    """Say Hello, and return the session that the peer names.
+
+    Raises:
+        grpc.RpcError: the peer refused, or did not answer.
+    """
+    request = HelloRequest(
+        protocol_min=EXCHANGE_PROTOCOL_MIN,
+        protocol_max=EXCHANGE_PROTOCOL_MAX,
+        build=build(),
+        config_hash=config.config_hash,
+        run_id=config.run_id,
+        generation=config.generation,
+        site=config.site,
+        node=config.node,
+    )
+    return ExchangeStub(channel).Hello(request, timeout=timeout_s).session
+
+
+def refusal_of(error: grpc.RpcError, peer: Peer) -> IsthmusError | None:
+    """Return what a peer's final answer means; None if it is worth trying again."""
+    kind = _REFUSALS.get(error.code())
+    return None if kind is None else kind(f"{peer} refused: {details(error)}")
+
+
+def details(error: grpc.RpcError) -> str:
+    """Return an RPC's error in one line."""
+    return error.details() or error.code().name
+
 
 Options = list[tuple[str, int]]
 

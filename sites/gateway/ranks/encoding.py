@@ -6,15 +6,11 @@ results can be written chunk by chunk over what has been read, in any order.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from protos.errors import CorruptDataError, LocalProtocolError
-from sites.codecs.codec import BodyCodec, Codec, Encoded
-from sites.codecs.parts import Floats
+from protos.errors import LocalProtocolError
+from sites.codecs.codec import BodyCodec, Codec
 from sites.codecs.registry import codec_named
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.messages import Reduce
@@ -100,29 +96,3 @@ class RankEncoding:
 
 def _has_body(codec: Codec) -> bool:
     return isinstance(codec, BodyCodec)
-
-
-def own_encoded(
-    name: str, codec: Codec, form: Form, values: Floats
-) -> Callable[[], Encoded] | None:
-    """Return what completes a chunk that its rank has encoded; None: these are its values.
-
-    Args:
-        name: of the chunk, for errors.
-        codec: of the chunk.
-        form: what lies in `values`; checked by `RankEncoding`.
-        values: the chunk's part of the region: float32, shape (n,).
-    """
-    if form is Form.VALUES or not isinstance(codec, BodyCodec):
-        return None
-    if form is Form.UNFIT:
-        return functools.partial(codec.encode_owed, values, None)
-    return functools.partial(_seal, name, codec, values)
-
-
-def _seal(name: str, codec: BodyCodec, values: Floats) -> Encoded:
-    body = values.view(np.uint8)[: codec.body_bytes(len(values))]
-    try:
-        return codec.seal(body.data, len(values))
-    except CorruptDataError as error:
-        raise LocalProtocolError(f"{name}: {error}") from error

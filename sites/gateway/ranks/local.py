@@ -19,7 +19,7 @@ from sites.gateway.failure import Failure
 from sites.gateway.ranks.connection import RankConnection, close_all
 from sites.gateway.ranks.encoding import RankEncoding
 from sites.gateway.ranks.messages import Join, LeaveNotice, Message, Passed, Reduce, RegionOffer
-from sites.gateway.reduction.bucket_run import Post, Reduced
+from sites.gateway.reduction.bucket import Post, Reduced
 from sites.local.chunk_grid import shard_numel, shard_of
 
 _log = logging.getLogger(__name__)

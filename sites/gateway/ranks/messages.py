@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.errors import LocalProtocolError
-from sites.gateway.reduction.events import WEIGHT_MAX
+from sites.gateway.reduction.chunk_reduction import WEIGHT_MAX
 from sites.local.rank_messages import Form
 
 _INTEGER_MAX = (1 << 63) - 1

@@ -8,10 +8,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from sites.gateway.links.link import Link
-from sites.gateway.reduction.bucket_run import BucketRun, Chunk
+from sites.gateway.links.peer_links import Link
+from sites.gateway.reduction.bucket import BucketRun, Chunk
+from sites.gateway.reduction.chunk_reduction import Own
 from sites.gateway.reduction.credit import Credit
-from sites.gateway.reduction.events import Own
 from sites.gateway.reduction.pool import Priority
 
 

@@ -1,4 +1,12 @@
-"""The all-reduce of one chunk between sites, as a pure state machine.
+"""What a site does for the chunks of each tree.
+
+What happens to a chunk, and what its machine then wants done.
+
+Adds up what sites sent for a chunk.
+
+Element by element in the order of the parts: the same bits at every site that adds the same parts.
+
+The all-reduce of one chunk between sites, as a pure state machine.
 
 Events in, actions out; no sockets, threads or clocks. Sums are formed in site order whatever the
 order of arrival, and what a site applies is decoded from the same bytes as everywhere else, so the
@@ -10,18 +18,151 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from protos.errors import CorruptDataError, NoTokensError, RemoteProtocolError
 from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Encoded, Payload
+from sites.codecs.codec import Codec, Encoded, Payload
+from sites.codecs.kernels import floats
 from sites.codecs.parts import FloatPart, Floats, Part
-from sites.gateway.reduction.events import Action, Bucket, Event, Finish, Own, Send
 from sites.gateway.reduction.residuals import Residual
-from sites.gateway.reduction.roles import Role
-from sites.gateway.reduction.summing import add_up
+from sites.local.chunk_grid import Grid
+from topology.trees.trees import ReductionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What one site does for the chunks of one tree; in a gather, for all chunks."""
+
+    site: int
+    tree: int
+    members: tuple[int, ...]
+    """Whose contributions are summed here, its own among them, in ascending order."""
+    audience: tuple[int, ...]
+    """Who gets this site's contribution as it is: in a gather, all others."""
+    parent: int | None
+    """Who gets the sum formed here; None where it is the whole sum."""
+    children: tuple[int, ...]
+    """Who gets the result from here."""
+    root: int | None
+    """Who makes the result; None in a gather: everybody for himself."""
+
+
+def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
+    """Return the site's role in each tree, or its one role in a gather."""
+    if plan.is_gather:
+        everyone = tuple(range(plan.num_sites))
+        others = tuple(other for other in everyone if other != site)
+        return (Role(site, 0, everyone, others, None, (), None),)
+    found = []
+    for index, tree in enumerate(plan.trees):
+        children = tree.children(site)
+        members = tuple(sorted((*children, site)))
+        found.append(Role(site, index, members, (), tree.parent.get(site), children, tree.root))
+    return tuple(found)
+
+
+WEIGHT_MAX = float(1 << 53)
+"""Tokens behind one bucket: up to here every whole number is a float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What all sites must agree on before a byte of a bucket is summed."""
+
+    generation: int
+    round: int
+    index: int
+    layout: int
+    codecs: tuple[Codec, ...]
+    """Of each tree of the plan; of a gather, one. A tree has one on all of its edges, for what all
+    apply is decoded from the same bytes."""
+    grid: Grid
+    cpu_s: Callable[[], float] = field(compare=False)
+    """CPU time of the calling thread: what encoding and summing cost is measured with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """This site's contribution to a chunk is there.
+
+    `values` (float32, shape (n,)) is lent to the machine, which works in it, until `Finish`; then
+    it holds the result.
+    """
+
+    values: Floats
+    weight: float
+    """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
+    encoded: Callable[[], Encoded] | None = None
+    """Makes this site's part of what its rank has encoded, which lies in `values`. None: `values`
+    are the part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A frame came that `BucketReduction.check` has let through."""
+
+    sender: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a frame to the gateway of `site` that owns its chunk there.
+
+    At once: its payload may be a view of the chunk's `values`, which the machine goes on to change.
+    """
+
+    site: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The chunk's `values` now hold the result."""
+
+    weight: float
+    """Tokens of all sites."""
+
+
+Event = Own | Received
+Action = Send | Finish
+
+
+_ONE = np.float32(1)
+
+
+def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> None:
+    """Write the sum of all parts to `out`, divided if there is a divisor.
+
+    A sum that is not a number is the NaN 0x7FC00000; a single part's NaN is what it was.
+
+    Args:
+        parts: one at least; they may lie in `out`.
+        out: float32, shape (n,).
+        divisor: above 0.
+    """
+    first, *others = parts
+    last_divisor = _ONE if divisor is None else divisor
+    if not others:
+        if not first.fills(out):
+            first.apart_from(out).write(out)
+        if divisor is not None:
+            floats.divide(out, divisor)
+        return
+    if others[0].fills(out):  # of two, the order changes no bit, and this one need not be moved
+        first, others[0] = others[0], first
+    others = [part.apart_from(out) for part in others]
+    divisors = [_ONE] * (len(others) - 1) + [last_divisor]
+    if first.fills(out):
+        others[0].add(out, divisors[0])
+    else:
+        others[0].write_sum(first.apart_from(out), out, divisors[0])
+    for part, each in zip(others[1:], divisors[1:], strict=True):
+        part.add(out, each)
 
 
 class ChunkReduction:

@@ -8,12 +8,11 @@ from __future__ import annotations
 from protos.errors import RemoteProtocolError
 from protos.frame import HEADER_BYTES, Frame, Kind
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.link import Link
-from sites.gateway.links.server import Sender
-from sites.gateway.reduction.bucket_run import BucketRun, Chunk
-from sites.gateway.reduction.events import Received
-from sites.gateway.reduction.held import FRAME_BYTES, Held
-from sites.gateway.reduction.lateness import Arrival
+from sites.gateway.links.peer_links import Link
+from sites.gateway.links.peer_server import Sender
+from sites.gateway.reduction.bucket import Arrival, BucketRun, Chunk
+from sites.gateway.reduction.chunk_reduction import Received
+from sites.gateway.reduction.credit import FRAME_BYTES, Held
 from sites.gateway.reduction.under_way import UnderWay
 
 

@@ -15,7 +15,7 @@ from protos.errors import LocalProtocolError
 from sites.codecs.codec import Codec
 from sites.codecs.registry import codec_named
 from sites.gateway.proposal import Proposal
-from sites.gateway.reduction.roles import Role, roles
+from sites.gateway.reduction.chunk_reduction import Role, roles
 from topology.trees.trees import ReductionPlan
 
 

@@ -10,14 +10,20 @@ import time
 from protos.errors import LayoutMismatchError, LocalProtocolError
 from sites.codecs.registry import EXACT
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.server import Sender
-from sites.gateway.reduction.bucket_reduction import BucketReduction
-from sites.gateway.reduction.bucket_run import BucketRun, Chunk, Post, compare_posts
-from sites.gateway.reduction.events import Bucket
-from sites.gateway.reduction.held import FRAME_BYTES
+from sites.gateway.links.peer_server import Sender
+from sites.gateway.reduction.bucket import (
+    BucketKey,
+    BucketReduction,
+    BucketRun,
+    Chunk,
+    Post,
+    Rounds,
+    compare_posts,
+)
+from sites.gateway.reduction.chunk_reduction import Bucket
+from sites.gateway.reduction.credit import FRAME_BYTES
 from sites.gateway.reduction.plan_schedule import Begun, PlanSchedule
 from sites.gateway.reduction.residuals import Residuals
-from sites.gateway.reduction.rounds import BucketKey, Rounds
 from sites.local.chunk_grid import grid
 
 

@@ -19,7 +19,7 @@ import grpc.aio
 from protos.errors import DeadlineExceededError, IsthmusError, RemoteProtocolError
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.server import Context, abort
+from sites.gateway.links.peer_server import Context, abort
 from topology.job import Probe
 
 _log = logging.getLogger(__name__)

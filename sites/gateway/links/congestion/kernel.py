@@ -3,20 +3,48 @@
 Their sockets are found among the process's open files, by where they lead, and asked; BBR's are
 told two things that it cannot know, and all how fast packets may leave. Each is asked through a
 duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
+
+Has the kernel spread packets over time, on links that hold but a few frames.
+
+A frame is written to its connection at once, and TCP sends as much of it at once as its window
+permits: all of it, once the connection is warm. Where a router holds no more than what is on the
+way, the queue of a narrow or short link overflows at each frame, and what was lost is waited for.
+BBR does no better: it looks for the link's rate for as long as senders have pauses, at nearly three
+times the rate that it knows (Linux, tcp_bbr.c: rounds that were limited by the application do not
+end BBR_STARTUP), and frames that leave at a link's pace have pauses between them.
+
+Links that hold more gain little by it, and it costs gateways wake-ups: docs/benchmarks.md.
+
+Uses a link's pauses, so that BBR makes none of its own.
+
+Where BBR has seen no shorter round trip for ten seconds, it sends no more than four packets in
+each, for a fifth of a second and one round trip more, to let queues of its own run dry and measure
+again (Linux, tcp_bbr.c, PROBE_RTT; draft-ietf-ccwg-bbr, section 5.3.4). In the last parts of a
+backward pass all sites wait for that. A link that has just had everything acknowledged has no queue
+of its own, and steps leave such moments; but Linux takes them for what they are only if the ten
+seconds end in one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
+import math
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
+
+from sites.gateway.links.send_queue import Outbox
+from sites.gateway.links.transport import Peer
+
+_log = logging.getLogger(__name__)
 
 _TOTAL_RETRANS_AT: Final = 100  # linux/tcp.h, struct tcp_info
 _MIN_RTT_US_AT: Final = 148
@@ -227,3 +255,91 @@ def _plain(host: str) -> str:
         address = ipaddress.ip_address(host.split("%", 1)[0])
         return str(getattr(address, "ipv4_mapped", None) or address)
     return host
+
+
+_PACING_LOOK_S = 0.05
+"""Half of what a search for the link's rate waits for more (`startup.py`): it must not be held
+back by what is set here."""
+_AGAIN_S = 1.0
+"""Connections that broke are new ones."""
+_CHANGE = 0.02
+_LITTLE_BYTES = 256 << 10
+
+
+def holds_little(bytes_per_s: float, rtt_s: float) -> bool:
+    """Return whether a link is one of those: described with what it carries, and its round trip."""
+    return bytes_per_s * rtt_s <= _LITTLE_BYTES
+
+
+class Pacing:
+    """Of one link. `run` on a thread."""
+
+    def __init__(self, peer: Peer, outbox: Outbox) -> None:
+        """Do nothing yet.
+
+        Args:
+            peer: where the connections lead.
+            outbox: tells how fast packets may leave.
+        """
+        self._peer = peer
+        self._outbox = outbox
+
+    def run(self) -> None:
+        """Follow what the link carries, until it is over."""
+        paced, paced_s = math.nan, -math.inf
+        while not self._outbox.closed.wait(_PACING_LOOK_S) and not self._outbox.is_over:
+            if self._outbox.is_empty:
+                continue
+            rate, now_s = self._outbox.paced_bytes_per_s, time.monotonic()
+            wanted = math.inf if rate is None else rate
+            if now_s < paced_s + _AGAIN_S and math.isclose(wanted, paced, rel_tol=_CHANGE):
+                continue
+            try:
+                pace(addresses_of(self._peer.host, self._peer.port), rate)
+            except OSError as error:  # the connections that there are do without the name
+                _log.debug("%s: %s", self._peer, error)
+                continue
+            paced, paced_s = wanted, now_s
+
+
+_EVERY_S = 2.0
+"""Several times in BBR's ten seconds, and in the five of its third version."""
+_PAUSE_LOOK_S = 0.1
+
+
+class Pauses:
+    """Of one link. `run` on a thread."""
+
+    def __init__(self, peer: Peer, outbox: Outbox, rtt_s: float) -> None:
+        """Do nothing yet.
+
+        Args:
+            peer: where the connections lead.
+            outbox: tells whether anything is on the way.
+            rtt_s: the configured round trip, until one is measured.
+        """
+        self._peer = peer
+        self._outbox = outbox
+        self._rtt_s = rtt_s
+
+    def run(self) -> None:
+        """Have BBR begin anew in pauses, until the link is over."""
+        used_s = time.monotonic()
+        while not self._outbox.closed.wait(
+            max(_PAUSE_LOOK_S, used_s + _EVERY_S - time.monotonic())
+        ):
+            if self._outbox.is_over:
+                return
+            if self._outbox.is_empty:
+                used_s = time.monotonic()
+                self._use()
+
+    def _use(self) -> None:
+        try:
+            addresses = addresses_of(self._peer.host, self._peer.port)
+        except OSError as error:  # the connections that there are do without the name
+            _log.debug("%s: %s", self._peer, error)
+            return
+        if not self._outbox.is_empty:  # a resolver can take longer than a pause
+            return
+        begin_bbr_anew(addresses, self._outbox.totals().idle_rtt_s or self._rtt_s)

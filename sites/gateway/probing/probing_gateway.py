@@ -19,10 +19,10 @@ from protos.frame import Frame
 from protos.metrics import PROBE
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
-from sites.gateway.links.greeting import Peer
-from sites.gateway.links.server import ExchangeServer, Sender
+from sites.gateway.links.peer_server import ExchangeServer, Sender
+from sites.gateway.links.transport import Peer
+from sites.gateway.probing.probe_server import ProbeServer, turn_s
 from sites.gateway.probing.prober import Prober
-from sites.gateway.probing.server import ProbeServer, turn_s
 
 _log = logging.getLogger(__name__)
 

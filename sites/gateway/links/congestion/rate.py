@@ -1,4 +1,16 @@
-"""How many bytes to one peer may be unacknowledged, and how fast they may leave.
+"""Finds out, within a few round trips, how much faster a link is than its description says.
+
+Pure. The idea is BBR's startup (draft-ietf-ccwg-bbr, section 5.3.1), with a condition before it. A
+window that is a little too large, sent a little too fast, brings acknowledgements no faster than
+the link carries: on a link as described, at the described rate. If they come a tenth faster two
+round trips in a row, the link is a faster one, and the search begins: twice as much, twice as fast,
+in each round trip, until three in a row bring hardly more. A link that is as described is never
+sent more than before.
+
+A round trip counts only if every frame of it had to wait for the window or its turn: otherwise its
+rate is the sender's, not the link's.
+
+How many bytes to one peer may be unacknowledged, and how fast they may leave.
 
 Pure. A link is full when as much is on the way as it carries in a round trip. What goes beyond
 waits in a router's queue, and beyond that is dropped, which costs TCP far more than it brings:
@@ -14,6 +26,14 @@ fastest at which acknowledgements came, once frames have waited for the window l
 what is sent in short bursts says nothing about a link, nor does what left within a round trip after
 them (draft-ietf-ccwg-bbr, section 4.1.2.4, has the same rule). A rate that was taken for too small
 grows by a fifth in each round trip; at a link's first use it is found faster (`startup.py`).
+
+What a link carried while it was the limit, and not whoever had nothing to send. Pure.
+
+A frame that left a round trip before the acknowledgement of the one before it was at the link when
+that one was through: from then until its own acknowledgement the link had something to carry all
+the time. What passes between two such acknowledgements is what the link carries, whatever window or
+sender were up to. After a pause, the first round trips do not count: connections start slowly, and
+plans know that.
 """
 
 from __future__ import annotations
@@ -22,8 +42,79 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
 
-from sites.gateway.links.startup import GAIN as STARTUP_GAIN
-from sites.gateway.links.startup import Startup
+_EVIDENCE = 1.1
+"""Times the described rate: half of what a window and pace that are too large allow."""
+_EVIDENCE_ROUNDS = 2
+"""In a row: one whose acknowledgements only came late looks fast, but the one before it slow."""
+_GROWTH = 1.25
+_FLAT_ROUNDS = 3
+_FLAT_S = 0.1
+"""And so long at least: on a short link, three round trips may pass while a thread waits for its
+turn."""
+_SEARCH_GAIN = 2.0
+"""Of window and pace, while it searches: enough to double the rate in a round trip."""
+
+
+class Startup:
+    """One link's search. Bytes are counted from the link's beginning; times are monotonic."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        """Begin with the described rate."""
+        self.bytes_per_s = bytes_per_s
+        """The fastest of a whole round trip; at first the described."""
+        self.is_searching = False
+        """The link is faster than described, and how much is not known yet."""
+        self.is_over = False
+        """It has searched: what is measured from now on is as good."""
+        self._described_bytes_per_s = bytes_per_s
+        self._num_fast = 0
+        self._num_flat = 0
+        self._grew_s = 0.0
+        self._round_ends_bytes = 0
+        """The round ends with the first frame that left when so much had been delivered."""
+        self._began_bytes = 0
+        self._began_s: float | None = None
+        self._is_limited = True
+        """Whether the link was what held the frames of this round back."""
+
+    def arrive(
+        self, delivered_bytes: int, left_at_bytes: int, now_s: float, *, was_held: bool
+    ) -> None:
+        """A frame was acknowledged.
+
+        Args:
+            delivered_bytes: with it.
+            left_at_bytes: what had been delivered when it left.
+            now_s: now.
+            was_held: it had to wait for the window, or for its turn.
+        """
+        if self.is_over:
+            return
+        self._is_limited = self._is_limited and was_held
+        if left_at_bytes < self._round_ends_bytes:
+            return
+        if self._began_s is not None and self._is_limited and now_s > self._began_s:
+            self._round((delivered_bytes - self._began_bytes) / (now_s - self._began_s), now_s)
+        self._began_s, self._began_bytes = now_s, delivered_bytes
+        self._round_ends_bytes = delivered_bytes
+        self._is_limited = True
+
+    def _round(self, bytes_per_s: float, now_s: float) -> None:
+        if not self.is_searching:
+            is_fast = bytes_per_s >= _EVIDENCE * self._described_bytes_per_s
+            self._num_fast = self._num_fast + 1 if is_fast else 0
+            if self._num_fast < _EVIDENCE_ROUNDS:
+                return
+            self.is_searching = True
+            self._grew_s = now_s
+        has_grown = bytes_per_s >= _GROWTH * self.bytes_per_s
+        self._num_flat = 0 if has_grown else self._num_flat + 1
+        self._grew_s = now_s if has_grown else self._grew_s
+        self.bytes_per_s = max(self.bytes_per_s, bytes_per_s)
+        if self._num_flat >= _FLAT_ROUNDS and now_s - self._grew_s >= _FLAT_S:
+            self.is_over = True
+            self.is_searching = False
+
 
 _GAIN = 1.2
 _SLACK_S = 0.003
@@ -124,7 +215,7 @@ class Window:
         """The window."""
         if self._fixed_bytes is not None:
             return self._fixed_bytes
-        gain = STARTUP_GAIN if self._startup.is_searching else _GAIN
+        gain = _SEARCH_GAIN if self._startup.is_searching else _GAIN
         on_the_way = int(self.bytes_per_s * (gain * self.rtt_s + _SLACK_S))
         # Of the frames that streams are in the midst of, half has arrived on average. Where there
         # are very many, for the sake of losses, each fills but a small part of the link.
@@ -176,7 +267,7 @@ class Window:
             was_held: it had to wait for the window, or for its turn.
         """
         self._frame_bytes = max(self._frame_bytes, size_bytes)
-        pace = STARTUP_GAIN if self._startup.is_searching else _PACE
+        pace = _SEARCH_GAIN if self._startup.is_searching else _PACE
         # A turn that was taken late is made up for, or every wake-up would cost some of the pace.
         began_s = max(self._next_s, now_s - _SLACK_S)
         self._next_s = began_s + size_bytes / (pace * self.bytes_per_s)
@@ -212,3 +303,36 @@ class Window:
         elif now_s - self._epoch_s >= _EPOCH_S and self._num_samples >= _EPOCH_SAMPLES:
             self._fastest_before, self._fastest = self._fastest, 0.0
             self._epoch_s, self._num_samples = now_s, 0
+
+
+WARM_ROUND_TRIPS = 8
+"""Ten packets, doubled in each, are 2 MB in the last of them."""
+
+
+class LimitedRate:
+    """Sums over one link's time. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self.limited_bytes = 0
+        self.limited_s = 0.0
+        self._warm_s = 0.0
+        self._acknowledged_s = 0.0
+        """The latest."""
+
+    def begin(self, now_s: float, rtt_s: float) -> None:
+        """A frame leaves, and nothing else is on the way."""
+        self._warm_s = now_s + WARM_ROUND_TRIPS * rtt_s
+
+    def arrive(self, size_bytes: int, left_s: float, now_s: float, rtt_s: float) -> None:
+        """A frame was acknowledged.
+
+        Args:
+            size_bytes: of the frame.
+            left_s: when it had left.
+            now_s: now.
+            rtt_s: the idle link's round trip.
+        """
+        before_s, self._acknowledged_s = self._acknowledged_s, now_s
+        if before_s >= max(self._warm_s, left_s + rtt_s):
+            self.limited_bytes += size_bytes
+            self.limited_s += now_s - before_s

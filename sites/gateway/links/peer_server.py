@@ -38,7 +38,7 @@ from protos.versions import (
 )
 from sites.gateway.config import GatewayConfig
 from sites.gateway.failure import Failure
-from sites.gateway.links.channels import CHANNELS_MAX
+from sites.gateway.links.congestion.connections import CHANNELS_MAX
 from sites.gateway.links.transport import SERVICE, SESSION_KEY, server_options
 from sites.gateway.links.wire_loop import WireLoop
 
