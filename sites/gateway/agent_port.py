@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 from protos.errors import LocalProtocolError
 from sites.gateway.config import GatewayConfig
-from sites.gateway.json_fields import read_json
 from sites.gateway.links.transport import Peer
 from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
+from topology.json_fields import read_json
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
-from sites.gateway.json_fields import read_json
 from topology.errors import ConfigError
 from topology.job import Job, Probe
+from topology.json_fields import read_json
 from topology.reduction_plans import plan_reduction
 from topology.timeouts import Timeouts
 from topology.traffic.channels import FLOWS_MAX

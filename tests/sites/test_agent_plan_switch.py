@@ -16,12 +16,12 @@ from protos.control.v1.control_pb2 import (
     ReductionTree,
 )
 from sites.agent.plan_switch import PlanSwitch, reduction_of
-from sites.gateway.json_fields import read_json
 from sites.gateway.proposal import Proposal
 from tests.fakes.worlds import JOB, topology
 from topology.documents.load import load_job
 from topology.hashing import reduction_hash
 from topology.job import NamedTree, Reduction
+from topology.json_fields import read_json
 from topology.trees.trees import ReductionPlan, star
 
 STAR = ReductionTree(root="b", parents={"a": "b", "c": "b"}, weight=1)

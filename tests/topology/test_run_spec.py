@@ -1,0 +1,120 @@
+"""A run's spec is read as it was written, also by other builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+import pytest
+
+from tests.fakes.described import described_job
+from tests.fakes.worlds import JOB, topology
+from topology.documents.load import load_job
+from topology.errors import ConfigError
+from topology.plan_wishes import Replan
+from topology.run_decisions import decide_run
+from topology.run_spec import REQUIRED, RunSpec, _required, spec_hash
+
+WRITTEN = """
+entrypoint: train.py
+arguments: [--fast]
+exchange: {codec: int8, codecs: [{between: [a, b], codec: bf16}], exact: ["*.norm"]}
+reduction: {trees: [{root: a, parents: {b: a, c: a}, weight: 2}, {root: b, parents: {a: b, c: b}}]}
+placement: [{site: a, sequences: 16, parallel: {data: 2}}, {site: b, sequences: 32}]
+trainer: {data: {files: ["text/*.txt"]}}
+plan: {}
+"""
+
+
+def spec(written: str = WRITTEN) -> RunSpec:
+    job = load_job(JOB + written, "job.yaml")
+    return decide_run(job, topology(3), folder=PurePath("/jobs"), replan=Replan(gain=0.1))
+
+
+def with_fields(written: bytes, **fields: object) -> bytes:
+    return json.dumps({**json.loads(written), **fields}).encode()
+
+
+def test_a_spec_is_read_as_it_was_written() -> None:
+    for one in (
+        spec(),
+        spec("probe: {}\n"),
+        decide_run(described_job(), topology(2), folder=PurePath("/jobs")),
+    ):
+        written = one.to_bytes()
+        read = RunSpec.from_bytes(written)
+        assert read == one
+        assert read.reduction.plan.turns == one.reduction.plan.turns
+        assert read.topology.link("a", "b") == one.topology.link("a", "b")
+        assert read.to_bytes() == written
+        assert spec_hash(written) == spec_hash(read.to_bytes())
+
+
+def test_what_a_run_comes_to_is_decided_with_absolute_paths() -> None:
+    one = spec()
+    assert one.job.entrypoint == "/jobs/train.py"
+    assert one.job.trainer.data.files == ("/jobs/text/*.txt",)
+    assert one.site_names == ("a", "b", "c")
+    assert one.reduction.codecs == ("int8", "int8")
+    assert [tree.weight for tree in one.reduction.plan.trees] == [2, 1]
+    assert one.timeouts.lease_s == one.topology.failure.detect_within_s
+    assert 0 < one.chunk_bytes <= one.job.exchange.chunk_bytes
+
+
+def test_a_reader_skips_what_it_does_not_know_and_takes_defaults_for_what_is_missing() -> None:
+    one = spec()
+    fields = json.loads(one.to_bytes())
+    fields["job"]["exchange"]["newer"] = {"x": 1}
+    fields["topology"]["links"][1]["newer"] = 2
+    del fields["replan"]
+    del fields["job"]["trainer"]["model"]["heads"]
+    del fields["required"]
+    read = RunSpec.from_bytes(json.dumps(fields).encode())
+    assert read == dataclasses.replace(one, replan=None)
+
+
+@pytest.mark.parametrize("required", ["job.exchange.newer.x", "topology.links.newer"])
+def test_a_reader_refuses_what_it_must_know_by_name(required: str) -> None:
+    fields = json.loads(spec().to_bytes())
+    fields["job"]["exchange"]["newer"] = {"x": 1}
+    fields["topology"]["links"][1]["newer"] = 2
+    written = json.dumps({**fields, "required": [required, "job.name"]}).encode()
+    with pytest.raises(ConfigError, match=rf"`{required}`.* update isthmus at site b"):
+        RunSpec.from_bytes(written, "site b")
+
+
+@dataclass(frozen=True)
+class _Newer:
+    plain: int = 1
+    wanted: int = field(default=0, metadata=REQUIRED)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    inner: tuple[_Newer, ...] = ()
+    wanted: str = field(default="", metadata=REQUIRED)
+
+
+def test_a_required_field_is_listed_where_it_is_in_use() -> None:
+    assert list(_required(_Whole((_Newer(plain=2),)))) == []
+    whole = _Whole((_Newer(), _Newer(wanted=3)), wanted="x")
+    assert list(_required(whole)) == ["inner.wanted", "wanted"]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "no JSON object"),
+        (b"{}", "job is missing"),
+        (with_fields(spec().to_bytes(), chunk_bytes="1"), "chunk_bytes: want int"),
+        (with_fields(spec().to_bytes(), required=3), "required: want a list"),
+        (with_fields(spec().to_bytes(), topology=[]), "topology: want an object"),
+    ],
+)
+def test_what_is_no_spec_is_refused(written: bytes, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RunSpec.from_bytes(written)

@@ -1,0 +1,139 @@
+"""Frozen dataclasses to JSON and back, by their annotations.
+
+Knows int, float, str, bool, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`,
+`Mapping[int, X]` and dataclasses of these. Fields that a dataclass computes for itself
+(`init=False`) are neither written nor read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from topology.errors import ConfigError
+
+T = TypeVar("T")
+
+OnUnknown = Callable[[str], None]
+"""Told the path of each field that the reader does not know."""
+
+
+def to_json(value: object) -> Any:  # noqa: ANN401 - whatever JSON has
+    """Return JSON values that `read_json` makes the same value of."""
+    if dataclasses.is_dataclass(value):
+        return {
+            field.name: to_json(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+    if isinstance(value, tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    return value
+
+
+def read_json(
+    kind: type[T], value: object, where: str = "", on_unknown: OnUnknown | None = None
+) -> T:
+    """Return the value of that type that `to_json` made JSON of.
+
+    Args:
+        kind: A dataclass, or another type that this module knows.
+        value: As `json.loads` gives it.
+        where: What messages call it; empty for the whole.
+        on_unknown: Told of each unknown field, which is then skipped; None: they are refused.
+
+    Raises:
+        ConfigError: It is something else, or lacks a field that has no default; names the place.
+    """
+    found: Any = _Reader(on_unknown).read(kind, value, where)
+    return typing.cast("T", found)
+
+
+class _Reader:
+    def __init__(self, on_unknown: OnUnknown | None) -> None:
+        self._on_unknown = on_unknown
+
+    def read(self, kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - any annotation
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if dataclasses.is_dataclass(kind):
+            return self._object(kind, value, where)
+        if origin is types.UnionType:
+            return None if value is None else self.read(arguments[0], value, where)
+        if origin is tuple:
+            return self._items(arguments, value, where)
+        if origin is Mapping:
+            return self._mapping(arguments, value, where)
+        if kind is float and type(value) is int and abs(value) < 1 << 63:
+            return float(value)
+        if type(value) is not kind:
+            raise _refused(where, kind.__name__, value)
+        return value
+
+    def _object(self, kind: Any, value: object, where: str) -> object:  # noqa: ANN401 - a dataclass
+        if not isinstance(value, dict):
+            raise _refused(where, "an object", value)
+        hints: dict[str, Any] = _hints(kind)
+        prefix = f"{where}." if where else ""
+        for name in value:
+            if name not in hints:
+                self._unknown(f"{prefix}{name:.100}")
+        read = {}
+        for field in dataclasses.fields(kind):
+            name, place = field.name, f"{prefix}{field.name}"
+            if field.init and name in value:
+                read[name] = self.read(hints[name], value[name], place)
+            elif field.init and field.default is dataclasses.MISSING:
+                raise ConfigError(f"{place} is missing; is the other side of another build?")
+        return kind(**read)
+
+    def _unknown(self, path: str) -> None:
+        if self._on_unknown is None:
+            raise ConfigError(f"{path}: unknown; is the other side of another build?")
+        self._on_unknown(path)
+
+    def _items(self, kinds: tuple[Any, ...], value: object, where: str) -> object:
+        if not isinstance(value, list | tuple):
+            raise _refused(where, "a list", value)
+        if kinds[-1] is Ellipsis:
+            kinds = kinds[:1] * len(value)
+        if len(value) != len(kinds):
+            raise _refused(where, f"{len(kinds)} values", value)
+        return tuple(
+            self.read(kind, item, f"{where}.{at}")
+            for at, (kind, item) in enumerate(zip(kinds, value, strict=True))
+        )
+
+    def _mapping(self, kinds: tuple[Any, ...], value: object, where: str) -> object:
+        if not isinstance(value, dict):
+            raise _refused(where, "an object", value)
+        read: dict[str | int, object] = {}
+        for key, item in value.items():
+            read[_key(kinds[0], key, where)] = self.read(kinds[1], item, f"{where}.{key}")
+        return read
+
+
+def _key(kind: Any, key: object, where: str) -> str | int:  # noqa: ANN401 - any annotation
+    """Return a mapping's key; JSON writes every key as a text."""
+    if kind is str and isinstance(key, str):
+        return key
+    if isinstance(key, int) or (
+        isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 10
+    ):
+        return int(key)
+    raise _refused(where, "keys that are whole numbers", key)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in names}
+
+
+def _refused(where: str, wanted: str, value: object) -> ConfigError:
+    return ConfigError(f"{where or 'the message'}: want {wanted}, got {value!r:.100}")

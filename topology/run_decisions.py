@@ -1,0 +1,63 @@
+"""Documents to the `RunSpec` of a run: the one place where a run is decided."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import PurePath
+
+from topology.job import Job
+from topology.plan_wishes import Replan
+from topology.reduction_plans import plan_reduction
+from topology.run_spec import CodedPlan, RunSpec
+from topology.timeouts import Timeouts
+from topology.traffic.wire_load import chunk_bytes_of, pipeline_bytes_of
+from topology.trees.link_codecs import plan_codecs
+from topology.world import Topology
+
+
+def decide_run(
+    job: Job, topology: Topology, *, folder: PurePath, replan: Replan | None = None
+) -> RunSpec:
+    """Return what a job on a topology comes to.
+
+    Args:
+        job: A plan's decisions are in it.
+        topology: Of the sites that take part.
+        folder: The job file's: its relative paths begin there.
+        replan: When the plan is made again while the run goes on.
+
+    Raises:
+        ConfigError: The reduction that the job asks for is not possible. Problems have paths in
+            the job.
+    """
+    reduction = decide_reduction(job, topology)
+    return RunSpec(
+        job=_anchored(job, folder),
+        topology=topology,
+        reduction=reduction,
+        chunk_bytes=chunk_bytes_of(job, topology),
+        pipeline_bytes=pipeline_bytes_of(job, topology, reduction.plan),
+        timeouts=Timeouts.derive(topology.failure),
+        replan=replan,
+    )
+
+
+def decide_reduction(job: Job, topology: Topology) -> CodedPlan:
+    """Return the trees that a job's reduction means on a topology, and each tree's codec.
+
+    Raises:
+        ConfigError: As for `decide_run`.
+    """
+    plan = plan_reduction(job, topology)
+    return CodedPlan(plan, plan_codecs(job, topology, plan))
+
+
+def _anchored(job: Job, folder: PurePath) -> Job:
+    """Return the job with absolute paths: at a site its file lies elsewhere."""
+    data = job.trainer.data
+    files = tuple(str(folder / glob) for glob in data.files)
+    return dataclasses.replace(
+        job,
+        entrypoint=None if job.entrypoint is None else str(folder / job.entrypoint),
+        trainer=dataclasses.replace(job.trainer, data=dataclasses.replace(data, files=files)),
+    )

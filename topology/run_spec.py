@@ -1,0 +1,136 @@
+"""What one run is, decided once: everybody who takes part reads the same bytes.
+
+The coordinator resolves a submission into a `RunSpec` (topology/run_decisions.py), serialises it
+once, and sends it to every site. Agents, gateways and ranks read it and decide nothing again, so
+they need neither YAML nor a planner, and sites cannot come to different plans.
+
+Versions. A site may run an older or a newer build than the coordinator. A reader gives a field that
+is missing its default, and skips a field that it does not know, unless the writer lists it under
+`required`: then it refuses the run by the field's name. A new field whose value changes what sites
+must do alike is declared with `metadata=REQUIRED`; it is listed where it differs from its default,
+so that runs which do not use it still reach older sites.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from topology.errors import ConfigError
+from topology.hashing import reduction_hash
+from topology.job import Job
+from topology.json_fields import read_json, to_json
+from topology.plan_wishes import Replan
+from topology.timeouts import Timeouts
+from topology.trees.trees import ReductionPlan
+from topology.world import Topology
+
+REQUIRED = {"required": True}
+"""`metadata` of a field that a reader must not skip."""
+_LIST = "required"
+"""Key of the serialised spec: the paths of such fields, where they are in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodedPlan:
+    """Who sums each chunk, and as what it travels. A switch of plans replaces this, and no more."""
+
+    plan: ReductionPlan
+    """Sites by their place in the run's order."""
+    codecs: tuple[str, ...]
+    """One for each tree; for a gather, one."""
+
+    @property
+    def hash(self) -> str:
+        """The sha256, in hex, that tells whether two sites understood the same."""
+        return reduction_hash(self.plan, self.codecs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """One run, but for its id and its addresses."""
+
+    job: Job
+    """As resolved: defaults, `--set` and a plan's decisions are in it, and paths are absolute."""
+    topology: Topology
+    """The sites that take part, in the order in which contributions are summed, and their links."""
+    reduction: CodedPlan
+    """What carries gradients until another plan does."""
+    chunk_bytes: int
+    """Of float32 a chunk, for the whole run: `job.exchange.chunk_bytes`, or less where links hold
+    less."""
+    pipeline_bytes: int
+    """Of float32 that a site must be able to have without a result, or links would wait."""
+    timeouts: Timeouts
+    replan: Replan | None = None
+    """When the coordinator makes the plan again; None: the run keeps its plan. Where it may change,
+    gateways have links to every site that they could have for a neighbour."""
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The sites, in the order of their indices."""
+        return tuple(site.name for site in self.topology.sites)
+
+    def to_bytes(self) -> bytes:
+        """Serialise: the same value gives the same bytes."""
+        fields = {**to_json(self), _LIST: sorted(set(_required(self)))}
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return text.encode()
+
+    @classmethod
+    def from_bytes(cls, written: bytes, reader: str = "this site") -> RunSpec:
+        """Read what `to_bytes` wrote, in this build or another.
+
+        Args:
+            written: The whole of it.
+            reader: Who has to be updated if it needs more than this build knows.
+
+        Raises:
+            ConfigError: It is no spec, or it needs a field that this build does not know.
+        """
+        try:
+            fields: Any = json.loads(written)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the run's spec is not JSON: {error}") from error
+        if not isinstance(fields, dict):
+            raise ConfigError("the run's spec is no JSON object")
+        required = read_json(tuple[str, ...], fields.pop(_LIST, ()), _LIST)
+        skipped: list[str] = []
+        spec = read_json(cls, fields, on_unknown=lambda path: skipped.append(_by_name(path)))
+        for path in required:
+            if any(path == each or path.startswith(f"{each}.") for each in skipped):
+                raise ConfigError(
+                    f"the run needs `{path}`, which the isthmus at {reader} does not know: "
+                    f"update isthmus at {reader}"
+                )
+        return spec
+
+
+def spec_hash(written: bytes) -> str:
+    """Return the sha256, in hex, of a serialised spec: gateways compare it when they meet."""
+    return hashlib.sha256(written).hexdigest()
+
+
+def _required(value: object, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields in use that no reader may skip."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _required(item, path)
+    if not dataclasses.is_dataclass(value):
+        return
+    for field in dataclasses.fields(value):
+        if not field.init:
+            continue
+        inside, item = f"{path}.{field.name}".lstrip("."), getattr(value, field.name)
+        if field.metadata.get("required") and item != field.default:
+            yield inside
+        yield from _required(item, inside)
+
+
+def _by_name(path: str) -> str:
+    """Return a path without positions in lists: `links.0.x` is a `links.x`."""
+    return ".".join(part for part in path.split(".") if not part.isdecimal())
