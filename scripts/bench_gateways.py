@@ -26,9 +26,9 @@ from collections.abc import Iterator
 import psutil
 
 from orchestrator.emulator.backend import SiteNamespace
-from orchestrator.emulator.link import LinkShape
-from orchestrator.emulator.netns_child import running_netns
-from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.emulator_child import running_netns
+from orchestrator.emulator.emulator_config import NetnsConfig
+from orchestrator.emulator.link_shape import LinkShape
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
 from sites.gateway.config import HELD_BYTES
 from topology.traffic.channels import FLOWS_MAX

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 
 import psutil
 
-from orchestrator.emulator.link import LinkShape
-from orchestrator.emulator.namespaces import open_socket
-from orchestrator.emulator.netns_child import NetnsProcess, running_netns
-from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.emulator_child import NetnsProcess, running_netns
+from orchestrator.emulator.emulator_config import NetnsConfig
+from orchestrator.emulator.link_shape import LinkShape
+from orchestrator.emulator.site_namespaces import open_socket
 from scripts.echo_sink import DEADLINE_S, PIECE, EchoSink, ping_s
 
 PORT = 5000

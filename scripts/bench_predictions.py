@@ -24,7 +24,7 @@ import yaml
 
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.measurement import measure
+from orchestrator.evidence.record.measured_steps import measure
 from orchestrator.plans import as_launched
 from orchestrator.run_folder.home import new_run_id
 from orchestrator.run_folder.run_files import METRICS, read_metrics

@@ -6,7 +6,7 @@ import signal
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # without types
 
-from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.emulator.site_namespaces import netns_problem
 
 # A shell starts background jobs with SIGINT ignored, and every child inherits that. Tests of Ctrl-C
 # would then say something about the shell; with a handler here, children start with the default.

@@ -12,20 +12,22 @@ from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import Duration, RunName, all_of, home_option, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
-from orchestrator.emulator.namespaces import netns_problem
-from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
-from orchestrator.evidence.bench.allreduce_plan import Wanted, combinations
-from orchestrator.evidence.bench.allreduce_record import (
+from orchestrator.emulator.site_namespaces import netns_problem
+from orchestrator.evidence.bench.allreduce import (
     ALLREDUCE,
+    AllReduce,
     AllReduceBench,
+    AllReduceSetting,
     Gloo,
+    MeasureGloo,
     Question,
-    Setting,
+    Wanted,
+    combinations,
     to_json,
 )
-from orchestrator.evidence.bench.allreduce_run import AllReduce, MeasureGloo
-from orchestrator.evidence.bench.allreduce_table import AllReduceTables
-from orchestrator.evidence.view import figures
+from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
+from orchestrator.evidence.bench.bench_tables import AllReduceTables
+from orchestrator.evidence.view import formats
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import home_folder, new_run_id
 from topology.job import CODECS, TREES
@@ -214,19 +216,19 @@ class Progress:
         self._total = total
         self._begun = 0
 
-    def tell(self, name: str, made: Setting | Gloo | None) -> None:
+    def tell(self, name: str, made: AllReduceSetting | Gloo | None) -> None:
         """Tell that something begins, or what it came to."""
         if made is None:
             self._begun += 1
             return
         if isinstance(made, Gloo):
-            outcome = figures.duration(made.times.median_s)
+            outcome = formats.duration(made.times.median_s)
         elif made.figures is not None:
-            outcome = figures.duration(made.figures.times.median_s)
+            outcome = formats.duration(made.figures.times.median_s)
         else:
             assert made.failed is not None
-            outcome = f"FAILED, {made.failed.code}: {figures.words(made.failed.message)}"
-        size = figures.size(made.size_bytes)
+            outcome = f"FAILED, {made.failed.code}: {formats.words(made.failed.message)}"
+        size = formats.size(made.size_bytes)
         self._output.note(f"[{self._begun}/{self._total}] {size}, {name}: {outcome}")
 
 

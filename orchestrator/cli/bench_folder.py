@@ -13,8 +13,15 @@ from typing import Protocol
 from orchestrator.cli.failure import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.plan import Point
-from orchestrator.evidence.bench.record import BENCH, Bench, Question, Setting, Source, read_bench
+from orchestrator.evidence.bench.sweep_settings import Point
+from orchestrator.evidence.record.bench_record import (
+    BENCH,
+    Bench,
+    Question,
+    Setting,
+    Source,
+    read_bench,
+)
 from topology.errors import ConfigError, Problem
 
 LOCK = "lock"

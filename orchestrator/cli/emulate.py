@@ -196,7 +196,7 @@ def _enter(output: Output, home: Path, name: str, site: str, arguments: Sequence
 def _apply(output: Output, home: Path, name: str, arguments: Sequence[str]) -> int:
     """Change an emulation that is up."""
     from orchestrator.emulator.emulations import FOLDER, find
-    from orchestrator.emulator.requests import request_change
+    from orchestrator.emulator.standing import request_change
 
     if len(arguments) != 1:
         raise click.UsageError("--apply: want one change, as 'link: [a, b], rate: 10Mbit/s'")

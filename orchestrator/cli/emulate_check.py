@@ -17,19 +17,20 @@ from orchestrator.cli.output import Output
 from orchestrator.core.wan_stage import FALLBACK
 from orchestrator.documents import load_topology_file
 from orchestrator.emulator.backend import NETNS, RELAY
-from orchestrator.emulator.check import Effort, opened
-from orchestrator.emulator.fidelity import (
+from orchestrator.emulator.self_check import (
     NUM_DATAGRAMS,
     QUICK_DATAGRAMS,
+    Effort,
     Figure,
     Scene,
     grid,
+    opened,
     scenes_of,
     worst,
 )
-from orchestrator.emulator.namespaces import netns_problem
-from orchestrator.evidence.view import figures as shown
-from orchestrator.evidence.view.tables import Column, FittingTable
+from orchestrator.emulator.site_namespaces import netns_problem
+from orchestrator.evidence.view import formats as shown
+from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.signals import run_command
 
 FULL = Effort(window_s=3.0, datagrams=NUM_DATAGRAMS)

@@ -42,7 +42,7 @@ def command(
 
     Nothing is started. The job's `plan` section says what may be decided.
     """
-    from orchestrator.evidence.view.plan import difference, shown
+    from orchestrator.evidence.view.plan_view import difference, shown
     from topology.planner.document import plan_text
 
     pair = load_pair(job, overrides, topology_path, to_plan=True)

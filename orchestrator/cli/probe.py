@@ -24,17 +24,21 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import NOT_EMULATED, run_to_end
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.record import Failed
-from orchestrator.evidence.probe.documents import directions, estimate_s, longest_s, probing_pair
-from orchestrator.evidence.probe.figures import (
+from orchestrator.evidence.link_probe import (
     Direction,
+    FileChangedError,
+    Original,
     ProbeError,
+    directions,
+    estimate_s,
     link_figures,
+    longest_s,
+    probing_pair,
     read_directions,
 )
-from orchestrator.evidence.probe.written import FileChangedError, Original
-from orchestrator.evidence.view import figures as shown
-from orchestrator.evidence.view.tables import Column, FittingTable
+from orchestrator.evidence.record.bench_record import Failed
+from orchestrator.evidence.view import formats as shown
+from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.run_folder.home import home_folder, new_run_id
 from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from protos.control.v1 import control_pb2

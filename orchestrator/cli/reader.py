@@ -17,8 +17,7 @@ from orchestrator.cli.options import RunChoice
 from orchestrator.cli.views import TERMINAL
 from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from orchestrator.client.recorded import RecordedRun
-from orchestrator.evidence.report.reading import read_record
-from orchestrator.evidence.report.records import RunRecord
+from orchestrator.evidence.record.run_record import RunRecord, read_record
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import SUMMARY, RunFolder, find_run, home_folder
 from protos.control.v1 import control_pb2

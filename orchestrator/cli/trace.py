@@ -10,7 +10,7 @@ from orchestrator.cli.failure import CommandError
 from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_run_record
-from orchestrator.evidence.trace.events import trace
+from orchestrator.evidence.trace_events import trace
 from orchestrator.run_folder.run_files import strict_json, write_atomically
 
 TRACE = "trace.json"

@@ -16,8 +16,8 @@ from orchestrator.cli.views import reason_code
 from orchestrator.client.recorded import RecordedRun
 from orchestrator.coordinator.journal import JournalError
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.record import Failed
 from orchestrator.evidence.bench.scaling import Ended
+from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import RunFolder
 from protos.catalogue import CATALOGUE

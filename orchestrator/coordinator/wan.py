@@ -17,11 +17,16 @@ from orchestrator.emulator.backend import (
     EmulatorError,
     parse_ready,
 )
-from orchestrator.emulator.config import RelayConfig, RelayEndpoint, parse_listening, shapes_of
-from orchestrator.emulator.endpoints import dialled
+from orchestrator.emulator.emulator_config import (
+    NetnsConfig,
+    RelayConfig,
+    RelayEndpoint,
+    dialled,
+    parse_listening,
+    shapes_of,
+)
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
-from orchestrator.emulator.namespaces import netns_problem
-from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.site_namespaces import netns_problem
 from protos import metrics
 from topology.errors import ConfigError
 from topology.faults.changes import Change, Pause

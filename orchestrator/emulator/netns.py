@@ -1,4 +1,11 @@
-"""The packet emulator as a child process: `python -m orchestrator.emulator.netns`.
+"""Carries packets from site to site: reads TUN devices, asks the links, writes when it is time.
+
+One thread, one loop, bounded work in each turn: it reads at most `FRAMES_PER_TURN` of a device
+before it looks at what is due, so no site can keep another waiting. There is one turn each
+`TURN_S`, on average: a turn is a wake-up that takes a core from a site's processes, and where
+twelve busy links share two cores, as many turns as packets cost the sites a seventh of their speed.
+
+The packet emulator as a child process: `python -m orchestrator.emulator.netns`.
 
 It reads one line of JSON (netns_config.py) from stdin, makes a network namespace for each site,
 says on stdout how to enter them, then once a second what has passed. Further lines of stdin change
@@ -10,19 +17,205 @@ Exit status 2 and one line on stderr: the configuration is wrong, or this machin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
+import heapq
 import os
+import select
+import socket
+import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.emulator.namespaces import NetnsError, enter_new_network, own_user_namespace
-from orchestrator.emulator.netns_config import NetnsConfig, parse_changes
-from orchestrator.emulator.netns_router import Router, Site
-from orchestrator.emulator.pipes import CONFIGURED_WITHIN_S, Conversation, LineReader
-from orchestrator.emulator.punctual import be_punctual
-from orchestrator.emulator.tun import address_of, open_site
+from orchestrator.emulator.emulator_config import NetnsConfig, parse_changes
+from orchestrator.emulator.link_shape import LinkShape
+from orchestrator.emulator.owner_pipes import (
+    CONFIGURED_WITHIN_S,
+    Conversation,
+    LineReader,
+    be_punctual,
+)
+from orchestrator.emulator.packet_link import MAX_FRAME_BYTES, PacketLink, parse
+from orchestrator.emulator.site_namespaces import (
+    NetnsError,
+    address_of,
+    enter_new_network,
+    open_site,
+    own_user_namespace,
+)
 from topology.errors import ConfigError
+from topology.faults.changes import Change
+
+FRAMES_PER_TURN = 64
+TURN_S = 0.00025
+"""From one turn to the next, on average.
+
+So much later may a packet leave a site, and reach one, while links are busy.
+"""
+_TURNS_SAVED = 8
+"""That may follow each other at once after a quiet moment.
+
+A request and its answer are seen when they come.
+"""
+
+
+class Site:
+    """Where a site's packets come out and go in.
+
+    Args:
+        name: Of the site.
+        address: Of its device, dotted.
+        device: Its TUN device, non-blocking; stays the caller's.
+    """
+
+    def __init__(self, name: str, address: str, device: int) -> None:
+        self.name = name
+        self.device = device
+        (self.target,) = struct.unpack("!I", socket.inet_aton(address))
+        self.links: dict[int, Route] = {}
+
+
+class Route:
+    """A directed link, and the device at its end."""
+
+    def __init__(self, shape: LinkShape, seed: int, device: int) -> None:
+        self.configured = shape
+        self.shape = shape
+        self.link = PacketLink(shape, seed)
+        self.device = device
+        self.is_scheduled = False
+
+
+class Router:
+    """Joins sites by links.
+
+    Args:
+        sites: All of them; their devices stay the caller's.
+        links: Directed, between those sites.
+        seed: Of the links' losses and jitter.
+    """
+
+    def __init__(self, sites: Sequence[Site], links: Sequence[LinkShape], seed: int) -> None:
+        by_name = {site.name: site for site in sites}
+        self._sites = {site.device: site for site in sites}
+        self._routes: dict[tuple[str, str], Route] = {}
+        for shape in links:
+            target = by_name[shape.target]
+            route = Route(shape, seed, target.device)
+            by_name[shape.source].links[target.target] = route
+            self._routes[shape.source, shape.target] = route
+        # When each route that holds something has to be looked at: one entry each.
+        self._due: list[tuple[float, int, Route]] = []
+        self._num_scheduled = 0
+
+    def run(self, until_s: float, wake: int) -> bool:
+        """Carry packets until `until_s`, on the monotonic clock, or until `wake` can be read.
+
+        Returns:
+            Whether `wake` can be read.
+
+        Raises:
+            OSError: a device is gone.
+        """
+        descriptors = [wake, *self._sites]
+        turn_s = 0.0
+        while (now_s := time.monotonic()) < until_s:
+            turn_s = max(turn_s, now_s - _TURNS_SAVED * TURN_S) + TURN_S
+            time.sleep(max(0.0, turn_s - now_s))
+            next_s = min(until_s, self._due[0][0]) if self._due else until_s
+            wait_s = max(0.0, next_s - time.monotonic())
+            readable, _, _ = select.select(descriptors, [], [], wait_s)
+            for descriptor in readable:
+                if descriptor != wake:
+                    self._collect(self._sites[descriptor])
+            self._deliver()
+            if wake in readable:
+                return True
+        return False
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Make changes that `parse_changes` has let through, all at the same instant."""
+        now_s = time.monotonic()
+        for change in changes:
+            _change(self._routes[change.source, change.target], change, now_s)
+        # A link that became faster or shorter has something to deliver earlier than it said.
+        self._due = []
+        for route in self._routes.values():
+            route.is_scheduled = False
+            self._schedule(route)
+
+    def counters(self) -> dict[str, Any]:
+        """Return the `counters` message: totals since the start, and what waits right now."""
+        now_s = time.monotonic()
+        links = []
+        for (source, target), route in self._routes.items():
+            queued_bytes = route.link.queued_bytes(now_s)
+            passed = route.link.counters
+            links.append(
+                {
+                    "source": source,
+                    "target": target,
+                    "sent_bytes": passed.sent_bytes,
+                    "delivered_bytes": passed.delivered_bytes,
+                    "dropped_packets": passed.dropped_packets,
+                    "lost_packets": passed.lost_packets,
+                    "queued_bytes": queued_bytes,
+                }
+            )
+        return {"op": "counters", "links": links}
+
+    def _collect(self, site: Site) -> None:
+        """Take what a site has sent."""
+        device, links = site.device, site.links
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                frame = os.read(device, MAX_FRAME_BYTES)
+            except BlockingIOError:
+                return
+            packet = parse(frame)
+            # Broadcasts and other sites' networks have no link, and nobody misses them.
+            route = links.get(packet.target) if packet is not None else None
+            if packet is not None and route is not None:
+                route.link.offer(packet, time.monotonic())
+                self._schedule(route)
+
+    def _deliver(self) -> None:
+        """Hand over all that has arrived by now."""
+        now_s = time.monotonic()
+        while self._due and self._due[0][0] <= now_s:
+            _, _, route = heapq.heappop(self._due)
+            route.is_scheduled = False
+            for part in route.link.delivered(now_s):
+                # A site that has taken its device down loses what arrives, as it would for real.
+                with contextlib.suppress(OSError):
+                    os.writev(route.device, part)
+            self._schedule(route)
+
+    def _schedule(self, route: Route) -> None:
+        """Look at a route again when it has something to deliver."""
+        if route.is_scheduled:
+            return
+        due_s = route.link.due_s()
+        if due_s < float("inf"):
+            route.is_scheduled = True
+            self._num_scheduled += 1  # a tie-break: routes cannot be compared
+            heapq.heappush(self._due, (due_s, self._num_scheduled, route))
+
+
+def _change(route: Route, change: Change, now_s: float) -> None:
+    match change.kind:
+        case "shape":
+            figures: dict[str, Any] = dict(change.figures())
+            route.shape = dataclasses.replace(route.shape, **figures)
+            route.link.reshape(route.shape, now_s)
+        case "cut":
+            route.link.cut(now_s)
+        case "heal":
+            route.shape = route.configured
+            route.link.mend()
+            route.link.reshape(route.shape, now_s)
 
 
 def main() -> int:

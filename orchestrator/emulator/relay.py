@@ -1,4 +1,15 @@
-"""The relay as a child process: `python -m orchestrator.emulator.relay`.
+"""The relay: one listening port for each way from a site to another site's gateway.
+
+Used in a process's own event loop, `async with Relay(config) as relay`, or as the child process
+that relay.py makes of it.
+
+It ends TCP on both sides, so what it cannot show is TCP's own behaviour on a long path: slow start,
+congestion control and retransmission, window limits. What it makes of loss is said in link.py, of a
+cut in shared_link.py, of a half-open connection in connection.py. A connection that is dialled
+across a cut is accepted by the kernel, as the relay's listener is on this machine, but nothing
+answers on it before the link is healed, when the relay dials the gateway.
+
+The relay as a child process: `python -m orchestrator.emulator.relay`.
 
 It reads one line of JSON (config.py) from stdin, says on stdout where it listens, then once a
 second what has passed, one JSON line each. Further lines of stdin change links, at once; each is
@@ -10,15 +21,186 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import logging
+import random
 import resource
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
-from orchestrator.emulator.config import RelayConfig, listening_line, parse_apply
-from orchestrator.emulator.pipes import CONFIGURED_WITHIN_S, Conversation, LineReader
-from orchestrator.emulator.punctual import be_punctual
-from orchestrator.emulator.server import MAX_CONNECTIONS, Relay
+from orchestrator.emulator.emulator_config import (
+    RelayConfig,
+    RelayEndpoint,
+    listening_line,
+    parse_apply,
+)
+from orchestrator.emulator.link_shape import LinkShape, Transmitter
+from orchestrator.emulator.owner_pipes import (
+    CONFIGURED_WITHIN_S,
+    Conversation,
+    LineReader,
+    be_punctual,
+)
+from orchestrator.emulator.relay_connection import Address, Connection, Listener
+from orchestrator.emulator.shared_link import SharedLink
 from topology.errors import ConfigError
+from topology.faults.changes import Change
+
+MAX_CONNECTIONS = 1024
+"""More than a relay's sites would ever open; beyond it new ones are closed at once."""
+_RESOLVE_WITHIN_S = 5.0
+_LOG = logging.getLogger("relay")
+
+
+class Relay:
+    """Emulates the links of `config` while it is entered.
+
+    Raises:
+        ConfigError: on entering, when a host has no address or a port cannot be bound.
+    """
+
+    def __init__(self, config: RelayConfig) -> None:
+        self._config = config
+        self._links = {
+            (shape.source, shape.target): SharedLink(_transmitter(shape, config.seed))
+            for shape in config.links
+        }
+        self._listeners: list[Listener] = []
+        self._connections: set[Connection] = set()
+        self.endpoints: tuple[RelayEndpoint, ...] = ()
+        """Where to dial, in the order of the configuration; empty before entering."""
+
+    async def __aenter__(self) -> Relay:
+        try:
+            self.endpoints = tuple([await self._listen(each) for each in self._config.endpoints])
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._close()
+
+    @property
+    def num_connections(self) -> int:
+        """How many connections are open at either end, or still have bytes in flight."""
+        return len(self._connections)
+
+    def counters(self) -> dict[str, Any]:
+        """Return the `counters` message: totals since the start, and what is held right now."""
+        return {
+            "op": "counters",
+            "links": [
+                {
+                    "source": source,
+                    "target": target,
+                    "sent_bytes": link.sent_bytes,
+                    "delivered_bytes": link.delivered_bytes,
+                    "dropped_packets": 0,  # a full queue makes senders wait instead
+                    "lost_packets": link.transmitter.lost_packets,
+                    "queued_bytes": link.held_bytes,
+                }
+                for (source, target), link in self._links.items()
+            ],
+        }
+
+    def apply(self, changes: Iterable[Change]) -> int:
+        """Make all changes now, in order; return how many there were.
+
+        Raises:
+            ConfigError: one is of a link that does not exist; then none is made.
+        """
+        changes = list(changes)
+        for index, change in enumerate(changes):
+            if (change.source, change.target) not in self._links:
+                raise ConfigError(
+                    f"changes.{index}: there is no link from {change.source} to {change.target}"
+                )
+        for change in changes:
+            self._make(change)
+        for listener in self._listeners:
+            listener.update()
+        return len(changes)
+
+    def _make(self, change: Change) -> None:
+        link = self._links[change.source, change.target]
+        now_s = asyncio.get_running_loop().time()
+        match change.kind:
+            case "shape":
+                link.reshape(change.figures(), now_s)
+            case "cut":
+                link.cut()
+            case "heal":
+                link.heal(now_s)
+            case _:
+                for connection in list(self._connections):
+                    if not connection.joins(change.source, change.target):
+                        continue
+                    if change.kind == "reset":
+                        connection.close()
+                    else:
+                        connection.half_open(change.source)
+
+    async def _listen(self, endpoint: RelayEndpoint) -> RelayEndpoint:
+        gateway = await _resolve(endpoint.host, endpoint.port)
+        family, address = await _resolve(self._config.bind_host, 0)
+        there = self._links[endpoint.source, endpoint.target]
+        back = self._links[endpoint.target, endpoint.source]
+        accepted = functools.partial(self._accepted, gateway, there, back)
+        listener = Listener(family, there, back, accepted)
+        self._listeners.append(listener)
+        try:
+            port = listener.open(address)
+        except OSError as error:
+            raise ConfigError(f"bind_host: {self._config.bind_host}: {error.strerror}") from error
+        return replace(endpoint, host=self._config.bind_host, port=port)
+
+    def _accepted(
+        self, gateway: Address, there: SharedLink, back: SharedLink, dialler: socket.socket
+    ) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            dialler.close()
+            return
+        try:
+            connection = Connection(dialler, gateway, there, back, self._connections.discard)
+        except OSError as error:
+            dialler.close()
+            _LOG.warning("cannot dial: %s", error.strerror)
+            return
+        self._connections.add(connection)
+        connection.dial()
+
+    def _close(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for connection in list(self._connections):
+            connection.close()
+        for link in self._links.values():
+            link.close()
+
+
+def _transmitter(shape: LinkShape, seed: int) -> Transmitter:
+    """Return a link's clock; its jitter and losses depend on nothing but the seed and the link."""
+    link = f"{seed}/{shape.source}/{shape.target}"
+    jitter, losses = random.Random(link), random.Random(f"{link}/loss")  # noqa: S311 - no secrets
+    return Transmitter(shape, jitter.random, losses)
+
+
+async def _resolve(host: str, port: int) -> Address:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await asyncio.wait_for(
+            loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), _RESOLVE_WITHIN_S
+        )
+    except (OSError, UnicodeError, TimeoutError) as error:
+        raise ConfigError(f"host {host!r} has no address: {str(error) or 'no answer'}") from error
+    family, _, _, _, address = found[0]
+    return family, address
+
 
 _MAX_DESCRIPTORS = 4 * MAX_CONNECTIONS
 """Two a connection, and as many again for listeners."""

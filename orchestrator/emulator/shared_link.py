@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from orchestrator.emulator.link import LinkShape, Transmitter
+from orchestrator.emulator.link_shape import LinkShape, Transmitter
 from topology.faults.changes import FIGURES
 
 

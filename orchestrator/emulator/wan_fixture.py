@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from orchestrator.emulator.child import LinkCounters, RelayProcess, running_relay
-from orchestrator.emulator.config import RelayConfig, RelayEndpoint, shapes_of
-from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.emulator_child import LinkCounters, RelayProcess, running_relay
+from orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint, shapes_of
+from orchestrator.emulator.link_shape import LinkShape
 from topology.errors import ConfigError
 from topology.faults.changes import Change
 from topology.faults.loading import load_faults

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.record import BENCH, Failed, read_bench
 from orchestrator.evidence.bench.scaling import Ended
+from orchestrator.evidence.record.bench_record import BENCH, Failed, read_bench
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_runs import MeasuredRuns
 from tests.multiprocess.harness import Bench, bench, job_yaml, topology_yaml

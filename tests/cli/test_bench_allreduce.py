@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce_record import ALLREDUCE, Gloo, Times
-from orchestrator.evidence.bench.measurement import MeasurementError
-from orchestrator.evidence.bench.record import Failed
+from orchestrator.evidence.bench.allreduce import ALLREDUCE, Gloo, Times
+from orchestrator.evidence.record.bench_record import Failed
+from orchestrator.evidence.record.measured_steps import MeasurementError
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_allreduces import MeasuredAllReduces
 from tests.multiprocess.harness import bench, job_yaml, topology_yaml

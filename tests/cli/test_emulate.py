@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import emulate_check
-from orchestrator.emulator.fidelity import Figure
+from orchestrator.emulator.self_check import Figure
 from tests.cli.conftest import Isthmus
 from tests.fakes.marked_processes import MarkedProcesses
 from tests.fakes.worlds import topology_text

@@ -12,8 +12,8 @@ import pytest
 
 from orchestrator.cli import probe
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.record import Failed
 from orchestrator.evidence.bench.scaling import Ended
+from orchestrator.evidence.record.bench_record import Failed
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from topology.documents.load import load_topology

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from orchestrator.evidence.bench.figures import result_of
-from orchestrator.evidence.bench.record import (
+from orchestrator.evidence.bench.scaling import result_of
+from orchestrator.evidence.bench.sweep_settings import parse_sweeps
+from orchestrator.evidence.record.bench_record import (
     Bench,
     LinkBytes,
     Measured,
@@ -17,7 +18,6 @@ from orchestrator.evidence.bench.record import (
     Split,
     Sweep,
 )
-from orchestrator.evidence.bench.sweep import parse_sweeps
 from topology.documents.load import load_topology
 from topology.job import Exchange, Job, Model, Trainer
 from topology.world import Topology

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from orchestrator.emulator.config import RelayConfig, RelayEndpoint
-from orchestrator.emulator.link import LinkShape
-from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint
+from orchestrator.emulator.link_shape import LinkShape
 
 SITES = ("eu", "us")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.record import Failed
 from orchestrator.evidence.bench.scaling import Ended
+from orchestrator.evidence.record.bench_record import Failed
 from protos import metrics
 
 COMPUTE_S = 0.4

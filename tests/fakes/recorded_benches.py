@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from orchestrator.evidence.bench.interval import interval
-from orchestrator.evidence.bench.record import (
+from orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
     Failed,
@@ -19,6 +18,7 @@ from orchestrator.evidence.bench.record import (
     Source,
     Split,
     Sweep,
+    interval,
     write_bench,
 )
 from orchestrator.run_folder.home import JOB, TOPOLOGY

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from orchestrator.client.recorded import RecordedRun
 from orchestrator.coordinator.journal import FILE, JournalError
-from orchestrator.evidence.bench.record import BENCH, read_bench
+from orchestrator.evidence.record.bench_record import BENCH, read_bench
+from orchestrator.evidence.record.run_record import read_record
 from orchestrator.evidence.report.markdown import markdown
 from orchestrator.evidence.report.page import page
-from orchestrator.evidence.report.reading import read_record
 from orchestrator.evidence.report.run_facts import run_facts
-from orchestrator.evidence.trace.events import trace
+from orchestrator.evidence.trace_events import trace
 from orchestrator.run_folder.home import RunFolder
 from orchestrator.run_folder.run_files import METRICS, strict_json
 from protos.control.v1 import control_pb2

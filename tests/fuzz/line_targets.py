@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from orchestrator.emulator.backend import EmulatorError, parse_ready
-from orchestrator.emulator.config import (
+from orchestrator.emulator.emulator_config import (
+    NetnsConfig,
     RelayConfig,
     RelayEndpoint,
     apply_line,
@@ -22,8 +23,7 @@ from orchestrator.emulator.config import (
     parse_apply,
     parse_listening,
 )
-from orchestrator.emulator.link import LinkShape
-from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.run_folder.home import ANNOUNCED, RunFolder
 from protos.errors import LocalProtocolError
 from sites.agent.gateway import Gateway

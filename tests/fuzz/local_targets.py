@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.emulator.backend import EmulatorError
 from orchestrator.emulator.emulations import named_emulator
-from orchestrator.emulator.requests import answer_to, read_answer
+from orchestrator.emulator.standing import answer_to, read_answer
 from protos.errors import IsthmusError
 from sites.worker.environment import read_overrides
 from sites.worker.gateway_link import GatewayLink

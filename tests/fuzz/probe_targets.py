@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from orchestrator.evidence.probe.figures import ProbeError, link_figures, read_directions
+from orchestrator.evidence.link_probe import ProbeError, link_figures, read_directions
 from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from protos.errors import RemoteProtocolError
 from protos.exchange.v1 import probe_pb2

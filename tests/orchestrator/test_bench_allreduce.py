@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce_figures import PAYLOAD_SHARE, Asked, figures_of
+from orchestrator.evidence.bench.allreduce import PAYLOAD_SHARE, Asked, Figures, figures_of
 from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
-from orchestrator.evidence.bench.allreduce_record import Figures
-from orchestrator.evidence.bench.measurement import MeasurementError
+from orchestrator.evidence.record.measured_steps import MeasurementError
 from protos import metrics
 from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce_plan import Wanted, combinations
+from orchestrator.evidence.bench.allreduce import Wanted, combinations
 
 TOPOLOGY = """\
 version: 1

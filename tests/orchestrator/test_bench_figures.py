@@ -6,11 +6,9 @@ import dataclasses
 
 import pytest
 
-from orchestrator.evidence.bench.figures import result_of
-from orchestrator.evidence.bench.interval import interval, t_95
-from orchestrator.evidence.bench.measurement import MeasurementError, measure
-from orchestrator.evidence.bench.prediction import predict
-from orchestrator.evidence.bench.record import Failed, Run
+from orchestrator.evidence.bench.scaling import predict, result_of
+from orchestrator.evidence.record.bench_record import Failed, Run, interval, t_95
+from orchestrator.evidence.record.measured_steps import MeasurementError, measure
 from tests.fakes import benches
 from tests.fakes.measured_runs import link_record, step_record
 from topology.cost.compute import layer_times, num_parameters, step_compute_s

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.documents import load_pair
-from orchestrator.evidence.bench.plan import Planned, Point, load_points, planned_runs
-from orchestrator.evidence.bench.sweep import parse_sweep, parse_sweeps, points
+from orchestrator.evidence.bench.sweep_settings import (
+    Planned,
+    Point,
+    load_points,
+    parse_sweep,
+    parse_sweeps,
+    planned_runs,
+    points,
+)
 from orchestrator.plans import as_launched
 from sites.trainer.sampler import samples_of
 from tests.fakes.benches import a_question

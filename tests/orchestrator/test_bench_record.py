@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.evidence.bench.record import read_bench, write_bench
+from orchestrator.evidence.record.bench_record import read_bench, write_bench
 from tests.fakes.benches import a_bench, an_interrupted_bench
 from topology.errors import ConfigError
 

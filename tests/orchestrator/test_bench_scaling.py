@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator.cli.bench_folder import new_bench
 from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.plan import Planned, Point, load_points
-from orchestrator.evidence.bench.record import BENCH, Bench, Failed, Run, read_bench
 from orchestrator.evidence.bench.scaling import Ended, Scaling
+from orchestrator.evidence.bench.sweep_settings import Planned, Point, load_points
+from orchestrator.evidence.record.bench_record import BENCH, Bench, Failed, Run, read_bench
 from tests.fakes.benches import a_question
 from tests.fakes.measured_runs import MeasuredRuns
 

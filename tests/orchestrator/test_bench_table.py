@@ -7,8 +7,8 @@ import io
 
 from rich.console import Console
 
-from orchestrator.evidence.bench.record import Bench
-from orchestrator.evidence.bench.table import BenchTables
+from orchestrator.evidence.bench.bench_tables import BenchTables
+from orchestrator.evidence.record.bench_record import Bench
 from tests.fakes.benches import a_bench, an_interrupted_bench
 
 

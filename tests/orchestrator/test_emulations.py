@@ -22,7 +22,7 @@ from orchestrator.emulator.emulations import (
     is_up,
     named_emulator,
 )
-from orchestrator.emulator.requests import read_answer
+from orchestrator.emulator.standing import read_answer
 from protos.errors import StateConflictError
 from topology.errors import ConfigError
 

@@ -13,9 +13,8 @@ import pytest
 
 from orchestrator.emulator import backend as module
 from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
-from orchestrator.emulator.config import RelayConfig, shapes_of
-from orchestrator.emulator.namespaces import netns_problem
-from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, shapes_of
+from orchestrator.emulator.site_namespaces import netns_problem
 from tests.fakes.worlds import topology
 from topology.faults.changes import Change
 

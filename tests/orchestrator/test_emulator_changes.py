@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from orchestrator.emulator.config import apply_line, parse_apply
-from orchestrator.emulator.link import LinkShape, Transmitter
+from orchestrator.emulator.emulator_config import apply_line, parse_apply
+from orchestrator.emulator.link_shape import LinkShape, Transmitter
 from orchestrator.emulator.shared_link import SharedLink
 from tests.fakes.relay_worlds import World, run, seconds, world
 from tests.fakes.waiting import until

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.emulator.config import (
+from orchestrator.emulator.emulator_config import (
     RelayConfig,
     RelayEndpoint,
     listening_line,

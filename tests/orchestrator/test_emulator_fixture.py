@@ -67,8 +67,8 @@ import socket
 
 import pytest
 
-from orchestrator.emulator.config import RelayEndpoint
-from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.emulator_config import RelayEndpoint
+from orchestrator.emulator.link_shape import LinkShape
 
 
 @pytest.mark.parametrize("name", ["passes", "fails"])

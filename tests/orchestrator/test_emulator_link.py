@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.emulator.link import PACKET_BYTES, LinkShape, Transmitter
+from orchestrator.emulator.link_shape import PACKET_BYTES, LinkShape, Transmitter
 from topology.errors import ConfigError
 
 

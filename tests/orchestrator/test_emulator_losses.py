@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.emulator.losses import LOSSES_PER_DECK, LossDeck
+from orchestrator.emulator.link_shape import LOSSES_PER_DECK, LossDeck
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=100)
 

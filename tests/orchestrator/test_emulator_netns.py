@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.losses import LossDeck
-from orchestrator.emulator.namespaces import open_socket
-from orchestrator.emulator.netns_child import NetnsProcess, running_netns
-from orchestrator.emulator.netns_config import NetnsConfig
+from orchestrator.emulator.emulator_child import NetnsProcess, running_netns
+from orchestrator.emulator.emulator_config import NetnsConfig
+from orchestrator.emulator.link_shape import LossDeck
+from orchestrator.emulator.site_namespaces import open_socket
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.sockets import receive, round_trip_s
 from topology.errors import ConfigError
@@ -198,7 +198,7 @@ def test_a_change_that_cannot_be_made_is_refused_and_nothing_else_happens() -> N
 
 IN_TWO_NAMESPACES = """
 from pathlib import Path
-from orchestrator.emulator.namespaces import NetnsError, enter_new_network, own_user_namespace
+from orchestrator.emulator.site_namespaces import NetnsError, enter_new_network, own_user_namespace
 after_idle = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 try:
     own_user_namespace()

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.emulator.link import LinkShape
-from orchestrator.emulator.namespaces import NetnsError, netns_problem, step
-from orchestrator.emulator.netns_config import NetnsConfig, parse_changes
-from orchestrator.emulator.tun import MAX_SITES
+from orchestrator.emulator.emulator_config import MAX_SITES, NetnsConfig, parse_changes
+from orchestrator.emulator.link_shape import LinkShape
+from orchestrator.emulator.site_namespaces import NetnsError, netns_problem, step
 from topology.errors import ConfigError
 
 LINK = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01}

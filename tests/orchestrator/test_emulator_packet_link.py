@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.emulator.link import LinkShape
+from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.emulator.packet_link import (
     MIN_QUEUE_BYTES,
     PIECE_S,
+    Packet,
     PacketLink,
     default_queue_bytes,
+    parse,
 )
-from orchestrator.emulator.packets import Packet, parse
 from tests.fakes.segmentation import segments, tcp_frame
 
 SHAPE = LinkShape(source="eu", target="us", bytes_per_s=1.25e6, delay_s=0.04)

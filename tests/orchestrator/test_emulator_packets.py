@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.emulator.packets import MAX_FRAME_BYTES, Packet, parse
+from orchestrator.emulator.packet_link import MAX_FRAME_BYTES, Packet, parse
 from tests.fakes.segmentation import ACK, CWR, FIN, PSH, VNET_BYTES, segments, tcp_frame
 
 FIXED = settings(deadline=None, derandomize=True, max_examples=100)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from orchestrator.emulator.pipes import (
+from orchestrator.emulator.owner_pipes import (
     COUNTERS_EVERY_S,
     FLUSH_EVERY_S,
     Conversation,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.child import running_relay
-from orchestrator.emulator.config import RelayConfig
-from orchestrator.emulator.pipes import MessageWriter
+from orchestrator.emulator.emulator_child import running_relay
+from orchestrator.emulator.emulator_config import RelayConfig
+from orchestrator.emulator.owner_pipes import MessageWriter
 from tests.fakes.emulator_configs import relay_config
 from tests.fakes.sockets import receive, round_trip_s
 from topology.errors import ConfigError

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.emulator.server import Relay
+from orchestrator.emulator.relay import Relay
 from tests.fakes.relay_worlds import Pair, config, run, seconds, world
 from tests.fakes.waiting import until
 from topology.errors import ConfigError

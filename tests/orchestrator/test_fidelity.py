@@ -8,19 +8,20 @@ import math
 
 import pytest
 
-from orchestrator.emulator import check
+from orchestrator.emulator import self_check
 from orchestrator.emulator.backend import NETNS, RELAY
-from orchestrator.emulator.check import Effort, opened
-from orchestrator.emulator.fidelity import (
+from orchestrator.emulator.self_check import (
     GRID_BITS_PER_S,
     GRID_RTTS_S,
+    Effort,
     Figure,
     allowed_rtt_s,
     grid,
+    opened,
     scenes_of,
     worst,
 )
-from orchestrator.emulator.namespaces import netns_problem
+from orchestrator.emulator.site_namespaces import netns_problem
 from tests.fakes.worlds import topology
 
 EFFORT = Effort(window_s=0.05, datagrams=2000)
@@ -79,8 +80,8 @@ def test_of_a_topology_every_link_is_measured() -> None:
 def test_real_links_are_measured(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if module == NETNS and (why := netns_problem()):
         pytest.skip(why)
-    monkeypatch.setattr(check, "MIN_PIECE_S", 0.02)
-    monkeypatch.setattr(check, "WARM_S", 0.1)
+    monkeypatch.setattr(self_check, "MIN_PIECE_S", 0.02)
+    monkeypatch.setattr(self_check, "WARM_S", 0.1)
     scenes = grid(is_quick=True, has_loss=module == NETNS)
     scene = next(each for each in scenes if each.pairs[0].beside)
     if module == NETNS:

@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator.evidence.probe.documents import directions, estimate_s, longest_s, probing_pair
-from orchestrator.evidence.probe.figures import (
+from orchestrator.evidence.link_probe import (
     Direction,
+    FileChangedError,
+    Original,
     ProbeError,
+    directions,
+    estimate_s,
     link_figures,
+    longest_s,
+    probing_pair,
     read_directions,
 )
-from orchestrator.evidence.probe.written import FileChangedError, Original
 from topology.documents.checks import check_pair
 from topology.documents.load import load_topology
 from topology.errors import ConfigError

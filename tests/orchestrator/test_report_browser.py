@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from orchestrator.client.recorded import RecordedRun
-from orchestrator.evidence.bench.record import BENCH, read_bench
-from orchestrator.evidence.report.facts import RunFacts
+from orchestrator.evidence.record.bench_record import BENCH, read_bench
+from orchestrator.evidence.record.run_record import read_record
 from orchestrator.evidence.report.page import page
-from orchestrator.evidence.report.reading import read_record
-from orchestrator.evidence.report.run_facts import run_facts
+from orchestrator.evidence.report.run_facts import RunFacts, run_facts
 from tests.fakes.recorded_benches import record_bench
 from tests.fakes.recorded_runs import record_run
 

@@ -17,16 +17,13 @@ import pytest
 
 from orchestrator.client.recorded import RecordedRun
 from orchestrator.coordinator.journal import Journal
-from orchestrator.evidence.bench.record import BENCH, Bench, read_bench
-from orchestrator.evidence.report.facts import RunFacts
+from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
+from orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record
+from orchestrator.evidence.record.step_timelines import MAX_READ_STEPS, TimelineReader, choose
 from orchestrator.evidence.report.markdown import markdown
-from orchestrator.evidence.report.measurements import MAX_SAMPLES
 from orchestrator.evidence.report.page import page
-from orchestrator.evidence.report.reading import read_record
-from orchestrator.evidence.report.records import RunRecord
-from orchestrator.evidence.report.run_facts import run_facts
-from orchestrator.evidence.report.timelines import MAX_READ_STEPS, TimelineReader, choose
-from orchestrator.evidence.trace.events import rates
+from orchestrator.evidence.report.run_facts import RunFacts, run_facts
+from orchestrator.evidence.trace_events import rates
 from orchestrator.run_folder.home import TOPOLOGY, RunFolder
 from orchestrator.run_folder.run_files import METRICS
 from tests.fakes.recorded_benches import record_bench

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.report import measurements
-from orchestrator.evidence.report.reading import read_record
+from orchestrator.evidence.record import run_record
+from orchestrator.evidence.record.run_record import read_record
 from orchestrator.run_folder import log_files, run_files
 from orchestrator.run_folder.log_files import LogReader, LogWriter
 from orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
@@ -171,7 +171,7 @@ def test_a_report_reads_all_parts_and_says_what_is_gone(
     assert any(f"its first {parts[0].first} lines" in gap for gap in record.gaps), record.gaps
     # The oldest part goes just when it was to be read.
     parts[0].path.unlink()
-    monkeypatch.setattr(measurements, "parts_of", lambda _: parts)
+    monkeypatch.setattr(run_record, "parts_of", lambda _: parts)
     record = read_record(run, [])
     assert [step for step, _ in record.evaluations] == list(range(parts[1].first, 60))
     assert any(f"its first {parts[1].first} lines" in gap for gap in record.gaps), record.gaps

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from orchestrator.client.recorded import RecordedRun
-from orchestrator.evidence.report.reading import read_record
-from orchestrator.evidence.report.records import LinkSample
-from orchestrator.evidence.trace.events import rates, trace
+from orchestrator.evidence.record.run_record import LinkSample, read_record
+from orchestrator.evidence.trace_events import rates, trace
 from orchestrator.run_folder.home import RunFolder
 from tests.fakes.recorded_runs import ACTIVE_S, BEGAN_S, STEP_S, record_run
 

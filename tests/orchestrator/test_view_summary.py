@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.evidence.view import figures
-from orchestrator.evidence.view.sparkline import ASCII, BLOCKS, sparkline
+from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.live import ASCII, BLOCKS, sparkline
 from orchestrator.evidence.view.summary import RunSummary
 
 SUMMARY: dict[str, Any] = {
@@ -171,28 +171,28 @@ def test_a_sparkline_never_exceeds_its_width(values: list[float | None], width: 
 @pytest.mark.parametrize(
     ("style", "value", "text"),
     [
-        (figures.count, 0, "0"),
-        (figures.count, 9.5, "9.5"),
-        (figures.count, 999.4, "999"),
-        (figures.count, 999.6, "1k"),
-        (figures.count, 12345, "12.3k"),
-        (figures.count, 4.5e15, "4500T"),
-        (figures.size, 1023, "1023B"),
-        (figures.size, 100, "100B"),
-        (figures.size, 3e9, "2.79GiB"),
-        (figures.rate, 125e6, "1Gbit/s"),
-        (figures.rate, 20.83e6, "167Mbit/s"),
-        (figures.share, 0.128, "13%"),
-        (figures.share, 0.0346, "3.5%"),
-        (figures.share, 0, "0%"),
-        (figures.duration, 0, "0s"),
-        (figures.duration, 0.03124, "31.2ms"),
-        (figures.duration, 9.996, "10s"),
-        (figures.duration, 59.7, "1min 0s"),
-        (figures.duration, 7325, "2h 2min"),
-        (figures.exit_words, 17, "exit code 17"),
-        (figures.exit_words, -11, "signal 11 (SIGSEGV)"),
-        (figures.exit_words, -200, "signal 200"),
+        (formats.count, 0, "0"),
+        (formats.count, 9.5, "9.5"),
+        (formats.count, 999.4, "999"),
+        (formats.count, 999.6, "1k"),
+        (formats.count, 12345, "12.3k"),
+        (formats.count, 4.5e15, "4500T"),
+        (formats.size, 1023, "1023B"),
+        (formats.size, 100, "100B"),
+        (formats.size, 3e9, "2.79GiB"),
+        (formats.rate, 125e6, "1Gbit/s"),
+        (formats.rate, 20.83e6, "167Mbit/s"),
+        (formats.share, 0.128, "13%"),
+        (formats.share, 0.0346, "3.5%"),
+        (formats.share, 0, "0%"),
+        (formats.duration, 0, "0s"),
+        (formats.duration, 0.03124, "31.2ms"),
+        (formats.duration, 9.996, "10s"),
+        (formats.duration, 59.7, "1min 0s"),
+        (formats.duration, 7325, "2h 2min"),
+        (formats.exit_words, 17, "exit code 17"),
+        (formats.exit_words, -11, "signal 11 (SIGSEGV)"),
+        (formats.exit_words, -200, "signal 200"),
     ],
 )
 def test_figures(style: Callable[[float], str], value: float, text: str) -> None:
@@ -201,5 +201,5 @@ def test_figures(style: Callable[[float], str], value: float, text: str) -> None
 
 @given(st.floats(0, 1e30))
 def test_every_figure_can_be_written(value: float) -> None:
-    for style in (figures.count, figures.size, figures.rate, figures.share, figures.duration):
+    for style in (formats.count, formats.size, formats.rate, formats.share, formats.duration):
         assert style(value)

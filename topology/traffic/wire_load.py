@@ -131,7 +131,7 @@ def _abreast_of_links(job: Job, topology: Topology) -> dict[Hop, float]:
 
 def send_buffer_bytes_of(topology: Topology) -> int | None:
     """Return what one connection can have on the way at most; None: no limit."""
-    # Emulated sites may buffer as much as they like: orchestrator/emulator/namespaces.py.
+    # Emulated sites may buffer as much as they like: orchestrator/emulator/site_namespaces.py.
     return None if topology.emulate and has_packets(topology) else SEND_BUFFER_BYTES
 
 

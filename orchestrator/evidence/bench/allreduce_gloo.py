@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.emulator.backend import SiteNamespace
-from orchestrator.emulator.config import shapes_of
-from orchestrator.emulator.netns_child import running_netns
-from orchestrator.emulator.netns_config import NetnsConfig
-from orchestrator.emulator.tun import DEVICE
-from orchestrator.evidence.bench.allreduce_figures import GB, times_of
-from orchestrator.evidence.bench.allreduce_record import Gloo
-from orchestrator.evidence.bench.measurement import MeasurementError
+from orchestrator.emulator.emulator_child import running_netns
+from orchestrator.emulator.emulator_config import NetnsConfig, shapes_of
+from orchestrator.emulator.site_namespaces import DEVICE
+from orchestrator.evidence.bench.allreduce import GB, Gloo, times_of
+from orchestrator.evidence.record.measured_steps import MeasurementError
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.log_files import last_line
 from topology.errors import ConfigError

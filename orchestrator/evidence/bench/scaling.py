@@ -1,8 +1,19 @@
-"""Makes the runs of a benchmark one after the other, and writes each down as it ends."""
+"""Makes the runs of a benchmark one after the other, and writes each down as it ends.
+
+What the runs of one setting come to. Pure: measured runs in, a result out.
+
+What a step should take by the topology's figures alone, and how far the measured one is from it.
+
+Pure.
+
+- exchange off: a site's compute time; sites do not wait for each other, so the mean over them.
+- else as topology/timing/step_time.py has it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +21,28 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.figures import result_of
-from orchestrator.evidence.bench.measurement import MeasurementError, measure
-from orchestrator.evidence.bench.plan import Planned, Point, planned_runs
-from orchestrator.evidence.bench.record import BENCH, Bench, Failed, Measured, Run, write_bench
+from orchestrator.evidence.bench.sweep_settings import Planned, Point, planned_runs
+from orchestrator.evidence.record.bench_record import (
+    BENCH,
+    Bench,
+    Failed,
+    LinkUse,
+    Measured,
+    Predicted,
+    Result,
+    Run,
+    SiteSpeed,
+    Split,
+    interval,
+    write_bench,
+)
+from orchestrator.evidence.record.measured_steps import MeasurementError, measure
 from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
+from topology.codec_costs import RATIOS
+from topology.cost.compute import site_shares, step_compute_s
+from topology.job import Job
+from topology.timing.step_time import step_time
+from topology.world import Topology
 
 RUNS = "runs"
 """A benchmark's folder is the home of its runs."""
@@ -179,3 +207,179 @@ class Scaling:
             )
         self.bench = dataclasses.replace(self.bench, settings=tuple(settings))
         write_bench(self._folder / BENCH, self.bench)
+
+
+_PARTS = ("compute", "intra", "exposed_inter", "wait")
+
+
+def result_of(job: Job, topology: Topology, runs: Sequence[Run]) -> Result | None:
+    """Return the figures of a setting, or None before any repeat is complete.
+
+    Each repeat's efficiency is that of its own runs: what slows the machine down for minutes slows
+    down both sides of the division.
+
+    Args:
+        job: Of the runs of all sites.
+        topology: Likewise.
+        runs: Of the setting, failed ones too.
+    """
+    repeats = _complete_repeats(topology, runs)
+    if not repeats:
+        return None
+    together = [each[None] for each in repeats]
+    solo = [[each[site.name] for site in topology.sites] for each in repeats]
+    measured = [_figures(run) for run in together]
+    solo_sums = [math.fsum(_figures(run).tokens_per_s for run in each) for each in solo]
+    step_s = interval([each.step_s for each in measured])
+    split = _mean_split([each.split for each in measured])
+    emulators = sorted({run.emulator for run in together})
+    return Result(
+        compute="modelled" if job.trainer.compute == "modelled" else "real",
+        schedule=job.exchange.schedule,
+        emulator="+".join(emulators),
+        efficiency=interval(
+            [each.tokens_per_s / alone for each, alone in zip(measured, solo_sums, strict=True)]
+        ),
+        tokens_per_s=interval([each.tokens_per_s for each in measured]),
+        solo=tuple(
+            SiteSpeed(
+                site=site.name,
+                tokens_per_s=interval([_figures(each[site.index]).tokens_per_s for each in solo]),
+            )
+            for site in topology.sites
+        ),
+        step_s=step_s,
+        split=split,
+        shares={part: getattr(split, f"{part}_s") / step_s.mean for part in _PARTS},
+        links=_links(topology, measured),
+        predicted=predict(job, topology, emulators[0], _ratio(measured), step_s.mean),
+    )
+
+
+def _complete_repeats(topology: Topology, runs: Sequence[Run]) -> list[dict[str | None, Run]]:
+    """Return the repeats of which every run has figures: runs by site, None for all together."""
+    wanted = {None, *(site.name for site in topology.sites)}
+    found: dict[int, dict[str | None, Run]] = {}
+    for run in runs:
+        if run.measured is not None:
+            found.setdefault(run.repeat, {})[run.site] = run
+    return [found[repeat] for repeat in sorted(found) if found[repeat].keys() == wanted]
+
+
+def _figures(run: Run) -> Measured:
+    assert run.measured is not None, "only complete repeats are looked at"
+    return run.measured
+
+
+def _mean_split(splits: Sequence[Split]) -> Split:
+    names = [field.name for field in dataclasses.fields(Split)]
+    return Split(**{name: _mean([getattr(each, name) for each in splits]) for name in names})
+
+
+def _links(topology: Topology, measured: Sequence[Measured]) -> tuple[LinkUse, ...]:
+    """Return what steps made of each link; one that no tree uses carried nothing."""
+    step_s = _mean([each.step_s for each in measured])
+    tokens = _mean([each.tokens_per_step for each in measured])
+    uses = []
+    for link in topology.links:
+        carried = [
+            sum(
+                one.bytes_per_step
+                for one in each.links
+                if (one.source, one.target) == (link.source, link.target)
+            )
+            for each in measured
+        ]
+        num_bytes = _mean(carried)
+        usd = num_bytes * link.egress_usd_per_byte
+        uses.append(
+            LinkUse(
+                source=link.source,
+                target=link.target,
+                bytes_per_s=link.bytes_per_s,
+                rtt_s=link.rtt_s,
+                loss=link.loss,
+                bytes_per_step=num_bytes,
+                utilisation=num_bytes / (link.bytes_per_s * step_s),
+                egress_usd_per_step=usd,
+                egress_usd_per_1e9_tokens=usd / tokens * 1e9,
+            )
+        )
+    return tuple(uses)
+
+
+def _ratio(measured: Sequence[Measured]) -> float | None:
+    known = [each.wire_ratio for each in measured if each.wire_ratio is not None]
+    return _mean(known) if known else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def predict(
+    job: Job, topology: Topology, emulator: str, wire_ratio: float | None, step_s: float
+) -> Predicted | None:
+    """Return the prediction for a step that was measured to take `step_s`.
+
+    None where the model's times say nothing: compute is real, or the script is the user's own.
+
+    Args:
+        job: Of the run.
+        topology: Of the run.
+        emulator: That it ran with: only `relay` has no packets, and so no headers.
+        wire_ratio: Bytes sent for each byte of float32, as measured: codecs that compress do so by
+            what gradients hold.
+        step_s: Mean over sites and steps.
+    """
+    if job.trainer.compute != "modelled" or job.entrypoint is not None:
+        return None
+    # What is emulated stays so: such sites may buffer more than a host's TCP.
+    is_emulated = topology.emulate or emulator == "relay"
+    topology = dataclasses.replace(topology, emulator=emulator, emulate=is_emulated)
+    by_site_s = [step_compute_s(job, topology, site) for site in topology.sites]
+    shares = [sum(site_shares(job, topology, site)) for site in topology.sites]
+    if job.exchange.schedule == "off":
+        return by_themselves(by_site_s, step_s)
+    # What was measured is a mean over all links: of several codecs it says nothing about one.
+    is_known = bool(job.exchange.codecs) or job.exchange.codec in RATIOS
+    predicted = step_time(job, topology, None if is_known else wire_ratio)
+    return together(shares, by_site_s, predicted.exchange_s, predicted.step_s, step_s)
+
+
+def by_themselves(alone_s: Sequence[float], step_s: float) -> Predicted:
+    """Return the prediction for sites that exchange nothing; arguments as of `together`."""
+    mean_s = math.fsum(alone_s) / len(alone_s)
+    return Predicted(
+        compute_s=mean_s,
+        exchange_s=0.0,
+        step_s=mean_s,
+        efficiency=1.0,
+        deviation=step_s / mean_s - 1,
+    )
+
+
+def together(
+    shares: Sequence[float],
+    alone_s: Sequence[float],
+    exchange_s: float,
+    expected_s: float,
+    step_s: float,
+) -> Predicted:
+    """Return the prediction for sites that wait for each other.
+
+    Args:
+        shares: of a step's work, each site's, in any unit.
+        alone_s: each site's step by itself.
+        exchange_s: if nothing hid it.
+        expected_s: the step of all.
+        step_s: as it was measured or simulated.
+    """
+    alone = math.fsum(share / site_s for share, site_s in zip(shares, alone_s, strict=True))
+    return Predicted(
+        compute_s=max(alone_s),
+        exchange_s=exchange_s,
+        step_s=expected_s,
+        efficiency=math.fsum(shares) / expected_s / alone,
+        deviation=step_s / expected_s - 1,
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from orchestrator.evidence.bench.record import Bench
-from orchestrator.evidence.report import bench_wording, wording
-from orchestrator.evidence.report.facts import RunFacts
-from orchestrator.evidence.report.markup import text_of
+from orchestrator.evidence.record.bench_record import Bench
+from orchestrator.evidence.report import bench_page, wording
+from orchestrator.evidence.report.html import text_of
+from orchestrator.evidence.report.run_facts import RunFacts
 from orchestrator.evidence.report.wording import Grid
-from orchestrator.evidence.view import figures
+from orchestrator.evidence.view import formats
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 
@@ -39,7 +39,7 @@ def _run(facts: RunFacts) -> list[str]:
         parts += ["## Links", _grid(wording.links_grid(facts))]
     parts += ["## Timeline of a step", _timelines(facts)]
     if facts.evaluations:
-        rows = [[str(step), figures.loss(loss)] for step, loss in facts.evaluations]
+        rows = [[str(step), formats.loss(loss)] for step, loss in facts.evaluations]
         parts += ["## Held-out loss", _grid(Grid(["step", "loss"], rows, num_text=0))]
     if facts.faults:
         parts += ["## Faults", _grid(wording.faults_grid(facts))]
@@ -56,9 +56,9 @@ def _timelines(facts: RunFacts) -> str:
         [
             str(step.step),
             name,
-            figures.duration(site.end_s - site.begin_s),
-            figures.duration(site.computed_s - site.begin_s),
-            figures.duration(site.exposed_s),
+            formats.duration(site.end_s - site.begin_s),
+            formats.duration(site.computed_s - site.begin_s),
+            formats.duration(site.exposed_s),
             str(len(site.buckets)),
         ]
         for step in facts.timelines
@@ -69,12 +69,12 @@ def _timelines(facts: RunFacts) -> str:
 
 
 def _bench(bench: Bench) -> list[str]:
-    parts = [f"# {_words(bench.name)}: scaling efficiency", _words(bench_wording.asked(bench))]
+    parts = [f"# {_words(bench.name)}: scaling efficiency", _words(bench_page.asked(bench))]
     grids = {
-        "Every setting": bench_wording.settings_grid(bench),
-        "Predicted against measured": bench_wording.predicted_grid(bench),
-        "Links": bench_wording.links_grid(bench),
-        "Runs that failed": bench_wording.failures_grid(bench),
+        "Every setting": bench_page.settings_grid(bench),
+        "Predicted against measured": bench_page.predicted_grid(bench),
+        "Links": bench_page.links_grid(bench),
+        "Runs that failed": bench_page.failures_grid(bench),
     }
     for title, grid in grids.items():
         if grid.rows:

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orchestrator.evidence.record.step_timelines import typical
 from orchestrator.evidence.report import wording
-from orchestrator.evidence.report.bars import Bar, Segment, stacked_bars
-from orchestrator.evidence.report.blocks import facts as fact_list
-from orchestrator.evidence.report.blocks import figure, key, missing, section, table, tiles
-from orchestrator.evidence.report.facts import PARTS, RunFacts, SiteFacts
-from orchestrator.evidence.report.gantt import PHASES, gantt, gantt_table, steps_in_order
-from orchestrator.evidence.report.lines import LineChart, Mark, Series, line_chart
-from orchestrator.evidence.report.markup import Markup, element, join
-from orchestrator.evidence.report.scales import linear, rounded
+from orchestrator.evidence.report.charts import (
+    PHASES,
+    Bar,
+    LineChart,
+    Mark,
+    Segment,
+    Series,
+    gantt,
+    gantt_table,
+    line_chart,
+    linear,
+    rounded,
+    stacked_bars,
+    steps_in_order,
+)
+from orchestrator.evidence.report.html import (
+    Markup,
+    element,
+    figure,
+    join,
+    key,
+    missing,
+    section,
+    table,
+    tiles,
+)
+from orchestrator.evidence.report.html import facts as fact_list
+from orchestrator.evidence.report.run_facts import PARTS, RunFacts, SiteFacts
 from orchestrator.evidence.report.sitemap import site_map
-from orchestrator.evidence.report.timelines import typical
 from orchestrator.evidence.report.wording import PART_CLASSES, Grid
-from orchestrator.evidence.view import figures
+from orchestrator.evidence.view import formats
 
 _COLOURS = 6
 """Line colours of the style sheet; more lines than that use them again."""
@@ -58,7 +78,7 @@ def comparison(runs: Sequence[RunFacts]) -> Markup:
         if (slowest := _slowest(run)) is not None
     ]
     curves = [
-        Series(name, f"c{index % _COLOURS}", run.losses, figures.loss(run.losses[-1][1]))
+        Series(name, f"c{index % _COLOURS}", run.losses, formats.loss(run.losses[-1][1]))
         for index, (name, run) in enumerate(zip(names, runs, strict=True))
         if run.losses
     ]
@@ -80,7 +100,7 @@ def comparison(runs: Sequence[RunFacts]) -> Markup:
 
 
 def grid_table(grid: Grid, caption: str = "") -> Markup:
-    """Return a table of words and figures."""
+    """Return a table of words and formats."""
     return table(grid.headings, grid.rows, num_text=grid.num_text, caption=caption)
 
 
@@ -147,12 +167,12 @@ def _bars_table(bars: Sequence[Bar]) -> Markup:
     rows = [
         [
             bar.name,
-            figures.duration(bar.total_s),
+            formats.duration(bar.total_s),
             *(
-                f"{figures.duration(part.value_s)} ({figures.share(part.value_s / bar.total_s)})"
+                f"{formats.duration(part.value_s)} ({formats.share(part.value_s / bar.total_s)})"
                 for part in bar.segments
             ),
-            figures.duration(bar.hidden.value_s) if bar.hidden else figures.UNKNOWN,
+            formats.duration(bar.hidden.value_s) if bar.hidden else formats.UNKNOWN,
         ]
         for bar in bars
     ]
@@ -208,10 +228,10 @@ def _losses(facts: RunFacts) -> Markup:
     if facts.plan is not None and facts.plan.compute == "modelled":
         return section("Loss", missing("Compute is modelled: nothing is learnt."))
     if facts.losses:
-        end = figures.loss(facts.losses[-1][1])
+        end = formats.loss(facts.losses[-1][1])
         series.append(Series("training", "c0", facts.losses, end))
     if facts.evaluations:
-        end = figures.loss(facts.evaluations[-1][1])
+        end = formats.loss(facts.evaluations[-1][1])
         series.append(Series("held-out", "c1", facts.evaluations, end, dots=True))
     marks = [Mark(fault.step, f"{fault.what} {fault.where}") for fault in facts.faults]
     return section("Loss", _curves(series, marks, "Training and held-out loss over steps"))
@@ -233,7 +253,7 @@ def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str) -> Mark
         series=series,
         marks=marks,
     )
-    rows = [[each.name, f"{x:g}", figures.loss(y)] for each in series for x, y in _few(each.points)]
+    rows = [[each.name, f"{x:g}", formats.loss(y)] for each in series for x, y in _few(each.points)]
     note = "The dotted lines are the numbered faults below." if marks else ""
     return figure(line_chart(spec), table(["curve", "step", "loss"], rows), note=note)
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.evidence.report.facts import PARTS, RunFacts
-from orchestrator.evidence.view import figures
-from orchestrator.evidence.view.figures import show
+from orchestrator.evidence.report.run_facts import PARTS, RunFacts
+from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.formats import show
 from protos import metrics
 
 DEFINITIONS = (
@@ -78,7 +78,7 @@ class Grid:
         kept = [
             at
             for at in range(len(self.headings))
-            if at < self.num_text or any(row[at] not in {figures.UNKNOWN, ""} for row in self.rows)
+            if at < self.num_text or any(row[at] not in {formats.UNKNOWN, ""} for row in self.rows)
         ]
         rows = [[row[at] for at in kept] for row in self.rows]
         return Grid([self.headings[at] for at in kept], rows, self.num_text)
@@ -97,32 +97,32 @@ def began(facts: RunFacts) -> str:
 def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     """Return the run's figures: name, figure, and a line under it."""
     entropy = facts.unigram_entropy
-    spent = f"{figures.count(facts.tokens)} tokens, {facts.steps} steps"
+    spent = f"{formats.count(facts.tokens)} tokens, {facts.steps} steps"
     if facts.active_s:
-        spent += f" in {figures.duration(facts.active_s)}"
-    loss_below = "" if entropy is None else f"unigram entropy {figures.loss(entropy)}"
+        spent += f" in {formats.duration(facts.active_s)}"
+    loss_below = "" if entropy is None else f"unigram entropy {formats.loss(entropy)}"
     fell = ""
     learns = facts.plan is None or facts.plan.compute != "modelled"
     if facts.first_loss is not None and facts.last_loss is not None:
-        fell = f"from {figures.loss(facts.first_loss)} at the first step"
+        fell = f"from {formats.loss(facts.first_loss)} at the first step"
     ratio = (
         ""
         if facts.ratio is None or facts.ratio < 1
-        else f"{figures.factor(facts.ratio)} less than float32"
+        else f"{formats.factor(facts.ratio)} less than float32"
     )
     found = [
-        ("tokens a second", show(facts.tokens_per_s, figures.count), spent),
-        ("a step", show(facts.step_s, figures.duration), "mean of the slowest site"),
-        ("WAN, exposed", show(facts.exposed_share, figures.share), "of the steps' time"),
-        ("held-out loss", show(facts.held_out_loss, figures.loss), loss_below),
-        ("training loss", show(facts.last_loss if learns else None, figures.loss), fell),
-        ("sent over the WAN", show(facts.sent_bytes, figures.size), ratio),
+        ("tokens a second", show(facts.tokens_per_s, formats.count), spent),
+        ("a step", show(facts.step_s, formats.duration), "mean of the slowest site"),
+        ("WAN, exposed", show(facts.exposed_share, formats.share), "of the steps' time"),
+        ("held-out loss", show(facts.held_out_loss, formats.loss), loss_below),
+        ("training loss", show(facts.last_loss if learns else None, formats.loss), fell),
+        ("sent over the WAN", show(facts.sent_bytes, formats.size), ratio),
     ]
     if facts.egress_usd is not None:
         found.append(("egress", dollars(facts.egress_usd), "at the prices of the topology"))
     if facts.verified_steps:
         found.append(("parameters equal", str(facts.verified_steps), "steps checked, bit for bit"))
-    return [entry for entry in found if entry[1] != figures.UNKNOWN]
+    return [entry for entry in found if entry[1] != formats.UNKNOWN]
 
 
 def split_grid(facts: RunFacts) -> Grid:
@@ -131,17 +131,17 @@ def split_grid(facts: RunFacts) -> Grid:
     rows = [
         [
             site.site,
-            show(site.tokens_per_s, figures.count),
-            show(site.step_s, figures.duration),
+            show(site.tokens_per_s, formats.count),
+            show(site.step_s, formats.duration),
             *(
-                f"{figures.duration(part_s)} ({figures.share(part_s / site.step_s)})"
+                f"{formats.duration(part_s)} ({formats.share(part_s / site.step_s)})"
                 if site.step_s
-                else figures.UNKNOWN
+                else formats.UNKNOWN
                 for part_s in site.parts_s.values()
             ),
-            show(site.hidden_inter_s, figures.duration),
-            show(site.encode_s, figures.duration),
-            show(site.decode_s, figures.duration),
+            show(site.hidden_inter_s, formats.duration),
+            show(site.encode_s, formats.duration),
+            show(site.decode_s, formats.duration),
         ]
         for site in facts.sites
     ]
@@ -155,16 +155,16 @@ def links_grid(facts: RunFacts) -> Grid:
     rows = [
         [
             f"{link.source} → {link.target}",
-            show(link.configured_bytes_per_s, figures.rate),
-            show(link.throughput_bytes_per_s, figures.rate),
-            show(link.use, figures.share),
-            show(link.busy, figures.share),
-            show(link.sent_bytes, figures.size),
-            show(link.ratio, figures.factor),
-            show(link.rtt_s, figures.duration),
-            show(link.configured_rtt_s, figures.duration),
-            show(link.lost_packets, figures.count),
-            show(link.dropped_packets, figures.count),
+            show(link.configured_bytes_per_s, formats.rate),
+            show(link.throughput_bytes_per_s, formats.rate),
+            show(link.use, formats.share),
+            show(link.busy, formats.share),
+            show(link.sent_bytes, formats.size),
+            show(link.ratio, formats.factor),
+            show(link.rtt_s, formats.duration),
+            show(link.configured_rtt_s, formats.duration),
+            show(link.lost_packets, formats.count),
+            show(link.dropped_packets, formats.count),
             show(link.egress_usd, dollars),
         ]
         for link in facts.links
@@ -204,8 +204,8 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
         ("schedule", f"{plan.schedule}: {schedules.get(plan.schedule, 'as the job says')}"),
         (
             "bucket, chunk",
-            f"{figures.size(plan.bucket_bytes)} of gradients start crossing together, "
-            f"in chunks of {figures.size(plan.chunk_bytes)}",
+            f"{formats.size(plan.bucket_bytes)} of gradients start crossing together, "
+            f"in chunks of {formats.size(plan.chunk_bytes)}",
         ),
         ("connections a link", str(plan.channels_per_link or "as many as it takes")),
         (
@@ -237,7 +237,7 @@ def faults_grid(facts: RunFacts) -> Grid:
             str(number),
             fault.what,
             fault.where or "everywhere",
-            show(fault.active_s, figures.duration),
+            show(fault.active_s, formats.duration),
             str(fault.step),
         ]
         for number, fault in enumerate(facts.faults, start=1)
@@ -250,21 +250,21 @@ def comparison_grid(runs: Sequence[RunFacts]) -> Grid:
     plans = [dict(plan_lines(run)) for run in runs]
     rows = [
         ["state", *(run.state for run in runs)],
-        ["tokens a second", *(show(run.tokens_per_s, figures.count) for run in runs)],
-        ["a step", *(show(run.step_s, figures.duration) for run in runs)],
-        ["WAN, exposed", *(show(run.exposed_share, figures.share) for run in runs)],
-        ["held-out loss", *(show(run.held_out_loss, figures.loss) for run in runs)],
-        ["training loss", *(show(run.last_loss, figures.loss) for run in runs)],
+        ["tokens a second", *(show(run.tokens_per_s, formats.count) for run in runs)],
+        ["a step", *(show(run.step_s, formats.duration) for run in runs)],
+        ["WAN, exposed", *(show(run.exposed_share, formats.share) for run in runs)],
+        ["held-out loss", *(show(run.held_out_loss, formats.loss) for run in runs)],
+        ["training loss", *(show(run.last_loss, formats.loss) for run in runs)],
         ["steps", *(str(run.steps) for run in runs)],
-        ["sent over the WAN", *(show(run.sent_bytes, figures.size) for run in runs)],
-        ["ratio", *(show(run.ratio, figures.factor) for run in runs)],
+        ["sent over the WAN", *(show(run.sent_bytes, formats.size) for run in runs)],
+        ["ratio", *(show(run.ratio, formats.factor) for run in runs)],
         ["egress", *(show(run.egress_usd, dollars) for run in runs)],
         *(
-            [name, *(plan.get(name, figures.UNKNOWN).partition(":")[0] for plan in plans)]
+            [name, *(plan.get(name, formats.UNKNOWN).partition(":")[0] for plan in plans)]
             for name in ("reduction", "codec", "schedule", "compute")
         ),
     ]
-    told = [row for row in rows if any(cell != figures.UNKNOWN for cell in row[1:])]
+    told = [row for row in rows if any(cell != formats.UNKNOWN for cell in row[1:])]
     return Grid(["", *labels(runs)], told)
 
 

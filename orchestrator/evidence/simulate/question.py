@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.documents import Pair, load_pair
-from orchestrator.evidence.bench.record import Sweep
-from orchestrator.evidence.bench.sweep import blame_sweep, overrides_of, points
+from orchestrator.evidence.bench.sweep_settings import blame_sweep, overrides_of, points
+from orchestrator.evidence.record.bench_record import Sweep
 from orchestrator.plans import as_launched
 from topology.cost.degrees import degrees_of, misfit
 from topology.cost.workload import workload_described

@@ -1,15 +1,19 @@
-"""A run as it goes on: `LiveTable` for a terminal, `plain_line` for a log file."""
+"""A run as it goes on: `LiveTable` for a terminal, `plain_line` for a log file.
+
+A curve in one line of text.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from orchestrator.evidence.view import figures
-from orchestrator.evidence.view.figures import known, ratio, show
-from orchestrator.evidence.view.tables import Column, FittingTable
+from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, FittingTable
+from orchestrator.evidence.view.formats import known, ratio, show
 from protos import metrics
 from protos.control.v1 import control_pb2
 
@@ -30,15 +34,15 @@ class LiveTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run = self._run
-        heading = Text(f"{figures.words(run.run_id)}  {figures.words(run.name)}  ")
+        heading = Text(f"{formats.words(run.run_id)}  {formats.words(run.name)}  ")
         heading.append(_run_state(run), style=_STYLES.get(run.state, ""))
         yield heading
         if shown := _figures(run):
             yield Text("  ".join(shown))
         if run.reason_code:
-            yield Text(f"{figures.words(run.reason_code)}: {figures.words(run.reason)}")
+            yield Text(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
         for note in run.notes:
-            yield Text(f"note: {figures.words(note)}", style="yellow")
+            yield Text(f"note: {formats.words(note)}", style="yellow")
         if run.sites:
             yield Text()
             yield _sites(run)
@@ -51,10 +55,10 @@ def plain_line(run: control_pb2.Run) -> str:
     """Return the run in one line: its state, its figures, and while it starts or ended, why."""
     parts = [_run_state(run), *_figures(run)]
     if run.state in _UNFINISHED:
-        parts += [f"{figures.words(site.site)} {_site_state(site)}" for site in run.sites]
-        parts += [f"note: {figures.words(note)}" for note in run.notes]
+        parts += [f"{formats.words(site.site)} {_site_state(site)}" for site in run.sites]
+        parts += [f"note: {formats.words(note)}" for note in run.notes]
     if run.reason_code:
-        parts.append(f"{figures.words(run.reason_code)}: {figures.words(run.reason)}")
+        parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
     return "  ".join(parts)
 
 
@@ -68,18 +72,18 @@ def _figures(run: control_pb2.Run) -> list[str]:
     exposed_s = max((known(values, metrics.EXPOSED_INTER_S) or 0.0 for values in latest), default=0)
     parts = []
     if run.active_s:
-        parts.append(figures.duration(run.active_s))
+        parts.append(formats.duration(run.active_s))
     if latest:
         parts.append(f"step {max(site.step for site in run.sites)}")
     if loss is not None:
-        parts.append(f"loss {figures.loss(loss)}")
+        parts.append(f"loss {formats.loss(loss)}")
     if held_out_loss is not None:
-        parts.append(f"held-out loss {figures.loss(held_out_loss)}")
+        parts.append(f"held-out loss {formats.loss(held_out_loss)}")
     if tokens_per_s:
-        parts.append(f"{figures.count(tokens_per_s)} tokens/s")
+        parts.append(f"{formats.count(tokens_per_s)} tokens/s")
     if step_s:
-        percent = figures.share(exposed_s / step_s)
-        parts.append(f"WAN {figures.duration(exposed_s)} a step ({percent})")
+        percent = formats.share(exposed_s / step_s)
+        parts.append(f"WAN {formats.duration(exposed_s)} a step ({percent})")
     return parts
 
 
@@ -107,17 +111,17 @@ def _sites(run: control_pb2.Run) -> FittingTable:
     waits_s = [known(values, metrics.WAIT_S) for values in latest]
     return FittingTable(
         [
-            Column("site", [figures.words(site.site) for site in run.sites], is_text=True),
+            Column("site", [formats.words(site.site) for site in run.sites], is_text=True),
             Column("state", [_site_state(site) for site in run.sites], is_text=True),
             Column(
-                "step", [str(site.step) if site.latest else figures.UNKNOWN for site in run.sites]
+                "step", [str(site.step) if site.latest else formats.UNKNOWN for site in run.sites]
             ),
-            Column("loss", [show(known(each, metrics.LOSS), figures.loss) for each in latest]),
-            Column("tokens/s", [show(_tokens_per_s(each), figures.count) for each in latest]),
-            Column("WAN", [show(each, figures.duration) for each in exposed_s]),
-            Column("share", [show(each, figures.share) for each in shares]),
-            Column("wait", [show(each, figures.duration) for each in waits_s]),
-            Column("step time", [show(each, figures.duration) for each in step_s]),
+            Column("loss", [show(known(each, metrics.LOSS), formats.loss) for each in latest]),
+            Column("tokens/s", [show(_tokens_per_s(each), formats.count) for each in latest]),
+            Column("WAN", [show(each, formats.duration) for each in exposed_s]),
+            Column("share", [show(each, formats.share) for each in shares]),
+            Column("wait", [show(each, formats.duration) for each in waits_s]),
+            Column("step time", [show(each, formats.duration) for each in step_s]),
         ]
     )
 
@@ -131,16 +135,16 @@ def _links(run: control_pb2.Run, arrow: str) -> FittingTable:
     use = [ratio(rate, link.bytes_per_s) for rate, link in zip(rates, links, strict=True)]
     saved = [ratio(before, after) for before, after in zip(raw, sent, strict=True)]
     rtts_s = [known(values, metrics.RTT_S) for values in latest]
-    names = [f"{figures.words(link.source)} {arrow} {figures.words(link.target)}" for link in links]
+    names = [f"{formats.words(link.source)} {arrow} {formats.words(link.target)}" for link in links]
     return FittingTable(
         [
             Column("link", names, is_text=True),
-            Column("configured", [show(link.bytes_per_s or None, figures.rate) for link in links]),
-            Column("throughput", [show(rate, figures.rate) for rate in rates]),
-            Column("use", [show(each, figures.share) for each in use]),
-            Column("sent", [show(each, figures.size) for each in sent]),
-            Column("ratio", [show(each, figures.factor) for each in saved]),
-            Column("RTT", [show(each, figures.duration) for each in rtts_s]),
+            Column("configured", [show(link.bytes_per_s or None, formats.rate) for link in links]),
+            Column("throughput", [show(rate, formats.rate) for rate in rates]),
+            Column("use", [show(each, formats.share) for each in use]),
+            Column("sent", [show(each, formats.size) for each in sent]),
+            Column("ratio", [show(each, formats.factor) for each in saved]),
+            Column("RTT", [show(each, formats.duration) for each in rtts_s]),
         ]
     )
 
@@ -156,3 +160,35 @@ def _site_state(site: control_pb2.SiteStatus) -> str:
     if site.state not in control_pb2.SiteState.values():
         return str(site.state)
     return control_pb2.SiteState.Name(site.state).removeprefix("SITE_STATE_").lower()
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = "_.,-=+*#"
+"""The same eight levels where the stream cannot carry blocks."""
+
+
+def sparkline(values: Sequence[float | None], width: int, levels: str = BLOCKS) -> str:
+    """Draw `values` from left to right in at most `width` characters.
+
+    More values than characters are averaged in equal parts. The smallest of what is then drawn has
+    the lowest level, the largest the highest; a part without a finite value is a space.
+    """
+    parts = _averages(values, min(width, len(values)))
+    finite = [part for part in parts if part is not None]
+    if not finite:
+        return " " * len(parts)
+    low, high = min(finite), max(finite)
+    scale = (len(levels) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if part is None else levels[round((part - low) * scale)] for part in parts)
+
+
+def _averages(values: Sequence[float | None], num_parts: int) -> list[float | None]:
+    parts: list[float | None] = []
+    for index in range(num_parts):
+        begin = index * len(values) // num_parts
+        end = (index + 1) * len(values) // num_parts
+        finite = [
+            value for value in values[begin:end] if value is not None and math.isfinite(value)
+        ]
+        parts.append(math.fsum(finite) / len(finite) if finite else None)
+    return parts

@@ -9,10 +9,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.evidence.view import figures
-from orchestrator.evidence.view.figures import known, ratio, show
-from orchestrator.evidence.view.sparkline import ASCII, BLOCKS, sparkline
-from orchestrator.evidence.view.tables import Column, FittingTable
+from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, FittingTable
+from orchestrator.evidence.view.formats import known, ratio, show
+from orchestrator.evidence.view.live import ASCII, BLOCKS, sparkline
 
 _CURVE_WIDTH = 40
 _PARTS = {
@@ -34,7 +34,7 @@ class RunSummary:
         summary = self._summary
         yield _heading(summary)
         for note in summary.get("notes") or []:
-            yield Text(f"note: {figures.words(note)}", style="yellow")
+            yield Text(f"note: {formats.words(note)}", style="yellow")
         if failure := _failure(summary.get("failure")):
             yield failure
         facts = Table.grid(padding=(0, 2))
@@ -54,17 +54,17 @@ class RunSummary:
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:
-    run_id, state = figures.words(summary.get("run_id")), figures.words(summary.get("state"))
+    run_id, state = formats.words(summary.get("run_id")), formats.words(summary.get("state"))
     steps, active_s = known(summary, "steps"), known(summary, "active_s")
     parts = [
         Text(f"run {run_id}".rstrip()),
         Text(state, style=_STYLES.get(state, "")),
         Text("" if steps is None else f"after {steps:.0f} steps"),
-        Text(f"in {figures.duration(active_s)}" if active_s else ""),
+        Text(f"in {formats.duration(active_s)}" if active_s else ""),
     ]
     heading = Text(" ").join(part for part in parts if part)
-    if reason := figures.words(summary.get("reason")):
-        heading.append(f"\n{figures.words(summary.get('reason_code'))}: {reason}")
+    if reason := formats.words(summary.get("reason")):
+        heading.append(f"\n{formats.words(summary.get('reason_code'))}: {reason}")
     return heading
 
 
@@ -74,14 +74,14 @@ def _failure(failure: Mapping[str, Any] | None) -> Text | None:
         return None
     rank, exit_code = failure.get("rank"), failure.get("exit_code")
     parts = [
-        f"site {figures.words(failure.get('site'))}" if failure.get("site") else "",
+        f"site {formats.words(failure.get('site'))}" if failure.get("site") else "",
         f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "",
-        figures.exit_words(exit_code) if isinstance(exit_code, int) and exit_code else "",
-        figures.words(failure.get("message")),
+        formats.exit_words(exit_code) if isinstance(exit_code, int) and exit_code else "",
+        formats.words(failure.get("message")),
     ]
     text = Text("first failure: ", style="bold red")
     text.append(", ".join(part for part in parts if part), style="not bold")
-    if log_path := figures.words(failure.get("log_path")):
+    if log_path := formats.words(failure.get("log_path")):
         text.append(f"\n  log: {log_path}", style="not bold")
     return text
 
@@ -92,7 +92,7 @@ def _curve(losses: Sequence[Sequence[float | None]], width: int, levels: str) ->
     ends = [known({"loss": loss}, "loss") for loss in values[:1] + values[-1:]]
     if not ends:
         return ""
-    first, last = (show(end, figures.loss) for end in ends)
+    first, last = (show(end, formats.loss) for end in ends)
     drawn = sparkline(values, width, levels)
     return f"{first} {drawn} {last}"
 
@@ -101,20 +101,20 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
     """Return the run's figures by name; empty where not known."""
     held_out_loss, entropy = known(summary, "held_out_loss"), known(summary, "unigram_entropy")
     tokens, rate = known(summary, "tokens"), known(summary, "tokens_per_s")
-    held_out = show(held_out_loss, figures.loss)
+    held_out = show(held_out_loss, formats.loss)
     if entropy is not None:
-        held_out += f"  (unigram entropy {figures.loss(entropy)})"
-    speed = f"{show(rate, figures.count)} tokens/s"
+        held_out += f"  (unigram entropy {formats.loss(entropy)})"
+    speed = f"{show(rate, formats.count)} tokens/s"
     if tokens is not None:
-        speed += f", {figures.count(tokens)} tokens"
+        speed += f", {formats.count(tokens)} tokens"
     sent = [known(link, "sent_bytes") for link in summary.get("links") or []]
     compression, verified = known(summary, "compression_ratio"), known(summary, "verified_steps")
     return {
         "held-out loss": "" if held_out_loss is None else held_out,
         "speed": "" if rate is None else speed,
         "a step": _time_split(summary.get("time_split") or {}),
-        "sent": figures.size(sum(each or 0.0 for each in sent)) if any(sent) else "",
-        "compression": "" if compression is None else figures.factor(compression),
+        "sent": formats.size(sum(each or 0.0 for each in sent)) if any(sent) else "",
+        "compression": "" if compression is None else formats.factor(compression),
         "parameters": f"equal at all sites, checked after {verified:.0f} steps" if verified else "",
     }
 
@@ -126,9 +126,9 @@ def _time_split(split: Mapping[str, Any]) -> str:
     if not total_s:
         return ""
     width = max(len(name) for name in parts)
-    lines = [f"{'all':<{width}}  {figures.duration(total_s):>7}"]
+    lines = [f"{'all':<{width}}  {formats.duration(total_s):>7}"]
     lines += [
-        f"{name:<{width}}  {figures.duration(part_s):>7}  {figures.share(part_s / total_s):>5}"
+        f"{name:<{width}}  {formats.duration(part_s):>7}  {formats.share(part_s / total_s):>5}"
         for name, part_s in parts.items()
         if part_s is not None
     ]
@@ -139,8 +139,8 @@ def _sites(sites: Sequence[Mapping[str, Any]]) -> FittingTable:
     rates = [known(site, "tokens_per_s") for site in sites]
     return FittingTable(
         [
-            Column("site", [figures.words(site.get("site")) for site in sites], is_text=True),
-            Column("tokens/s", [show(rate, figures.count) for rate in rates]),
+            Column("site", [formats.words(site.get("site")) for site in sites], is_text=True),
+            Column("tokens/s", [show(rate, formats.count) for rate in rates]),
         ]
     )
 
@@ -154,18 +154,18 @@ def _links(links: Sequence[Mapping[str, Any]], arrow: str) -> FittingTable:
     use = [ratio(part, whole) for part, whole in zip(reached, configured, strict=True)]
     saved = [ratio(before, after) for before, after in zip(raw, sent, strict=True)]
     names = [
-        f"{figures.words(link.get('source'))} {arrow} {figures.words(link.get('target'))}"
+        f"{formats.words(link.get('source'))} {arrow} {formats.words(link.get('target'))}"
         for link in links
     ]
     return FittingTable(
         [
             Column("link", names, is_text=True),
-            Column("throughput", [show(each, figures.rate) for each in reached]),
-            Column("configured", [show(each, figures.rate) for each in configured]),
-            Column("use", [show(each, figures.share) for each in use]),
-            Column("sent", [show(each, figures.size) for each in sent]),
-            Column("ratio", [show(each, figures.factor) for each in saved]),
-            Column("RTT", [show(each, figures.duration) for each in column("rtt_s")]),
-            Column("set to", [show(each, figures.duration) for each in column("configured_rtt_s")]),
+            Column("throughput", [show(each, formats.rate) for each in reached]),
+            Column("configured", [show(each, formats.rate) for each in configured]),
+            Column("use", [show(each, formats.share) for each in use]),
+            Column("sent", [show(each, formats.size) for each in sent]),
+            Column("ratio", [show(each, formats.factor) for each in saved]),
+            Column("RTT", [show(each, formats.duration) for each in column("rtt_s")]),
+            Column("set to", [show(each, formats.duration) for each in column("configured_rtt_s")]),
         ]
     )

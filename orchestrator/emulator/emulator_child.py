@@ -1,0 +1,206 @@
+"""Starts an emulator as a child process and makes sure that it ends: for tests and scripts.
+
+Blocking, so that tests without an event loop can use it; from several threads, if they like.
+
+Starts the packet emulator as a child process and makes sure that it ends.
+
+For tests and scripts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import IO, Any, TypeVar
+
+from orchestrator.emulator.backend import SiteNamespace, parse_ready
+from orchestrator.emulator.emulator_config import (
+    NetnsConfig,
+    RelayConfig,
+    RelayEndpoint,
+    apply_line,
+    parse_listening,
+)
+from topology.errors import ConfigError
+from topology.faults.changes import Change
+
+ANSWER_WITHIN_S = 20.0
+STOP_WITHIN_S = 5.0
+LinkCounters = Mapping[tuple[str, str], Mapping[str, int]]
+"""What has passed each directed link, by source and target."""
+
+
+class EmulatorProcess:
+    """An emulator that runs: what both kinds have in common.
+
+    Attributes:
+        pid: Its process.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        self.pid = child.pid
+        self._child = child
+        self._log = log
+        self._rest = b""
+        self._lock = threading.Lock()
+
+    def configure(self, config: Mapping[str, Any]) -> bytes:
+        """Tell it what to be; return the line that says that it is up.
+
+        Raises:
+            ConfigError: it refuses; in its own words.
+            TimeoutError: it says nothing within `ANSWER_WITHIN_S`.
+        """
+        self._write(config)
+        return self._read_line(time.monotonic() + ANSWER_WITHIN_S)
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Change links, all at once; return when it has taken effect.
+
+        Raises:
+            ConfigError: it refuses, and has changed nothing; in its own words.
+            TimeoutError: it does not answer within `ANSWER_WITHIN_S`.
+        """
+        with self._lock:
+            self._apply(changes)
+
+    def counters(self) -> LinkCounters:
+        """Return what has passed each link by now; errors as of `apply`."""
+        with self._lock:
+            self._apply(())  # the counters that were said before it are old
+            links = self._wait_for("counters")["links"]
+        return {(link.pop("source"), link.pop("target")): link for link in links}
+
+    def stop(self) -> int:
+        """End it: ask by closing its stdin, then kill. Return its exit status."""
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._child.stdin.close()
+        try:
+            return self._child.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            return self._child.wait(STOP_WITHIN_S)
+
+    def _apply(self, changes: Sequence[Change]) -> None:
+        self._write(apply_line(changes))
+        answer = self._wait_for("applied", "refused")
+        if answer["op"] == "refused":
+            raise ConfigError(str(answer["message"]))
+
+    def _wait_for(self, *ops: str) -> dict[str, Any]:
+        deadline_s = time.monotonic() + ANSWER_WITHIN_S
+        while True:
+            message: dict[str, Any] = json.loads(self._read_line(deadline_s))
+            if message["op"] in ops:
+                return message
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and its log says why
+            self._child.stdin.write(json.dumps(message).encode() + b"\n")
+            self._child.stdin.flush()
+
+    def _read_line(self, deadline_s: float) -> bytes:
+        assert self._child.stdout is not None
+        while b"\n" not in self._rest:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if not select.select([self._child.stdout], [], [], left_s)[0]:
+                raise TimeoutError(f"the emulator did not answer within {ANSWER_WITHIN_S:g} s")
+            data = os.read(self._child.stdout.fileno(), 64 << 10)
+            if not data:
+                raise ConfigError(self._last_words())
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _last_words(self) -> str:
+        status = self._child.wait(STOP_WITHIN_S)
+        self._log.seek(0)
+        said = self._log.read(4096).decode(errors="replace").strip()
+        return said or f"the emulator ended with status {status}"
+
+
+Kind = TypeVar("Kind", bound=EmulatorProcess)
+
+
+class RelayProcess(EmulatorProcess):
+    """A relay that runs.
+
+    Attributes:
+        endpoints: Where to dial, in the order of the configuration.
+    """
+
+    endpoints: tuple[RelayEndpoint, ...] = ()
+
+
+@contextlib.contextmanager
+def running_relay(config: RelayConfig) -> Iterator[RelayProcess]:
+    """Run a relay in a process of its own; it has ended when the block has.
+
+    Raises:
+        ConfigError: the relay refuses its configuration; in its own words.
+        TimeoutError: it does not listen within `ANSWER_WITHIN_S`.
+    """
+    with started("orchestrator.emulator.relay", RelayProcess) as relay:
+        relay.endpoints = parse_listening(relay.configure(config.to_json()))
+        yield relay
+
+
+@contextlib.contextmanager
+def started(
+    module: str, kind: Callable[[subprocess.Popen[bytes], IO[bytes]], Kind]
+) -> Iterator[Kind]:
+    """Start an emulator, not configured yet; it has ended when the block has.
+
+    Args:
+        module: That it is.
+        kind: What makes of the process, and of the file that it complains to, what is given.
+    """
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        ) as child,
+    ):
+        emulator = kind(child, log)
+        try:
+            yield emulator
+        finally:
+            emulator.stop()
+
+
+class NetnsProcess(EmulatorProcess):
+    """A packet emulator that runs.
+
+    Attributes:
+        sites: How each is reached and entered.
+    """
+
+    sites: Mapping[str, SiteNamespace] = MappingProxyType({})
+
+
+@contextlib.contextmanager
+def running_netns(config: NetnsConfig) -> Iterator[NetnsProcess]:
+    """Run a packet emulator in a process of its own; it has ended when the block has.
+
+    Raises:
+        ConfigError: it refuses its configuration, or this machine refuses it; in its own words.
+        TimeoutError: it is not ready in time.
+    """
+    with started("orchestrator.emulator.netns", NetnsProcess) as emulator:
+        ready = parse_ready(emulator.configure(config.to_json()))
+        emulator.sites = {site.site: site for site in ready}
+        yield emulator

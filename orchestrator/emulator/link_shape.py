@@ -1,0 +1,225 @@
+"""Which packets of a link are lost: drawn without replacement from shuffled decks.
+
+Independent draws would be the obvious model, and the wrong one for a test bench: at p = 0.1 % the
+number of losses in 10^5 packets then has a standard deviation of 10 %, so that one seed in three
+shows a loss rate that is off by more than that. Here each deck of about 4/p packets holds exactly
+4 losses, at positions drawn uniformly without replacement; p times the deck's size is seldom
+whole, so its fraction is carried to the next deck. Any window of n packets therefore has p*n
+losses, give or take 5, for every seed: 5 % at p = 0.1 % over 10^5 packets. Within a deck losses
+are as irregular as can be, bursts of up to 4 included; what is missing are the longer lulls and
+bursts of independent losses.
+
+How one directed link shapes traffic: pure arithmetic, the time is an argument.
+
+A link is a queue, a transmitter and a delay line, shared by all connections that cross it. The
+transmitter is a clock that says when it will be free: bytes that arrive start at once or when it
+is free, whichever is later, take bytes/rate to leave, and arrive one delay after that. So four
+connections get one link's rate between them, not four times it, in the order they came.
+
+The queue is short on purpose. It must only bridge the time until a waiting sender is read
+again, because what is in flight on the delay line is not in the queue; a longer one would add
+nothing but latency under load.
+
+**Loss.** The bytes of each connection are cut into packets of `PACKET_BYTES`, of which
+losses.py says which are lost. A lost one is sent again: it takes its share of the rate a second
+time, and arrives one RTT late, as after a fast retransmission; everything behind it on its
+connection waits for it, while other connections go on. That is all. There is no congestion control:
+a connection does not slow down after a loss, retransmissions are not lost again, and a loss at the
+end of a burst costs no retransmission timeout. So loss shows here as stalls, and as far too little
+lost throughput on long paths; where that matters, the kernel's own TCP across the packet emulator
+shows it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from topology.errors import ConfigError
+
+LOSSES_PER_DECK = 4
+MAX_DECK_PACKETS = 1 << 40
+"""However small the probability is. No link carries that many."""
+
+
+class LossDeck:
+    """Says for each packet of a link in turn whether it is lost.
+
+    Args:
+        probability: Of a loss, 0 to 1.
+        generator: The link's own, seeded.
+    """
+
+    def __init__(self, probability: float, generator: random.Random) -> None:
+        self._probability = probability
+        self._generator = generator
+        self._carry = 0.0
+        self._left = 0  # packets of the deck that have not been asked for
+        self._positions: list[int] = []  # of its losses, counted from the deck's end, ascending
+
+    def take(self, num_packets: int) -> list[int]:
+        """Return which of the next `num_packets` are lost, by index, ascending."""
+        if not self._probability:
+            return []
+        lost = []
+        taken = 0
+        while taken < num_packets:
+            if not self._left:
+                self._shuffle()
+            step = min(self._left, num_packets - taken)
+            rest = self._left - step
+            while self._positions and self._positions[-1] >= rest:
+                lost.append(taken + self._left - 1 - self._positions.pop())
+            self._left = rest
+            taken += step
+        return lost
+
+    def _shuffle(self) -> None:
+        self._left = math.ceil(min(MAX_DECK_PACKETS, LOSSES_PER_DECK / self._probability))
+        due = self._probability * self._left + self._carry
+        # Rounding errors of the carry must never ask for more losses than there are packets.
+        num_lost = min(self._left, math.floor(due + 1e-9))
+        self._carry = due - num_lost
+        self._positions = sorted(self._generator.sample(range(self._left), num_lost))
+
+
+QUEUE_S = 0.025
+"""Queue of a link, in time at its rate: a busy machine's event loop is seldom later than this."""
+MIN_QUEUE_BYTES = 64 << 10
+PACKET_BYTES = 1448
+"""Payload of a TCP segment over Ethernet with timestamps: what is lost at once."""
+READ_S = 0.002
+"""Bytes are taken in pieces of this transmission time: finer is truer, and costs more CPU."""
+MIN_READ_BYTES = 3 * PACKET_BYTES
+MAX_READ_BYTES = 45 * PACKET_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkShape:
+    """One directed link, as configured."""
+
+    source: str
+    target: str
+    bytes_per_s: float
+    delay_s: float
+    """One way."""
+    jitter_s: float = 0.0
+    """A delivery is early or late by up to this, but never before an earlier one."""
+    loss: float = 0.0
+    """Share of the packets that are lost, 0 to 1."""
+    queue_bytes: int | None = None
+    """What may wait for the transmitter; None: what suits the emulator that uses it."""
+
+    def __post_init__(self) -> None:
+        _check(self.source != self.target, "target", "another site than the source", self.target)
+        _check(_positive(self.bytes_per_s), "bytes_per_s", "more than 0", self.bytes_per_s)
+        _check(_not_negative(self.delay_s), "delay_s", "0 or more", self.delay_s)
+        _check(_not_negative(self.jitter_s), "jitter_s", "0 or more", self.jitter_s)
+        _check(0 <= self.loss <= 1, "loss", "0 to 1", self.loss)
+        queue_bytes = self.queue_bytes
+        _check(queue_bytes is None or queue_bytes > 0, "queue_bytes", "more than 0", queue_bytes)
+
+    def changed(self, figures: Mapping[str, float]) -> LinkShape:
+        """Return this link with other figures, named as in topology.faults.changes.FIGURES."""
+        values: dict[str, Any] = {**figures}
+        return replace(self, **values)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that may wait for the relay's transmitter before senders are no longer read."""
+        return self.queue_bytes or max(MIN_QUEUE_BYTES, round(self.bytes_per_s * QUEUE_S))
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that the relay takes from a sender at once: whole packets."""
+        packets = round(self.bytes_per_s * READ_S) // PACKET_BYTES
+        return min(MAX_READ_BYTES, max(MIN_READ_BYTES, packets * PACKET_BYTES))
+
+
+class Passage(NamedTuple):
+    """How bytes cross a link.
+
+    They arrive at `departs_s + transit_s`, unless earlier ones are later.
+    """
+
+    departs_s: float
+    """When the last of them has left the transmitter."""
+    transit_s: float
+
+
+class Transmitter:
+    """The clock of one directed link.
+
+    Args:
+        shape: What it emulates; `reshape` changes it.
+        draw: The next number of [0, 1); seeded, so that the jitter of a run can be repeated.
+        losses: What packet losses are drawn from; its own, and seeded too.
+    """
+
+    def __init__(self, shape: LinkShape, draw: Callable[[], float], losses: random.Random) -> None:
+        self.shape = shape
+        self.lost_packets = 0
+        """Since the start."""
+        self._draw = draw
+        self._losses = losses
+        self._deck = LossDeck(shape.loss, losses)
+        self._free_at_s = -math.inf
+
+    def admit(self, num_bytes: int, now_s: float, rtt_s: float) -> Passage:
+        """Take bytes of one connection over.
+
+        Args:
+            num_bytes: 0 for what travels without bytes of its own, as a connection's end.
+            now_s: When they came.
+            rtt_s: Of the connection: what a loss costs it.
+        """
+        shape = self.shape
+        lost = len(self._deck.take(-(-num_bytes // PACKET_BYTES)))
+        self.lost_packets += lost
+        wire_bytes = num_bytes + lost * PACKET_BYTES
+        self._free_at_s = max(now_s, self._free_at_s) + wire_bytes / shape.bytes_per_s
+        transit_s = shape.delay_s
+        if shape.jitter_s:
+            transit_s = max(0.0, transit_s + (2 * self._draw() - 1) * shape.jitter_s)
+        return Passage(self._free_at_s, transit_s + rtt_s if lost else transit_s)
+
+    def reshape(self, shape: LinkShape, now_s: float) -> float:
+        """Take other figures; return by what the time stretches until the waiting bytes leave."""
+        if shape.loss != self.shape.loss:
+            self._deck = LossDeck(shape.loss, self._losses)
+        stretch = self.shape.bytes_per_s / shape.bytes_per_s
+        self.shape = shape
+        self._free_at_s = now_s + max(0.0, self._free_at_s - now_s) * stretch
+        return stretch
+
+    def clear(self) -> None:
+        """Forget what waits: it will be admitted again."""
+        self._free_at_s = -math.inf
+
+    def backlog_bytes(self, now_s: float) -> float:
+        """Return how many bytes wait for the transmitter or are on it."""
+        return max(0.0, self._free_at_s - now_s) * self.shape.bytes_per_s
+
+    def is_full(self, now_s: float) -> bool:
+        """Say whether senders must wait."""
+        return self.backlog_bytes(now_s) >= self.shape.room_bytes
+
+    def room_at_s(self) -> float:
+        """Return when the queue will be down to half: then those who wait are read again."""
+        return self._free_at_s - self.shape.room_bytes / 2 / self.shape.bytes_per_s
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _not_negative(value: float) -> bool:
+    return math.isfinite(value) and value >= 0
+
+
+def _check(holds: bool, field: str, want: str, got: object) -> None:
+    if not holds:
+        raise ConfigError(f"{field}: want {want}, got {got!r}")

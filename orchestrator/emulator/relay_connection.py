@@ -1,0 +1,517 @@
+"""One direction of one connection: read here, cross the link, write there.
+
+Raw non-blocking sockets and the event loop's readers, not streams or transports: bytes are
+received once and sent once, without a task, a future or a buffer copy between.
+
+Memory is bounded: a flow is not read while its link's queue is full, nor while its receiver does
+not take what has already arrived, nor while the link is cut; so it holds at most the queue and what
+is in flight, for which a loss adds one RTT.
+
+One connection through the relay: the dialler's socket, the gateway's, and a flow each way.
+
+How it ends travels like its bytes: a half-close or a reset at one end is seen at the other one
+link delay later, and behind everything that was sent before it.
+
+**Half-open**: one end is reset and forgotten, with what was in flight both ways; the other is not
+told. What it goes on sending is taken, up to about what a TCP window would hold, and goes nowhere;
+after that it is no longer read, as where no acknowledgement comes, and not noticed when it closes:
+it then lasts until the connection is reset, or the relay ends.
+
+Where connections across one pair of links come in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from orchestrator.emulator.link_shape import LinkShape, Passage
+from orchestrator.emulator.shared_link import SharedLink
+
+_SLACK_S = 0.0005
+"""Half the granularity of epoll: what is due this soon goes now, which centres the error on 0."""
+_MAX_SENDS = 64
+"""Sends of one flow before others have their turn."""
+_MIN_RECEIVE_BYTES = 128 << 10
+_MAX_RECEIVE_BYTES = 1 << 20
+
+
+class Mark(Enum):
+    """What crosses the link besides bytes."""
+
+    FIN = "fin"
+    RESET = "reset"
+
+
+class Item(NamedTuple):
+    """Bytes or a mark on their way."""
+
+    passage: Passage
+    due_s: float
+    """When they arrive: never before what the connection sent earlier."""
+    load: memoryview | Mark
+
+
+class Flow:
+    """One direction of one connection.
+
+    Args:
+        link: What it crosses.
+        opposite: What its acknowledgements would cross.
+        source: Read here; owned by the connection.
+        sink: Written here; owned by the connection.
+        on_lost: Called with the socket that turned out to be broken.
+        on_mark: Called when a FIN or a reset has reached the sink.
+    """
+
+    def __init__(
+        self,
+        link: SharedLink,
+        opposite: SharedLink,
+        source: socket.socket,
+        sink: socket.socket,
+        on_lost: Callable[[socket.socket], None],
+        on_mark: Callable[[Flow, Mark], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._link = link
+        self._opposite = opposite
+        self._source = source
+        self._sink = sink
+        self._on_lost = on_lost
+        self._on_mark = on_mark
+        self._items: deque[Item] = deque()
+        self._taken_back: deque[Item] = deque()
+        self._last_due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._started = False
+        self._reading = False
+        self._held = False
+        self._blocked = False
+        self._ended = False
+        self.is_closed = False
+        bound_receive_buffer(source, link.shape)
+        link.flows.add(self)
+        opposite.returning.add(self)
+
+    def start(self) -> None:
+        """Begin to read; both sockets are connected."""
+        self._started = True
+        self._update_reading()
+
+    def release(self) -> None:
+        """Read again: the link has room."""
+        self._held = False
+        self._update_reading()
+
+    def update(self) -> None:
+        """One of the links has been cut or healed."""
+        self._update_reading()
+        self._schedule()
+
+    def retime(self, now_s: float, stretch: float, later_s: float) -> None:
+        """The link has other figures: what has not left its transmitter yet follows them.
+
+        Args:
+            now_s: Since when.
+            stretch: Of the time until it leaves.
+            later_s: What is added to the delay.
+        """
+        retimed: deque[Item] = deque()
+        due_s = 0.0
+        for item in self._items:
+            departs_s, transit_s = item.passage
+            if departs_s > now_s:
+                departs_s = now_s + (departs_s - now_s) * stretch
+                transit_s = max(0.0, transit_s + later_s)
+                due_s = max(due_s, departs_s + transit_s)
+                retimed.append(Item(Passage(departs_s, transit_s), due_s, item.load))
+            else:
+                due_s = item.due_s
+                retimed.append(item)
+        self._items = retimed
+        self._last_due_s = due_s
+        bound_receive_buffer(self._source, self._link.shape)
+        self._schedule()
+
+    def take_back(self) -> list[float]:
+        """Take all that is on its way off the link; return when each would have arrived."""
+        self._taken_back, self._items = self._items, deque()
+        self._last_due_s = 0.0
+        return [item.due_s for item in self._taken_back]
+
+    def admit_again(self, now_s: float) -> None:
+        """Put the first of what was taken back on its way, from the start."""
+        self._enter(self._taken_back.popleft().load, now_s)
+
+    def reset(self) -> None:
+        """Let a reset follow what has been taken over; nothing more is read."""
+        if not self.is_closed:
+            self._ended = True
+            self._update_reading()
+            self._admit(Mark.RESET)
+
+    def close(self) -> None:
+        """Drop everything and let go of both sockets. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._link.flows.discard(self)
+        self._opposite.returning.discard(self)
+        self._update_reading()
+        self._schedule()
+        if self._blocked:
+            self.loop.remove_writer(self._sink)
+        self._link.held_bytes -= sum(
+            len(item.load) for item in self._items if not isinstance(item.load, Mark)
+        )
+        self._items.clear()
+
+    def _update_reading(self) -> None:
+        stopped = self._held or self._blocked or self._ended or self.is_closed
+        is_cut = self._link.is_cut or self._opposite.is_cut
+        wanted = self._started and not stopped and not is_cut
+        if wanted and not self._reading:
+            self.loop.add_reader(self._source, self._read)
+        elif self._reading and not wanted:
+            self.loop.remove_reader(self._source)
+        self._reading = wanted
+
+    def _read(self) -> None:
+        try:
+            data = self._source.recv(self._link.shape.read_bytes)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._on_lost(self._source)
+            return
+        if data:
+            self._link.sent_bytes += len(data)
+            self._link.held_bytes += len(data)
+            self._admit(memoryview(data))
+        else:
+            self._ended = True
+            self._update_reading()
+            self._admit(Mark.FIN)
+
+    def _admit(self, load: memoryview | Mark) -> None:
+        now_s = self.loop.time()
+        self._enter(load, now_s)
+        if not isinstance(load, Mark) and self._link.transmitter.is_full(now_s):
+            self._held = True
+            self._update_reading()
+            self._link.hold(self)
+        if self._timer is None:
+            self._deliver()
+
+    def _enter(self, load: memoryview | Mark, now_s: float) -> None:
+        """Let bytes or a mark begin to cross the link."""
+        num_bytes = 0 if isinstance(load, Mark) else len(load)
+        link = self._link
+        rtt_s = link.shape.delay_s + self._opposite.shape.delay_s
+        passage = link.transmitter.admit(num_bytes, now_s, rtt_s)
+        self._last_due_s = max(self._last_due_s, passage.departs_s + passage.transit_s)
+        self._items.append(Item(passage, self._last_due_s, load))
+
+    def _schedule(self) -> None:
+        """Deliver when the first is due; not while nothing may arrive, or nothing is taken."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._items and not (self._blocked or self.is_closed or self._link.is_cut):
+            self._timer = self.loop.call_at(self._items[0].due_s - _SLACK_S, self._deliver)
+
+    def _deliver(self) -> None:
+        """Hand over all that is due, then wait for the next, or for the receiver."""
+        self._timer = None
+        limit_s = self.loop.time() + _SLACK_S
+        for _ in range(_MAX_SENDS):
+            if self._blocked or self.is_closed or self._link.is_cut:
+                return
+            if not self._items or self._items[0].due_s > limit_s:
+                break
+            load = self._items[0].load
+            if isinstance(load, Mark):
+                self._items.popleft()
+                self._on_mark(self, load)
+            else:
+                self._send(load)
+        self._schedule()
+
+    def _send(self, load: memoryview) -> None:
+        """Send `load`, the first one's; what the receiver does not take waits until it does."""
+        try:
+            num_sent = self._sink.send(load)
+        except (BlockingIOError, InterruptedError):
+            num_sent = 0
+        except OSError:
+            self._on_lost(self._sink)
+            return
+        self._link.held_bytes -= num_sent
+        self._link.delivered_bytes += num_sent
+        if num_sent == len(load):
+            self._items.popleft()
+            return
+        self._items[0] = self._items[0]._replace(load=load[num_sent:])
+        self._blocked = True
+        self._update_reading()
+        self.loop.add_writer(self._sink, self._unblock)
+
+    def _unblock(self) -> None:
+        self.loop.remove_writer(self._sink)
+        self._blocked = False
+        self._update_reading()
+        self._deliver()
+
+
+def bound_receive_buffer(end: socket.socket, shape: LinkShape) -> None:
+    """Bound what the kernel holds for a reader of a link; accepted sockets inherit it.
+
+    Left to itself it grows to megabytes: a second queue before the link, and on a slow link seconds
+    of latency.
+    """
+    receive_bytes = min(_MAX_RECEIVE_BYTES, max(_MIN_RECEIVE_BYTES, shape.room_bytes))
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+
+
+DIAL_WITHIN_S = 10.0
+"""A gateway that has not accepted by then counts as gone."""
+Address = tuple[socket.AddressFamily, tuple[object, ...]]
+_VOID_BYTES = 4 << 20
+"""What an end may send to nobody: the most that Linux buffers for a sender by default."""
+_VOID_READ_BYTES = 64 << 10
+_ABORT = struct.pack("ii", 1, 0)
+"""SO_LINGER with 0 s: closing sends a reset."""
+
+
+class Connection:
+    """One connection; it owns both sockets, and ends by itself or by `close`.
+
+    Args:
+        dialler: Accepted; becomes the connection's own.
+        address: The gateway's family and socket address.
+        there: The link from the dialler's site to the gateway's.
+        back: The opposite link.
+        on_closed: Called once, when nothing of it is left.
+    """
+
+    def __init__(
+        self,
+        dialler: socket.socket,
+        address: Address,
+        there: SharedLink,
+        back: SharedLink,
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_closed = on_closed
+        self._dialler = dialler
+        family, self._address = address
+        self._gateway = socket.socket(family, socket.SOCK_STREAM)
+        for end in (dialler, self._gateway):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._there = Flow(there, back, dialler, self._gateway, self._lost, self._arrived)
+        self._back = Flow(back, there, self._gateway, dialler, self._lost, self._arrived)
+        self._sites = (there.shape.source, there.shape.target)
+        self._num_open = 2
+        self._closed = False
+        self._dialling: asyncio.TimerHandle | None = None
+        self._untold: socket.socket | None = None
+        """The end that still believes in a half-open connection."""
+        self._void_bytes = 0
+
+    def dial(self) -> None:
+        """Reach for the gateway; the dialler is read once that has succeeded."""
+        status = self._gateway.connect_ex(self._address)
+        if status == 0:
+            self._start()
+        elif status == errno.EINPROGRESS:
+            self._loop.add_writer(self._gateway, self._dialled)
+            self._dialling = self._loop.call_later(DIAL_WITHIN_S, self._lost, self._gateway)
+        else:
+            self._lost(self._gateway)
+
+    def joins(self, one: str, other: str) -> bool:
+        """Say whether it is a connection between two sites, whichever of them has dialled."""
+        return {one, other} == set(self._sites)
+
+    def close(self) -> None:
+        """Reset both ends now and let go of them. Idempotent."""
+        for end in (self._dialler, self._gateway):
+            _reset_when_closed(end)
+        self._release()
+
+    def half_open(self, site: str) -> None:
+        """Reset the end at `site`; the other one is not told."""
+        gone, untold = self._dialler, self._gateway
+        if site != self._sites[0]:
+            gone, untold = untold, gone
+        if self._untold is untold:
+            return
+        if self._untold is gone or self._dialling is not None:
+            self.close()  # no end is left that believes in a connection, or none does yet
+            return
+        self._untold = untold
+        self._there.close()
+        self._back.close()
+        _reset_when_closed(gone)
+        gone.close()
+        self._loop.add_reader(untold, self._read_void)
+
+    def _read_void(self) -> None:
+        assert self._untold is not None
+        try:
+            num_read = len(self._untold.recv(_VOID_READ_BYTES))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            num_read = 0
+        self._void_bytes += num_read
+        if num_read == 0:
+            self._release()
+        elif self._void_bytes >= _VOID_BYTES:
+            self._loop.remove_reader(self._untold)
+
+    def _dialled(self) -> None:
+        self._stop_dialling()
+        if self._gateway.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._lost(self._gateway)
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        self._there.start()
+        self._back.start()
+
+    def _stop_dialling(self) -> None:
+        if self._dialling is not None:
+            self._dialling.cancel()
+            self._dialling = None
+            self._loop.remove_writer(self._gateway)
+
+    def _lost(self, end: socket.socket) -> None:
+        """One end is broken: what it sent still arrives, then the reset."""
+        self._stop_dialling()
+        from_it, to_it = self._there, self._back
+        if end is self._gateway:
+            from_it, to_it = to_it, from_it
+        to_it.close()
+        if from_it.is_closed:  # so is the other end: nobody is left to tell
+            self.close()
+        else:
+            from_it.reset()
+
+    def _arrived(self, flow: Flow, mark: Mark) -> None:
+        """A half-close or a reset has crossed the link."""
+        if mark is Mark.RESET:
+            self.close()
+            return
+        sink = self._gateway if flow is self._there else self._dialler
+        try:
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._lost(sink)
+            return
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._release()
+
+    def _release(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._stop_dialling()
+        self._there.close()
+        self._back.close()
+        if self._untold is not None:
+            self._loop.remove_reader(self._untold)
+        self._dialler.close()
+        self._gateway.close()
+        self._on_closed(self)
+
+
+def _reset_when_closed(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
+
+
+_BACKLOG = 256
+_ACCEPT_AGAIN_S = 1.0
+_LOG = logging.getLogger("relay")
+
+
+class Listener:
+    """Accepts while neither link is cut: a connection needs both to come about.
+
+    Args:
+        family: Of the address that it will bind.
+        there: The link from the dialler's site to the gateway's.
+        back: The opposite link.
+        on_accepted: Called with each new connection, which becomes the callee's own.
+    """
+
+    def __init__(
+        self,
+        family: socket.AddressFamily,
+        there: SharedLink,
+        back: SharedLink,
+        on_accepted: Callable[[socket.socket], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._there = there
+        self._back = back
+        self._on_accepted = on_accepted
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._is_accepting = False
+        self._resting: asyncio.TimerHandle | None = None
+
+    def open(self, address: tuple[object, ...]) -> int:
+        """Bind and accept; return the port. OSError when the address cannot be bound."""
+        bound_receive_buffer(self._socket, self._there.shape)
+        self._socket.bind(address)
+        self._socket.listen(_BACKLOG)
+        self.update()
+        return int(self._socket.getsockname()[1])
+
+    def update(self) -> None:
+        """The links may have been cut or healed, or have other figures."""
+        bound_receive_buffer(self._socket, self._there.shape)
+        wanted = not (self._there.is_cut or self._back.is_cut or self._resting)
+        if wanted and not self._is_accepting:
+            self._loop.add_reader(self._socket, self._accept)
+        elif self._is_accepting and not wanted:
+            self._loop.remove_reader(self._socket)
+        self._is_accepting = wanted
+
+    def close(self) -> None:
+        """Let go of the port. Idempotent."""
+        if self._resting is not None:
+            self._resting.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        try:
+            dialler, _ = self._socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:  # out of descriptors: a ready listener would spin
+            _LOG.warning("cannot accept: %s", error.strerror)
+            self._resting = self._loop.call_later(_ACCEPT_AGAIN_S, self._go_on)
+            self.update()
+            return
+        self._on_accepted(dialler)
+
+    def _go_on(self) -> None:
+        self._resting = None
+        self.update()

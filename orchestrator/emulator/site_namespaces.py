@@ -1,0 +1,277 @@
+"""Network namespaces without a name: held by a file descriptor, gone with who holds it.
+
+Nothing is written below /run/netns or anywhere else, so there is nothing to clean up after a crash.
+
+A site's TUN device: where its kernel's packets leave for the emulator, and come back from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from orchestrator.emulator.packet_link import MTU_BYTES
+
+CLONE_NEWUSER = 0x10000000  # linux/sched.h
+CLONE_NEWNET = 0x40000000
+_CAP_SYS_ADMIN = 21  # linux/capability.h
+TCP_BUFFER_BYTES = 128 << 20
+"""What TCP may use for one connection's window: several BDPs of 1 Gbit/s and 150 ms."""
+PROBE_WITHIN_S = 10.0
+_SYSCTLS = Path("/proc/sys/net")
+
+
+class NetnsError(Exception):
+    """The kernel refuses a step of the emulation: says which, why, and what would help."""
+
+    def __init__(self, step: str, error: OSError) -> None:
+        super().__init__(f"{step}: {error.strerror or error}{_cure(error)}")
+
+
+@contextlib.contextmanager
+def step(name: str) -> Iterator[None]:
+    """Do in its block what the kernel may refuse.
+
+    Raises:
+        NetnsError: it refuses; names the step.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise NetnsError(name, error) from error
+
+
+def own_user_namespace() -> bool:
+    """Be in a user namespace that may create network namespaces; say whether it is a new one.
+
+    The new one maps this process's user and group to themselves and nobody else. The process must
+    have no second thread.
+
+    Raises:
+        NetnsError: user namespaces are not allowed here.
+    """
+    if _may_administer():
+        return False
+    user, group = os.geteuid(), os.getegid()
+    with step("user namespace"):
+        _unshare(CLONE_NEWUSER)
+    with step("map of the user namespace"):
+        # Without this the kernel lets nobody without privileges map a group.
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
+
+
+def enter_new_network() -> int:
+    """Move this thread into a network namespace of its own, set up for long paths.
+
+    TCP's buffers may grow to `TCP_BUFFER_BYTES`, for stock limits would cap a connection long
+    before the link does. Whether connections start slowly after idle is this host's setting, as
+    the congestion control is by the kernel's own doing; everything else is as the kernel sets it.
+    IPv6 is off: links carry IPv4.
+
+    Returns:
+        A file descriptor that keeps the namespace; the caller's.
+
+    Raises:
+        NetnsError: a network namespace or its settings are not allowed here.
+    """
+    after_idle = _SYSCTLS / "ipv4/tcp_slow_start_after_idle"
+    starts_slowly = after_idle.read_text()
+    with step("network namespace"):
+        _unshare(CLONE_NEWNET)
+    with step("settings of the network namespace"):
+        for name in ("tcp_rmem", "tcp_wmem"):
+            _raise_maximum(_SYSCTLS / "ipv4" / name)
+        after_idle.write_text(starts_slowly)
+        disable = _SYSCTLS / "ipv6/conf/default/disable_ipv6"
+        if disable.exists():
+            disable.write_text("1")
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def open_socket(net: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Return a socket of another network namespace; this process stays where it is.
+
+    For who may enter without a user namespace. Others start a process there, for the kernel moves
+    no process of several threads into a user namespace.
+
+    Args:
+        net: File of the namespace.
+        kind: Of the socket.
+
+    Raises:
+        NetnsError: the kernel refuses.
+    """
+    # A thread's sockets belong to its namespace for good, so the thread need not live on.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_open_socket, net, kind).result()
+
+
+def netns_problem() -> str | None:
+    """Return why packets cannot be emulated here, in one line; None if they can be.
+
+    Asks the kernel, by doing it in a child process. Takes about a tenth of a second.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator.emulator.netns"],
+            input=json.dumps({"sites": ["probe"], "links": []}) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=PROBE_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the kernel did not make a network namespace within {PROBE_WITHIN_S:g} s"
+    if done.returncode == 0:
+        return None
+    lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
+    return lines[-1].removeprefix("netns: ")
+
+
+def _open_socket(net: str, kind: int) -> socket.socket:
+    with step(f"entering {net}"):
+        descriptor = os.open(net, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _call("setns", descriptor, CLONE_NEWNET)
+            return socket.socket(socket.AF_INET, kind)
+        finally:
+            os.close(descriptor)
+
+
+def _raise_maximum(sysctl: Path) -> None:
+    least, default, most = sysctl.read_text().split()
+    sysctl.write_text(f"{least} {default} {max(int(most), TCP_BUFFER_BYTES)}")
+
+
+def _may_administer() -> bool:
+    """Whether this process has CAP_SYS_ADMIN: root has not, in most containers."""
+    status = Path("/proc/self/status").read_text()
+    (effective,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective, 16) >> _CAP_SYS_ADMIN & 1)
+
+
+def _unshare(flags: int) -> None:
+    _call("unshare", flags)
+
+
+def _call(name: str, *arguments: int) -> None:
+    """Call a function of libc: Python has these from 3.12 on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _cure(error: OSError) -> str:
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return "; it takes root, or unprivileged user namespaces and access to /dev/net/tun"
+    if error.errno in (errno.ENOSPC, errno.EUSERS):
+        return "; user.max_user_namespaces or user.max_net_namespaces is used up, or 0"
+    if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+        return "; this kernel does not have it, or it is not shown to this container"
+    return ""
+
+
+DEVICE = "wan0"
+NETWORK = "10.203.0"
+"""Of all sites of an emulation. Its namespaces have no other network that it could collide with."""
+_NETMASK = "255.255.255.0"
+_QUEUE_PACKETS = 10_000
+"""Frames that wait for the emulator: while it is busy elsewhere, it is its queues that must drop.
+
+One at 1 Gbit/s gets 84 000 small packets or 1 900 large ones a second."""
+
+_TUNSETIFF = 0x400454CA  # linux/if_tun.h
+_TUNSETOFFLOAD = 0x400454D0
+_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+_TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
+_SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C  # linux/sockios.h
+_RTM_NEWLINK = 16  # linux/rtnetlink.h
+_REQUEST_AND_ACK = 0x5  # linux/netlink.h: NLM_F_REQUEST, NLM_F_ACK
+_IFLA_MTU, _IFLA_TXQLEN = 4, 13  # linux/if_link.h
+_IFF_UP = 0x1
+_NETLINK_WITHIN_S = 5.0
+
+
+def address_of(site_index: int) -> str:
+    """Return the address of a site, counted from 0 in the order of the configuration."""
+    return f"{NETWORK}.{site_index + 1}"
+
+
+def open_site(site_index: int) -> int:
+    """Create and start loopback and the TUN device in this thread's network namespace.
+
+    A read returns one frame as packets.py describes it, or BlockingIOError; a write takes one.
+    The kernel segments what is neither TCP over IPv4 nor without a checksum.
+
+    Returns:
+        The device's file descriptor, non-blocking; the caller's. The device ends with it.
+
+    Raises:
+        NetnsError: a step is not allowed here.
+    """
+    with step("loopback"):
+        _start("lo", {})
+    descriptor = _open_device()
+    try:
+        with step("settings of the TUN device"):
+            _set_address(address_of(site_index))
+            _start(DEVICE, {_IFLA_MTU: MTU_BYTES, _IFLA_TXQLEN: _QUEUE_PACKETS})
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _open_device() -> int:
+    with step("/dev/net/tun"):
+        descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = struct.pack("=16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR)
+    try:
+        with step("TUN device"):
+            fcntl.ioctl(descriptor, _TUNSETIFF, kind)
+            fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _set_address(address: str) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        # The netmask makes the route to all other sites, too.
+        for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, _NETMASK)):
+            packed = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
+            fcntl.ioctl(control, request, struct.pack("=16s24s", DEVICE.encode(), packed))
+
+
+def _start(device: str, attributes: dict[int, int]) -> None:
+    """Set attributes of a device and bring it up, by netlink.
+
+    The older ioctl for the queue's length is refused to the root of a user namespace.
+    """
+    body = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(device), _IFF_UP, _IFF_UP)
+    for kind, value in attributes.items():
+        body += struct.pack("=HHI", 8, kind, value)
+    header = struct.pack("=IHHII", 16 + len(body), _RTM_NEWLINK, _REQUEST_AND_ACK, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+        netlink.settimeout(_NETLINK_WITHIN_S)
+        netlink.send(header + body)
+        answer = netlink.recv(4096)
+    (code,) = struct.unpack_from("=i", answer, 16)  # of the acknowledgement: 0, or -errno
+    if code != 0:
+        raise OSError(-code, os.strerror(-code))

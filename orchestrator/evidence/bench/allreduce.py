@@ -1,0 +1,609 @@
+"""allreduce.json: what was asked of the exchange between sites, and what it took.
+
+All times are seconds, all sizes bytes. The file is written anew after each measurement.
+
+The runs of `isthmus bench allreduce`: one job that ships, and the overrides of each setting.
+
+From the metric records of a run of the all-reduce script to its figures. Pure.
+
+The bound is `topology/timing/wire_time.py`'s time for the bytes that were sent, on links that lose
+to packet headers what TCP must (3.5 % of the rate where packets are emulated) but never start
+slowly: connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest
+link.
+
+Makes an all-reduce benchmark's runs one after the other, and writes each down as it ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from orchestrator.documents import Pair, load_pair, load_topology_file
+from orchestrator.evidence.bench.scaling import RUNS, Launch
+from orchestrator.evidence.record.bench_record import Failed
+from orchestrator.evidence.record.measured_steps import MeasurementError
+from orchestrator.run_folder.run_files import (
+    METRICS,
+    MetricsError,
+    read_metrics,
+    strict_json,
+    write_atomically,
+)
+from protos import metrics
+from topology.documents.load import split_overrides
+from topology.job import Job
+from topology.reduction_plans import plan_reduction
+from topology.timing.wire_time import exchange_time_s
+from topology.world import Topology
+
+ALLREDUCE = "allreduce.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What was asked, of every setting alike."""
+
+    topology: str
+    """Its file."""
+    overrides: tuple[str, ...]
+    """As given with --set."""
+    warmup: int
+    """Repetitions before those that count."""
+    repeats: int
+    is_one_rank_a_site: bool
+    """Else as many as the topology says."""
+    is_copied: bool
+    """The tensor lies in memory of the rank's own; else in what it shares with its gateway."""
+    against: str | None
+    """`gloo`, where that was measured too."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How long each repetition took, from the last site's begin to the last one's end."""
+
+    cold_s: float
+    """The first of all: connections' windows and the memory of buffers are new."""
+    all_s: tuple[float, ...]
+    """Those after the warm-up."""
+
+    @property
+    def median_s(self) -> float:
+        """Of those after the warm-up, as the next two."""
+        return statistics.median(self.all_s)
+
+    @property
+    def min_s(self) -> float:
+        """The fastest."""
+        return min(self.all_s)
+
+    @property
+    def max_s(self) -> float:
+        """The slowest."""
+        return max(self.all_s)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    """One directed link, in the median repetition."""
+
+    source: str
+    target: str
+    sent_bytes: float
+    """Of frames, headers included; what TCP and IP add is not in it."""
+    share: float | None
+    """Of what the link could have carried in that time; null where it is not emulated."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one setting came to."""
+
+    times: Times
+    algorithm_bytes_per_s: float
+    """float32 bytes of the tensor over the median time."""
+    links: tuple[LinkUse, ...]
+    site_sent_bytes: float
+    """Of the site that sends most."""
+    bound_s: float | None
+    """What the links allow (orchestrator/evidence/bench/allreduce.py).
+
+    Null where none is emulated.
+    """
+    over_bound: float | None
+    """The median time over it."""
+    gateways_cpu_s_per_gb: float
+    """The mean over sites, for each 1e9 bytes of float32."""
+    ranks_cpu_s_per_gb: float
+    relative_error: float
+    """Of the result, ‖x - mean‖ ÷ ‖mean‖."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gloo:
+    """Gloo's all-reduce of the same tensor, one process a site, on the same links."""
+
+    size_bytes: int
+    times: Times
+    cpu_s_per_gb: float
+    """The mean over sites."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceSetting:
+    """One combination, and its run."""
+
+    size_bytes: int
+    codec: str
+    tree: str
+    """As asked for."""
+    plan: str
+    """What became of it, in words."""
+    run_id: str = ""
+    emulator: str = "none"
+    """What emulated the WAN: `netns`, `relay` or `none`."""
+    figures: Figures | None = None
+    failed: Failed | None = None
+    over_gloo: float | None = None
+    """Gloo's median time over this one's: how many times as fast this is."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceBench:
+    """The whole file."""
+
+    name: str
+    question: Question
+    settings: tuple[AllReduceSetting, ...]
+    gloo: tuple[Gloo, ...] = ()
+    schema_version: int = 1
+
+
+def to_json(bench: AllReduceBench) -> dict[str, object]:
+    """Return the file's object; times also with what is formed of them."""
+    fields = dataclasses.asdict(bench)
+    for setting, made in zip(fields["settings"], bench.settings, strict=True):
+        if made.figures is not None:
+            setting["figures"]["times"] |= _formed(made.figures.times)
+    for entry, gloo in zip(fields["gloo"], bench.gloo, strict=True):
+        entry["times"] |= _formed(gloo.times)
+    return fields
+
+
+def write(folder: Path, bench: AllReduceBench) -> None:
+    """Write allreduce.json; OSError when the disk refuses."""
+    write_atomically(folder / ALLREDUCE, strict_json(to_json(bench), indent=1) + "\n")
+
+
+def _formed(times: Times) -> dict[str, float]:
+    return {"median_s": times.median_s, "min_s": times.min_s, "max_s": times.max_s}
+
+
+_LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
+"""More than gateways reach on one machine: none waits for a link that is not there."""
+_LOOPBACK_PIECES: Final = {"exchange.chunk": "8MiB", "exchange.bucket": "64MiB"}
+"""Where no link has to be kept full, fewer chunks and buckets cost less: docs/benchmarks.md."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure: every combination of the first three."""
+
+    sizes_bytes: tuple[int, ...]
+    codecs: tuple[str, ...]
+    """Empty: what the job that ships says, or `overrides`; likewise the next."""
+    trees: tuple[str, ...]
+    topology_path: Path
+    overrides: tuple[str, ...]
+    """The user's own, of both documents; what stands in the fields here wins over them."""
+    count: int
+    """Repetitions a run, the warm-up included."""
+    channels_per_link: int | None
+    chunk_bytes: int | None
+    is_one_rank_a_site: bool
+    is_copied: bool
+    """Whether the tensor lies in the rank's own memory, and not in what `site.empty` returns."""
+    emulator: str | None
+    """`auto`, `relay`, `netns` or `none`; None: as the topology says.
+
+    With `none`, sites are told of this machine's own links in place of the topology's, unless
+    `overrides` speak of links, chunks or buckets themselves.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One setting, and the documents of its run."""
+
+    size_bytes: int
+    pair: Pair
+
+    @property
+    def codec(self) -> str:
+        """What the tensor travels as."""
+        return self.pair.job.exchange.codec
+
+    @property
+    def tree(self) -> str:
+        """As asked for."""
+        reduction = self.pair.job.reduction
+        return "as written" if reduction.trees else reduction.tree
+
+    @property
+    def plan(self) -> str:
+        """How chunks are reduced, in words."""
+        return plan_reduction(self.pair.job, self.pair.topology).why
+
+
+def combinations(wanted: Wanted) -> list[Combination]:
+    """Return the settings, sizes first.
+
+    Raises:
+        ConfigError: a document has mistakes in some setting.
+    """
+    shared = _shared_overrides(wanted)
+    found = []
+    choices = itertools.product(
+        wanted.sizes_bytes,
+        [[f"exchange.codec={codec}"] for codec in wanted.codecs] or [[]],
+        [[f"reduction.tree={tree}"] for tree in wanted.trees] or [[]],
+    )
+    memory = "own" if wanted.is_copied else "shared"
+    for size_bytes, codec, tree in choices:
+        arguments = [str(size_bytes), str(wanted.count), memory]
+        own = [*codec, *tree, f"arguments={json.dumps(arguments)}"]
+        pair = load_pair(_job_path(), [*shared, *own], wanted.topology_path)
+        found.append(Combination(size_bytes, pair))
+    return found
+
+
+def _shared_overrides(wanted: Wanted) -> list[str]:
+    overrides = list(wanted.overrides)
+    if wanted.channels_per_link is not None:
+        overrides.append(f"exchange.channels_per_link={wanted.channels_per_link}")
+    if wanted.chunk_bytes is not None:
+        overrides.append(f"exchange.chunk={wanted.chunk_bytes}B")
+    if wanted.emulator == "none":
+        overrides += ["emulate=false", *_loopback(wanted)]
+    elif wanted.emulator is not None:
+        overrides += ["emulate=true", f"emulator={wanted.emulator}"]
+    if wanted.is_one_rank_a_site:
+        topology = load_topology_file(wanted.topology_path, split_overrides(wanted.overrides)[0])
+        for site in topology.sites:
+            overrides += [
+                f"sites.{site.index}.nodes=1",
+                f"sites.{site.index}.accelerators_per_node=1",
+            ]
+    return overrides
+
+
+def _loopback(wanted: Wanted) -> list[str]:
+    """Return what describes links of this machine."""
+    own = [override.split("=")[0] for override in wanted.overrides]
+    found = []
+    if not any(key.split(".")[0] == "links" for key in own):
+        load_topology_file(
+            wanted.topology_path, split_overrides(wanted.overrides)[0]
+        )  # it is valid
+        links = yaml.safe_load(wanted.topology_path.read_text()).get("links") or []
+        found += [f"links.{index}.measured={_LOOPBACK}" for index in range(len(links))]
+    if wanted.chunk_bytes is not None:
+        own.append("exchange.chunk")
+    return found + [f"{key}={size}" for key, size in _LOOPBACK_PIECES.items() if key not in own]
+
+
+def _job_path() -> Path:
+    """Return the job that ships with the sites' part, without importing what is theirs."""
+    found = importlib.util.find_spec("sites")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "bench" / "allreduce.yaml"
+
+
+def sizes_of(found: Sequence[Combination]) -> tuple[int, ...]:
+    """Return each size once, in order."""
+    return tuple(dict.fromkeys(each.size_bytes for each in found))
+
+
+PAYLOAD_SHARE = 0.965
+"""1448 of 1500 bytes: what TCP with time stamps can use of a link of packets."""
+GB = 1e9
+
+Place = tuple[str, int]
+"""A site, and a rank inside it."""
+Repeats = dict[int, dict[Place, Mapping[str, Any]]]
+"""Records of kind `allreduce`, by repetition and rank."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """What the run was to do."""
+
+    job: Job
+    topology: Topology
+    size_bytes: int
+    warmup: int
+    repeats: int
+    emulator: str
+    """What emulated the WAN: `netns`, `relay` or `none`."""
+
+    @property
+    def count(self) -> int:
+        """Repetitions, the warm-up included."""
+        return self.warmup + self.repeats
+
+
+def figures_of(records: Iterable[Mapping[str, Any]], asked: Asked) -> Figures:
+    """Return what a run's metrics.jsonl says.
+
+    Raises:
+        MeasurementError: a rank lacks a repetition, or the results of two ranks differ.
+    """
+    repeats, links = _sorted_out(records)
+    _check_complete(repeats, asked)
+    _check_identical(repeats)
+    times = _times(repeats, asked)
+    sent = {pair: values[metrics.SENT_BYTES] / asked.count for pair, values in links.items()}
+    bound_s = _bound_s(links, asked)
+    site_sent: dict[str, float] = defaultdict(float)
+    for (source, _), num_bytes in sent.items():
+        site_sent[source] += num_bytes
+    error = _values(repeats[asked.count - 1][asked.topology.sites[0].name, 0])
+    return Figures(
+        times=times,
+        algorithm_bytes_per_s=asked.size_bytes / times.median_s,
+        links=_links(sent, times, asked),
+        site_sent_bytes=max(site_sent.values(), default=0.0),
+        bound_s=bound_s,
+        over_bound=times.median_s / bound_s if bound_s else None,
+        gateways_cpu_s_per_gb=_cpu_s_per_gb(repeats, asked, metrics.GATEWAYS_CPU_S),
+        ranks_cpu_s_per_gb=_cpu_s_per_gb(repeats, asked, metrics.RANK_CPU_S),
+        relative_error=float(error.get(metrics.RELATIVE_ERROR, 0.0)),
+    )
+
+
+def times_of(spans: Iterable[Iterable[tuple[float, float]]], warmup: int) -> Times:
+    """Return how long repetitions took.
+
+    Args:
+        spans: when each site began and ended, on one clock; of each repetition.
+        warmup: repetitions that do not count.
+    """
+    all_s = []
+    for each in spans:
+        begins, ends = zip(*each, strict=True)
+        all_s.append(max(ends) - max(begins))
+    return Times(cold_s=all_s[0], all_s=tuple(all_s[warmup:]))
+
+
+def _sorted_out(
+    records: Iterable[Mapping[str, Any]],
+) -> tuple[Repeats, dict[tuple[str, str], dict[str, float]]]:
+    """Return the repetitions, and each directed link's last totals, of all gateways together."""
+    repeats: Repeats = defaultdict(dict)
+    totals: dict[tuple[str, str, str], Mapping[str, float]] = {}
+    for record in records:
+        labels = record.get("labels") or {}
+        if record.get("kind") == metrics.ALLREDUCE:
+            repeats[record["step"]][record["site"], record["rank"]] = record
+        elif record.get("kind") == metrics.LINK:
+            totals[record["site"], labels["target"], labels["node"]] = record["values"]
+    links: dict[tuple[str, str], dict[str, float]] = {}
+    for (source, target, _), values in totals.items():
+        link = links.setdefault((source, target), defaultdict(float))
+        for name in (metrics.SENT_BYTES, metrics.RAW_BYTES):
+            link[name] += values.get(name, 0.0)
+    return repeats, links
+
+
+def _check_complete(repeats: Repeats, asked: Asked) -> None:
+    ranks = {(site.name, rank) for site in asked.topology.sites for rank in range(site.num_ranks)}
+    for repeat in range(asked.count):
+        missing = sorted(ranks - repeats.get(repeat, {}).keys())
+        if missing:
+            site, rank = missing[0]
+            raise MeasurementError(
+                f"rank {rank} of {site} has no record of repetition {repeat + 1} of {asked.count}"
+            )
+
+
+def _check_identical(repeats: Repeats) -> None:
+    """Refuse results that are not equal bit for bit at all ranks of all sites."""
+    for repeat, records in repeats.items():
+        digests = {place: each["labels"][metrics.DIGEST] for place, each in records.items()}
+        (first, expected), *others = sorted(digests.items())
+        for place, digest in others:
+            if digest != expected:
+                raise MeasurementError(
+                    f"repetition {repeat + 1}: the results of rank {first[1]} of {first[0]} and "
+                    f"rank {place[1]} of {place[0]} differ: {expected} and {digest}"
+                )
+
+
+def _times(repeats: Repeats, asked: Asked) -> Times:
+    return times_of(
+        (
+            [
+                (_values(each)[metrics.BEGIN_S], _values(each)[metrics.END_S])
+                for each in repeats[repeat].values()
+            ]
+            for repeat in range(asked.count)
+        ),
+        asked.warmup,
+    )
+
+
+def _links(
+    sent: Mapping[tuple[str, str], float], times: Times, asked: Asked
+) -> tuple[LinkUse, ...]:
+    uses = []
+    for link in asked.topology.links:
+        num_bytes = sent.get((link.source, link.target), 0.0)
+        share = num_bytes / (link.bytes_per_s * times.median_s)
+        uses.append(
+            LinkUse(
+                source=link.source,
+                target=link.target,
+                sent_bytes=num_bytes,
+                share=None if asked.emulator == "none" else share,
+            )
+        )
+    return tuple(uses)
+
+
+def _bound_s(links: Mapping[tuple[str, str], Mapping[str, float]], asked: Asked) -> float | None:
+    """Return what the links allow; None where none is emulated, or nothing was sent."""
+    raw_bytes = sum(each[metrics.RAW_BYTES] for each in links.values())
+    if asked.emulator == "none" or raw_bytes == 0:
+        return None
+    ratio = sum(each[metrics.SENT_BYTES] for each in links.values()) / raw_bytes
+    share = PAYLOAD_SHARE if asked.emulator == "netns" else 1.0
+    usable = tuple(
+        dataclasses.replace(link, bytes_per_s=share * link.bytes_per_s)
+        for link in asked.topology.links
+    )
+    # The relay's prediction is the one without packets' headers, which are in `usable`, and without
+    # slow start.
+    topology = dataclasses.replace(asked.topology, links=usable, emulate=True, emulator="relay")
+    return exchange_time_s(asked.job, topology, asked.size_bytes, ratio)
+
+
+def _cpu_s_per_gb(repeats: Repeats, asked: Asked, name: str) -> float:
+    """Return the mean over sites of what all repetitions after the warm-up used."""
+    used_s = sum(
+        _values(record)[name]
+        for repeat in range(asked.warmup, asked.count)
+        for record in repeats[repeat].values()
+    )
+    num_bytes = asked.repeats * asked.size_bytes * len(asked.topology.sites)
+    return used_s / (num_bytes / GB)
+
+
+def _values(record: Mapping[str, Any]) -> Mapping[str, float]:
+    values: Mapping[str, float] = record["values"]
+    return values
+
+
+MeasureGloo = Callable[[int], Gloo]
+"""Of so many bytes; MeasurementError when it fails."""
+
+
+class AllReduce:
+    """One benchmark. Pure bookkeeping around `launch` and `gloo`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bench: AllReduceBench,
+        found: Sequence[Combination],
+        *,
+        launch: Launch,
+        gloo: MeasureGloo | None,
+        tell: Callable[[str, AllReduceSetting | Gloo | None], None],
+        new_run_id: Callable[[], str],
+    ) -> None:
+        """Measure nothing yet.
+
+        Args:
+            folder: That allreduce.json is written to; the home of the runs.
+            bench: With nothing measured.
+            found: What to measure.
+            launch: Makes a run.
+            gloo: Measures what a size is compared with, if it is.
+            tell: Is told what begins (a word for it, None), and what it came to.
+            new_run_id: Names a run.
+        """
+        self.bench = bench
+        """As far as it is now."""
+        self.gloo_failed = ""
+        """Why Gloo was not measured, if that failed."""
+        self._folder = folder
+        self._found = found
+        self._launch = launch
+        self._gloo = gloo
+        self._tell = tell
+        self._new_run_id = new_run_id
+
+    def run(self) -> None:
+        """Measure every combination, and Gloo after all of a size. One that fails stops no other.
+
+        Raises:
+            OSError: the disk refuses allreduce.json.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write(self._folder, self.bench)
+        for size_bytes in sizes_of(self._found):
+            for each in self._found:
+                if each.size_bytes == size_bytes:
+                    self._measure(each)
+            if self._gloo is not None and not self.gloo_failed:
+                self._compare(size_bytes, self._gloo)
+
+    def _measure(self, combination: Combination) -> None:
+        name = f"{combination.codec}, {combination.tree}"
+        self._tell(name, None)
+        run_id = self._new_run_id()
+        ended = self._launch(combination.pair, self._folder, run_id)
+        figures, failed = None, ended.failed
+        question = self.bench.question
+        if failed is None:
+            asked = Asked(
+                combination.pair.job,
+                combination.pair.topology,
+                combination.size_bytes,
+                question.warmup,
+                question.repeats,
+                ended.emulator,
+            )
+            try:
+                records = read_metrics(self._folder / RUNS / run_id / METRICS)
+                figures = figures_of(records, asked)
+            except (MeasurementError, MetricsError) as error:
+                failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
+        setting = AllReduceSetting(
+            size_bytes=combination.size_bytes,
+            codec=combination.codec,
+            tree=combination.tree,
+            plan=combination.plan,
+            run_id=run_id,
+            emulator=ended.emulator,
+            figures=figures,
+            failed=failed,
+        )
+        self._keep(settings=(*self.bench.settings, setting))
+        self._tell(name, setting)
+
+    def _compare(self, size_bytes: int, measure: MeasureGloo) -> None:
+        self._tell("Gloo", None)
+        try:
+            gloo = measure(size_bytes)
+        except MeasurementError as error:
+            self.gloo_failed = str(error)
+            return
+        settings = [
+            dataclasses.replace(each, over_gloo=gloo.times.median_s / each.figures.times.median_s)
+            if each.size_bytes == size_bytes and each.figures is not None
+            else each
+            for each in self.bench.settings
+        ]
+        self._keep(settings=tuple(settings), gloo=(*self.bench.gloo, gloo))
+        self._tell("Gloo", gloo)
+
+    def _keep(
+        self, settings: tuple[AllReduceSetting, ...], gloo: tuple[Gloo, ...] | None = None
+    ) -> None:
+        self.bench = dataclasses.replace(
+            self.bench, settings=settings, gloo=self.bench.gloo if gloo is None else gloo
+        )
+        write(self._folder, self.bench)

@@ -1,0 +1,367 @@
+"""`--sweep PATH=V1,V2`: which values, of which places in the documents, make the settings. Pure.
+
+The runs that a question takes.
+
+Documents of every setting, checked before the first run starts.
+
+One site by itself: the same job with that site's share of the batch, on a topology of one site.
+
+Said as overrides of the two documents, so that a solo run is an ordinary run, and can be repeated
+by hand with `isthmus launch --set`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.documents import Pair, load_pair
+from orchestrator.evidence.record.bench_record import Question, Sweep
+from orchestrator.plans import as_launched
+from topology.cost.compute import site_shares
+from topology.documents.references import ancestry, site_names
+from topology.errors import ConfigError, Problem
+from topology.hashing import config_hash
+from topology.text.document import Document
+from topology.text.overrides import read_with_overrides
+from topology.world import Site
+
+MAX_SETTINGS = 500
+"""At a minute a run, two days of one repeat: more is a slip of the keyboard."""
+SHORT = {"codec": "exchange.codec"}
+"""Paths that may be written without what stands before them."""
+_FIXED = {
+    "trainer.steps": "is what --steps and --warmup say",
+    "trainer.evaluate_every": "is fixed: nothing is evaluated between the measured steps",
+    "trainer.compute": "is what --compute says, for all settings",
+    "emulate": "is fixed: links are always emulated",
+}
+"""What a benchmark sets by itself, and why it may not be swept."""
+_CLOSING = {"[": "]", "{": "}"}
+
+
+def parse_sweep(text: str) -> Sweep:
+    """Return the path and the values of one --sweep.
+
+    Raises:
+        ConfigError: it is not PATH=V1,V2, a value is repeated, or the path may not be swept.
+    """
+    path, equals, values_text = text.partition("=")
+    values = tuple(value.strip() for value in _split(values_text))
+    if not equals or "" in path.split(".") or "" in values:
+        raise _refused(path, "want PATH=V1,V2, as --sweep 'links.*.rtt=5ms,20ms'")
+    if path in _FIXED:
+        raise _refused(path, _FIXED[path])
+    if len(set(values)) < len(values):
+        raise _refused(path, "has a value twice")
+    return Sweep(path=path, values=values)
+
+
+def parse_sweeps(texts: Sequence[str]) -> tuple[Sweep, ...]:
+    """Return every sweep; ConfigError also for a path that stands twice, or too many settings."""
+    sweeps = tuple(parse_sweep(text) for text in texts)
+    paths = [SHORT.get(sweep.path, sweep.path) for sweep in sweeps]
+    num_settings = 1
+    for index, sweep in enumerate(sweeps):
+        if paths.index(paths[index]) < index:
+            raise _refused(sweep.path, "is swept twice: name all its values in one --sweep")
+        num_settings *= len(sweep.values)
+    if num_settings > MAX_SETTINGS:
+        raise _refused(
+            sweeps[-1].path, f"makes {num_settings} settings: want at most {MAX_SETTINGS}"
+        )
+    return sweeps
+
+
+def points(sweeps: Sequence[Sweep]) -> Iterator[dict[str, str]]:
+    """Yield every combination of values by path, the last path's changing fastest."""
+    for values in itertools.product(*(sweep.values for sweep in sweeps)):
+        yield dict(zip((sweep.path for sweep in sweeps), values, strict=True))
+
+
+def overrides_of(point: dict[str, str], documents: Sequence[Document]) -> list[str]:
+    """Return the --set of one combination: a `*` stands for every position of a list.
+
+    Args:
+        point: Value by path.
+        documents: Topology and job: whichever has the list gives its length.
+
+    Raises:
+        ConfigError: there is no list where a `*` stands, or nothing in it.
+    """
+    return [
+        f"{path}={value}"
+        for written, value in point.items()
+        for path in _expand(written, SHORT.get(written, written).split("."), documents)
+    ]
+
+
+def blame_sweep(error: ConfigError, point: dict[str, str]) -> ConfigError:
+    """Return the error with each problem of a sweep's own override told at that --sweep."""
+    return ConfigError(
+        [
+            Problem(
+                _blamed(problem.source, point),
+                problem.line,
+                problem.column,
+                problem.message,
+                problem.path,
+                problem.excerpt,
+            )
+            for problem in error.problems
+        ]
+    )
+
+
+def _blamed(source: str, point: dict[str, str]) -> str:
+    name = source.removeprefix("--set ")
+    for path, value in point.items():
+        if name != source and _covers(SHORT.get(path, path).split("."), name.split(".")):
+            return f"--sweep {path}={value}"
+    return source
+
+
+def _covers(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    return len(pattern) == len(parts) and all(
+        one in ("*", other) for one, other in zip(pattern, parts, strict=True)
+    )
+
+
+def _expand(written: str, parts: Sequence[str], documents: Sequence[Document]) -> list[str]:
+    """Return the paths that a pattern stands for."""
+    if "*" not in parts:
+        return [".".join(parts)]
+    place = parts.index("*")
+    before = [int(part) if part.isdecimal() else part for part in parts[:place]]
+    length = max(len(document.sequence(*before)) for document in documents)
+    if length == 0:
+        where = ".".join(parts[:place]) or "the document"
+        raise _refused(written, f"{where} is no list with something in it: a * has no place there")
+    return [
+        path
+        for index in range(length)
+        for path in _expand(written, [*parts[:place], str(index), *parts[place + 1 :]], documents)
+    ]
+
+
+def _split(text: str) -> Iterator[str]:
+    """Yield the parts of `text` between commas, those inside brackets aside."""
+    start, open_brackets = 0, []
+    for index, character in enumerate(text):
+        if character in _CLOSING:
+            open_brackets.append(_CLOSING[character])
+        elif open_brackets and character == open_brackets[-1]:
+            open_brackets.pop()
+        elif character == "," and not open_brackets:
+            yield text[start:index]
+            start = index + 1
+    yield text[start:]
+
+
+def _refused(path: str, message: str) -> ConfigError:
+    return ConfigError([Problem(f"--sweep {path}", 0, 0, message, path)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One setting: what all sites run together, and each by itself."""
+
+    overrides: dict[str, str]
+    """Path as in --sweep, and value."""
+    together: Pair
+    solo: Mapping[str, Pair]
+    """By site."""
+    solo_keys: Mapping[str, str]
+    """By site: equal where solo runs are, in whichever settings."""
+    plan: str | None = None
+    """What a plan decided, in a line, where the job asks for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run to make."""
+
+    repeat: int
+    setting: int
+    site: str | None
+    """None: all together."""
+
+
+def load_points(question: Question, job_path: Path, topology_path: Path | None) -> list[Point]:
+    """Return the settings in the order of the sweep.
+
+    Raises:
+        ConfigError: a document has mistakes in some setting, or two settings are the same.
+    """
+    base = load_pair(job_path, question.overrides, topology_path)
+    documents = [
+        read_with_overrides(base.topology_text, str(base.topology_path), base.topology_overrides),
+        read_with_overrides(base.job_text, str(base.job_path), base.job_overrides),
+    ]
+    found: list[Point] = []
+    seen: set[str] = set()
+    for point in points(question.sweeps):
+        swept = overrides_of(point, documents)
+        try:
+            pair, plan = _together(question, base, swept)
+        except ConfigError as error:
+            raise blame_sweep(error, point) from error
+        key = config_hash(pair.job, pair.described)  # a plan may leave out what is swept
+        if key in seen:
+            raise _no_difference(question, point)
+        seen.add(key)
+        found.append(_point(point, pair, plan))
+    return found
+
+
+def planned_runs(points: Sequence[Point], repeats: int) -> Iterator[Planned]:
+    """Yield the runs in their order: every setting once, then every setting again.
+
+    Solo runs that settings share are made once a repeat, before the first run that is divided by
+    them, so that both sides of a division are close in time.
+    """
+    for repeat in range(repeats):
+        made: set[str] = set()
+        for index, point in enumerate(points):
+            for site, key in point.solo_keys.items():
+                if key not in made:
+                    made.add(key)
+                    yield Planned(repeat, index, site)
+            yield Planned(repeat, index, None)
+
+
+def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pair, str | None]:
+    """Load what all sites run together.
+
+    The user's values, then ours, then the sweep's, then a plan's.
+
+    Without an exchange there is nothing to plan: the plan is that of the job with one.
+    """
+    steps = question.warmup_steps + question.steps
+    overrides = [
+        *question.overrides,
+        # On this machine nothing else could be between the sites that the topology describes.
+        f"emulate={json.dumps(len(base.topology.sites) > 1)}",
+        f"trainer.compute={question.compute}",
+        f"trainer.steps={steps}",
+        f"trainer.evaluate_every={steps}",
+        "trainer.evaluation_batches=1",
+        *(["exchange.schedule=serial"] if question.schedule == "serial" else []),
+        *([] if question.emulator is None else [f"emulator={question.emulator}"]),
+        *swept,
+    ]
+    pair, plan = as_launched(load_pair(base.job_path, overrides, base.topology_path))
+    if question.schedule == "off" or pair.job.exchange.schedule == "off":
+        # Sites that exchange nothing have parameters of their own.
+        off = ["exchange.schedule=off", "verify.parameters_every=0"]
+        decided = [*pair.topology_overrides, *pair.job_overrides]
+        pair = load_pair(base.job_path, [*decided, *off], base.topology_path)
+    return pair, plan
+
+
+def _point(overrides: dict[str, str], pair: Pair, plan: str | None) -> Point:
+    if pair.job.entrypoint is not None and pair.job.trainer.compute == "modelled":
+        raise ConfigError(
+            [
+                Problem(
+                    str(pair.job_path),
+                    0,
+                    0,
+                    "compute is modelled for the trainer that ships only: with a script of your "
+                    "own want --compute real",
+                    "entrypoint",
+                )
+            ]
+        )
+    solo = {site.name: alone(pair, site) for site in pair.topology.sites}
+    return Point(
+        overrides=overrides,
+        together=pair,
+        solo=solo,
+        plan=plan,
+        solo_keys={site: config_hash(each.job, each.topology) for site, each in solo.items()},
+    )
+
+
+def _no_difference(question: Question, point: dict[str, str]) -> ConfigError:
+    said = " ".join(f"--sweep {path}={value}" for path, value in point.items())
+    hint = "a measured figure of a link wins over the described one"
+    paths = [SHORT.get(sweep.path, sweep.path) for sweep in question.sweeps]
+    reason = f": {hint}" if any(path.startswith("links.") for path in paths) else ""
+    return ConfigError(
+        [Problem(said, 0, 0, f"makes no difference to another setting{reason}", paths[-1])]
+    )
+
+
+_INHERITED = ("nodes", "accelerators_per_node", "accelerator", "fabric", "launcher")
+
+
+def alone(pair: Pair, site: Site) -> Pair:
+    """Return the documents of `site`'s solo run; `pair` is what all sites run together.
+
+    Nothing in it depends on links, codecs or trees, so that many settings share one solo run: the
+    exchange is off, and its settings are the defaults but for the size of buckets, which ranks
+    inside the site reduce too.
+    """
+    topology = read_with_overrides(
+        pair.topology_text, str(pair.topology_path), pair.topology_overrides
+    )
+    job = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+    return load_pair(
+        pair.job_path,
+        [
+            *pair.topology_overrides,
+            *pair.job_overrides,
+            *_topology_overrides(topology, site),
+            *_job_overrides(job, site.name, sum(site_shares(pair.job, pair.topology, site))),
+        ],
+        pair.topology_path,
+    )
+
+
+def _topology_overrides(document: Document, site: Site) -> list[str]:
+    coordinator = {**document.mapping("coordinator")}
+    if coordinator.get("site") != site.name:
+        coordinator.pop("site", None)
+    return [
+        _override("sites", [_written_out(document, site_names(document).index(site.name))]),
+        _override("links", []),
+        _override("emulate", False),
+        _override("failure.min_sites", 1),
+        _override("coordinator", coordinator),
+    ]
+
+
+def _job_overrides(document: Document, site: str, share: int) -> list[str]:
+    placement = [{"site": site, "sequences": share}] if document.get("plan") is not None else []
+    bucket = document.get("exchange", "bucket")
+    exchange = {"schedule": "off", **({} if bucket is None else {"bucket": bucket})}
+    return [
+        _override("exchange", exchange),
+        _override("reduction", {}),
+        _override("verify", {"parameters_every": 0}),
+        _override("timeline", {"every": 0}),
+        _override("trainer.global_batch", share),
+        _override("placement", placement),
+        # Placed as it is, there is nothing to plan, and what a plan might decide is no difference.
+        *([] if document.get("plan") is None else [_override("plan", {})]),
+    ]
+
+
+def _written_out(document: Document, index: int) -> dict[str, object]:
+    """Return a site as the file has it, with what it takes from others written in its own entry."""
+    chain = [document.mapping("sites", each) for each in ancestry(document, index)]
+    own = {key: value for key, value in chain[0].items() if key != "like"}
+    for key in _INHERITED:
+        found = next((each[key] for each in chain if each.get(key) is not None), None)
+        if found is not None:
+            own[key] = found
+    return own
+
+
+def _override(path: str, value: object) -> str:
+    # JSON is YAML in which a text cannot be taken for anything else: `off` stays a word.
+    return f"{path}={json.dumps(value, ensure_ascii=False)}"

@@ -1,0 +1,314 @@
+"""The job that measures instead of training, and the topology that it is to measure.
+
+From a probing run's records to the figures of each direction, and of each link in the file.
+
+Pure.
+
+Replaces a file that a person writes, unless somebody else has changed it meanwhile.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.documents import Pair, loaded_topology, read_text
+from protos import metrics
+from topology.documents.load import load_job
+from topology.job import Probe
+from topology.text.document import Document
+from topology.units import format_duration, format_fraction, format_rate
+from topology.world import Link, Topology
+
+JOB_NAME = "probe"
+_DIRECTION_S = 90.0
+"""For one direction and number of connections, at the very worst."""
+
+
+def probing_pair(path: Path, overrides: Sequence[str], probe: Probe) -> Pair:
+    """Return the documents of a run that measures the links of a topology.
+
+    Args:
+        path: The topology's file.
+        overrides: Of it.
+        probe: What to measure.
+
+    Raises:
+        ConfigError: the topology has mistakes.
+    """
+    text = read_text(path)
+    topology = loaded_topology(text, path, overrides)
+    job_path = path.with_name(f"{JOB_NAME}.yaml")
+    job_text = (
+        f"# Measures the links of {path.name} and trains nothing.\n"
+        f"version: 1\nname: {JOB_NAME}\ntopology: {_quoted(path.name)}\n"
+        f"probe: {{connections: {list(probe.connections)}, echoes: {probe.echoes}, "
+        f"window: {format_duration(probe.window_s)}}}\n"
+    )
+    return Pair(
+        job_path=job_path,
+        job_text=job_text,
+        job_overrides=[],
+        job=load_job(job_text, str(job_path)),
+        topology_path=path,
+        topology_text=text,
+        topology_overrides=list(overrides),
+        topology=topology,
+        described=topology,
+    )
+
+
+def directions(topology: Topology) -> list[tuple[str, str]]:
+    """Return the directed links that can be measured: those that have one back."""
+    return [
+        (link.source, link.target)
+        for link in topology.links
+        if topology.link(link.target, link.source) is not None
+    ]
+
+
+def estimate_s(topology: Topology, probe: Probe) -> float:
+    """Return about how long it takes, if no two links are measured at the same time."""
+    total_s = 0.0
+    for source, target in directions(topology):
+        link = topology.link(source, target)
+        assert link is not None
+        piece_s = max(min(0.25, probe.window_s / 4), 6 * link.rtt_s)
+        echoes_s = min(4.0, probe.echoes * link.rtt_s)
+        total_s += echoes_s + (len(probe.connections) + 1) * (
+            9 * piece_s + max(probe.window_s, 2 * piece_s)
+        )
+    return total_s
+
+
+def longest_s(topology: Topology, probe: Probe) -> float:
+    """Return after how long it must have ended, or something is wrong."""
+    count = len(directions(topology)) * (len(probe.connections) + 1)
+    return topology.failure.start_within_s + count * (_DIRECTION_S + probe.window_s)
+
+
+def _quoted(name: str) -> str:
+    return "'" + name.replace("'", "''") + "'"
+
+
+LOST_MIN = 5
+"""Fewer lost segments say too little of how often they are lost."""
+_RATE = f"{metrics.BYTES_PER_S}_"
+_CONNECTIONS = re.compile("[0-9]{1,4}")
+_MOST = 1e18
+"""Bytes a second, seconds, segments: what is more is no measurement."""
+NONE_LOST_OF = 20_000
+"""So many without a loss count as none lost: a share below 0.015 %, with 95 % probability."""
+
+
+class ProbeError(ValueError):
+    """A run's records do not hold what was to be measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Direction:
+    """One direction of a link: configured, and as it was measured."""
+
+    source: str
+    target: str
+    configured_bytes_per_s: float
+    """Of the whole link; where the WAN is emulated, what the emulator was told."""
+    configured_rtt_s: float
+    configured_loss: float
+    rtt_s_p50: float
+    rtt_s_p99: float
+    jitter_s: float
+    bytes_per_s: Mapping[int, float]
+    """Payload, by the number of connections."""
+    segments: int | None
+    """Sent while the link was far from full; None where nobody can tell what was lost of them."""
+    lost_segments: int
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """The most that came through, over however many connections."""
+        return max(self.bytes_per_s.values())
+
+    @property
+    def loss(self) -> float | None:
+        """Share of the segments that were lost; None if too few were sent to say."""
+        if self.segments and (self.lost_segments >= LOST_MIN or self.segments >= NONE_LOST_OF):
+            return self.lost_segments / self.segments
+        return None
+
+
+def read_directions(
+    records: Iterable[Any],
+    topology: Topology,
+    pairs: Sequence[tuple[str, str]],
+    emulator: str | None,
+) -> list[Direction]:
+    """Return the figures of each pair of sites.
+
+    Args:
+        records: Lines of metrics.jsonl.
+        topology: Of the run.
+        pairs: Source and target, of what was to be measured.
+        emulator: `relay` or `netns`; None where the WAN is real.
+
+    Raises:
+        ProbeError: one was not measured, or its figures are none.
+    """
+    found: dict[tuple[str, str], Mapping[str, float]] = {}
+    for record in records:
+        match record:
+            case {
+                "kind": metrics.PROBE,
+                "labels": {"source": str(source), "target": str(target)},
+                "values": dict(values),
+            }:
+                found[source, target] = values
+    links = {(link.source, link.target): link for link in topology.links}
+    directions = []
+    for source, target in pairs:
+        if (source, target) not in found:
+            raise ProbeError(f"the run has no figures of the link from {source} to {target}")
+        try:
+            _require_measured(found[source, target])
+        except ProbeError as error:
+            raise ProbeError(f"the link from {source} to {target}: {error}") from error
+        directions.append(_direction(links[source, target], found[source, target], emulator))
+    return directions
+
+
+def _require_measured(values: Mapping[str, Any]) -> None:
+    """Refuse figures of which one is missing, or is no amount."""
+    for name in (metrics.RTT_S_P50, metrics.RTT_S_P99, metrics.JITTER_S):
+        if name not in values:
+            raise ProbeError(f"{name} is missing")
+    for name, value in values.items():
+        if type(value) not in (int, float) or not 0 <= value < _MOST:
+            raise ProbeError(f"{name} is no amount: {value!r:.40}")
+    rates = [name for name in values if name.startswith(_RATE)]
+    for name in rates:
+        if not _CONNECTIONS.fullmatch(name.removeprefix(_RATE)):
+            raise ProbeError(f"{name:.40} is no rate over a number of connections")
+    if not any(values[name] for name in rates):
+        raise ProbeError("nothing came through")
+
+
+def _direction(link: Link, values: Mapping[str, float], emulator: str | None) -> Direction:
+    rates = {
+        int(key.removeprefix(_RATE)): value
+        for key, value in values.items()
+        if key.startswith(_RATE)
+    }
+    described_bytes_per_s = link.described_bytes_per_s or link.bytes_per_s
+    # TCP ends at the relay: what gateways send again says nothing of the link behind it.
+    can_tell = emulator != "relay" and metrics.SEGMENTS in values
+    return Direction(
+        source=link.source,
+        target=link.target,
+        configured_bytes_per_s=link.bytes_per_s if emulator else described_bytes_per_s / link.share,
+        configured_rtt_s=link.rtt_s if emulator else link.described_rtt_s or link.rtt_s,
+        configured_loss=link.loss,
+        rtt_s_p50=values[metrics.RTT_S_P50],
+        rtt_s_p99=values[metrics.RTT_S_P99],
+        jitter_s=values[metrics.JITTER_S],
+        bytes_per_s=dict(sorted(rates.items())),
+        segments=int(values[metrics.SEGMENTS]) if can_tell else None,
+        lost_segments=int(values.get(metrics.LOST_SEGMENTS, 0)),
+    )
+
+
+def link_figures(
+    document: Document,
+    topology: Topology,
+    measured: Iterable[Direction],
+    *,
+    at: str,
+    is_emulated: bool,
+) -> dict[int, dict[str, str]]:
+    """Return what to write as `measured` of each link of the file, by its position.
+
+    A link of both directions has the lower bandwidth, the mean round trip and the higher loss of
+    the two.
+
+    Args:
+        document: The topology's file.
+        topology: The same, resolved.
+        measured: Its directions.
+        at: When, in ISO 8601.
+        is_emulated: An emulated link is as narrow as its share, a real one is not.
+    """
+    by_pair = {(each.source, each.target): each for each in measured}
+    figures: dict[int, dict[str, str]] = {}
+    for index in range(len(document.sequence("links"))):
+        source = document.text("links", index, "between", 0) or ""
+        target = document.text("links", index, "between", 1) or ""
+        pairs = [(source, target)]
+        if document.get("links", index, "oneway") is not True:
+            pairs.append((target, source))
+        found = [by_pair[pair] for pair in pairs if pair in by_pair]
+        link = topology.link(source, target)
+        if found and link is not None:
+            figures[index] = _written(found, link.share if is_emulated else 1.0, at)
+    return figures
+
+
+def _written(found: Sequence[Direction], share: float, at: str) -> dict[str, str]:
+    losses = [each.loss for each in found if each.loss is not None]
+    written = {
+        "bandwidth": format_rate(min(each.bandwidth_bytes_per_s for each in found) / share),
+        "rtt": format_duration(sum(each.rtt_s_p50 for each in found) / len(found)),
+        "jitter": format_duration(max(0.0, *(each.jitter_s for each in found))),
+    }
+    if losses:
+        written["loss"] = format_fraction(max(losses))
+    return {**written, "at": at}
+
+
+class FileChangedError(Exception):
+    """The file is not what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A file as it was found."""
+
+    path: Path
+    """Where it really is: a symbolic link stays one."""
+    content: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> Original:
+        """Keep what is in the file; OSError if it cannot be read."""
+        real = path.resolve()
+        return cls(real, real.read_bytes())
+
+    @property
+    def text(self) -> str:
+        """What it says, without the mark that some editors begin with."""
+        return self.content.decode("utf-8-sig")
+
+    def replace(self, text: str) -> None:
+        """Put `text` in its place, as a whole or not at all; the mode and the editor's mark stay.
+
+        Raises:
+            FileChangedError: somebody else has written it; it is left alone.
+            OSError: it cannot be written.
+        """
+        mark = codecs.BOM_UTF8 if self.content.startswith(codecs.BOM_UTF8) else b""
+        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with scratch.open("xb") as file:
+                file.write(mark + text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            shutil.copymode(self.path, scratch)
+            if self.path.read_bytes() != self.content:
+                raise FileChangedError(f"{self.path} was changed meanwhile")
+            scratch.replace(self.path)
+        finally:
+            scratch.unlink(missing_ok=True)

@@ -1,1 +1,0 @@
-"""What a probe asks of the gateways, and what becomes of their figures."""

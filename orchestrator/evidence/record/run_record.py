@@ -1,0 +1,334 @@
+"""Everything that a run recorded, as it lies in memory: for its report and its trace.
+
+Reads what a run recorded, once.
+
+Whatever is missing is left out and told in `gaps`: a run that was killed, one whose folder is on
+another machine, and one of an older build all have something to show.
+
+Adds what a run measured, its metrics.jsonl, to its record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orchestrator.core.metrics import RunMetrics
+from orchestrator.documents import read_text
+from orchestrator.evidence.record.step_timelines import StepTimeline, TimelineReader, hold_back
+from orchestrator.evidence.view import formats
+from orchestrator.run_folder.home import JOB, TOPOLOGY
+from orchestrator.run_folder.rotated_lines import parts_of
+from orchestrator.run_folder.run_files import METRICS
+from protos import metrics
+from protos.control.v1 import control_pb2
+from topology.documents.load import load_job, load_topology
+from topology.documents.placement import placed
+from topology.errors import ConfigError
+from topology.job import Job
+from topology.world import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the run's journal."""
+
+    wall_s: float
+    kind: str
+    site: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A change that was made to the emulated WAN."""
+
+    wall_s: float
+    what: str
+    where: str
+    """A link's direction or a site; empty: everywhere."""
+    site: str
+    """Empty unless it was one site's."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSample:
+    """Totals of one gateway over one directed link, since the run began."""
+
+    wall_s: float
+    sent_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedSample:
+    """The emulator's own totals of one directed link, and its queue."""
+
+    wall_s: float
+    lost_packets: float | None
+    """By the configured loss."""
+    dropped_packets: float | None
+    """By a full queue."""
+    queued_bytes: float
+
+
+@dataclass(slots=True)
+class SiteSums:
+    """Sums over a site's steps of what RunMetrics does not sum."""
+
+    hidden_inter_s: float = 0.0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """One run."""
+
+    run: control_pb2.Run
+    events: tuple[Event, ...]
+    folder: Path | None
+    """None: a folder of another machine, or none that is known."""
+    topology: Topology | None
+    job: Job | None
+    measured: RunMetrics
+    sums: dict[str, SiteSums]
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    step_ends: list[tuple[float, int]] = field(default_factory=list)
+    """Wall time at which a step's first record came, and the step; in that order."""
+    samples: dict[tuple[str, str, str], list[LinkSample]] = field(default_factory=dict)
+    """By source, target and node."""
+    emulated: dict[tuple[str, str], list[EmulatedSample]] = field(default_factory=dict)
+    """By source and target; empty where the WAN is real."""
+    timelines: list[StepTimeline] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Names, in the topology's order."""
+        return tuple(site.site for site in self.run.sites)
+
+    def step_at(self, wall_s: float) -> int:
+        """Return the last step that was done by then; 0 before the first."""
+        return max((step for end_s, step in self.step_ends if end_s <= wall_s), default=0)
+
+
+def read_record(run: control_pb2.Run, events: list[control_pb2.Event]) -> RunRecord:
+    """Read what a run's folder holds, beside what its coordinator or its journal says of it."""
+    folder = Path(run.folder) if run.folder and Path(run.folder).is_dir() else None
+    gaps: list[str] = []
+    told = tuple(map(_event, events))
+    topology: Topology | None = None
+    job: Job | None = None
+    if folder is None:
+        named = run.folder or "its folder"
+        gaps.append(f"{named} is not on this machine: no documents, and nothing that was measured")
+    else:
+        topology, job = _documents(folder, told, gaps)
+    sites = tuple(site.site for site in run.sites)
+    record = RunRecord(
+        run=run,
+        events=told,
+        folder=folder,
+        topology=topology,
+        job=job,
+        measured=RunMetrics(sites),
+        sums={site: SiteSums() for site in sites},
+        gaps=gaps,
+    )
+    if folder is not None:
+        Measurements(record).read(folder / METRICS)
+    return record
+
+
+def _documents(
+    folder: Path, events: tuple[Event, ...], gaps: list[str]
+) -> tuple[Topology | None, Job | None]:
+    """Return both documents as they were submitted; a gap for each that cannot be read."""
+    submitted = next((event.detail for event in events if event.kind == "run.submitted"), {})
+    topology: Topology | None = None
+    job: Job | None = None
+    try:
+        path = folder / TOPOLOGY
+        overrides = submitted.get("topology_overrides", [])
+        topology = load_topology(read_text(path), str(path), overrides)
+    except ConfigError as error:
+        gaps.append(f"no topology: {error.problems[0]}")
+    try:
+        path = folder / JOB
+        job = load_job(read_text(path), str(path), submitted.get("job_overrides", []))
+    except ConfigError as error:
+        gaps.append(f"no job: {error.problems[0]}")
+    if topology is not None and job is not None:
+        topology = placed(job, topology)
+    return topology, job
+
+
+def _event(event: control_pb2.Event) -> Event:
+    detail = json.loads(event.detail_json or "{}")
+    return Event(event.wall_s, event.kind, event.site, detail if isinstance(detail, dict) else {})
+
+
+MAX_SAMPLES = 20_000
+"""Of one link: once there are more, every second one is let go. They are totals, so nothing is lost
+but detail."""
+MAX_LINE_BYTES = 1 << 20
+"""Of metrics.jsonl; the longest that are written are some kilobytes."""
+
+Sample = TypeVar("Sample", LinkSample, EmulatedSample)
+
+
+class Measurements:
+    """Adds metrics.jsonl to a record."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        self._timelines = TimelineReader()
+        self._evaluations: dict[int, float] = {}
+        self._step_ends: dict[int, float] = {}
+        self._num_odd = 0
+
+    def read(self, path: Path) -> None:
+        """Take every line; one that makes no sense is counted, not believed."""
+        record = self._record
+        try:
+            first = self._take_parts(path)
+            if first is None:
+                record.gaps.append(f"there is no {path}: nothing was measured")
+            elif first:
+                record.gaps.append(f"{path}: its first {first} lines, for only the newest are kept")
+        except OSError as error:
+            record.gaps.append(f"{path}: {error.strerror}")
+        if self._num_odd:
+            record.gaps.append(f"{path}: {self._num_odd} lines make no sense and were left out")
+        if self._timelines.num_dropped:
+            record.gaps.append(
+                f"the timelines of {self._timelines.num_dropped} steps, for they are many"
+            )
+        record.evaluations = sorted(self._evaluations.items())
+        record.step_ends = sorted((wall_s, step) for step, wall_s in self._step_ends.items())
+        record.timelines = self._timelines.steps(record.sites)
+        if record.job is not None and record.job.exchange.schedule == "serial":
+            hold_back(record.timelines)
+        record.faults.sort(key=lambda fault: fault.wall_s)
+
+    def _take_parts(self, path: Path) -> int | None:
+        """Take the lines of all parts.
+
+        Return the number of the first one, None if no part is there.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        first = None
+        for part in parts_of(path):
+            with contextlib.suppress(FileNotFoundError):  # the oldest goes while a run is read
+                for line in _lines(part.path):
+                    self._take(line)
+                first = part.first if first is None else first
+        return first
+
+    def _take(self, line: bytes) -> None:
+        try:
+            fields = json.loads(line)
+            kind, site = str(fields["kind"]), str(fields["site"])
+            step, wall_s = int(fields["step"]), float(fields["wall_s"])
+            values = _finite(fields["values"])
+            labels = {str(name): str(value) for name, value in fields["labels"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            self._num_odd += 1
+            return
+        if not math.isfinite(wall_s):
+            self._num_odd += 1
+        elif kind == metrics.FAULT:
+            self._record.faults.append(_fault(wall_s, values, labels))
+        elif kind == metrics.EMULATED_LINK:
+            pair = (labels.get("source", ""), labels.get("target", ""))
+            _keep(self._record.emulated.setdefault(pair, []), _emulated(wall_s, values))
+        elif site not in self._record.sums:
+            self._num_odd += 1
+        elif kind in {metrics.TIMELINE, metrics.BUCKET}:
+            self._num_odd += not self._timelines.add(site, kind, step, values)
+        else:
+            self._measure(kind, site, step, wall_s, values, labels)
+
+    def _measure(
+        self,
+        kind: str,
+        site: str,
+        step: int,
+        wall_s: float,
+        values: Mapping[str, float],
+        labels: Mapping[str, str],
+    ) -> None:
+        record = self._record
+        record.measured.add(site, kind, step, values, labels)
+        if kind == metrics.STEP:
+            sums = record.sums[site]
+            sums.hidden_inter_s += values.get(metrics.HIDDEN_INTER_S, 0.0)
+            sums.encode_s += values.get(metrics.ENCODE_S, 0.0)
+            sums.decode_s += values.get(metrics.DECODE_S, 0.0)
+            self._step_ends.setdefault(step, wall_s)
+        elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
+            self._evaluations[step] = values[metrics.HELD_OUT_LOSS]
+        elif kind == metrics.LINK and metrics.SENT_BYTES in values:
+            key = (labels.get("source", site), labels.get("target", ""), labels.get("node", ""))
+            sample = LinkSample(wall_s, values[metrics.SENT_BYTES])
+            _keep(record.samples.setdefault(key, []), sample)
+
+
+def _keep(samples: list[Sample], sample: Sample) -> None:
+    samples.append(sample)
+    if len(samples) > MAX_SAMPLES:
+        del samples[1::2]
+
+
+def _emulated(wall_s: float, values: Mapping[str, float]) -> EmulatedSample:
+    return EmulatedSample(
+        wall_s,
+        values.get("lost_packets"),
+        values.get("dropped_packets"),
+        values.get("queued_bytes", 0.0),
+    )
+
+
+def _fault(wall_s: float, values: Mapping[str, float], labels: Mapping[str, str]) -> Fault:
+    source, target = labels.get("source", ""), labels.get("target", "")
+    site = labels.get("site", "")
+    set_to = [
+        f"{name} {style(values[key])}" for key, (name, style) in _SHAPE.items() if key in values
+    ]
+    what = f"{labels.get('what', 'fault')} {', '.join(set_to)}".strip()
+    way = f"{source} → {target}" if source and target else source or target
+    return Fault(wall_s, what, site or way, site)
+
+
+_SHAPE: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "bytes_per_s": ("to", formats.rate),
+    "delay_s": ("delay", formats.duration),
+    "jitter_s": ("jitter", formats.duration),
+    "loss": ("loss", formats.share),
+}
+"""What a fault record says of a link's new shape."""
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield whole lines; a last one without its end is still being written."""
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE_BYTES):
+            if line.endswith(b"\n") or len(line) == MAX_LINE_BYTES:
+                yield line
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers among `values`: a loss that was not finite is null."""
+    return {
+        str(name): float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -1,0 +1,549 @@
+"""Scales from data to 0..1, with ticks where a person would put them. Pure.
+
+Stacked bars: where each site's step went.
+
+Line charts: loss over steps, efficiency over RTT or bandwidth.
+
+One step as a Gantt chart: each site's backward pass, and every bucket's way across under it.
+
+What lies on the shaded ground was hidden behind the computation; what lies right of it was waited
+for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, StepTimeline
+from orchestrator.evidence.report.html import (
+    Markup,
+    chart,
+    element,
+    join,
+    key,
+    percent,
+    shortened,
+    table,
+)
+from orchestrator.evidence.view import formats
+from protos import metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A monotone map from `low`..`high` to 0..1."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    """Inside the range, ascending."""
+    forward: Callable[[float], float] = float
+    """The identity, or math.log10."""
+
+    def __call__(self, value: float) -> float:
+        """Return where `value` lies: 0 at the low end."""
+        low, high = self.forward(self.low), self.forward(self.high)
+        return (self.forward(value) - low) / (high - low)
+
+
+def linear(low: float, high: float, num_ticks: int = 5) -> Scale:
+    """Return a linear scale from `low` to `high`; equal ends are moved apart."""
+    if high <= low:
+        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+    return Scale(low, high, tuple(ticks(low, high, num_ticks)))
+
+
+def rounded(low: float, high: float, num_ticks: int = 5) -> Scale:
+    """Return a linear scale that is widened to ticks at both ends."""
+    scale = linear(low, high, num_ticks)
+    step = _step(scale.high - scale.low, num_ticks)
+    low = math.floor(scale.low / step + 1e-9) * step
+    high = math.ceil(scale.high / step - 1e-9) * step
+    return Scale(low, high, tuple(ticks(low, high, num_ticks)))
+
+
+def logarithmic(values: Iterable[float]) -> Scale:
+    """Return a scale of positive values, with a tick at each of them: sweeps measure few."""
+    found = sorted(set(values))
+    if len(found) == 1:
+        return Scale(found[0] / 2, found[0] * 2, tuple(found), math.log10)
+    return Scale(found[0], found[-1], tuple(found), math.log10)
+
+
+def ticks(low: float, high: float, wanted: int) -> list[float]:
+    """Return about `wanted` multiples of 1, 2 or 5 times a power of ten in low..high."""
+    step = _step(high - low, wanted)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [float(f"{index * step:.10g}") for index in range(first, last + 1)]
+
+
+def _step(span: float, wanted: int) -> float:
+    rough = span / max(1, wanted)
+    power: float = 10.0 ** math.floor(math.log10(rough))
+    return next(power * step for step in (1, 2, 5, 10) if power * step >= rough * (1 - 1e-9))
+
+
+_ROW_PX = 62
+_BAR_Y_PX, _BAR_PX = 22, 24
+_HIDDEN_Y_PX, _HIDDEN_PX = 49, 5
+_BAR_FITS, _FITS_A_PHONE = 0.06, 0.2
+"""Shares of the chart's width that a value's text needs."""
+_BAR_NAME_MAX = 36
+"""Characters: beside them a phone has room for the total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One part of a bar."""
+
+    class_: str
+    """Its colour."""
+    name: str
+    value_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row."""
+
+    name: str
+    segments: Sequence[Segment]
+    hidden: Segment | None = None
+    """Drawn below, from the bar's beginning: it took no time of its own."""
+
+    @property
+    def total_s(self) -> float:
+        """Sum of the segments."""
+        return sum(segment.value_s for segment in self.segments)
+
+
+def stacked_bars(label: str, bars: Sequence[Bar]) -> Markup:
+    """Draw the bars on one scale, each with its name, its total and its parts' values."""
+    widest_s = max(max(bar.total_s, bar.hidden.value_s if bar.hidden else 0.0) for bar in bars)
+    rows = [
+        element("g", *_row(bar, widest_s or 1.0), transform=f"translate(0 {index * _ROW_PX})")
+        for index, bar in enumerate(bars)
+    ]
+    return chart(label, len(bars) * _ROW_PX, *rows, class_="bars")
+
+
+def _row(bar: Bar, widest_s: float) -> list[Markup]:
+    total = formats.duration(bar.total_s)
+    drawn = [
+        element("text", shortened(bar.name, _BAR_NAME_MAX), x=0, y=15, class_="name"),
+        element("text", total, x="100%", y=15, class_="end total"),
+    ]
+    at_s = 0.0
+    for segment in bar.segments:
+        drawn += _segment(segment, at_s / widest_s, segment.value_s / widest_s, bar.total_s)
+        at_s += segment.value_s
+    if bar.hidden and bar.hidden.value_s > 0:
+        words = f"{bar.hidden.name}: {formats.duration(bar.hidden.value_s)}"
+        drawn.append(
+            element(
+                "rect",
+                element("title", words),
+                x=0,
+                y=_HIDDEN_Y_PX,
+                width=percent(bar.hidden.value_s / widest_s),
+                height=_HIDDEN_PX,
+                class_=f"fill-{bar.hidden.class_}",
+            )
+        )
+    return drawn
+
+
+def _segment(segment: Segment, begin: float, width: float, total_s: float) -> list[Markup]:
+    value = formats.duration(segment.value_s)
+    share = formats.share(segment.value_s / total_s) if total_s else ""
+    rect = element(
+        "rect",
+        element("title", f"{segment.name}: {value}, {share}"),
+        x=percent(begin),
+        y=_BAR_Y_PX,
+        width=percent(width),
+        height=_BAR_PX,
+        class_=f"fill-{segment.class_}",
+    )
+    if width < _BAR_FITS:
+        return [rect]
+    text = element(
+        "text",
+        value,
+        x=percent(begin + width / 2),
+        y=_BAR_Y_PX + 16.5,
+        class_=f"on-{segment.class_} mid" + (" wide" if width < _FITS_A_PHONE else ""),
+    )
+    return [rect, text]
+
+
+_HEIGHT_PX = 280
+_LINES_AXIS_PX = 26
+_LABEL_PX = 16
+"""From one label at the lines' ends to the next."""
+_UNITS = 10_000
+"""Of the paths' own coordinates, in both directions."""
+MAX_POINTS = 1000
+_MAX_LABEL = 22
+"""Characters of a line's name beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line."""
+
+    name: str
+    """Empty: neither labelled nor in the key."""
+    class_: str
+    """Its colour."""
+    points: Sequence[tuple[float, float]]
+    """Ascending in x, not empty."""
+    end: str = ""
+    """The last value, as text beside the name."""
+    dots: bool = False
+    intervals: Sequence[tuple[float, float, float]] = ()
+    """x, and the low and high end of an interval."""
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at an x."""
+
+    x: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineChart:
+    """Axes and what is drawn on them."""
+
+    label: str
+    x: Scale
+    y: Scale
+    x_title: str
+    y_title: str
+    x_text: Callable[[float], str]
+    y_text: Callable[[float], str]
+    series: Sequence[Series]
+    marks: Sequence[Mark] = field(default=())
+
+
+def line_chart(spec: LineChart) -> Markup:
+    """Draw it: lines labelled at their ends where there is room, with a key where there is not."""
+    drawing = chart(
+        spec.label,
+        _HEIGHT_PX,
+        *_axes(spec),
+        *(_mark(index, mark, spec.x) for index, mark in enumerate(spec.marks)),
+        *(_line(series, spec) for series in spec.series),
+        *_end_labels(spec),
+        class_="lines",
+    )
+    names = {
+        f"line {each.class_}": f"{each.name} {each.end}".strip()
+        for each in spec.series
+        if each.name
+    }
+    return join(
+        element("p", spec.y_title, class_="axis-title"),
+        key(names, "narrow"),
+        element("div", drawing, class_="plot"),
+        element("p", spec.x_title, class_="axis-title x"),
+    )
+
+
+def _y_px(spec: LineChart, value: float) -> float:
+    return (1 - spec.y(value)) * (_HEIGHT_PX - _LINES_AXIS_PX - 8) + 8
+
+
+def _axes(spec: LineChart) -> list[Markup]:
+    drawn = []
+    for tick in spec.y.ticks:
+        y = _y_px(spec, tick)
+        drawn.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"))
+        drawn.append(element("text", spec.y_text(tick), x=-8, y=y + 4, class_="end tick"))
+    for tick in spec.x.ticks:
+        x = spec.x(tick)
+        anchor = "end" if x > 0.97 else "mid" if x > 0.03 else ""
+        words = spec.x_text(tick)
+        drawn.append(
+            element(
+                "text",
+                words,
+                x=percent(x),
+                y=float(_HEIGHT_PX - 6),
+                class_=f"tick {anchor}".strip(),
+            )
+        )
+    return drawn
+
+
+def _mark(index: int, mark: Mark, scale: Scale) -> Markup:
+    x = scale(mark.x)
+    side = "end" if x > 0.7 else ""
+    return element(
+        "g",
+        element("title", mark.words),
+        element(
+            "line",
+            x1=percent(x),
+            x2=percent(x),
+            y1=8,
+            y2=_HEIGHT_PX - _LINES_AXIS_PX,
+            class_="mark",
+        ),
+        element(
+            "text",
+            f"{index + 1}",
+            x=percent(x),
+            dx=-4 if side else 4,
+            y=18,
+            class_=f"mark-name {side}".strip(),
+        ),
+    )
+
+
+def _line(series: Series, spec: LineChart) -> Markup:
+    """Return one line; its path is stretched to the chart's width, its stroke is not."""
+    stride = -(-len(series.points) // MAX_POINTS)
+    kept = [*series.points[:-1:stride], series.points[-1]]
+    places = [(spec.x(x), _y_px(spec, y)) for x, y in kept]
+    path = "M" + "L".join(f"{x * _UNITS:.0f} {y:.2f}" for x, y in places)
+    stretched = element(
+        "svg",
+        element("path", d=path, class_="dashed" if series.dashed else None),
+        viewBox=f"0 0 {_UNITS} {_HEIGHT_PX}",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+        width="100%",
+        height=_HEIGHT_PX,
+    )
+    dots = [
+        element("circle", cx=percent(x), cy=y, r=3.5) for x, y in (places if series.dots else [])
+    ]
+    whiskers = [
+        element(
+            "line",
+            x1=percent(spec.x(x)),
+            x2=percent(spec.x(x)),
+            y1=_y_px(spec, low),
+            y2=_y_px(spec, high),
+            class_="whisker",
+        )
+        for x, low, high in series.intervals
+    ]
+    return element("g", stretched, *whiskers, *dots, class_=f"series {series.class_}")
+
+
+def _end_labels(spec: LineChart) -> list[Markup]:
+    """Return each line's name right of its end, moved apart where they would overlap."""
+    wanted = sorted(
+        (_y_px(spec, each.points[-1][1]), at) for at, each in enumerate(spec.series) if each.name
+    )
+    places: list[float] = []
+    for y, _ in wanted:
+        places.append(max(y, places[-1] + _LABEL_PX) if places else y)
+    overflow = max(0.0, places[-1] - (_HEIGHT_PX - _LINES_AXIS_PX)) if places else 0.0
+    drawn = []
+    for (_, at), y in zip(wanted, places, strict=True):
+        series = spec.series[at]
+        words = f"{shortened(series.name, _MAX_LABEL)} {series.end}".strip()
+        text = element("text", words, x="100%", dx=8, y=y - overflow + 4, class_="label wide")
+        drawn.append(element("g", text, class_=f"series {series.class_}"))
+    return drawn
+
+
+PHASES = {
+    "rs": "reduce-scatter inside the site",
+    "wan": "WAN",
+    "ag": "all-gather inside the site",
+}
+"""Of a bucket, in their order: CSS class, and what people call it."""
+_GANTT_AXIS_PX, _HEAD_PX, _COMPUTE_PX, _GAP_PX = 26, 24, 16, 20
+_MAX_PITCH_PX, _MIN_PITCH_PX, _BUCKETS_PX = 13.0, 3.0, 160.0
+_LABELLED_PITCH_PX = 11.0
+"""Rows that are lower have no room for a bucket's number."""
+_GANTT_NAME_MAX = 22
+"""Characters: beside them a phone has room for the step's times."""
+_GANTT_FITS = 0.16
+"""Share of the width that the words in a compute bar need."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Where one site's part of the chart is."""
+
+    top_px: float
+    pitch_px: float
+    bottom_px: float
+
+
+def gantt(step: StepTimeline) -> Markup:
+    """Draw a step, from when the first site began it."""
+    lanes = _lanes(step)
+    scale = linear(0.0, max(step.end_s - step.begin_s, 1e-6), 4)
+    bottom_px = lanes[-1].bottom_px
+    drawn = [*_axis(scale, bottom_px)]
+    for (name, site), lane in zip(step.sites.items(), lanes, strict=True):
+        drawn += _site(name, site, step.begin_s, scale, lane)
+    return chart(f"Timeline of step {step.step}", bottom_px, *drawn, class_="gantt")
+
+
+def gantt_table(step: StepTimeline) -> Markup:
+    """Return the same times as a table, in milliseconds since the first site began."""
+
+    def since(wall_s: float) -> str:
+        return f"{(wall_s - step.begin_s) * 1e3:.1f}"
+
+    rows = []
+    for name, site in step.sites.items():
+        times = (site.begin_s, site.computed_s, site.end_s)
+        rows.append([name, "step", since(times[0]), since(times[1]), "", since(times[2])])
+        rows += [
+            [
+                name,
+                f"bucket {bucket.index}",
+                since(bucket.submitted_s),
+                since(bucket.posted_s),
+                since(bucket.reduced_s),
+                since(bucket.finished_s),
+            ]
+            for bucket in site.buckets
+        ]
+    headings = [
+        "site",
+        "what",
+        "begun or submitted, ms",
+        "computed or handed over, ms",
+        "reduced, ms",
+        "finished, ms",
+    ]
+    return table(headings, rows, num_text=2, caption=f"Timeline of step {step.step}")
+
+
+def _lanes(step: StepTimeline) -> list[_Lane]:
+    lanes = []
+    top_px: float = _GANTT_AXIS_PX
+    for site in step.sites.values():
+        count = max(1, len(site.buckets))
+        pitch_px = min(_MAX_PITCH_PX, max(_MIN_PITCH_PX, _BUCKETS_PX / count))
+        bottom_px = top_px + _HEAD_PX + _COMPUTE_PX + 4 + pitch_px * len(site.buckets) + _GAP_PX
+        lanes.append(_Lane(top_px, pitch_px, bottom_px))
+        top_px = bottom_px
+    return lanes
+
+
+def _axis(scale: Scale, bottom_px: float) -> list[Markup]:
+    drawn = []
+    for tick in scale.ticks:
+        x = percent(scale(tick))
+        is_last = scale(tick) > 0.94
+        drawn.append(
+            element("line", x1=x, x2=x, y1=_GANTT_AXIS_PX - 6, y2=bottom_px - 8, class_="grid")
+        )
+        text = formats.duration(tick) if tick else "0"
+        anchor = "end" if is_last else "mid" if tick else ""
+        drawn.append(element("text", text, x=x, y=12, class_=f"tick {anchor}".strip()))
+    return drawn
+
+
+def _site(name: str, site: SiteTimeline, zero_s: float, scale: Scale, lane: _Lane) -> list[Markup]:
+    begin, computed, end = (
+        scale(wall_s - zero_s) for wall_s in (site.begin_s, site.computed_s, site.end_s)
+    )
+    last_s = max((bucket.finished_s for bucket in site.buckets), default=site.computed_s)
+    settled = max(computed, min(end, scale(last_s - zero_s)))
+    bars_px = lane.top_px + _HEAD_PX
+    rows_px = bars_px + _COMPUTE_PX + 4
+    length = formats.duration(site.end_s - site.begin_s)
+    exposed = formats.duration(site.exposed_s)
+    drawn = [
+        element("text", shortened(name, _GANTT_NAME_MAX), x=0, y=lane.top_px + 16, class_="name"),
+        element(
+            "text",
+            f"{length}, {exposed} after backward",
+            x="100%",
+            y=lane.top_px + 16,
+            class_="end tick",
+        ),
+        _rect(begin, computed - begin, bars_px, lane.bottom_px - _GAP_PX - bars_px, "shade", ""),
+        _rect(
+            begin,
+            computed - begin,
+            bars_px,
+            _COMPUTE_PX,
+            "fill-compute",
+            f"forward and backward: {formats.duration(site.computed_s - site.begin_s)}",
+        ),
+        _rect(
+            settled,
+            end - settled,
+            bars_px,
+            _COMPUTE_PX,
+            "fill-optimizer",
+            f"optimizer: {formats.duration(max(0.0, site.end_s - last_s))}",
+        ),
+    ]
+    if computed - begin > _GANTT_FITS:
+        x = percent((begin + computed) / 2)
+        words = "forward and backward"
+        drawn.append(element("text", words, x=x, y=bars_px + 12, class_="on-compute mid wide"))
+    for row, bucket in enumerate(site.buckets):
+        drawn += _bucket(bucket, zero_s, scale, rows_px + row * lane.pitch_px, lane.pitch_px)
+    return drawn
+
+
+def _bucket(
+    bucket: Bucket, zero_s: float, scale: Scale, top_px: float, pitch_px: float
+) -> list[Markup]:
+    times = (bucket.submitted_s, bucket.posted_s, bucket.reduced_s, bucket.finished_s)
+    height_px = max(2.0, pitch_px - 3)
+    drawn = [
+        _rect(
+            scale(begin_s - zero_s),
+            (end_s - begin_s) / (scale.high - scale.low),
+            top_px,
+            height_px,
+            f"fill-{phase}",
+            f"bucket {bucket.index}, {words}: {formats.duration(end_s - begin_s)}"
+            + (_details(bucket) if phase == "wan" else ""),
+        )
+        for (phase, words), begin_s, end_s in zip(
+            PHASES.items(), times[:-1], times[1:], strict=True
+        )
+    ]
+    if pitch_px >= _LABELLED_PITCH_PX:
+        y = top_px + height_px - 1
+        drawn.append(element("text", str(bucket.index), x=-6, y=y, class_="end tick small"))
+    return drawn
+
+
+def _details(bucket: Bucket) -> str:
+    """Return what else is known of a bucket's crossing."""
+    wait_s = formats.known(bucket.values, metrics.WAIT_S)
+    sent = formats.known(bucket.values, metrics.WIRE_BYTES)
+    told = f", of it {formats.duration(wait_s)} for others" if wait_s else ""
+    return told + (f", {formats.size(sent)} sent" if sent else "")
+
+
+def _rect(
+    begin: float, width: float, top_px: float, height_px: float, class_: str, title: str
+) -> Markup:
+    return element(
+        "rect",
+        element("title", title) if title else None,
+        x=percent(begin),
+        y=float(top_px),
+        width=percent(max(0.0, width)),
+        height=float(height_px),
+        class_=class_,
+    )
+
+
+def steps_in_order(steps: Sequence[StepTimeline]) -> list[str]:
+    """Return what the step selector offers."""
+    return [f"step {step.step}, {formats.duration(step.end_s - step.begin_s)}" for step in steps]

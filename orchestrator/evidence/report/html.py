@@ -1,0 +1,190 @@
+"""HTML and SVG as values.
+
+What is not markup is escaped, for names come from YAML and from the wire.
+
+What a page is built of: figures with the table behind them, tables, tiles, keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+
+class Markup(str):
+    """Text that is HTML already. Only this module and literals of our own make it."""
+
+    __slots__ = ()
+
+
+Child = Markup | str | None
+"""What stands between two tags; a str is escaped, None is left out."""
+Value = str | int | float | bool | None
+"""Of an attribute; True is its bare name, False and None leave it out."""
+
+_VOID = frozenset({"br", "hr", "input", "link", "meta"})
+
+
+def element(tag: str, *children: Child, **attributes: Value) -> Markup:
+    """Return one element.
+
+    An attribute's name is written as in Python: `class_` is class, `stroke_width` is stroke-width;
+    `viewBox` and its like stay as they are. A float is shortened to three decimals.
+    """
+    written = "".join(_attribute(name, value) for name, value in attributes.items())
+    if tag in _VOID:
+        return Markup(f"<{tag}{written}>")
+    return Markup(f"<{tag}{written}>{join(*children)}</{tag}>")
+
+
+def join(*children: Child) -> Markup:
+    """Return the children one after another."""
+    return Markup("".join(_text(child) for child in children if child is not None))
+
+
+def text_of(value: str) -> str:
+    """Return a text from elsewhere without characters that HTML has not, or that reorder it."""
+    return "".join(each if each.isprintable() else " " for each in value)
+
+
+def shortened(text: str, max_length: int) -> str:
+    """Return `text`, or its beginning and an ellipsis: drawings cannot wrap words."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+def _text(child: Markup | str) -> str:
+    return child if isinstance(child, Markup) else escape(text_of(child), quote=False)
+
+
+def _attribute(name: str, value: Value) -> str:
+    if value is None or value is False:
+        return ""
+    name = name.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    written = _number(value) if isinstance(value, float) else text_of(str(value))
+    return f' {name}="{escape(written)}"'
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def percent(share: float) -> str:
+    """Return a share of the width or height as SVG takes it: 0.5 is `50%`."""
+    return f"{_number(share * 100)}%"
+
+
+Rows = Sequence[Sequence[str]]
+
+
+def section(title: str, *children: Child, lead: str | None = None) -> Markup:
+    """Return a section with its heading, and a sentence under it."""
+    return element(
+        "section",
+        element("h3", title),
+        element("p", lead, class_="lead") if lead else None,
+        *children,
+    )
+
+
+def table(headings: Sequence[str], rows: Rows, *, num_text: int = 1, caption: str = "") -> Markup:
+    """Return a table; the first `num_text` columns are words, the others figures.
+
+    The first column names its row. It scrolls by itself where it is wider than the page.
+    """
+    head = [
+        element("th", each, scope="col", class_=_kind(at, num_text))
+        for at, each in enumerate(headings)
+    ]
+    body = [
+        element(
+            "tr",
+            element("th", row[0], scope="row"),
+            *(
+                element("td", cell, class_=_kind(at, num_text))
+                for at, cell in enumerate(row[1:], start=1)
+            ),
+        )
+        for row in rows
+    ]
+    grid = element(
+        "table",
+        element("caption", caption) if caption else None,
+        element("thead", element("tr", *head)),
+        element("tbody", *body),
+    )
+    # Focusable: whoever has no pointer scrolls it with the arrow keys.
+    return element(
+        "div", grid, class_="scroll", tabindex=0, role="group", aria_label=caption or None
+    )
+
+
+def _kind(column: int, num_text: int) -> str | None:
+    return None if column < num_text else "n"
+
+
+def figure(chart: Markup, behind: Markup, *, key: Markup | None = None, note: str = "") -> Markup:
+    """Return a chart with its key, a note, and its figures as a table to unfold."""
+    return element(
+        "figure",
+        key,
+        chart,
+        element("figcaption", note) if note else None,
+        element("details", element("summary", "The figures as a table"), behind),
+    )
+
+
+def chart(label: str, height_px: float, *children: Child, class_: str = "") -> Markup:
+    """Return an SVG as wide as the page lets it be; its children place themselves in percents.
+
+    So text keeps its size on a phone, and one drawing serves every width.
+    """
+    return element(
+        "svg",
+        *children,
+        role="img",
+        aria_label=label,
+        width="100%",
+        height=float(height_px),
+        class_=f"chart {class_}".strip(),
+    )
+
+
+def key(entries: Mapping[str, str], class_: str = "") -> Markup:
+    """Return a list of colours: CSS class of a swatch, and what it stands for."""
+    items = [
+        element("li", element("i", class_=f"swatch {swatch}"), words)
+        for swatch, words in entries.items()
+    ]
+    return element("ul", *items, class_=f"key {class_}".strip())
+
+
+def tiles(entries: Iterable[tuple[str, str, str]]) -> Markup:
+    """Return headline figures: name, figure, and a smaller line under it."""
+    return element(
+        "dl",
+        *(
+            element(
+                "div",
+                element("dt", name),
+                element("dd", figure_text, element("small", below) if below else None),
+            )
+            for name, figure_text, below in entries
+        ),
+        class_="tiles",
+    )
+
+
+def facts(entries: Iterable[tuple[str, str]]) -> Markup:
+    """Return names and what they are, one a line."""
+    return element(
+        "dl",
+        *(join(element("dt", name), element("dd", words)) for name, words in entries),
+        class_="facts",
+    )
+
+
+def missing(words: str) -> Markup:
+    """Say what is not there, and why."""
+    return element("p", words, class_="missing")

@@ -1,0 +1,288 @@
+"""A simulated run's figures in the form of a benchmark's. Pure.
+
+What closed forms say of a simulated run, for the same links. Pure.
+
+- the trainer that ships, in every step: topology/timing/step_time.py, as for a benchmark;
+- a model that the job describes: topology/planner/joint_step.py, as a plan has it;
+- rounds: H c + P max(0, x - tau c), with c a simulated step that exchanges nothing and x the
+  crossing of a fragment (topology/cost/local_sgd.py).
+
+What of simulations has no place in a benchmark's tables.
+
+Pipelines inside sites, and failures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from orchestrator.documents import Pair
+from orchestrator.evidence.bench.scaling import by_themselves, predict, result_of, together
+from orchestrator.evidence.record.bench_record import (
+    LinkBytes,
+    Measured,
+    Predicted,
+    Result,
+    Run,
+    Split,
+)
+from orchestrator.evidence.simulate.question import Point
+from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, FittingTable
+from orchestrator.evidence.view.formats import UNKNOWN
+from topology.codec_costs import usual_ratio
+from topology.cost.local_sgd import local_round
+from topology.planner.joint_step import JointModel
+from topology.planner.parallelism import in_words
+from topology.planner.placed_cuts import placed_timings
+from topology.simulator.described_site import Inside
+from topology.simulator.rounds import Rounds
+from topology.simulator.run import SimulatedRun, coding_s
+from topology.timing.gateway_times import gateways_s_per_byte
+from topology.timing.wire_time import crossing_times_s
+from topology.traffic.wire_load import has_packets
+
+SIMULATED = "simulated"
+"""In the place of an emulator."""
+
+
+def setting_runs(
+    run: SimulatedRun, alone: SimulatedRun, run_id: str, folder: str, wall_s: float, warmup: int
+) -> tuple[Run, ...]:
+    """Return the run of all sites, and one of each by itself.
+
+    Args:
+        run: of all sites together.
+        alone: of sites that exchange nothing.
+        run_id: of the run of all sites.
+        folder: its own, relative to bench.json.
+        wall_s: that simulating took.
+        warmup: steps that do not count.
+    """
+    sites = range(len(run.work.sites))
+    together = _run(run_id, folder, None, wall_s, _measured(run, sites, warmup))
+    solo = [
+        _run(f"{run_id}-{site.name}", folder, site.name, 0.0, _measured(alone, [index], warmup))
+        for index, site in enumerate(run.work.sites)
+    ]
+    return (*solo, together)
+
+
+def result(pair: Pair, runs: Sequence[Run], run: SimulatedRun, alone: SimulatedRun) -> Result:
+    """Return a setting's figures; `predicted` is of the closed form, for the same links."""
+    job = dataclasses.replace(
+        pair.job, trainer=dataclasses.replace(pair.job.trainer, compute="modelled")
+    )
+    found = result_of(job, pair.topology, runs)
+    assert found is not None, "all runs are there"
+    return dataclasses.replace(found, predicted=predicted(pair, run, alone, found.step_s.mean))
+
+
+def _run(run_id: str, folder: str, site: str | None, wall_s: float, measured: Measured) -> Run:
+    return Run(
+        kind="solo" if site else "all",
+        site=site,
+        repeat=0,
+        run_id=run_id,
+        folder=folder,
+        emulator=SIMULATED,
+        wall_s=wall_s,
+        measured=measured,
+    )
+
+
+def _measured(run: SimulatedRun, sites: Sequence[int], warmup: int) -> Measured:
+    """Return what those sites did, each step after the warm-up counting alike."""
+    work = run.work
+    coding = coding_s(work)
+    steps = run.steps[warmup:]
+    count = len(steps) * len(sites)
+    parts = {
+        name: math.fsum(getattr(step[site].parts, name) for step in steps for site in sites) / count
+        for name in ("compute_s", "intra_s", "exposed_inter_s", "wait_s", "hidden_inter_s")
+    }
+    sent_bytes = math.fsum(link.sent_bytes for link in run.links)
+    raw_bytes = math.fsum(link.raw_bytes for link in run.links)
+    return Measured(
+        tokens_per_s=math.fsum(
+            work.sites[site].tokens / run.step_s(site, warmup) for site in sites
+        ),
+        tokens_per_step=math.fsum(work.sites[site].tokens for site in sites),
+        step_s=math.fsum(run.step_s(site, warmup) for site in sites) / len(sites),
+        split=Split(
+            **parts,
+            encode_s=math.fsum(coding[site][0] for site in sites) / len(sites),
+            decode_s=math.fsum(coding[site][1] for site in sites) / len(sites),
+        ),
+        links=tuple(
+            LinkBytes(source=link.source, target=link.target, bytes_per_step=link.sent_bytes)
+            for link in run.links
+        ),
+        wire_ratio=sent_bytes / raw_bytes if raw_bytes else None,
+    )
+
+
+def predicted(
+    pair: Pair, run: SimulatedRun, alone: SimulatedRun, step_s: float
+) -> Predicted | None:
+    """Return what the closed form says of a run whose mean step was simulated to be `step_s`.
+
+    None where there is none: results that come later than the next fragment leaves.
+
+    Args:
+        pair: its documents.
+        run: of all sites together.
+        alone: of sites that exchange nothing.
+        step_s: after the warm-up.
+    """
+    rounds = None if run.work.rounds is None else run.work.rounds.rounds
+    if rounds is not None:
+        return _of_rounds(pair, run, alone, rounds, step_s)
+    if run.work.inside:
+        return _of_cuts(pair, run, step_s)
+    job = dataclasses.replace(
+        pair.job, trainer=dataclasses.replace(pair.job.trainer, compute="modelled")
+    )
+    emulator = "netns" if has_packets(pair.topology) else "relay"
+    # As plans and the simulator itself have it: nothing was measured.
+    return predict(job, pair.topology, emulator, usual_ratio(job.exchange.codec), step_s)
+
+
+def _of_rounds(
+    pair: Pair, run: SimulatedRun, alone: SimulatedRun, rounds: Rounds, step_s: float
+) -> Predicted | None:
+    if rounds.overlap_steps * rounds.fragments > rounds.steps:
+        return None
+    each_s = [site.alone_s(1.0, is_serial=False)[1] for site in alone.work.sites]
+    compute_s, fragment_s = max(each_s), _fragment_s(pair, run, rounds)
+    found = local_round(rounds.steps, compute_s, fragment_s, rounds.fragments, rounds.overlap_steps)
+    return together(_tokens(run), each_s, rounds.fragments * fragment_s, found.step_s, step_s)
+
+
+def _fragment_s(pair: Pair, run: SimulatedRun, rounds: Rounds) -> float:
+    """Return the crossing of a fragment: no gateway is faster than it can be."""
+    job, topology, work = pair.job, pair.topology, run.work
+    raw_bytes = math.ceil(sum(each.raw_bytes for each in work.buckets) / rounds.fragments)
+    ratio = usual_ratio(job.exchange.codec)
+    per_byte_s = gateways_s_per_byte(job, topology, work.plan, ratio)
+    gateways_s = [
+        raw_bytes * each_s / site.gateway.num_gateways
+        for each_s, site in zip(per_byte_s, work.sites, strict=True)
+        if site.gateway.num_gateways
+    ]
+    crossings_s = crossing_times_s(job, topology, raw_bytes, ratio)
+    return max([*crossings_s.values(), *gateways_s])
+
+
+def _of_cuts(pair: Pair, run: SimulatedRun, step_s: float) -> Predicted:
+    timings = placed_timings(pair.job, pair.topology)
+    each_s = [timing.alone_s for timing in timings]
+    if run.work.schedule == "off":
+        return by_themselves(each_s, step_s)
+    model = JointModel(pair.job, pair.topology, run.work.plan)
+    exchange_s, expected_s = model.exchange_s(timings), model.step_s(timings)
+    return together(_tokens(run), each_s, exchange_s, expected_s, step_s)
+
+
+def _tokens(run: SimulatedRun) -> list[float]:
+    return [site.tokens for site in run.work.sites]
+
+
+Rows = Sequence[tuple[Point, SimulatedRun]]
+
+
+def further_tables(made: Rows, *, fails: bool) -> Iterator[RenderableType]:
+    """Yield what is to be printed after a benchmark's tables.
+
+    Args:
+        made: each setting, and its run.
+        fails: sites fail.
+    """
+    cut = [(point, inside) for point, run in made for inside in run.work.inside]
+    if cut:
+        yield Text("\ninside each site, without the others", style="bold")
+        yield _inside(cut)
+        yield from map(Text, _cuts(made))
+    if fails:
+        yield Text("\nfailures", style="bold")
+        yield _goodput(made)
+
+
+def inside_data(inside: Inside) -> dict[str, Any]:
+    """Return how a site cuts the model, and what its step is without the others, in seconds."""
+    return {
+        "site": inside.site,
+        "cut": in_words(inside.degrees),
+        "micro_batches": inside.step.num_micro_batches,
+        "pipeline_s": inside.pipeline.step_s,
+        "bubble": inside.pipeline.bubble,
+        "stages_busy_s": inside.pipeline.busy_s,
+        "reduction_s": inside.step.gradients.busy_s,
+        "after_s": inside.step.parameters.exposed_s + inside.step.optimizer_s,
+    }
+
+
+def _inside(rows: Sequence[tuple[Point, Inside]]) -> FittingTable:
+    def seconds(name: str) -> list[str]:
+        return [formats.duration(inside_data(inside)[name]) for _, inside in rows]
+
+    has_stages = [inside.degrees.pipeline > 1 for _, inside in rows]
+    return FittingTable(
+        [
+            *_setting_columns([point for point, _ in rows]),
+            Column("site", [formats.words(inside.site) for _, inside in rows], is_text=True),
+            Column("micro-batches", [str(inside.step.num_micro_batches) for _, inside in rows]),
+            Column("passes", seconds("pipeline_s")),
+            Column(
+                "bubble",
+                [
+                    f"{inside.pipeline.bubble:.1%}" if stages else UNKNOWN
+                    for (_, inside), stages in zip(rows, has_stages, strict=True)
+                ],
+            ),
+            Column("reduction", seconds("reduction_s")),
+            Column("after it", seconds("after_s")),
+        ]
+    )
+
+
+def _cuts(made: Rows) -> Iterator[str]:
+    """Yield how sites cut the model, each cut of a setting once."""
+    for point, run in made:
+        sites: dict[str, list[str]] = {}
+        for inside in run.work.inside:
+            sites.setdefault(in_words(inside.degrees), []).append(formats.words(inside.site))
+        setting = "".join(f"{path}={value}, " for path, value in point.overrides.items())
+        yield from (f"{setting}{', '.join(names)}: {cut}" for cut, names in sites.items())
+
+
+def _goodput(made: Rows) -> FittingTable:
+    runs = [run for _, run in made]
+    return FittingTable(
+        [
+            *_setting_columns([point for point, _ in made]),
+            Column("wall time", [formats.duration(run.wall_s) for run in runs]),
+            Column("failures", [str(len(run.outages)) for run in runs]),
+            Column(
+                "steps lost", [str(sum(each.lost_steps for each in run.outages)) for run in runs]
+            ),
+            Column("goodput", [f"{run.goodput:.1%}" for run in runs]),
+        ]
+    )
+
+
+def _setting_columns(points: Sequence[Point]) -> list[Column]:
+    return [
+        Column(
+            formats.words(path),
+            [formats.words(point.overrides[path]) for point in points],
+            is_text=True,
+        )
+        for path in points[0].overrides
+    ]

@@ -1,0 +1,283 @@
+"""A simulated run's folder: journal, documents, metrics and summary, as a coordinator leaves them.
+
+`isthmus report`, `trace`, `status` and `events` read it like that of a run that was made. It says
+itself that none was: in its notes, and as the host of each site.
+
+A simulated run's metric records: what its ranks and gateways would have sent. Pure.
+
+Times are those of the simulation, after `began_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.coordinator.journal import Journal
+from orchestrator.core.metrics import RunMetrics
+from orchestrator.core.summary import summarise
+from orchestrator.documents import Pair
+from orchestrator.run_folder.home import claim_run_folder
+from orchestrator.run_folder.run_files import RunFiles
+from protos import metrics
+from protos.errors import StateConflictError
+from topology.faults.changes import Change
+from topology.faults.script import TimedChange
+from topology.simulator.parts import BucketTimes
+from topology.simulator.run import LinkLoad, SimulatedRun, coding_s
+from topology.simulator.site_step import SiteStep
+
+NOTE = "simulated: no process ran, and no byte crossed"
+HOST = "simulated"
+EMULATOR = "a simulation"
+
+
+def write_run(
+    home: Path,
+    run_id: str,
+    pair: Pair,
+    run: SimulatedRun,
+    began_s: float,
+    *,
+    told: Sequence[str] = (),
+) -> Path:
+    """Write HOME/runs/RUN; return it.
+
+    Args:
+        home: the folder of the folder of runs.
+        run_id: names the run, and its folder.
+        pair: its documents.
+        run: what was simulated.
+        began_s: wall clock at which it is said to have begun.
+        told: what else there is to say of how it was simulated.
+
+    Raises:
+        OSError: the disk refuses.
+        StateConflictError: there is such a run.
+    """
+    folder, is_new = claim_run_folder(home, run_id, pair.job_text)
+    if not is_new:
+        raise StateConflictError(f"there is a run {run_id!r} already: {folder.path}")
+    files = RunFiles(folder.path)
+    files.write_documents(pair.topology_text, pair.job_text)
+    sites = [site.name for site in pair.topology.sites]
+    measured = RunMetrics(tuple(sites))
+    made = list(records(run, run_id, began_s))
+    for each in (one for one in made if one["site"]):
+        measured.add(each["site"], each["kind"], each["step"], each["values"], each["labels"])
+    files.append_metrics(made)
+    journal = Journal(folder.path)
+    try:
+        note = "; ".join([NOTE, *told])
+        _journal(journal, run_id, folder.path, pair, run, began_s, note)
+        journal.save_progress(run_id, {**measured.progress(), "active_s": run.wall_s})
+        view = journal.view(run_id)
+        files.write_summary(summarise(view, measured, active_s=run.wall_s, verified_steps=0))
+    finally:
+        journal.close()
+    return folder.path
+
+
+def _journal(
+    journal: Journal,
+    run_id: str,
+    folder: Path,
+    pair: Pair,
+    run: SimulatedRun,
+    began_s: float,
+    note: str,
+) -> None:
+    generation = journal.raise_generation()
+
+    def append(kind: str, at_s: float, site: str = "", **detail: object) -> None:
+        journal.append(
+            kind,
+            wall_s=began_s + at_s,
+            generation=generation,
+            run_id=run_id,
+            site=site,
+            detail=detail,
+        )
+
+    links = [
+        {
+            "source": link.source,
+            "target": link.target,
+            "bytes_per_s": link.bytes_per_s,
+            "rtt_s": link.rtt_s,
+        }
+        for link in pair.topology.links
+    ]
+    sites = [site.name for site in pair.topology.sites]
+    append(
+        "run.submitted",
+        0.0,
+        name=pair.job.name,
+        folder=str(folder),
+        sites=sites,
+        links=links,
+        topology_overrides=pair.topology_overrides,
+        job_overrides=pair.job_overrides,
+    )
+    append("run.simulated", 0.0, note=note)
+    for site in sites:
+        append("site.joined", 0.0, site, host=HOST)
+    if links:
+        append("wan.emulated", 0.0, emulator=EMULATOR)
+    append("run.active", 0.0)
+    for outage in run.outages:
+        append("site.failed", outage.at_s, outage.site, lost_steps=outage.lost_steps)
+        append("run.recovered", outage.until_s)
+    for site in sites:
+        append("site.ended", run.wall_s, site)
+    append("run.ended", run.wall_s, state="SUCCEEDED", reason_code="", reason="", failure=None)
+
+
+Record = dict[str, Any]
+
+BUCKETS_MAX = 256
+"""That are told of in a step, as ranks do: more than a picture can show."""
+
+
+def records(run: SimulatedRun, run_id: str, began_s: float) -> Iterator[Record]:
+    """Yield the lines of metrics.jsonl, in the order of steps.
+
+    Args:
+        run: what was simulated.
+        run_id: its id.
+        began_s: wall clock at which it is said to have begun.
+    """
+    maker = _Maker(run, run_id, began_s)
+    for change in run.changes:
+        yield maker.fault(change)
+    for number, step in enumerate(run.steps, 1):
+        for site, each in enumerate(step):
+            yield maker.step(number, site, each)
+            if each.buckets is not None:
+                yield from maker.timeline(number, site, each)
+            yield from maker.links(number, site, each)
+
+
+class _Maker:
+    """Makes the records of one run."""
+
+    def __init__(self, run: SimulatedRun, run_id: str, began_s: float) -> None:
+        self._run = run
+        self._run_id = run_id
+        self._began_s = began_s
+        self._coding_s = coding_s(run.work)
+        self._tokens = sum(site.tokens for site in run.work.sites)
+        self._raw_bytes = float(sum(bucket.raw_bytes for bucket in run.work.buckets))
+        """Of all buckets: what crosses in a round."""
+        self._links: dict[str, list[LinkLoad]] = {site.name: [] for site in run.work.sites}
+        for link in run.links:
+            self._links[link.source].append(link)
+        self._rtts_s = {(link.source, link.target): link.rtt_s for link in run.work.topology.links}
+
+    def fault(self, each: TimedChange) -> Record:
+        """Return the record of a change of a link."""
+        change = each.change
+        assert isinstance(change, Change), "others are not simulated"
+        values = {metrics.AT_S: each.at_s, **change.figures()}
+        labels = {"what": change.kind, "source": change.source, "target": change.target}
+        return self._record("", metrics.FAULT, 0, each.at_s, values, labels)
+
+    def step(self, number: int, site: int, each: SiteStep) -> Record:
+        """Return the record of a site's step."""
+        work = self._run.work.sites[site]
+        encode_s, decode_s = self._coding_s[site]
+        parts, sent = each.parts, self._sent(number)
+        values = {
+            metrics.TOKENS: self._tokens,
+            metrics.SITE_TOKENS: work.tokens,
+            metrics.STEP_S: each.end_s - each.begin_s,
+            metrics.COMPUTE_S: parts.compute_s,
+            metrics.INTRA_S: parts.intra_s,
+            metrics.EXPOSED_INTER_S: parts.exposed_inter_s,
+            metrics.WAIT_S: parts.wait_s,
+            metrics.HIDDEN_INTER_S: parts.hidden_inter_s,
+            metrics.INTER_S: parts.inter_s,
+            metrics.ENCODE_S: sent * encode_s,
+            metrics.DECODE_S: sent * decode_s,
+            metrics.RAW_BYTES: sent * self._raw_bytes / self._run.work.round_steps / work.num_ranks,
+            metrics.WIRE_BYTES: sent * self._wire_bytes(work.name),
+        }
+        return self._record(work.name, metrics.STEP, number, each.end_s, values)
+
+    def timeline(self, number: int, site: int, each: SiteStep) -> Iterator[Record]:
+        """Yield the record of a kept step, and one a bucket."""
+        name = self._run.work.sites[site].name
+        for bucket in (each.buckets or ())[:BUCKETS_MAX]:
+            values = self._bucket(site, bucket)
+            yield self._record(name, metrics.BUCKET, number, bucket.finished_s, values)
+        values = {
+            metrics.BEGIN_S: self._began_s + each.begin_s,
+            metrics.COMPUTED_S: self._began_s + each.computed_s,
+            metrics.END_S: self._began_s + each.end_s,
+        }
+        yield self._record(name, metrics.TIMELINE, number, each.end_s, values)
+
+    def _bucket(self, site: int, bucket: BucketTimes) -> dict[str, float]:
+        work, raw_bytes = self._run.work, self._run.work.buckets[bucket.index].raw_bytes
+        share = work.round_steps * raw_bytes / self._raw_bytes
+        encode_s, decode_s = self._coding_s[site]
+        return {
+            metrics.BUCKET_INDEX: float(bucket.index),
+            metrics.SUBMITTED_S: self._began_s + bucket.submitted_s,
+            metrics.POSTED_S: self._began_s + bucket.posted_s,
+            metrics.REDUCED_S: self._began_s + bucket.reduced_s,
+            metrics.FINISHED_S: self._began_s + bucket.finished_s,
+            metrics.RAW_BYTES: raw_bytes / work.sites[site].num_ranks,
+            metrics.WIRE_BYTES: share * self._wire_bytes(work.sites[site].name),
+            metrics.WAIT_S: bucket.wait_s,
+            metrics.ENCODE_S: share * encode_s,
+            metrics.DECODE_S: share * decode_s,
+        }
+
+    def links(self, number: int, site: int, each: SiteStep) -> Iterator[Record]:
+        """Yield the totals of a site's links after a step."""
+        name = self._run.work.sites[site].name
+        done = self._run.work.exchanged(number)
+        for link in self._links[name] if done else ():
+            sent_bytes, busy_s = done * link.sent_bytes, done * link.busy_s
+            values = {
+                metrics.SENT_BYTES: sent_bytes,
+                metrics.RAW_BYTES: done * link.raw_bytes,
+                metrics.BUSY_S: busy_s,
+                metrics.THROUGHPUT_BYTES_PER_S: sent_bytes / busy_s,
+                metrics.RTT_S: self._rtts_s[link.source, link.target],
+            }
+            labels = {"source": link.source, "target": link.target, "node": "0"}
+            yield self._record(name, metrics.LINK, number, each.end_s, values, labels)
+
+    def _sent(self, number: int) -> float:
+        """Return what a step sends, in steps' worth.
+
+        Of rounds, in which few steps send, the mean is 1.
+        """
+        return self._run.work.exchanged(number) - self._run.work.exchanged(number - 1)
+
+    def _wire_bytes(self, name: str) -> float:
+        return sum(link.sent_bytes for link in self._links[name])
+
+    def _record(
+        self,
+        site: str,
+        kind: str,
+        step: int,
+        at_s: float,
+        values: Mapping[str, float],
+        labels: Mapping[str, str] | None = None,
+    ) -> Record:
+        return {
+            "run": self._run_id,
+            "generation": 1,
+            "site": site,
+            "kind": kind,
+            "rank": 0,
+            "step": step,
+            "values": values,
+            "labels": labels or {},
+            "wall_s": self._began_s + at_s,
+        }

@@ -1,1 +1,0 @@
-"""A run as trace events, for Perfetto and chrome://tracing."""

@@ -1,0 +1,248 @@
+"""A run's record as trace events: https://perfetto.dev or chrome://tracing show them.
+
+    process a site     compute: step > forward and backward, optimizer; a lane for each bucket phase
+                       that goes on at once; counters of the training; instants of what happened to
+                       the site
+    process "links"    a counter of bytes/s each directed link, and of what waits in the emulator
+    process "run"      instants of the run's events and of faults
+
+Times are microseconds since the run was submitted. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.evidence.record.run_record import LinkSample, RunRecord
+from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, StepTimeline
+
+TraceEvent = dict[str, Any]
+
+COMPUTE_TID = 1
+LANES_PER_PHASE = 1000
+"""Thread ids of a phase; more of one phase at once would not be seen anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    name: str
+    first_tid: int
+    begin_s: Callable[[Bucket], float]
+    end_s: Callable[[Bucket], float]
+
+
+_PHASES = (
+    _Phase("reduce-scatter", 1 * LANES_PER_PHASE, lambda b: b.submitted_s, lambda b: b.posted_s),
+    _Phase("WAN", 2 * LANES_PER_PHASE, lambda b: b.posted_s, lambda b: b.reduced_s),
+    _Phase("all-gather", 3 * LANES_PER_PHASE, lambda b: b.reduced_s, lambda b: b.finished_s),
+)
+
+
+def trace(record: RunRecord) -> dict[str, Any]:
+    """Return the JSON object format: `traceEvents`, metadata first, then sorted by time."""
+    clock = _Clock(record)
+    pids = {site: index for index, site in enumerate(record.sites, start=1)}
+    links_pid, run_pid = len(pids) + 1, len(pids) + 2
+    named = [*pids.items(), ("links", links_pid), ("run", run_pid)]
+    metadata = [each for name, pid in named for each in _process(name, pid)]
+    events: list[TraceEvent] = []
+    for site, pid in pids.items():
+        threads, timed = _site(record.timelines, site, pid, clock)
+        metadata += threads
+        events += timed
+    events += _link_counters(record, links_pid, clock)
+    events += _instants(record, pids, run_pid, clock)
+    events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+    return {
+        "traceEvents": [*metadata, *events],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "run": record.run.run_id,
+            "job": record.run.name,
+            "began_wall_s": clock.zero_s,
+            "gaps": list(record.gaps),
+        },
+    }
+
+
+class _Clock:
+    """Wall clock to microseconds of the trace; no site's clock may be before its zero."""
+
+    def __init__(self, record: RunRecord) -> None:
+        began = [record.run.created_wall_s] if record.run.created_wall_s else []
+        told = [event.wall_s for event in record.events] + [
+            step.begin_s for step in record.timelines
+        ]
+        told += [fault.wall_s for fault in record.faults]
+        told += [samples[0].wall_s for samples in record.samples.values()]
+        told += [samples[0].wall_s for samples in record.emulated.values()]
+        self.zero_s = min(began + told, default=0.0)
+
+    def us(self, wall_s: float) -> float:
+        """Return the time in µs, to a tenth."""
+        return round((wall_s - self.zero_s) * 1e6, 1)
+
+    def span(self, begin_s: float, end_s: float) -> dict[str, float]:
+        """Return `ts` and `dur` of a complete event; rounded ends stay ends."""
+        begin_us, end_us = self.us(begin_s), self.us(end_s)
+        return {"ts": begin_us, "dur": round(max(0.0, end_us - begin_us), 1)}
+
+
+def _process(name: str, pid: int) -> Iterator[TraceEvent]:
+    yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
+    yield {
+        "ph": "M",
+        "pid": pid,
+        "tid": 0,
+        "name": "process_sort_index",
+        "args": {"sort_index": pid},
+    }
+
+
+def _thread(name: str, pid: int, tid: int) -> Iterator[TraceEvent]:
+    yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+    yield {
+        "ph": "M",
+        "pid": pid,
+        "tid": tid,
+        "name": "thread_sort_index",
+        "args": {"sort_index": tid},
+    }
+
+
+def _site(
+    steps: Iterable[StepTimeline], site: str, pid: int, clock: _Clock
+) -> tuple[list[TraceEvent], list[TraceEvent]]:
+    """Return the threads of one site, and what they did."""
+    told = [(step.step, step.sites[site]) for step in steps if site in step.sites]
+    if not told:
+        return [], []
+    threads = list(_thread("compute", pid, COMPUTE_TID))
+    timed = [event for number, timeline in told for event in _compute(number, timeline, pid, clock)]
+    buckets = [(number, bucket) for number, timeline in told for bucket in timeline.buckets]
+    for phase in _PHASES:
+        spans = [(phase.begin_s(bucket), phase.end_s(bucket)) for _, bucket in buckets]
+        lanes = assign_lanes(spans)
+        for lane in range(max(lanes, default=-1) + 1):
+            name = phase.name if lane == 0 else f"{phase.name} {lane + 1}"
+            threads += _thread(name, pid, phase.first_tid + lane)
+        timed += [
+            {
+                "ph": "X",
+                "pid": pid,
+                "tid": phase.first_tid + lane,
+                "name": f"bucket {bucket.index}",
+                "cat": phase.name,
+                **clock.span(*span),
+                "args": {"step": number, "bucket": bucket.index, **bucket.values},
+            }
+            for (number, bucket), span, lane in zip(buckets, spans, lanes, strict=True)
+        ]
+    return threads, timed
+
+
+def _compute(number: int, timeline: SiteTimeline, pid: int, clock: _Clock) -> Iterator[TraceEvent]:
+    """Yield a step, and in it what the accelerator did."""
+    last_s = max((bucket.finished_s for bucket in timeline.buckets), default=timeline.computed_s)
+    settled_s = min(timeline.end_s, max(timeline.computed_s, last_s))
+    spans = [
+        (f"step {number}", timeline.begin_s, timeline.end_s),
+        ("forward and backward", timeline.begin_s, timeline.computed_s),
+        ("waiting for gradients", timeline.computed_s, settled_s),
+        ("optimizer", settled_s, timeline.end_s),
+    ]
+    for name, begin_s, end_s in spans:
+        yield {
+            "ph": "X",
+            "pid": pid,
+            "tid": COMPUTE_TID,
+            "name": name,
+            "cat": "compute",
+            **clock.span(begin_s, end_s),
+            "args": {"step": number},
+        }
+
+
+def assign_lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Return a lane for each span, the lowest that is free: no two spans of a lane overlap."""
+    lanes = [0] * len(spans)
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    num_lanes = 0
+    for index in sorted(range(len(spans)), key=lambda index: spans[index]):
+        begin_s, end_s = spans[index]
+        while busy and busy[0][0] <= begin_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            lane = heapq.heappop(free)
+        else:
+            lane, num_lanes = num_lanes, num_lanes + 1
+        lanes[index] = lane
+        heapq.heappush(busy, (end_s, lane))
+    return lanes
+
+
+def _link_counters(record: RunRecord, pid: int, clock: _Clock) -> Iterator[TraceEvent]:
+    """Yield the rate of each directed link.
+
+    A link that several nodes share has a counter a node.
+    """
+    nodes: dict[tuple[str, str], int] = {}
+    for source, target, _ in record.samples:
+        nodes[source, target] = nodes.get((source, target), 0) + 1
+    for (source, target, node), samples in record.samples.items():
+        name = f"{source} → {target}" + (f", node {node}" if nodes[source, target] > 1 else "")
+        for wall_s, bytes_per_s in rates(samples):
+            yield {
+                "ph": "C",
+                "pid": pid,
+                "tid": 0,
+                "name": name,
+                "ts": clock.us(wall_s),
+                "args": {"bytes/s": bytes_per_s},
+            }
+    for (source, target), emulated in record.emulated.items():
+        for sample in emulated:
+            yield {
+                "ph": "C",
+                "pid": pid,
+                "tid": 0,
+                "name": f"{source} → {target}, queue of the emulator",
+                "ts": clock.us(sample.wall_s),
+                "args": {"bytes": sample.queued_bytes},
+            }
+
+
+def rates(samples: Sequence[LinkSample]) -> Iterator[tuple[float, float]]:
+    """Yield from when on a link carried how many bytes a second; from the last sample on, none."""
+    for before, after in itertools.pairwise(samples):
+        if after.wall_s > before.wall_s:
+            sent_bytes = max(0.0, after.sent_bytes - before.sent_bytes)
+            yield before.wall_s, round(sent_bytes / (after.wall_s - before.wall_s), 1)
+    if samples:
+        yield samples[-1].wall_s, 0.0
+
+
+def _instants(
+    record: RunRecord, pids: dict[str, int], run_pid: int, clock: _Clock
+) -> Iterator[TraceEvent]:
+    """Yield what happened: of a site in its process, else over the whole trace."""
+    told = [(event.wall_s, event.kind, event.site, "event") for event in record.events]
+    told += [
+        (fault.wall_s, f"{fault.what} {fault.where}".strip(), fault.site, "fault")
+        for fault in record.faults
+    ]
+    for wall_s, name, site, category in told:
+        yield {
+            "ph": "i",
+            "pid": pids.get(site, run_pid),
+            "tid": 0,
+            "name": name,
+            "cat": category,
+            "ts": clock.us(wall_s),
+            "s": "p" if site in pids else "g",
+        }

@@ -1,0 +1,66 @@
+"""Tables of sites and links, without lines: they need no more than ASCII."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.evidence.view.formats import UNKNOWN
+
+_GAP = 2
+_MAX_TEXT_WIDTH = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its heading, and a cell for each row."""
+
+    heading: str
+    cells: Sequence[str]
+    is_text: bool = False
+    """Left-aligned, and cut where it is very long; a number is never cut."""
+    longest: int = _MAX_TEXT_WIDTH
+    """Terminal cells of a text that is not cut."""
+
+    @property
+    def width(self) -> int:
+        """Terminal cells that it takes."""
+        width = max(cell_len(text) for text in (self.heading, *self.cells))
+        return min(width, self.longest) if self.is_text else width
+
+
+class FittingTable:
+    """Renders the columns that fit, the first ones first.
+
+    A column is left out altogether where no row knows anything about it.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = [
+            column for column in columns if any(cell != UNKNOWN for cell in column.cells)
+        ]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        columns: list[Column] = []
+        width = 0
+        for column in self._columns:
+            width += column.width
+            if columns and width > options.max_width:
+                break
+            width += _GAP
+            columns.append(column)
+            table.add_column(
+                column.heading,
+                justify="left" if column.is_text else "right",
+                no_wrap=True,
+                max_width=column.width,
+            )
+        for cells in zip(*(column.cells for column in columns), strict=True):
+            table.add_row(*(Text(cell) for cell in cells))  # Text: a name may look like markup
+        yield table
