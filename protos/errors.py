@@ -5,6 +5,8 @@ Each class tells apart who must act. A wrong YAML file never crosses the wire: t
 
 import grpc
 
+from protos.failure import Failure, one_line
+
 
 class IsthmusError(Exception):
     """Something went wrong that a peer, an operator or a retry must handle."""
@@ -119,3 +121,18 @@ def error_for(status: grpc.StatusCode, detail: str) -> IsthmusError:
     """Return the error that a status stands for, with the server's one line."""
     kind = _BY_STATUS.get(status, LocalProtocolError)
     return kind(detail or status.name)
+
+
+def failure_of(error: BaseException, site: str = "") -> Failure:
+    """Return the failure that an error is; one that is not ours is a bug of ours.
+
+    Args:
+        error: Any.
+        site: Where it came from, if the error does not say so itself.
+    """
+    if not isinstance(error, IsthmusError):
+        message = one_line(f"{type(error).__name__}: {error}")
+        return Failure(code="INTERNAL", message=message, site=site)
+    if isinstance(error, PeerLostError):
+        site = error.site or site
+    return Failure(code=error.code, message=one_line(str(error)), site=site)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import Duration, RunName, all_of, home_option, json_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.documents import Pair
 from orchestrator.evidence.bench.sweep_settings import Point

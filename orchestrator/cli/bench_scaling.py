@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     Duration,
     RunName,

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_summary
 from orchestrator.cli.views import failure_view, outcome_view, reason_code, state_name, where_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import LOG, RunFolder
 from orchestrator.run_folder.log_files import last_line

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.core.wan_stage import FALLBACK
 from orchestrator.documents import load_topology_file

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
-from orchestrator.cli.failure import describe
+from orchestrator.cli.command_errors import describe
 from orchestrator.cli.output import CLOSED_PIPE, Output, discard_streams
 from orchestrator.interruption import INTERRUPTION
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.run_folder.home import is_run_id
 from topology.models.topology import is_loopback
 from topology.units import UnitError, parse_duration, parse_rate

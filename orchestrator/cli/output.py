@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.failure import Failure
+from orchestrator.cli.command_errors import ShownError
 from orchestrator.interruption import INTERRUPTION
 from protos import envelope
 from protos.catalogue import CATALOGUE
@@ -71,7 +71,7 @@ class Output:
             _write(text, err=False)
         return exit_code
 
-    def failed(self, failure: Failure) -> int:
+    def failed(self, failure: ShownError) -> int:
         """Print an error, to people and with --json to programs; return the exit status."""
         if self.as_json:
             self._last(

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     Address,
     Duration,

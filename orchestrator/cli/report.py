@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import RunChoice, coordinator_option, home_option, json_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_run_record

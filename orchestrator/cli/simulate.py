@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.cli.bench_folder import note_plans, opened_bench
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     Duration,
     RunName,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.embedded import started_coordinator
-from orchestrator.cli.failure import CommandError
 from orchestrator.client.coordinator_client import Client
 from orchestrator.documents import Pair
 from orchestrator.run_folder.home import TOPOLOGY, RunFolder, claim_run_folder

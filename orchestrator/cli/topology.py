@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import click
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import Rate, json_option, set_option
 from orchestrator.cli.output import Output
 

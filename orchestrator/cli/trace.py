@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import RunChoice, run_options
 from orchestrator.cli.output import Output
 from orchestrator.cli.reader import read_run_record

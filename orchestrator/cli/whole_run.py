@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import RunChoice
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.core.events import Endpoint, Namespace
-from orchestrator.core.failures import Failure
 from orchestrator.core.view import RecordedEvent, RunView
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
+from protos.failure import Failure
 
 MAX_TEXT = 2000
 """Characters of a site's message that are kept."""
@@ -42,7 +43,7 @@ def run_message(view: RunView, progress: Mapping[str, Any]) -> control_pb2.Run:
         generation=view.generation,
         reason_code=view.reason_code,
         reason=view.reason,
-        failure=failure_message(view.failure) if view.failure else None,
+        failure=view.failure.to_message() if view.failure else None,
         sites=sites,
         links=[
             control_pb2.LinkStatus(
@@ -72,20 +73,6 @@ def event_message(event: RecordedEvent) -> control_pb2.Event:
     )
 
 
-def failure_message(failure: Failure) -> control_pb2.Failure:
-    """Return a failure as operators see it."""
-    return control_pb2.Failure(
-        code=failure.code,
-        message=failure.message,
-        site=failure.site,
-        node=failure.node,
-        rank=failure.rank,
-        exit_code=failure.exit_code,
-        log_path=failure.log_path,
-        collateral=failure.collateral,
-    )
-
-
 def failure_from(
     message: control_pb2.Failure, reporter: str, sites: Iterable[str], now_s: float
 ) -> Failure:
@@ -94,19 +81,15 @@ def failure_from(
     A code that this build does not know becomes INTERNAL, and a site that is none of the run's the
     reporter: neither is worth losing the report.
     """
-    known = message.code in CATALOGUE
-    text = " ".join(message.message.split())[:MAX_TEXT]
-    return Failure(
-        code=message.code if known else "INTERNAL",
-        message=text if known else f"{message.code[:64]}: {text}",
-        at_s=now_s - max(0.0, message.age_s),
-        site=message.site if message.site in sites else reporter,
-        node=message.node,
-        rank=message.rank,
-        exit_code=message.exit_code,
-        log_path=message.log_path,
+    failure = Failure.from_message(message, now_s)
+    known = failure.code in CATALOGUE
+    text = " ".join(failure.message.split())[:MAX_TEXT]
+    return replace(
+        failure,
+        code=failure.code if known else "INTERNAL",
+        message=text if known else f"{failure.code[:64]}: {text}",
+        site=failure.site if failure.site in sites else reporter,
         reported_by=reporter,
-        collateral=message.collateral,
     )
 
 

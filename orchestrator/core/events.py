@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.core.failures import Failure
 from orchestrator.core.states import RunState
+from protos.failure import Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.core.failures import Failure
+from protos.failure import Failure
 
 TIE_S = 0.1
 """Between two sites an age is only as exact as a message's journey: closer ones count as equal."""
@@ -42,7 +42,7 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     Args:
         failures: at least one.
     """
-    real = [each for each in failures if not each.collateral]
+    real = [each for each in failures if not each.is_collateral]
     causes = [each for each in real if each.code not in _CONSEQUENCES]
     candidates = causes or real or list(failures)
     earliest = min(candidates, key=lambda each: each.at_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.core import events
 from orchestrator.core.digests import Difference
-from orchestrator.core.failures import Failure
+from protos.failure import Failure
 
 
 def emulator_ended(event: events.EmulatorEnded, at_s: float) -> Failure:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from orchestrator.core.events import Action, RecordEvent
-from orchestrator.core.failures import Failure
 from orchestrator.core.first_failure import first_failure
 from orchestrator.core.states import RunState
+from protos.failure import Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class RunEnding:
             at_once: No other could explain it.
         """
         if self.stopped_s is not None and failure.at_s > self.stopped_s:
-            failure = replace(failure, collateral=True)
+            failure = replace(failure, is_collateral=True)
         if not self._failures:
             self._collect_deadline_s = now_s + (0.0 if at_once else self._collect_s)
         self._failures.append(failure)

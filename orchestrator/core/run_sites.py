@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.events import Action, Endpoint, RecordEvent
-from orchestrator.core.failures import Failure
 from orchestrator.core.states import SiteState
+from protos.failure import Failure
 
 _RISE = (
     SiteState.ABSENT,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.failures import Failure
 from orchestrator.core.states import RunState, SiteState
+from protos.failure import Failure
 
 _SITE_STATES = {
     "site.joined": SiteState.JOINED,

@@ -25,7 +25,7 @@ from protos.control.v1.control_pb2 import (
     Start,
     Stop,
 )
-from sites.agent.failures import SiteFailure
+from protos.failure import Failure
 from sites.agent.run import Place, SiteRun
 from sites.agent.session import Session, SessionLostError, open_channel
 from topology.timeouts import Timeouts
@@ -145,12 +145,11 @@ class Agent:
         if self._run is not None:
             message = f"the agent of site {self._place.site} was stopped by {signum.name}"
             self._run.fail(
-                SiteFailure(
+                Failure(
                     code="SITE_LOST",
                     message=message,
-                    time_s=time.monotonic(),
+                    at_s=time.monotonic(),
                     site=self._place.site,
-                    ended=False,
                 )
             )
             if self._executing is not None:
@@ -224,14 +223,12 @@ class Agent:
             self._put_ended(SiteEnded(run_id=stop.run_id, generation=stop.generation))
 
     def _refuse(self, prepare: Prepare, code: str, message: str) -> None:
-        failure = SiteFailure(
-            code=code, message=message, time_s=0.0, site=self._place.site, ended=False
-        )
+        failure = Failure(code=code, message=message, site=self._place.site)
         self._put_ended(
             SiteEnded(
                 run_id=prepare.run_id,
                 generation=prepare.generation,
-                failures=[failure.to_proto(0.0)],
+                failures=[failure.to_message()],
             )
         )
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protos.control.v1.control_pb2 import Document, Prepare
-from sites.agent.failures import SiteError
-from sites.launcher.failures import one_line
+from protos.failure import one_line
+from sites.agent.site_failures import SiteError
 from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
 from topology.hashing import config_hash

@@ -8,12 +8,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint
-from sites.agent.failures import SiteFailure, describe_end
+from protos.failure import Failure
 from sites.agent.processes import start_leashed
+from sites.agent.site_failures import describe_end
 from sites.gateway.config import GatewayConfig
 
 MODULE = "sites.gateway"
@@ -98,7 +100,7 @@ class Gateway:
         on_metric: Callable[[Mapping[str, Any]], None],
         on_digest: Callable[[Mapping[str, Any]], None],
         on_plan: Callable[[Mapping[str, Any]], None],
-        on_failed: Callable[[SiteFailure], None],
+        on_failed: Callable[[Failure], None],
     ) -> None:
         """Handle what the gateway says until it has ended.
 
@@ -109,7 +111,7 @@ class Gateway:
             try:
                 line = await self.process.stdout.readline()
             except ValueError:  # longer than any line of the protocol
-                on_failed(self._report("PROTOCOL_VIOLATION", "its gateway wrote too long a line"))
+                on_failed(self._found("PROTOCOL_VIOLATION", "its gateway wrote too long a line"))
                 break
             if not line:
                 break
@@ -118,12 +120,12 @@ class Gateway:
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 text = line[:200].decode(errors="replace").strip()
                 log.warning("gateway %d said %r: %r", self._node, text, error)
-                on_failed(self._report("INTERNAL", f"its gateway said {text!r}"))
+                on_failed(self._found("INTERNAL", f"its gateway said {text!r}"))
         try:
             async with asyncio.timeout(None if self.closing else _EXIT_S):
                 exit_code = await self.process.wait()
         except TimeoutError:
-            on_failed(self._report("GATEWAY_EXITED", "its gateway closed its output"))
+            on_failed(self._found("GATEWAY_EXITED", "its gateway closed its output"))
             return
         if not self._failed and (exit_code != 0 or not self.closing):
             on_failed(self._ended(exit_code))
@@ -134,7 +136,7 @@ class Gateway:
         on_metric: Callable[[Mapping[str, Any]], None],
         on_digest: Callable[[Mapping[str, Any]], None],
         on_plan: Callable[[Mapping[str, Any]], None],
-        on_failed: Callable[[SiteFailure], None],
+        on_failed: Callable[[Failure], None],
     ) -> None:
         match message["op"]:
             case "metric":
@@ -156,44 +158,28 @@ class Gateway:
                 self.probed.set()
             case "failed":
                 self._failed = True
-                on_failed(
-                    self._report(
-                        str(message["code"]),
-                        str(message["message"]),
-                        site=str(message.get("site") or self._site),
-                        rank=int(message.get("rank", -1)),
-                        collateral=bool(message.get("collateral", False)),
-                    )
-                )
+                on_failed(self._reported(Failure.from_json(message)))
             case other:
                 raise ValueError(f"unknown op {other!r}")
 
-    def _report(
-        self,
-        code: str,
-        message: str,
-        *,
-        site: str = "",
-        rank: int = -1,
-        collateral: bool = False,
-    ) -> SiteFailure:
-        return SiteFailure(
-            code=code,
-            message=message,
-            time_s=time.monotonic(),
-            site=site or self._site,
+    def _reported(self, failure: Failure) -> Failure:
+        """Return what the gateway tells of, with where and when: now, and here unless it says."""
+        return replace(
+            failure,
+            at_s=time.monotonic(),
+            site=failure.site or self._site,
             node=self._node,
-            rank=rank,
             log_path=str(self._log_path),
-            collateral=collateral,
-            ended=False,
         )
 
-    def _ended(self, exit_code: int) -> SiteFailure:
-        return SiteFailure(
+    def _found(self, code: str, message: str) -> Failure:
+        return self._reported(Failure(code=code, message=message))
+
+    def _ended(self, exit_code: int) -> Failure:
+        return Failure(
             code="GATEWAY_EXITED",
             message=f"gateway {self._node} of site {self._site} {describe_end(exit_code)}",
-            time_s=time.monotonic(),
+            at_s=time.monotonic(),
             site=self._site,
             node=self._node,
             exit_code=exit_code,

@@ -28,12 +28,13 @@ from protos.control.v1.control_pb2 import (
     SitePrepared,
     SiteRunning,
 )
+from protos.failure import Failure
 from sites.agent.documents import Documents, read_documents
-from sites.agent.failures import SiteError, SiteFailure, order_failures
 from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.plan_switch import PlanSwitch
 from sites.agent.processes import kill_descendants
 from sites.agent.session import Session
+from sites.agent.site_failures import SiteError, order_failures
 from sites.agent.site_processes import Listeners, SiteProcesses
 
 _FLUSH_S = 2.0
@@ -71,7 +72,7 @@ class SiteRun:
         self._session = session
         self._started: asyncio.Future[Sequence[GatewayEndpoint]] = asyncio.Future()
         self._ending = asyncio.Event()
-        self._failures: list[SiteFailure] = []
+        self._failures: list[Failure] = []
         self._grace_s: float | None = None
         self._documents: Documents | None = None
         self._processes: SiteProcesses | None = None
@@ -102,7 +103,7 @@ class SiteRun:
             self._grace_s = grace_s
             self._ending.set()
 
-    def fail(self, failure: SiteFailure) -> None:
+    def fail(self, failure: Failure) -> None:
         """Note that something broke, and end the run."""
         # What breaks while processes are being ended is a consequence of that.
         if self._grace_s is None:
@@ -213,27 +214,26 @@ class SiteRun:
         await processes.wait_joined()
         self._put(running=SiteRunning(**self._name))
 
-    def _tell_ended(self, succeeded: bool, failures: Sequence[SiteFailure]) -> None:
+    def _tell_ended(self, succeeded: bool, failures: Sequence[Failure]) -> None:
         log.info("run %s has ended here", self.run_id)
         now_s = time.monotonic()
         self._put(
             ended=SiteEnded(
                 **self._name,
                 succeeded=succeeded,
-                failures=[failure.to_proto(now_s) for failure in failures],
+                failures=[failure.to_message(now_s) for failure in failures],
             )
         )
 
     def _fail_stage(self, error: SiteError) -> None:
         self.fail(
-            SiteFailure(
+            Failure(
                 code=error.code,
                 message=str(error),
-                time_s=time.monotonic(),
+                at_s=time.monotonic(),
                 site=self._place.site,
                 node=error.node,
                 log_path=error.log_path,
-                ended=False,
             )
         )
 

@@ -12,10 +12,11 @@ from signal import SIGTERM
 from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
+from protos.failure import Failure
 from sites.agent.documents import Documents
-from sites.agent.failures import SiteError, SiteFailure
 from sites.agent.gateway import Gateway
 from sites.agent.processes import kill_descendants, send, wait_ended
+from sites.agent.site_failures import SiteError
 from sites.agent.torchrun import TORCHRUN_LOG, Torchrun, rank_files, reserved_port
 from sites.gateway.config import gateway_config
 from sites.gateway.probing.config import probing
@@ -34,7 +35,7 @@ class Listeners:
     on_digest: Callable[[Mapping[str, Any]], None]
     on_plan: Callable[[Mapping[str, Any]], None]
     """What a gateway says of a switch of plans."""
-    on_failed: Callable[[SiteFailure], None]
+    on_failed: Callable[[Failure], None]
 
 
 class SiteProcesses:

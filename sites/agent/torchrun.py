@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sites.agent.failures import SiteFailure, describe_end, of_rank
+from protos.failure import Failure
 from sites.agent.processes import start_leashed
-from sites.launcher.failures import read_failures
+from sites.agent.site_failures import describe_end, rank_failure
+from sites.launcher.rank_failures import read_failures
 
 TORCHRUN_LOG = "torchrun.log"
 """In a node's folder: what the launcher itself writes."""
@@ -98,7 +99,7 @@ class Torchrun:
             )
         return cls(site, node, process, folder)
 
-    async def watch(self, on_failed: Callable[[SiteFailure], None]) -> None:
+    async def watch(self, on_failed: Callable[[Failure], None]) -> None:
         """Tell of each rank that fails, as soon as it is known, until the launcher has ended."""
         ended = asyncio.ensure_future(self.process.wait())
         try:
@@ -111,22 +112,22 @@ class Torchrun:
         if exit_code != 0 and not self._told:
             on_failed(self._launcher_ended(exit_code))
 
-    def _tell_new(self, on_failed: Callable[[SiteFailure], None]) -> None:
+    def _tell_new(self, on_failed: Callable[[Failure], None]) -> None:
         for failure in read_failures(self._folder / "failures.json"):
             if failure.rank not in self._told:
                 self._told.add(failure.rank)
-                on_failed(of_rank(failure, self._site, self._node))
+                on_failed(rank_failure(failure, self._site, self._node))
 
-    def _launcher_ended(self, exit_code: int) -> SiteFailure:
+    def _launcher_ended(self, exit_code: int) -> Failure:
         """Return the failure of torchrun itself.
 
         Killed, it counts as the training process that it stands for: its ranks die with it.
         """
         end = describe_end(exit_code)
-        return SiteFailure(
+        return Failure(
             code="RANK_KILLED" if exit_code < 0 else "LAUNCH_FAILED",
             message=f"torchrun of node {self._node} of site {self._site} {end}",
-            time_s=time.monotonic(),
+            at_s=time.monotonic(),
             site=self._site,
             node=self._node,
             exit_code=exit_code,

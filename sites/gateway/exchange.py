@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from protos.errors import IsthmusError, PeerLostError, StaleGenerationError
+from protos.errors import IsthmusError, PeerLostError, StaleGenerationError, failure_of
+from protos.failure import Failure
 from protos.frame import Frame
 from sites.gateway.config import GatewayConfig
-from sites.gateway.failure import Failure
 from sites.gateway.links.peer_links import Link
 from sites.gateway.links.peer_server import Sender
 from sites.gateway.reduction.admission import Admission
@@ -145,7 +145,7 @@ class Exchange:
             try:
                 self._intake.accept(run, sender, frame)
             except IsthmusError as error:  # the peer's, not of the rank that posts
-                self._on_failure(Failure.of(error, self._config.sites[sender[0]]))
+                self._on_failure(failure_of(error, self._config.sites[sender[0]]))
         return run
 
     # ---------------------------------------------------------------- peers
@@ -193,9 +193,9 @@ class Exchange:
             try:
                 self._handle(run, chunk, event)
             except IsthmusError as error:
-                self._on_failure(Failure.of(error, origin))
+                self._on_failure(failure_of(error, origin))
             except Exception as error:  # noqa: BLE001 - the root of a task: reported, ends the run
-                self._on_failure(Failure.of(error, origin))
+                self._on_failure(failure_of(error, origin))
 
     def _handle(self, run: BucketRun, chunk: Chunk, event: Event) -> None:
         wire_bytes, weight = 0, None

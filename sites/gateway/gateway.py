@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from protos.failure import Failure
 from protos.frame import Frame
 from protos.metrics import (
     BUSY_S,
@@ -26,7 +27,6 @@ from protos.metrics import (
 )
 from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange
-from sites.gateway.failure import Failure
 from sites.gateway.links.peer_links import Link, PeerLinks, side_by_side
 from sites.gateway.links.peer_server import ExchangeServer, Sender
 from sites.gateway.links.transport import Peer
@@ -133,10 +133,12 @@ class Gateway:
         self._ended.set()
         farewell = self._failure
         if farewell is not None:
-            self._write(farewell.to_agent())
+            self._write(farewell.to_line())
         elif not self._finished.wait(_LAST_WORDS_S):
             farewell = Failure(
-                code="PEER_LOST", message=f"site {self._config.site} was stopped", collateral=True
+                code="PEER_LOST",
+                message=f"site {self._config.site} was stopped",
+                is_collateral=True,
             )
         if farewell is not None:
             self._local.fail_all(farewell)

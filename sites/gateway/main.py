@@ -13,7 +13,8 @@ import sys
 import threading
 from typing import Final
 
-from protos.errors import IsthmusError, LocalProtocolError
+from protos.errors import IsthmusError, LocalProtocolError, failure_of
+from protos.failure import Failure, one_line
 from sites.gateway.agent_port import (
     AgentWriter,
     Command,
@@ -24,7 +25,6 @@ from sites.gateway.agent_port import (
     read_configuration,
 )
 from sites.gateway.config import GatewayConfig
-from sites.gateway.failure import Failure, one_line
 from sites.gateway.gateway import Gateway
 from sites.gateway.probing.probing_gateway import ProbingGateway
 from topology.errors import ConfigError
@@ -58,8 +58,10 @@ def main() -> int:
     try:
         config = read_configuration(stdin)
         return 0 if config is None else _run(config, stdin, agent)
-    except (IsthmusError, ConfigError) as error:
-        return _refuse(agent, Failure.of(error))
+    except IsthmusError as error:
+        return _refuse(agent, failure_of(error))
+    except ConfigError as error:
+        return _refuse(agent, Failure(code="INVALID_CONFIG", message=one_line(str(error))))
     except OSError as error:
         return _refuse(agent, Failure(code="LAUNCH_FAILED", message=one_line(str(error))))
     finally:
@@ -86,7 +88,7 @@ def _run(config: GatewayConfig, stdin: io.FileIO, agent: AgentWriter) -> int:
 
 def _refuse(agent: AgentWriter, failure: Failure) -> int:
     _log.error("%s: %s", failure.code, failure.message)
-    agent.write(failure.to_agent())
+    agent.write(failure.to_line())
     return 1
 
 
@@ -95,10 +97,10 @@ def _obey(gateway: Gateway | ProbingGateway, stdin: io.FileIO) -> None:
         for command in read_commands(stdin):
             _carry_out(gateway, command)
     except IsthmusError as error:
-        gateway.fail(Failure.of(error))
+        gateway.fail(failure_of(error))
     except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
         _log.exception("the agent's thread ended")
-        gateway.fail(Failure.of(error))
+        gateway.fail(failure_of(error))
     gateway.stop()
 
 

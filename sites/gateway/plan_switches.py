@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from protos.errors import IsthmusError, LocalProtocolError
+from protos.failure import one_line
 from sites.gateway.config import GatewayConfig
-from sites.gateway.failure import one_line
 from sites.gateway.links.peer_links import PeerLinks
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.encoding import RankEncoding

@@ -28,7 +28,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser, run
 
-from sites.launcher.failures import PID_FILE, RankFailure, describe_failure, write_failures
+from protos.failure import Failure
+from sites.launcher.rank_failures import PID_FILE, describe_failure, write_failures
 
 MONITOR_INTERVAL_S = 0.1
 """torchrun looks at its ranks this often: when all have ended well, nobody waits longer for it."""
@@ -46,8 +47,8 @@ class Watch:
         self._ranks = folder / "ranks"
         self._name = name
         self._first_rank = first_rank
-        self._failures: dict[int, RankFailure] = {}
-        self._unexplained: list[RankFailure] = []
+        self._failures: dict[int, Failure] = {}
+        self._unexplained: list[Failure] = []
         """The first that SIGTERM ended when nothing else had failed."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
@@ -56,15 +57,15 @@ class Watch:
         """Begin to watch this process's children."""
         self._thread.start()
 
-    def finish(self, told: dict[int, tuple[int, int]]) -> None:
+    def finish(self, told: dict[int, int]) -> None:
         """Stop, and add what torchrun saw and the watch did not.
 
         Args:
-            told: pid and exit code of each failed rank, by rank inside the site.
+            told: exit code of each failed rank, by rank inside the site.
         """
         self._stopped.set()
         self._thread.join(1.0)  # it may hang in waitid when a rank cannot be killed
-        added = [self._describe(rank - self._first_rank, *ended) for rank, ended in told.items()]
+        added = [self._describe(rank - self._first_rank, code) for rank, code in told.items()]
         if all(each.exit_code == -signal.SIGTERM for each in added):
             self._add(self._unexplained)
         self._add(added)
@@ -88,7 +89,7 @@ class Watch:
             # Perhaps torchrun has reaped the first one already, and ends the others: it will tell.
             self._unexplained = self._unexplained or seen
 
-    def _ended(self) -> list[RankFailure]:
+    def _ended(self) -> list[Failure]:
         """Return the failures among the ranks that have ended and are not reaped."""
         failures = []
         for path in self._ranks.glob(f"{self._name}_*/attempt_0/*/{PID_FILE}"):
@@ -100,21 +101,19 @@ class Watch:
             if ended is not None and ended.si_status != 0:
                 exited = ended.si_code == os.CLD_EXITED
                 code = ended.si_status if exited else -ended.si_status
-                failures.append(self._describe(local_rank, pid, code))
+                failures.append(self._describe(local_rank, code))
         return failures
 
-    def _describe(self, local_rank: int, pid: int, exit_code: int) -> RankFailure:
+    def _describe(self, local_rank: int, exit_code: int) -> Failure:
         found = list(self._ranks.glob(f"{self._name}_*/attempt_0/{local_rank}"))
         return describe_failure(
             found[0] if found else self._ranks,
             rank=self._first_rank + local_rank,
-            local_rank=local_rank,
-            pid=pid,
             exit_code=exit_code,
-            time_s=time.monotonic(),
+            at_s=time.monotonic(),
         )
 
-    def _add(self, failures: list[RankFailure]) -> None:
+    def _add(self, failures: list[Failure]) -> None:
         new = [failure for failure in failures if failure.rank not in self._failures]
         if not new:
             return
@@ -123,7 +122,7 @@ class Watch:
         cause = bool(self._failures) or any(each.exit_code != -signal.SIGTERM for each in new)
         for failure in new:
             if failure.exit_code == -signal.SIGTERM and cause:
-                failure = dataclasses.replace(failure, collateral=True)
+                failure = dataclasses.replace(failure, is_collateral=True)
             self._failures[failure.rank] = failure
         write_failures(self._path, self._failures.values())
 
@@ -152,9 +151,9 @@ def main(arguments: list[str]) -> int:
     try:
         run(torchrun)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        ended = {rank: (each.pid, each.exitcode) for rank, each in error.failures.items()}
+        ended = {rank: each.exitcode for rank, each in error.failures.items()}
         watch.finish(ended)
-        log.warning("ranks failed: %s", {rank: code for rank, (_, code) in ended.items()})
+        log.warning("ranks failed: %s", ended)
         return 1
     except SignalException as error:
         log.warning("ended by %s", error.sigval.name)

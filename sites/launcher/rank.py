@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import sites
 from protos.errors import IsthmusError, LocalProtocolError
-from sites.launcher.failures import COLLATERAL_EXIT_CODE, write_error_file, write_pid_file
+from sites.launcher.rank_failures import COLLATERAL_EXIT_CODE, write_error_file, write_pid_file
 from sites.leash import die_with_parent
 
 _LOST_SIBLING = re.compile(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.failure import describe
+from orchestrator.cli.command_errors import describe
 from tests.cli.conftest import Isthmus
 
 READERS = (

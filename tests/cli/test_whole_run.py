@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.failure import CommandError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.coordinator.journal import Journal
 from orchestrator.documents import Pair, load_pair

@@ -19,10 +19,10 @@ from typing import cast
 
 import numpy as np
 
+from protos.failure import Failure
 from protos.frame import ChunkKey, Frame, pack, unpack
 from sites.codecs.parts import Floats
 from sites.gateway.exchange import Exchange
-from sites.gateway.failure import Failure
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.peer_links import Link
 from sites.gateway.links.send_queue import SendQueue, outgoing

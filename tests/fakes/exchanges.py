@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from protos.failure import Failure
 from protos.frame import Frame, pack, unpack
 from sites.codecs.parts import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.exchange import Exchange
-from sites.gateway.failure import Failure
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction.bucket import Post, Reduced
 from sites.gateway.reduction.pool import Pool, Priority

@@ -2,9 +2,9 @@
 
 from orchestrator.core import events
 from orchestrator.core.events import Endpoint
-from orchestrator.core.failures import Failure
 from orchestrator.core.run import RunMachine
 from orchestrator.core.states import RunState
+from protos.failure import Failure
 from tests.fakes.worlds import topology
 
 START_S = 30.0

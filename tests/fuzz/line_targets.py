@@ -26,12 +26,13 @@ from orchestrator.emulator.emulator_config import (
 from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.run_folder.home import ANNOUNCED, RunFolder
 from protos.errors import LocalProtocolError
+from protos.failure import Failure
 from sites.agent.gateway import Gateway
 from sites.gateway.agent_port import read_commands, read_configuration
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.messages import parse
-from sites.launcher.failures import (
-    RankFailure,
+from sites.launcher.rank_failures import (
+    cause_first,
     describe_failure,
     read_failures,
     write_error_file,
@@ -187,19 +188,16 @@ def _ready_samples() -> list[bytes]:
 
 def _failures_of(data: bytes) -> None:
     with file_with(data, "failures.json") as path:
-        sorted(read_failures(path), key=lambda each: each.order)
+        sorted(read_failures(path), key=cause_first)
 
 
 def _failures_samples() -> list[bytes]:
-    failure = RankFailure(
-        rank=1,
-        local_rank=1,
-        pid=77,
-        exit_code=-9,
-        time_s=12.5,
-        code="",
+    failure = Failure(
+        code="RANK_KILLED",
         message="",
-        collateral=False,
+        at_s=12.5,
+        rank=1,
+        exit_code=-9,
         log_path="/run/stderr.log",
     )
     with file_with(b"", "failures.json") as path:
@@ -209,8 +207,8 @@ def _failures_samples() -> list[bytes]:
 
 def _describe(data: bytes) -> None:
     with file_with(data, "error.json") as path:
-        said = describe_failure(path.parent, rank=0, local_rank=0, pid=1, exit_code=1, time_s=3.0)
-    assert said.order
+        said = describe_failure(path.parent, rank=0, exit_code=1, at_s=3.0)
+    assert cause_first(said)
 
 
 def _error_samples() -> list[bytes]:

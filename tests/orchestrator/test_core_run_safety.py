@@ -14,7 +14,7 @@ WAN_ANSWERS = ([events.NamespacesOpened({})], [events.NamespacesRefused("there i
 def random_event(draw: random.Random, world: World, risk: float) -> events.Event:
     site = draw.choice(world.sites)
     code = draw.choice(("RANK_EXITED", "PEER_LOST", "GATEWAY_EXITED"))
-    failures = (failure(world, code, site, draw.random(), collateral=draw.random() < 0.3),)
+    failures = (failure(world, code, site, draw.random(), is_collateral=draw.random() < 0.3),)
     rare: list[events.Event] = [
         events.SiteLost(site, f"site {site}: gone", draw.random()),
         events.AgentEnded(site, "status 1", ""),

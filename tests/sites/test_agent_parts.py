@@ -12,8 +12,8 @@ import pytest
 from protos.control.v1 import control_pb2 as control
 from protos.limits import CONTROL_MESSAGE_BYTES
 from sites.agent.documents import read_documents
-from sites.agent.failures import SiteError
 from sites.agent.outbox import BULK_BYTES, Outbox
+from sites.agent.site_failures import SiteError
 from sites.agent.sockets import SOCKET_PATH_BYTES, socket_folder
 from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
 

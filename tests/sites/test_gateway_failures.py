@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from protos.frame import pack
-from sites.gateway.failure import Failure
 from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_sites import (
     GATHER_2,
@@ -177,9 +175,3 @@ def test_a_gradient_that_is_not_finite_stops_the_run_if_so_configured(tmp_path: 
             assert (
                 "rank 0: round 0 bucket 0: element 0 of 10 of its part is nan" in failed["message"]
             )
-
-
-def test_failures_say_who_must_act() -> None:
-    failure = Failure.of(ValueError("a\nb"), "ash")
-    assert (failure.code, failure.message, failure.site) == ("INTERNAL", "ValueError: a b", "ash")
-    assert type(pack(frame_ahead(0))) is bytes

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from protos.errors import PeerLostError
+from protos.failure import Failure
 from sites.gateway.agent_port import Decide, Prepare, read_commands
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.exchange import Exchange
-from sites.gateway.failure import Failure
 from sites.gateway.links import peer_watch
 from sites.gateway.links.peer_links import Link, PeerLinks
 from sites.gateway.links.peer_server import Sender

@@ -11,19 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from protos.failure import MESSAGE_CHARS, Failure, one_line
 from sites.agent.torchrun import reserved_port
-from sites.launcher.failures import (
+from sites.launcher.node import Watch
+from sites.launcher.rank_failures import (
     COLLATERAL_EXIT_CODE,
-    MESSAGE_CHARS,
     PID_FILE,
-    RankFailure,
+    cause_first,
     describe_failure,
-    one_line,
     read_failures,
     write_error_file,
     write_failures,
 )
-from sites.launcher.node import Watch
 
 WAIT_S = 90.0
 
@@ -64,20 +63,18 @@ if action == "misuse":
 """
 
 
-def failure(rank: int, exit_code: int, time_s: float, **fields: object) -> RankFailure:
+def failure(rank: int, exit_code: int, at_s: float, **fields: object) -> Failure:
     """Return one with the fields that matter."""
-    defaults = {"code": "", "message": "", "collateral": False, "log_path": ""}
-    return RankFailure(
+    defaults = {"code": "RANK_EXITED", "message": ""}
+    return Failure(
         rank=rank,
-        local_rank=rank,
-        pid=1,
         exit_code=exit_code,
-        time_s=time_s,
+        at_s=at_s,
         **{**defaults, **fields},  # type: ignore[arg-type]
     )
 
 
-def run_node(folder: Path, *command: str) -> tuple[int, list[RankFailure], str]:
+def run_node(folder: Path, *command: str) -> tuple[int, list[Failure], str]:
     """Run two ranks; return the launcher's status, failures.json and rank 1's stderr."""
     with reserved_port("127.0.0.1") as port:
         ended = subprocess.run(
@@ -127,12 +124,10 @@ def test_the_rank_that_failed_is_first(
     status, failures, log = run_node(tmp_path, str(script), action, str(tmp_path))
     assert status == 1, log
     first = failures[0]
-    assert (first.rank, first.exit_code, first.collateral) == (1, exit_code, collateral), log
+    assert (first.rank, first.exit_code, first.is_collateral) == (1, exit_code, collateral), log
     assert first.message.startswith(message) if message else not first.message
-    assert [each.collateral for each in failures[1:]] == [True], failures
+    assert [each.is_collateral for each in failures[1:]] == [True], failures
     assert f"argv {script} {action} __main__" in log
-    if action in {"lost", "future"}:
-        assert first.code == "PEER_LOST"
     if action == "text":
         assert "a reason" in log
     if action == "raise":
@@ -150,7 +145,7 @@ def test_a_module_ends_well(tmp_path: Path) -> None:
 def test_failures_survive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "failures.json"
     assert read_failures(path) == []
-    victim = failure(0, 1, 5.0, message="RuntimeError: closed", collateral=True)
+    victim = failure(0, 1, 5.0, message="RuntimeError: closed", is_collateral=True)
     cause = failure(1, -9, 6.0)
     write_failures(path, [victim, cause])
     assert read_failures(path) == [cause, victim]
@@ -169,9 +164,9 @@ def test_a_rank_that_torchrun_ends_is_not_taken_for_the_first(tmp_path: Path) ->
         watch.look()
         assert not (tmp_path / "failures.json").exists()
         watch.start()
-        watch.finish({1: (other.pid + 1, -signal.SIGKILL)})
+        watch.finish({1: -signal.SIGKILL})
     found = [
-        (each.rank, each.exit_code, each.collateral)
+        (each.rank, each.exit_code, each.is_collateral)
         for each in read_failures(tmp_path / "failures.json")
     ]
     assert found == [(1, -signal.SIGKILL, False), (0, -signal.SIGTERM, True)]
@@ -191,7 +186,7 @@ def test_signals_come_before_exits_before_exceptions() -> None:
         failure(1, 17, 2.0),
         failure(0, 1, 1.0, message="x"),
     )
-    assert sorted([raised, exited, killed], key=lambda each: each.order) == [killed, exited, raised]
+    assert sorted([raised, exited, killed], key=cause_first) == [killed, exited, raised]
 
 
 def test_torchelastic_reads_our_error_file(tmp_path: Path) -> None:
@@ -203,8 +198,8 @@ def test_torchelastic_reads_our_error_file(tmp_path: Path) -> None:
     theirs = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(path))
     assert theirs.timestamp == 12
     assert "ValueError: x" in str(theirs.message)
-    ours = describe_failure(tmp_path, rank=3, local_rank=1, pid=1, exit_code=1, time_s=9.0)
-    assert (ours.message, ours.time_s, ours.rank) == ("ValueError: x", 3.5, 3)
+    ours = describe_failure(tmp_path, rank=3, exit_code=1, at_s=9.0)
+    assert (ours.message, ours.at_s, ours.rank) == ("ValueError: x", 3.5, 3)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +217,8 @@ def test_whatever_a_rank_left_is_understood(
 ) -> None:
     if content is not None:
         (tmp_path / "error.json").write_text(content)
-    told = describe_failure(tmp_path, rank=0, local_rank=0, pid=1, exit_code=1, time_s=9.0)
-    assert (told.message, told.time_s, told.collateral) == (message, 9.0, False)
+    told = describe_failure(tmp_path, rank=0, exit_code=1, at_s=9.0)
+    assert (told.message, told.at_s, told.is_collateral) == (message, 9.0, False)
 
 
 def test_messages_are_one_bounded_line() -> None:

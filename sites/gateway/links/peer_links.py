@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import grpc
 
-from protos.errors import IsthmusError, LocalProtocolError, PeerLostError
+from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
 from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
+from protos.failure import Failure
 from protos.frame import Frame
 from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.failure import Failure
 from sites.gateway.links.congestion.connections import ChannelGrowth
 from sites.gateway.links.congestion.kernel import Pacing, Pauses, holds_little
 from sites.gateway.links.peer_server import Sender
@@ -212,10 +212,10 @@ class Link:
         try:
             target()
         except IsthmusError as error:
-            self._fail(Failure.of(error, self.peer.site))
+            self._fail(failure_of(error, self.peer.site))
         except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
             _log.exception("a thread of the link to %s ended", self.peer)
-            self._fail(Failure.of(error))
+            self._fail(failure_of(error))
 
 
 class PeerLinks:
@@ -329,10 +329,10 @@ class PeerLinks:
             try:
                 link.open(within_s)
             except IsthmusError as error:
-                failures.append(Failure.of(error, link.peer.site))
+                failures.append(failure_of(error, link.peer.site))
             except Exception as error:  # noqa: BLE001 - a thread's root; it would pass for open
                 _log.exception("the link to %s was not opened", link.peer)
-                failures.append(Failure.of(error))
+                failures.append(failure_of(error))
 
         side_by_side([functools.partial(open_one, link) for link in links])
         return failures

@@ -21,6 +21,7 @@ from protos.errors import (
     CorruptDataError,
     IsthmusError,
     StaleGenerationError,
+    failure_of,
 )
 from protos.exchange.v1.exchange_pb2 import (
     HelloRequest,
@@ -29,6 +30,7 @@ from protos.exchange.v1.exchange_pb2 import (
     LeaveResponse,
 )
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
+from protos.failure import Failure
 from protos.frame import Frame, pack_ack, unpack
 from protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
@@ -37,7 +39,6 @@ from protos.versions import (
     negotiate,
 )
 from sites.gateway.config import GatewayConfig
-from sites.gateway.failure import Failure
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
 from sites.gateway.links.transport import SERVICE, SESSION_KEY, server_options
 from sites.gateway.links.wire_loop import WireLoop
@@ -166,7 +167,7 @@ class ExchangeServer(ExchangeServicer):
                     message=f"told by site {site}: {request.message}",
                     site=request.site or site,
                     rank=request.rank,
-                    collateral=True,
+                    is_collateral=True,
                 )
             )
         return LeaveResponse()
@@ -188,7 +189,7 @@ class ExchangeServer(ExchangeServicer):
                 await self._refuse(sender, error, context)
             except Exception as error:  # a task's root: else the peer would send it for ever
                 _log.exception("a frame of round %d was not taken", frame.key.round)
-                self._receiver.fail(Failure.of(error))
+                self._receiver.fail(failure_of(error))
                 raise
             await context.write(pack_ack(frame.key, frame.generation))
 
@@ -250,7 +251,7 @@ class ExchangeServer(ExchangeServicer):
         return sender
 
     async def _refuse(self, sender: Sender, error: IsthmusError, context: Context) -> Never:
-        self._receiver.fail(Failure.of(error, self._config.sites[sender[0]]))
+        self._receiver.fail(failure_of(error, self._config.sites[sender[0]]))
         await abort(context, error)
 
     def _count_corrupt(self, sender: Sender, error: CorruptDataError) -> None:

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from protos.errors import IsthmusError, LocalProtocolError, PeerLostError
+from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
+from protos.failure import Failure
 from protos.frame import Frame
 from protos.metrics import PROBE
 from sites.gateway.config import GatewayConfig
-from sites.gateway.failure import Failure
 from sites.gateway.links.peer_server import ExchangeServer, Sender
 from sites.gateway.links.transport import Peer
 from sites.gateway.probing.probe_server import ProbeServer, turn_s
@@ -95,7 +95,7 @@ class ProbingGateway:
         """Tell the agent of a failure, and end every thread. Idempotent."""
         self._ended.set()
         if self._failure is not None:
-            self._write(self._failure.to_agent())
+            self._write(self._failure.to_line())
         if self._thread is not None:
             self._thread.join(self._config.peer_lost_s)
         self._server.close()
@@ -145,10 +145,10 @@ class ProbingGateway:
                 prober.finish()
             self._wait_for_peers()
         except IsthmusError as error:
-            self.fail(Failure.of(error))
+            self.fail(failure_of(error))
         except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
             _log.exception("the measurement ended")
-            self.fail(Failure.of(error))
+            self.fail(failure_of(error))
 
     def _measure(self, prober: Prober) -> None:
         site = prober.peer.site

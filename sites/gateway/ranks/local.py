@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from protos.errors import IsthmusError, LocalProtocolError
+from protos.errors import IsthmusError, LocalProtocolError, failure_of
+from protos.failure import Failure
 from sites.gateway.config import GatewayConfig
-from sites.gateway.failure import Failure
 from sites.gateway.ranks.connection import RankConnection, close_all
 from sites.gateway.ranks.encoding import RankEncoding
 from sites.gateway.ranks.messages import Join, LeaveNotice, Message, Passed, Reduce, RegionOffer
@@ -100,7 +100,7 @@ class LocalServer:
             self._closed = True
             connections = list(self._connections.values())
         for connection in connections:
-            connection.send(failure.to_rank())
+            connection.send(failure.to_line())
 
     def close(self) -> None:
         """End all connections and remove the socket."""
@@ -152,7 +152,7 @@ class LocalServer:
             self._reject(rank, connection, error)
         except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
             _log.exception("a rank's thread ended")
-            self._ranks.fail(Failure.of(error, self._config.site))
+            self._ranks.fail(failure_of(error, self._config.site))
         finally:
             with self._lock:
                 self._strangers.discard(connection)
@@ -251,7 +251,7 @@ class LocalServer:
                     message=f"rank {rank} of site {self._config.site} went away without leaving",
                     site=self._config.site,
                     rank=rank,
-                    collateral=True,  # its own exit status says more
+                    is_collateral=True,  # its own exit status says more
                 )
             )
         elif complete:
@@ -259,8 +259,8 @@ class LocalServer:
 
     def _reject(self, rank: int | None, connection: RankConnection, error: IsthmusError) -> None:
         """A stranger is only turned away; a rank that breaks the protocol ends the run."""
-        failure = Failure.of(error, self._config.site)
-        connection.send(failure.to_rank())
+        failure = failure_of(error, self._config.site)
+        connection.send(failure.to_line())
         if rank is None:
             _log.warning("refused a connection: %s", error)
             return

@@ -55,7 +55,7 @@ class CommandError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ShownError:
     """One error as both streams show it."""
 
     code: str
@@ -73,31 +73,33 @@ class Failure:
         return int(CATALOGUE[self.code].exit_code)
 
 
-def describe(error: Exception) -> Failure:
+def describe(error: Exception) -> ShownError:
     """Return what to show for `error`; what nobody foresaw becomes INTERNAL, with a file."""
     match error:
         case CommandError():
-            return Failure(error.code, str(error), error.where)
+            return ShownError(error.code, str(error), error.where)
         case click.UsageError():
             return _usage(error)
         case click.ClickException():
-            return Failure("USAGE", error.format_message())
+            return ShownError("USAGE", error.format_message())
         case ConfigError():
             return _config(error.problems)
         case OSError() if error.errno in _FILE_ERRNOS:
             path = str(error.filename or "")
             message = f"{path}: {error.strerror}" if path else str(error.strerror)
-            return Failure("FILE_ERROR", message, {"file": path})
+            return ShownError("FILE_ERROR", message, {"file": path})
     return _wire(error) or _internal(error)
 
 
-def _usage(error: click.UsageError) -> Failure:
+def _usage(error: click.UsageError) -> ShownError:
     if error.ctx is None:
-        return Failure("USAGE", error.format_message())
+        return ShownError("USAGE", error.format_message())
     path = error.ctx.command_path
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return Failure("USAGE", "no command was given", {"command": path}, error.format_message())
-    return Failure(
+        return ShownError(
+            "USAGE", "no command was given", {"command": path}, error.format_message()
+        )
+    return ShownError(
         "USAGE",
         error.format_message(),
         {"command": path},
@@ -106,12 +108,12 @@ def _usage(error: click.UsageError) -> Failure:
     )
 
 
-def _config(problems: list[Problem]) -> Failure:
+def _config(problems: list[Problem]) -> ShownError:
     count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
     first = problems[0].message
     if problems[0].line == 0 and not problems[0].path:  # of a whole file: which one is the message
         first = f"{problems[0].source}: {first}"
-    return Failure(
+    return ShownError(
         "INVALID_CONFIG",
         f"{count}: {first}" if len(problems) == 1 else f"{count}, the first: {first}",
         [
@@ -128,17 +130,17 @@ def _config(problems: list[Problem]) -> Failure:
     )
 
 
-def _wire(error: Exception) -> Failure | None:
+def _wire(error: Exception) -> ShownError | None:
     """Return an error of the contracts, unless it says that we have a bug."""
     # Imported here: it brings grpc, which most commands that fail early never needed.
     from protos.errors import IsthmusError
 
     if isinstance(error, IsthmusError) and error.code != "INTERNAL":
-        return Failure(error.code, str(error))
+        return ShownError(error.code, str(error))
     return None
 
 
-def _internal(error: Exception) -> Failure:
+def _internal(error: Exception) -> ShownError:
     message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     try:
         handle, path = tempfile.mkstemp(prefix="isthmus-error-", suffix=".txt")
@@ -146,5 +148,5 @@ def _internal(error: Exception) -> Failure:
             traceback.print_exception(error, file=file)
     except OSError as refused:  # a full disk must not be all that is told
         message = f"{message}; the traceback could not be kept: {refused.strerror}"
-        return Failure("INTERNAL", message, details="".join(traceback.format_exception(error)))
-    return Failure("INTERNAL", f"{message}; the traceback is in {path}", {"traceback": path})
+        return ShownError("INTERNAL", message, details="".join(traceback.format_exception(error)))
+    return ShownError("INTERNAL", f"{message}; the traceback is in {path}", {"traceback": path})

@@ -6,17 +6,17 @@ import itertools
 
 import pytest
 
-from sites.agent.failures import SiteFailure, describe_end, of_rank, order_failures
-from sites.launcher.failures import RankFailure
+from protos.failure import Failure
+from sites.agent.site_failures import describe_end, order_failures, rank_failure
 
 
-def failure(name: str, time_s: float, **fields: object) -> SiteFailure:
+def failure(name: str, at_s: float, **fields: object) -> Failure:
     """Return one that is told apart by its message."""
     defaults = {"code": "RANK_EXITED", "site": "a"}
-    return SiteFailure(message=name, time_s=time_s, **{**defaults, **fields})  # type: ignore[arg-type]
+    return Failure(message=name, at_s=at_s, **{**defaults, **fields})  # type: ignore[arg-type]
 
 
-RANK_GONE = failure("gateway saw rank 1 go", 9.99, ended=False, rank=1)
+RANK_GONE = failure("gateway saw rank 1 go", 9.99, code="RANK_LOST", rank=1)
 
 STORIES = {
     "a killed rank, its gateway's word for it, and a sibling": [
@@ -25,12 +25,12 @@ STORIES = {
         failure("sibling", 10.01, exit_code=1, rank=0),
     ],
     "a killed gateway, and a rank whose script hid why it failed": [
-        failure("gateway", 10.1, exit_code=-9),
+        failure("gateway", 10.1, code="GATEWAY_EXITED", exit_code=-9),
         failure("rank", 10.0, exit_code=1, rank=0),
     ],
     "a peer that was lost, and ranks that say so": [
-        failure("peer lost", 10.3, ended=False, site="b"),
-        failure("rank", 10.0, exit_code=75, rank=0, collateral=True),
+        failure("peer lost", 10.3, code="PEER_LOST", site="b"),
+        failure("rank", 10.0, exit_code=75, rank=0, is_collateral=True),
     ],
     "two ranks with errors of their own": [
         failure("first", 10.0, exit_code=1, rank=1),
@@ -38,7 +38,7 @@ STORIES = {
     ],
     "an exit, then all others lose it": [
         failure("exit", 10.0, exit_code=17, rank=3),
-        failure("victim", 9.9, exit_code=1, rank=0, collateral=True),
+        failure("victim", 9.9, exit_code=1, rank=0, is_collateral=True),
     ],
 }
 
@@ -49,27 +49,21 @@ def test_the_cause_is_first_in_whatever_order_they_came(name: str) -> None:
     for order in itertools.permutations(story):
         ordered = order_failures(order)
         assert ordered[0] == story[0]
-        assert all(each.collateral for each in ordered[1:])
+        assert all(each.is_collateral for each in ordered[1:])
         assert {each.message for each in ordered} == {each.message for each in story}
 
 
 def test_victims_alone_stay_victims() -> None:
     ordered = order_failures(
-        [failure("late", 2.0, collateral=True), failure("early", 1.0, collateral=True)]
+        [failure("late", 2.0, is_collateral=True), failure("early", 1.0, is_collateral=True)]
     )
     assert [each.message for each in ordered] == ["early", "late"]
-    assert all(each.collateral for each in ordered)
+    assert all(each.is_collateral for each in ordered)
     assert order_failures([]) == []
 
 
 def test_a_gateway_alone_is_believed() -> None:
     assert order_failures([RANK_GONE]) == [RANK_GONE]
-
-
-def test_the_message_counts_from_when_it_happened() -> None:
-    proto = failure("x", 10.0, rank=2, exit_code=-9, node=1).to_proto(12.5)
-    assert (proto.age_s, proto.rank, proto.exit_code, proto.node) == (2.5, 2, -9, 1)
-    assert failure("x", 10.0).to_proto(9.0).age_s == 0
 
 
 @pytest.mark.parametrize(
@@ -81,17 +75,10 @@ def test_ends_are_told_in_words(exit_code: int, text: str) -> None:
 
 
 def test_a_rank_is_reported_with_what_it_said() -> None:
-    told = RankFailure(
-        rank=5,
-        local_rank=1,
-        pid=1,
-        exit_code=1,
-        time_s=3.0,
-        code="",
-        message="ValueError: x",
-        collateral=False,
-        log_path="/log",
+    told = Failure(
+        code="RANK_EXITED", message="ValueError: x", at_s=3.0, rank=5, exit_code=1, log_path="/log"
     )
-    report = of_rank(told, "a", 2)
+    report = rank_failure(told, "a", 2)
     assert report.message == "rank 5 of site a exited with status 1: ValueError: x"
     assert (report.code, report.rank, report.node, report.log_path) == ("RANK_EXITED", 5, 2, "/log")
+    assert report.at_s == 3.0

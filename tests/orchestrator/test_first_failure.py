@@ -2,12 +2,12 @@ import random
 
 import pytest
 
-from orchestrator.core.failures import Failure
 from orchestrator.core.first_failure import TIE_S, first_failure
+from protos.failure import Failure
 
 
 def failure(
-    code: str, at_s: float, site: str = "a", *, collateral: bool = False, rank: int = -1
+    code: str, at_s: float, site: str = "a", *, is_collateral: bool = False, rank: int = -1
 ) -> Failure:
     return Failure(
         code=code,
@@ -16,7 +16,7 @@ def failure(
         site=site,
         reported_by=site,
         rank=rank,
-        collateral=collateral,
+        is_collateral=is_collateral,
         log_path=f"{site}.log",
     )
 
@@ -31,11 +31,11 @@ def test_a_lost_peer_never_explains_what_has_a_cause() -> None:
     killed = failure("GATEWAY_EXITED", 5.0, "b")
     assert first_failure([failure("PEER_LOST", 1.0, "a"), killed]) is killed
     lost = failure("PEER_LOST", 1.0, "a")
-    assert first_failure([lost, failure("RANK_EXITED", 0.5, "a", collateral=True)]) is lost
+    assert first_failure([lost, failure("RANK_EXITED", 0.5, "a", is_collateral=True)]) is lost
 
 
 def test_collateral_is_better_than_nothing() -> None:
-    only = failure("RANK_KILLED", 1.0, collateral=True)
+    only = failure("RANK_KILLED", 1.0, is_collateral=True)
     assert first_failure([only]) is only
 
 
@@ -64,7 +64,7 @@ def test_the_order_of_the_reports_does_not_matter(seed: int) -> None:
             draw.choice(codes),
             draw.randrange(10) / 20,
             draw.choice("abc"),
-            collateral=draw.random() < 0.3,
+            is_collateral=draw.random() < 0.3,
             rank=rank,
         )
         for rank in range(8)

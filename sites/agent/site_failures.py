@@ -1,0 +1,78 @@
+"""Which of the things that broke at this site was the cause of the others. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from signal import Signals
+
+from protos.failure import Failure, one_line
+
+SIMULTANEOUS_S = 0.25
+"""Closer together than this, the order in which ends were seen says little on a busy machine."""
+
+_EXITS = frozenset({"RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED"})
+"""Codes that tell of the end of a process of this site, even where its status was 0."""
+
+
+class SiteError(Exception):
+    """A step of a run cannot be done; `code` is a key of protos/catalogue.py."""
+
+    def __init__(self, code: str, message: str, *, node: int = -1, log_path: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.node = node
+        self.log_path = log_path
+
+
+def rank_failure(found: Failure, site: str, node: int) -> Failure:
+    """Return a rank's failure, as its launcher left it, with its place and in a whole sentence."""
+    said = f": {found.message}" if found.message else ""
+    message = f"rank {found.rank} of site {site} {describe_end(found.exit_code)}{said}"
+    return dataclasses.replace(found, message=one_line(message), site=site, node=node)
+
+
+def describe_end(exit_code: int) -> str:
+    """Return how a process ended, as the rest of a sentence."""
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    try:
+        return f"was killed by {Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
+def order_failures(failures: Sequence[Failure]) -> list[Failure]:
+    """Return the failures with the cause first, and everything after it marked as its consequence.
+
+    A gateway that says "rank 3 has gone" only saw what the launcher knows better, so it counts as
+    a consequence as soon as any process of the site is known to have ended.
+    """
+    has_exit = any(_is_exit(failure) and not failure.is_collateral for failure in failures)
+    marked = [
+        dataclasses.replace(failure, is_collateral=True)
+        if has_exit and not _is_exit(failure) and failure.rank >= 0
+        else failure
+        for failure in failures
+    ]
+    rest = sorted(marked, key=lambda failure: (failure.is_collateral, failure.at_s))
+    if not rest:
+        return []
+    near = [
+        failure
+        for failure in rest
+        if not failure.is_collateral and failure.at_s - rest[0].at_s < SIMULTANEOUS_S
+    ]
+    first = min(near, key=lambda failure: (_kind(failure), failure.at_s), default=rest[0])
+    rest.remove(first)
+    return [first, *(dataclasses.replace(failure, is_collateral=True) for failure in rest)]
+
+
+def _is_exit(failure: Failure) -> bool:
+    """Whether a process of this site ended; else a gateway or the agent tells of something."""
+    return failure.exit_code != 0 or failure.code in _EXITS
+
+
+def _kind(failure: Failure) -> int:
+    """Rank simultaneous failures: a signal answers to nothing, an exit may, a report does."""
+    return 0 if failure.exit_code < 0 else 1 if _is_exit(failure) else 2

@@ -1,0 +1,123 @@
+"""How the ranks of a node ended, as their launcher leaves it in failures.json for the agent.
+
+No torch: the agent reads this too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+from protos.failure import Failure, one_line
+
+COLLATERAL_EXIT_CODE = 75
+"""A rank's exit status when the exchange failed under it: EX_TEMPFAIL, not the script's fault."""
+PID_FILE = "pid"
+"""Beside a rank's error.json: written by the rank itself as the first thing it does."""
+
+
+def describe_failure(folder: Path, *, rank: int, exit_code: int, at_s: float) -> Failure:
+    """Return the failure of a rank that did not end with 0.
+
+    Args:
+        folder: The rank's log folder. What the rank said itself is in its error.json.
+        rank: Inside the site.
+        exit_code: Negative: the signal's number.
+        at_s: When its end was seen.
+    """
+    said = _read_error_file(folder / "error.json")
+    said_s = said.get("time_s")
+    return Failure(
+        code="RANK_KILLED" if exit_code < 0 else "RANK_EXITED",
+        message=one_line(str(said.get("message", ""))),
+        # The rank's own clock says when it broke; when it ended is later.
+        at_s=said_s if isinstance(said_s, float) and math.isfinite(said_s) else at_s,
+        rank=rank,
+        exit_code=exit_code,
+        log_path=str(folder / "stderr.log"),
+        is_collateral=bool(said.get("collateral", False)) or exit_code == COLLATERAL_EXIT_CODE,
+    )
+
+
+def cause_first(failure: Failure) -> tuple[bool, int, float]:
+    """Return a key that sorts the rank that failed first, and not because of another, to the front.
+
+    Deaths that are seen in one look have no order of their own: a signal comes out of nowhere, a
+    bare exit status is deliberate, an exception may be an answer to either. Among victims, those
+    that torchrun ended with SIGTERM come last.
+    """
+    if failure.is_collateral:
+        kind = int(failure.exit_code == -SIGTERM)
+    else:
+        kind = 0 if failure.exit_code < 0 else 2 if failure.message else 1
+    return failure.is_collateral, kind, failure.at_s
+
+
+def write_failures(path: Path, failures: Iterable[Failure]) -> None:
+    """Replace the file at once, the first failure first: a reader sees the old or the new."""
+    ordered = sorted(failures, key=cause_first)
+    # The clock is that of the machine, so the agent's is the same.
+    lines = [{**failure.to_json(), "at_s": failure.at_s} for failure in ordered]
+    scratch = path.with_suffix(".new")
+    scratch.write_text(json.dumps(lines, indent=1))
+    scratch.replace(path)
+
+
+def read_failures(path: Path) -> list[Failure]:
+    """Return what `write_failures` wrote; nothing when there is no file.
+
+    Raises:
+        ValueError: the file is damaged; names it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    try:
+        return [Failure.from_json(fields) for fields in json.loads(data)]
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not a list of failures: {error}") from error
+
+
+def write_error_file(path: str | None, details: Mapping[str, Any], traceback: str) -> None:
+    """Write an error.json that torchelastic reads too; `details` are ours, beside its fields.
+
+    Args:
+        path: $TORCHELASTIC_ERROR_FILE; None: torchrun did not start this process.
+        details: `message`, `code`, `collateral`, `time_s` and `wall_s`.
+        traceback: as Python prints it.
+    """
+    if not path:
+        return
+    said = {
+        "message": details["message"],
+        "extraInfo": {"py_callstack": traceback, "timestamp": str(int(details["wall_s"]))},
+    }
+    Path(path).write_text(json.dumps({"message": said, "isthmus": dict(details)}))
+
+
+def write_pid_file(error_file: str | None) -> None:
+    """Say under which pid a rank runs, so that its death can be told before torchrun tells it."""
+    if error_file:
+        scratch = Path(error_file).with_name(f"{PID_FILE}.new")
+        scratch.write_text(str(os.getpid()))
+        scratch.replace(scratch.with_name(PID_FILE))
+
+
+def _read_error_file(path: Path) -> Mapping[str, Any]:
+    """Return our part of error.json; a rank that was killed may have left none, or half of one."""
+    try:
+        fields = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(fields, dict):
+        return {}
+    # A script that uses torch's own `record` overwrites the file with torch's fields only.
+    message, ours = fields.get("message", ""), fields.get("isthmus")
+    theirs = {"message": message.get("message", "") if isinstance(message, dict) else message}
+    return {**theirs, **(ours if isinstance(ours, dict) else {})}

@@ -1,0 +1,60 @@
+"""One failure, on its way from where it happened to the journal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protos.errors import CorruptDataError, PeerLostError, failure_of
+from protos.failure import Failure
+
+FAILURE = Failure(
+    code="RANK_KILLED",
+    message="rank 2 of site a was killed by SIGKILL",
+    at_s=10.0,
+    site="a",
+    node=1,
+    rank=2,
+    exit_code=-9,
+    log_path="/log",
+    is_collateral=True,
+)
+
+
+def test_it_is_the_same_after_json() -> None:
+    read = Failure.from_json(json.loads(json.dumps(FAILURE.to_json())))
+    assert read == replace(FAILURE, at_s=0.0)
+    assert Failure.from_json({**FAILURE.to_json(), "at_s": 10.0, "newer": 1}) == FAILURE
+    assert Failure.from_json(FAILURE.to_line()) == replace(FAILURE, at_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rank": "2"}, {"rank": 2**31}, {"code": 3}, {"collateral": "no"}, {"at_s": None}]
+)
+def test_json_of_another_type_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(fields))):
+        Failure.from_json({**FAILURE.to_json(), **fields})
+
+
+def test_a_message_says_how_long_ago_it_was() -> None:
+    message = FAILURE.to_message(12.5)
+    assert (message.age_s, message.rank, message.exit_code, message.node) == (2.5, 2, -9, 1)
+    assert Failure.from_message(message, 100.0) == replace(FAILURE, at_s=97.5)
+    assert FAILURE.to_message(9.0).age_s == 0
+
+
+def test_its_place_is_said_once() -> None:
+    assert FAILURE.place == "site a, rank 2"
+    assert FAILURE.reason == FAILURE.message
+    elsewhere = replace(FAILURE, message="it broke", rank=-1)
+    assert elsewhere.reason == "site a, node 1: it broke"
+
+
+def test_errors_say_who_must_act() -> None:
+    bug = failure_of(ValueError("a\nb"), "ash")
+    assert (bug.code, bug.message, bug.site) == ("INTERNAL", "ValueError: a b", "ash")
+    assert failure_of(PeerLostError("gone", "birch"), "ash").site == "birch"
+    assert failure_of(CorruptDataError("damaged")).code == "CORRUPT_DATA"
