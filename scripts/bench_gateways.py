@@ -31,8 +31,8 @@ from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LinkShape
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
 from sites.gateway.config import HELD_BYTES
-from topology.traffic.channels import FLOWS_MAX
-from topology.traffic.wire_load import chunk_bytes_for
+from topology.model.channels import FLOWS_MAX
+from topology.model.wire_load import chunk_bytes_for
 
 
 @contextlib.contextmanager

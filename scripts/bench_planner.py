@@ -32,10 +32,10 @@ from tests.fakes.plannable import (
 )
 from topology.cost.compute import num_parameters
 from topology.job import Job, Model, Reduction
+from topology.model.wire_load import chunk_bytes_of
 from topology.planner.parallel_search import ParallelSearch
 from topology.planner.search import Search
 from topology.planner.switch import best_switch
-from topology.traffic.wire_load import chunk_bytes_of
 from topology.world import Topology
 
 SAME = 1 + 1e-9

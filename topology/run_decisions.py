@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import PurePath
 
 from topology.job import Job
+from topology.model.reduction_plans import plan_reduction
+from topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
 from topology.plan_wishes import Replan
-from topology.reduction_plans import plan_reduction
 from topology.run_spec import CodedPlan, RunSpec
 from topology.timeouts import Timeouts
-from topology.traffic.wire_load import chunk_bytes_of, pipeline_bytes_of
 from topology.trees.link_codecs import plan_codecs
 from topology.world import Topology
 

@@ -22,10 +22,10 @@ from topology.errors import ConfigError
 from topology.hashing import reduction_hash
 from topology.job import Reduction
 from topology.measured.links import LinkFigures, with_measured
+from topology.model.reduction_plans import plan_reduction
+from topology.model.wire_load import chunk_bytes_of
 from topology.planner.switch import Switch, best_switch, relaunched_s
 from topology.planner.ways import named
-from topology.reduction_plans import plan_reduction
-from topology.traffic.wire_load import chunk_bytes_of
 from topology.trees.codec_turns import has_same_turns
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan

@@ -16,7 +16,7 @@ from protos.control.v1.control_pb2 import (
 from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
-from topology.reduction_plans import plan_reduction
+from topology.model.reduction_plans import plan_reduction
 from topology.trees.link_codecs import plan_codecs
 from topology.world import Topology
 

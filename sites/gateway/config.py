@@ -10,10 +10,10 @@ from protos.frame import MAX_PAYLOAD_BYTES
 from topology.errors import ConfigError
 from topology.job import Job, Probe
 from topology.json_fields import read_json
-from topology.reduction_plans import plan_reduction
+from topology.model.channels import FLOWS_MAX
+from topology.model.reduction_plans import plan_reduction
+from topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
 from topology.timeouts import Timeouts
-from topology.traffic.channels import FLOWS_MAX
-from topology.traffic.wire_load import chunk_bytes_of, pipeline_bytes_of
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology

@@ -9,7 +9,7 @@ import torch
 
 from sites.worker.link import Reduced
 from sites.worker.transfer import Pending, Slot
-from topology.timing.step_parts import Crossing, RoundTimes
+from topology.model.step_parts import Crossing, RoundTimes
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from protos import metrics
 from sites.worker.link import Link
 from sites.worker.rounds import Round
 from sites.worker.timeline import Timeline
-from topology.timing.step_parts import step_parts
+from topology.model.step_parts import step_parts
 
 
 class StepLog:

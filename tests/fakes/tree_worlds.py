@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from tests.fakes.small_worlds import small_site, small_world
 from topology.job import Job, NamedTree, Reduction
-from topology.reduction_plans import plan_reduction
+from topology.model.reduction_plans import plan_reduction
 from topology.trees.trees import ReductionPlan
 from topology.world import Accelerator, Topology
 

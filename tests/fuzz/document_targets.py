@@ -31,7 +31,7 @@ from topology.faults.loading import load_faults
 from topology.faults.script import expand
 from topology.importing.importing import Wishes, import_topology
 from topology.measured.editing import with_measured
-from topology.reduction_plans import plan_reduction
+from topology.model.reduction_plans import plan_reduction
 from topology.text.reading import read_document
 
 _MAPS = Path(documents.__file__).parent / "maps"

@@ -17,7 +17,7 @@ from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition
 from topology.errors import ConfigError
 from topology.job import Exchange, Job, Reduction
-from topology.timing.wire_time import exchange_time_s
+from topology.model.step_model import exchange_time_s
 from topology.world import Topology
 
 SITES = benches.SITES

@@ -12,7 +12,7 @@ from orchestrator.evidence.record.measured_steps import MeasurementError, measur
 from tests.fakes import benches
 from tests.fakes.measured_runs import link_record, step_record
 from topology.cost.compute import layer_times, num_parameters, step_compute_s
-from topology.timing.wire_time import exchange_time_s
+from topology.model.step_model import exchange_time_s
 from topology.world import Topology
 
 TOPOLOGY = benches.a_topology()

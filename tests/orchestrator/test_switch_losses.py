@@ -19,7 +19,7 @@ from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
 from tests.fakes.worlds import JOB, topology_text
 from topology.documents.load import load_job, load_topology
 from topology.hashing import reduction_hash
-from topology.reduction_plans import plan_reduction
+from topology.model.reduction_plans import plan_reduction
 from topology.trees.link_codecs import plan_codecs
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]  # a planner's process

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sites.trainer.gpt import Gpt
 from topology.job import Model
-from topology.timing.buckets import buckets_of
+from topology.model.buckets import buckets_of
 
 
 @pytest.mark.slow

@@ -26,8 +26,8 @@ from sites.gateway.links.congestion.kernel import (
 )
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from topology.traffic.channels import first_channels
-from topology.traffic.wire_load import chunk_bytes_for
+from topology.model.channels import first_channels
+from topology.model.wire_load import chunk_bytes_for
 
 
 def test_the_number_of_channels_follows_the_loss() -> None:

@@ -14,7 +14,7 @@ from sites.local.chunk_grid import grid
 from tests.fakes.reductions import check_rounds
 from tests.fakes.tree_worlds import check_plan, given_trees, job, random_world
 from topology.errors import ConfigError
-from topology.reduction_plans import plan_reduction
+from topology.model.reduction_plans import plan_reduction
 from topology.trees.trees import ReductionPlan, star
 
 FORMS = ("auto", "star", "gather", "ring", "hierarchy")

@@ -19,22 +19,21 @@ from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
 from topology.documents.run_documents import RunDocuments
 from topology.hashing import config_hash
 from topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import exchange_time_s, step_time
+from topology.model.tree_times import bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
+from topology.model.wire_load import (
+    FRAME_BYTES,
+    Load,
+    chunk_bytes_of,
+    gateways_s_per_byte,
+    tree_ratios,
+    wire_load,
+)
 from topology.planner.ways import named
-from topology.reduction_plans import plan_reduction
 from topology.simulator.run import link_loads
 from topology.simulator.settings import Settings
 from topology.simulator.step_work import step_work
-from topology.timing.gateway_times import gateways_s_per_byte
-from topology.timing.step_time import step_time
-from topology.timing.wire_time import exchange_time_s
-from topology.traffic.tree_load import Load
-from topology.traffic.tree_times import (
-    bytes_of_hops,
-    plan_times_s,
-    seconds_per_byte,
-    shares_of_hops,
-)
-from topology.traffic.wire_load import FRAME_BYTES, chunk_bytes_of, tree_ratios, wire_load
 from topology.trees.link_codecs import codec_between, plan_codecs, smallest
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import widest_tree

@@ -17,14 +17,13 @@ from tests.fakes.plannable import (
 )
 from topology.documents.load import load_job, load_topology
 from topology.job import Job, Model, Reduction
+from topology.model.channels import SEND_BUFFER_BYTES, chunks_abreast
+from topology.model.reduction_plans import packings, weighted
+from topology.model.step_model import StepModel
+from topology.model.tree_times import plan_times_s
+from topology.model.wire_load import Load, chunk_bytes_of
 from topology.planner.search import Search
 from topology.presets.templates import job_yaml, topology_yaml
-from topology.reduction_plans import packings, weighted
-from topology.timing.step_time import StepModel
-from topology.traffic.channels import SEND_BUFFER_BYTES, chunks_abreast
-from topology.traffic.tree_load import Load
-from topology.traffic.tree_times import plan_times_s
-from topology.traffic.wire_load import chunk_bytes_of
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import ring_paths, widest_tree, width
 from topology.trees.trees import ReductionPlan, Tree, star

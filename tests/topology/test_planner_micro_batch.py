@@ -9,11 +9,11 @@ import pytest
 from tests.fakes.plannable import a_job, a_world
 from topology.documents.load import load_job
 from topology.errors import ConfigError
+from topology.model.step_model import StepModel
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.plan import make_plan
 from topology.planner.room import rank_bytes
 from topology.planner.search import Search
-from topology.timing.step_time import StepModel
 from topology.world import Topology
 
 LINKS = [(0, 1, 2e5, 0.02)]

@@ -19,6 +19,8 @@ from topology.cost.parallel import step_time
 from topology.cost.workload import workload_described
 from topology.documents.placement import restricted, unreached
 from topology.job import Job, LinkCodec
+from topology.model.buckets import gradient_bytes
+from topology.model.wire_load import chunk_bytes_of
 from topology.planner.cut_choice import fastest_cuts
 from topology.planner.cuts import Cut, Timing, layers_together
 from topology.planner.joint_step import JointModel
@@ -29,8 +31,6 @@ from topology.planner.site_cuts import SiteCuts
 from topology.planner.sizings import sizings
 from topology.planner.tree_mixes import mix_plan, spanning_trees
 from topology.planner.ways import ways
-from topology.timing.releases import gradient_bytes
-from topology.traffic.wire_load import chunk_bytes_of
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.pairs import pairs_of
 from topology.trees.trees import ReductionPlan

@@ -14,13 +14,13 @@ from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world, a_wo
 from topology.codec_costs import RELATIVE_ERRORS
 from topology.documents.placement import restricted, unreached
 from topology.job import Job, LinkCodec, Reduction
+from topology.model.step_model import StepModel
+from topology.model.wire_load import chunk_bytes_of
 from topology.planner.choice import Sizing
 from topology.planner.search import Search
 from topology.planner.shares import Split, busiest
 from topology.planner.sizings import sizings
 from topology.planner.ways import ways
-from topology.timing.step_time import StepModel
-from topology.traffic.wire_load import chunk_bytes_of
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import ring_paths

@@ -14,12 +14,12 @@ from tests.fakes.plannable import a_job, a_random_world, a_world, randomly_widen
 from topology.documents.placement import placed
 from topology.job import Exchange, Job, LinkCodec, Placed, Reduction
 from topology.measured.links import LinkFigures, with_measured
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import StepModel, step_time
+from topology.model.wire_load import chunk_bytes_of
 from topology.planner.switch import best_switch, relaunched_s
 from topology.planner.tree_mixes import mix_plan, spanning_trees
 from topology.planner.ways import ways
-from topology.reduction_plans import plan_reduction
-from topology.timing.step_time import StepModel, step_time
-from topology.traffic.wire_load import chunk_bytes_of
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.pairs import pairs_of
 from topology.world import Topology

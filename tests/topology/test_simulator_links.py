@@ -9,13 +9,13 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
+from topology.cost.slow_start import RTO_MIN_S, num_halvings, window_after
+from topology.model.wire_load import Load
 from topology.simulator.chance import DISTRIBUTIONS, Chance, Stragglers
 from topology.simulator.engine import Engine
 from topology.simulator.links import FifoLink, Flow
 from topology.simulator.servers import Server
 from topology.simulator.sharing import FairNetwork, max_min
-from topology.traffic.slow_start import RTO_MIN_S, num_halvings, window_after
-from topology.traffic.tree_load import Load
 from topology.world import Link
 
 

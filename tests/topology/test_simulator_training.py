@@ -15,11 +15,10 @@ from topology.codec_costs import COSTS
 from topology.cost.compute import num_parameters, step_compute_s
 from topology.documents.load import load_job, load_topology
 from topology.job import Exchange, Job, Model, Reduction, Trainer
+from topology.model.buckets import buckets_of
+from topology.model.step_model import exchange_time_s, step_time
 from topology.simulator.run import coding_s, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
-from topology.timing.buckets import buckets_of
-from topology.timing.step_time import step_time
-from topology.timing.wire_time import exchange_time_s
 from topology.world import Fabric
 
 TOLERANCE = 0.02

@@ -11,9 +11,7 @@ from tests.fakes.tree_worlds import TRIANGLE, both_ways, world
 from tests.topology.test_wire_time import job, relayed
 from topology.cost.compute import num_parameters, step_compute_s
 from topology.job import Job, Model, Trainer
-from topology.timing.cycle_mean import largest_cycle_means
-from topology.timing.step_time import step_time
-from topology.timing.wire_time import exchange_time_s
+from topology.model.step_model import exchange_time_s, largest_cycle_means, step_time
 from topology.world import Topology
 
 MODEL = Model(layers=1, heads=1, width=4, context=4)

@@ -6,8 +6,8 @@ import pytest
 
 from topology.documents.checks import check_pair
 from topology.documents.load import document_kind, load_job, load_topology
+from topology.model.reduction_plans import plan_reduction
 from topology.presets.templates import PRESETS, SCHEMA_FOLDER, job_yaml, topology_yaml
-from topology.reduction_plans import plan_reduction
 
 
 def test_the_templates_load_and_fit_together() -> None:

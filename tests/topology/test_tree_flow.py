@@ -14,14 +14,14 @@ import pytest
 
 from tests.fakes.plannable import a_random_world
 from topology.cost.compute import flops_per_sequence
+from topology.cost.slow_start import unused_s
 from topology.job import Exchange, Job, Model, Reduction, Trainer
+from topology.model.reduction_plans import packings, weighted
+from topology.model.step_model import step_time
+from topology.model.tree_flow import unused_of_s
 from topology.planner.ways import named
-from topology.reduction_plans import packings, weighted
 from topology.simulator.run import simulate
 from topology.simulator.settings import Settings
-from topology.timing.step_time import step_time
-from topology.traffic.slow_start import unused_s
-from topology.traffic.tree_begins import unused_of_s
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import widest_tree, width
 from topology.trees.trees import ReductionPlan, Tree

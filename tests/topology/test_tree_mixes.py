@@ -13,6 +13,10 @@ import pytest
 from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world, a_world
 from topology.codec_costs import usual_ratio
 from topology.job import Job
+from topology.model.buckets import releases
+from topology.model.step_model import StepModel
+from topology.model.tree_times import chunks_of_trees
+from topology.model.wire_load import wire_loads
 from topology.planner.mix_bounds import MixBounds
 from topology.planner.mix_crossings import MixCrossings
 from topology.planner.mix_links import busy_s, shared_nr
@@ -29,10 +33,6 @@ from topology.planner.tree_mixes import (
     sets_of,
     spanning_trees,
 )
-from topology.timing.releases import releases
-from topology.timing.step_time import StepModel
-from topology.traffic.tree_times import chunks_of_trees
-from topology.traffic.wire_load import wire_loads
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import ring_paths
 from topology.trees.trees import ReductionPlan

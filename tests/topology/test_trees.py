@@ -23,8 +23,8 @@ from tests.fakes.tree_worlds import (
 )
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.reduction_plans import plan_reduction
-from topology.traffic.tree_times import shares_of_hops
+from topology.model.reduction_plans import plan_reduction
+from topology.model.tree_times import shares_of_hops
 from topology.trees.hierarchy import groups_by_delay, hierarchy
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import ring_paths, rooted, way_up

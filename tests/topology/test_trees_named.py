@@ -9,7 +9,7 @@ from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
 from topology.hashing import config_hash
 from topology.job import NamedTree, Reduction
-from topology.reduction_plans import plan_reduction
+from topology.model.reduction_plans import plan_reduction
 from topology.trees.trees import Tree
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")

@@ -11,9 +11,9 @@ from scipy.optimize import linprog  # type: ignore[import-untyped]
 
 from tests.fakes.tree_worlds import both_ways, check_plan, random_world, world
 from topology.job import Exchange, Job, Reduction
-from topology.reduction_plans import plan_reduction
-from topology.timing.wire_time import exchange_time_s
-from topology.traffic.tree_times import seconds_per_byte
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import exchange_time_s
+from topology.model.tree_times import seconds_per_byte
 from topology.trees.packing import EDGES_MAX, ENOUGH, pack_stars, pack_trees
 from topology.trees.pairs import Edge, Pairs, pairs_of
 from topology.trees.weights import PERIOD_MAX, small_weights

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from tests.fakes.plannable import a_job_of_one_size, a_random_world
+from topology.model.step_model import StepModel
 from topology.planner.choice import Rank
 from topology.planner.search import Search
 from topology.planner.weight_moves import WeightMoves
-from topology.timing.step_time import StepModel
 from topology.trees.trees import WEIGHT_MAX, ReductionPlan, star
 
 

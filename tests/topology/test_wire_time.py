@@ -9,11 +9,10 @@ from protos.frame import HEADER_BYTES
 from tests.fakes.tree_worlds import LINE, TRIANGLE, both_ways, world
 from topology.codec_costs import COSTS
 from topology.job import Exchange, Job, Reduction
-from topology.reduction_plans import plan_reduction
-from topology.timing.wire_time import crossing_times_s, exchange_time_s
-from topology.traffic.tree_load import Load
-from topology.traffic.tree_times import plan_times_s, seconds_per_byte, shares_of_hops
-from topology.traffic.wire_load import FRAME_BYTES, PACKET_FACTOR, pipeline_bytes_of
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import crossing_times_s, exchange_time_s
+from topology.model.tree_times import plan_times_s, seconds_per_byte, shares_of_hops
+from topology.model.wire_load import FRAME_BYTES, PACKET_FACTOR, Load, pipeline_bytes_of
 from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 

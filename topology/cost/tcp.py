@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 from topology.cost.collectives import Channel
-from topology.traffic.slow_start import FIRST_WINDOW_PACKETS, unused_s
+from topology.cost.slow_start import FIRST_WINDOW_PACKETS, unused_s
 
 RENO_CONSTANT = 1.2
 """RFC 8312's; sqrt(3/2) is 1.22. With delayed acknowledgements 0.87."""
@@ -155,7 +155,7 @@ def loss_allowed(path: Path, congestion: str = "cubic") -> float:
 def slow_start_s(path: Path, num_connections: int, burst_bytes: float) -> float:
     """Return what a burst after a pause waits for windows to open (RFC 5681, 4.1).
 
-    Each connection begins with FIRST_WINDOW_PACKETS: topology/traffic/slow_start.py.
+    Each connection begins with FIRST_WINDOW_PACKETS: topology/cost/slow_start.py.
 
     Args:
         path: what is crossed.

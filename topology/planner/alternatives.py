@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from topology.cost.compute import share
 from topology.errors import ConfigError
 from topology.job import Job, Reduction
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import StepModel
 from topology.planner.choice import Choice, money
 from topology.planner.search import Search
 from topology.planner.shares import Split, busiest
 from topology.planner.ways import Way, ways
-from topology.reduction_plans import plan_reduction
-from topology.timing.step_time import StepModel
 from topology.world import Topology
 
 FORMS = 4

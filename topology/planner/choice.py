@@ -9,13 +9,13 @@ from topology.codec_costs import usual_ratio
 from topology.cost.money import accelerators_usd, egress_usd
 from topology.documents.placement import restricted
 from topology.job import Exchange, Job, Placed
+from topology.model.buckets import gradient_bytes
+from topology.model.step_model import StepModel
+from topology.model.tree_times import bytes_of_hops
+from topology.model.wire_load import wire_load
 from topology.planner.codings import Coding
 from topology.planner.shares import Split
 from topology.planner.ways import Way
-from topology.timing.releases import gradient_bytes
-from topology.timing.step_time import StepModel
-from topology.traffic.tree_times import bytes_of_hops
-from topology.traffic.wire_load import wire_load
 from topology.world import Topology
 
 Rank = tuple[float, ...]

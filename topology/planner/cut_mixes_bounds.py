@@ -24,16 +24,15 @@ import numpy as np
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job
+from topology.model.buckets import gradient_bytes
+from topology.model.step_model import largest_cycle_means
+from topology.model.wire_load import Load, Wire
 from topology.planner.cut_mixes_fronts import Front, SiteFront
 from topology.planner.joint_step import JointModel
 from topology.planner.mix_crossings import MixCrossings
 from topology.planner.mix_links import TreeLinks, alone, links_of, shared_nr
 from topology.planner.shares import Split
 from topology.planner.tree_mixes import Mixes, Part, mixes_within, sets_of
-from topology.timing.cycle_mean import largest_cycle_means
-from topology.timing.releases import gradient_bytes
-from topology.traffic.tree_load import Load
-from topology.traffic.wire_load import Wire
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from topology.cost.workload import workload_described
 from topology.documents.placement import unreached
 from topology.job import Job, Reduction
+from topology.model.wire_load import starts_slowly
 from topology.planner.codings import Coding, by_link, one_for_all
 from topology.planner.cut_choice import EVERY_CUTS_MAX, CutChoice
 from topology.planner.cut_mixes import MIXED_SITES, Bounded
@@ -22,7 +23,6 @@ from topology.planner.shares import EVERY_SPLIT_MAX, Split
 from topology.planner.site_cuts import SiteCuts
 from topology.planner.sizings import Sizes, crossing_bound_s
 from topology.planner.ways import Way, named, ways
-from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import pairs_of
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology

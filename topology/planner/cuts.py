@@ -15,7 +15,7 @@ from topology.cost.device import device_of, interior_of
 from topology.cost.memory import Memory, memory
 from topology.cost.parallel import StepTime, gradients_ready_s, passages, step_time
 from topology.cost.workload import Workload
-from topology.timing.buckets import FLOAT32_BYTES
+from topology.model.buckets import FLOAT32_BYTES
 from topology.world import Site
 
 Point = tuple[float, ...]

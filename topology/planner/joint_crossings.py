@@ -15,11 +15,9 @@ import numpy as np
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job
-from topology.timing.gateway_times import gateways_s_per_byte
-from topology.timing.releases import gradient_bytes
-from topology.traffic.tree_load import Load
-from topology.traffic.tree_times import crossings_s
-from topology.traffic.wire_load import Wire
+from topology.model.buckets import gradient_bytes
+from topology.model.tree_times import crossings_s
+from topology.model.wire_load import Load, Wire, gateways_s_per_byte
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 

@@ -1,6 +1,6 @@
 """Steps of sites that each cut a model in their own way, and what crosses between them. Pure.
 
-As in topology/timing/step_time.py: site j ends step k once all that it needs is there, and the mean
+As in topology/model/step_model.py: site j ends step k once all that it needs is there, and the mean
 step is the largest cycle mean of
 
     w_ij = max over releases r of leave_i(r) + x_ij(L(r)) + tail_j,    w_ii = head_i + tail_i,
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topology.job import Job
+from topology.model.step_model import largest_cycle_means
+from topology.model.tree_times import bytes_of_hops, rate_of
+from topology.model.wire_load import Hop
 from topology.planner.cuts import Timing
 from topology.planner.joint_crossings import JointCrossings
-from topology.timing.cycle_mean import largest_cycle_means
-from topology.traffic.tree_load import Hop
-from topology.traffic.tree_times import bytes_of_hops, rate_of
 from topology.trees.trees import ReductionPlan
 from topology.world import Site, Topology
 

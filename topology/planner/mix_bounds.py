@@ -1,6 +1,6 @@
 """What no step over weighted trees is shorter than: of many mixes at once. Pure, by arrays.
 
-As topology.timing.step_time has it, of which these are parts: bytes on links and in gateways, and
+As topology.model.step_model has it, of which these are parts: bytes on links and in gateways, and
 releases of gradients over connections that are warm. Of links that do not start slowly, and a batch
 whose spreads are all tried, the last of these bounds is the step itself but for network cards and
 the fabric inside sites.
@@ -28,13 +28,13 @@ import numpy as np
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job
+from topology.model.buckets import between, knots, releases, within_s
+from topology.model.step_model import largest_cycle_means
+from topology.model.wire_load import wire_loads
 from topology.planner.mix_crossings import Crossed, MixCrossings
 from topology.planner.mix_links import TreeLinks, shared_nr
 from topology.planner.mix_spreads import SpreadRoom
 from topology.planner.tree_mixes import Mixes
-from topology.timing.cycle_mean import largest_cycle_means
-from topology.timing.releases import between, knots, releases, within_s
-from topology.traffic.wire_load import wire_loads
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from topology.model.tree_flow import Crossing, flow_s
+from topology.model.wire_load import Load
 from topology.planner.tree_mixes import Mixes, chunks_pnj
-from topology.traffic.tree_begins import Crossing
-from topology.traffic.tree_flow import flow_s
-from topology.traffic.tree_load import Load
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 

@@ -14,12 +14,10 @@ import numpy as np
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job
+from topology.model.buckets import gradient_bytes
+from topology.model.tree_times import seconds_per_byte
+from topology.model.wire_load import Hop, Load, gateways_s_per_byte, tree_ratios
 from topology.planner.tree_mixes import Mixes
-from topology.timing.gateway_times import gateways_s_per_byte
-from topology.timing.releases import gradient_bytes
-from topology.traffic.tree_load import Hop, Load
-from topology.traffic.tree_times import seconds_per_byte
-from topology.traffic.wire_load import tree_ratios
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Link, Topology
 

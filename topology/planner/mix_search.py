@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topology.job import Job, Reduction
+from topology.model.buckets import releases
+from topology.model.wire_load import starts_slowly
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import DIGITS, Choice, Sizing, better, money
 from topology.planner.codings import Coding
@@ -27,8 +29,6 @@ from topology.planner.tree_mixes import (
     spanning_trees,
 )
 from topology.planner.ways import Way
-from topology.timing.releases import releases
-from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import Pairs
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology

@@ -8,6 +8,7 @@ from typing import Any
 from topology.errors import ConfigError, Problem
 from topology.hashing import plan_hashes
 from topology.job import Job
+from topology.model.step_model import StepModel
 from topology.planner.alternatives import alternatives
 from topology.planner.choice import Choice
 from topology.planner.parallel_plan import (
@@ -28,7 +29,6 @@ from topology.planner.shares import busiest
 from topology.planner.sources import inputs, warnings
 from topology.planner.why import binding, sentences
 from topology.planner.worth import link_worths, site_worths
-from topology.timing.step_time import StepModel
 from topology.units import format_size
 from topology.world import Topology
 

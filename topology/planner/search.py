@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from topology.cost.compute import sequence_s
 from topology.documents.placement import restricted, unreached
 from topology.job import Job, Reduction
+from topology.model.wire_load import starts_slowly
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Sizing, better, by_rank
 from topology.planner.micro_batch import largest_micro_batch
@@ -27,7 +28,6 @@ from topology.planner.shares import balanced, every_split
 from topology.planner.site_set import EVERY_CODEC_SITES, SiteSet
 from topology.planner.tree_mixes import MIXED_SITES
 from topology.planner.ways import ways
-from topology.traffic.wire_load import starts_slowly
 from topology.world import Topology
 
 EXACT_SITES = 5

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from topology.codec_costs import usual_ratio
 from topology.cost.money import accelerators_usd
 from topology.job import Job
+from topology.model.buckets import gradient_bytes
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Rank, rank_of
 from topology.planner.shares import balanced, busiest
-from topology.timing.releases import gradient_bytes
 from topology.world import Topology
 
 Names = tuple[str, ...]

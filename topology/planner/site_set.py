@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from topology.cost.compute import sequence_s
 from topology.job import Job, Reduction
+from topology.model.step_model import StepModel
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, better, money, rank_of
 from topology.planner.codings import Coding, by_link, one_for_all
@@ -20,7 +21,6 @@ from topology.planner.spread_trial import SpreadTrial
 from topology.planner.tree_mixes import MIXED_SITES
 from topology.planner.ways import Way, named
 from topology.planner.weight_moves import WeightMoves
-from topology.timing.step_time import StepModel
 from topology.trees.pairs import pairs_of
 from topology.trees.trees import ReductionPlan, Tree, shape_of
 from topology.world import Topology

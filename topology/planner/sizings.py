@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from topology.codec_costs import usual_ratio
 from topology.job import Job, LinkCodec
+from topology.model.buckets import gradient_bytes, releases
+from topology.model.tree_times import seconds_per_byte
+from topology.model.wire_load import chunk_bytes_of, tree_ratios
 from topology.planner.choice import Sizing
 from topology.planner.codings import Coding
-from topology.timing.releases import gradient_bytes, releases
-from topology.traffic.tree_times import seconds_per_byte
-from topology.traffic.wire_load import chunk_bytes_of, tree_ratios
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 

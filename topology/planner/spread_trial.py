@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 
 from topology.job import Job
+from topology.model.step_model import StepModel
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Rank, Sizing, money, rank_of
 from topology.planner.codings import Coding
 from topology.planner.shares import Split, busiest, improved
 from topology.planner.ways import Way
-from topology.timing.step_time import StepModel
 from topology.world import Topology
 
 How = tuple[Way, Coding, Sizing]

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from topology.cost.compute import site_shares
 from topology.documents.placement import placed
 from topology.job import Job, Reduction
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import StepModel
+from topology.model.wire_load import starts_slowly
 from topology.planner.cut_mixes import MIXED_SITES
 from topology.planner.joint_step import JointModel
 from topology.planner.mix_links import alone
@@ -22,9 +25,6 @@ from topology.planner.plan import make_plan
 from topology.planner.switch_mixes import best_cut_mix, best_mix
 from topology.planner.tree_mixes import spanning_trees
 from topology.planner.ways import Way, named, ways
-from topology.reduction_plans import plan_reduction
-from topology.timing.step_time import StepModel
-from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import pairs_of
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topology.job import Job
+from topology.model.wire_load import starts_slowly
 from topology.plan_wishes import PlanWishes
 from topology.planner.choice import Choice, Sizing, rank_of
 from topology.planner.codings import Coding
@@ -21,7 +22,6 @@ from topology.planner.cuts import Timing
 from topology.planner.mix_search import MixSearch
 from topology.planner.sizings import Sizes
 from topology.planner.ways import Way
-from topology.traffic.wire_load import starts_slowly
 from topology.trees.pairs import Pairs
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology

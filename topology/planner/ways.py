@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
-from topology.reduction_plans import packings, plan_reduction, weighted
+from topology.model.reduction_plans import packings, plan_reduction, weighted
 from topology.trees.hierarchy import groups_by_delay, hierarchy
 from topology.trees.pairs import Pairs, pairs_of
 from topology.trees.shapes import (

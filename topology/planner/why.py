@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from topology.cost.compute import num_parameters
+from topology.model.step_model import StepModel
 from topology.planner.alternatives import OWN_SIZES
 from topology.planner.choice import Choice
 from topology.planner.micro_batch import largest_micro_batch
 from topology.planner.regime import regime
 from topology.planner.search import Search
 from topology.planner.shares import balanced, busiest
-from topology.timing.step_time import StepModel
 from topology.units import format_duration, format_fraction, format_size, significant
 from topology.world import Topology
 

@@ -6,11 +6,11 @@ import dataclasses
 from typing import Any
 
 from topology.job import Job
+from topology.model.step_model import StepModel
 from topology.planner.choice import Choice
 from topology.planner.connections import first_connections
 from topology.planner.search import Search
 from topology.planner.shares import busiest
-from topology.timing.step_time import StepModel
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
 from topology.world import Link, Topology

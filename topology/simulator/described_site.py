@@ -21,10 +21,10 @@ from topology.cost.overlap import overlap
 from topology.cost.parallel import StepTime, gradients_ready_s, step_time
 from topology.cost.workload import Workload, workload_described
 from topology.job import Job
+from topology.model.buckets import FLOAT32_BYTES, Bucket
 from topology.simulator.pipeline import PipelineTime, Stage, StageLink, simulate_pipeline
 from topology.simulator.rounds import BUCKETS_MAX
 from topology.simulator.site_work import GatewayCost, SiteWork
-from topology.timing.buckets import FLOAT32_BYTES, Bucket
 from topology.world import Site, Topology
 
 _SETTLED = 4

@@ -7,7 +7,7 @@ after it began; the next site passes it on from then on, for chunks are reduced 
 (topology/simulator/servers.py says when this is exact).
 
 TCP starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the
-window that it had (topology/traffic/slow_start.py).
+window that it had (topology/cost/slow_start.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from topology.cost.slow_start import RTO_MIN_S, num_halvings, unused_s, window_after, windows
 from topology.simulator.engine import Engine
-from topology.traffic.slow_start import RTO_MIN_S, num_halvings, unused_s, window_after, windows
 
 Key = tuple[int, int, int]
 """Step, bucket, segment."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Iterable
 
+from topology.cost.slow_start import is_rested_slow
 from topology.faults.changes import Change
 from topology.faults.script import TimedChange
 from topology.simulator.engine import Engine, SimulationError
@@ -17,7 +18,6 @@ from topology.simulator.links import FifoLink, Flow
 from topology.simulator.settings import Settings
 from topology.simulator.sharing import FairNetwork
 from topology.simulator.step_work import StepWork
-from topology.traffic.slow_start import is_rested_slow
 from topology.world import Link, Site
 
 Hop = tuple[int, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topology.timing.step_parts import Crossing, RoundTimes, StepParts, step_parts
+from topology.model.step_parts import Crossing, RoundTimes, StepParts, step_parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from topology.timing.buckets import FLOAT32_BYTES, Bucket
+from topology.model.buckets import FLOAT32_BYTES, Bucket
 
 BUCKETS_MAX = 256
 """Of a model, about: more of them tell nothing that a picture could show."""

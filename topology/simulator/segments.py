@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from topology.timing.buckets import Bucket
-from topology.traffic.tree_load import Load
+from topology.model.buckets import Bucket
+from topology.model.wire_load import Load
 from topology.trees.trees import ReductionPlan
 
 FLOWS_PER_STEP = 10_000

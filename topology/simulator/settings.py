@@ -27,7 +27,7 @@ class Settings:
     """One of SHARINGS."""
     slow_start: bool | None = None
     """TCP starts slowly after a pause; None: where there are packets
-    (topology.traffic.wire_load)."""
+    (topology.model.wire_load)."""
     ratio: float | None = None
     """Encoded bytes for each byte of float32; None: as codecs usually come to
     (topology.codec_costs)."""

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from topology.model.step_parts import StepParts
 from topology.simulator.parts import BucketTimes
-from topology.timing.step_parts import StepParts
 
 REPEATS = 1e-9
 """Of a step: rounding."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S
 from topology.cost.compute import layer_times, site_shares
 from topology.job import Job
+from topology.model.buckets import Bucket
+from topology.model.fabric import reduce_scatter_s
 from topology.simulator.segments import Segment
 from topology.simulator.servers import Server
-from topology.timing.buckets import Bucket
-from topology.timing.fabric import reduce_scatter_s
 from topology.world import Site, Topology
 
 

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from topology.codec_costs import usual_ratio
 from topology.cost.workload import workload_described
 from topology.job import Job
-from topology.reduction_plans import plan_reduction
+from topology.model.buckets import Bucket, buckets_of
+from topology.model.fabric import reduce_scatter_s
+from topology.model.reduction_plans import plan_reduction
+from topology.model.wire_load import PACKET_FACTOR, Hop, wire_loads
 from topology.simulator.described_site import Inside, described_buckets, described_sites
 from topology.simulator.rounds import Rounds, RoundWork, fragment_buckets
 from topology.simulator.segments import Segment, segments_of
 from topology.simulator.settings import Settings
 from topology.simulator.site_work import GatewayCost, SiteWork, trainer_work
-from topology.timing.buckets import Bucket, buckets_of
-from topology.timing.fabric import reduce_scatter_s
-from topology.traffic.tree_load import Hop
-from topology.traffic.wire_load import PACKET_FACTOR, wire_loads
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology

@@ -1,7 +1,7 @@
 """Reduction trees: along which links a chunk's sum is formed and its result comes back.
 
-Pure. The executor in the gateway knows only `ReductionPlan`; topology.reduction_plans makes one
-from a job and its topology.
+Pure. The executor in the gateway knows only `ReductionPlan`; topology.model.reduction_plans makes
+one from a job and its topology.
 """
 
 from collections.abc import Mapping

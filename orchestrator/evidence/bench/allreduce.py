@@ -6,7 +6,7 @@ The runs of `isthmus bench allreduce`: one job that ships, and the overrides of 
 
 From the metric records of a run of the all-reduce script to its figures. Pure.
 
-The bound is `topology/timing/wire_time.py`'s time for the bytes that were sent, on links that lose
+The bound is `topology/model/step_model.py`'s time for the bytes that were sent, on links that lose
 to packet headers what TCP must (3.5 % of the rate where packets are emulated) but never start
 slowly: connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest
 link.
@@ -43,8 +43,8 @@ from orchestrator.run_folder.run_files import (
 from protos import metrics
 from topology.documents.load import split_overrides
 from topology.job import Job
-from topology.reduction_plans import plan_reduction
-from topology.timing.wire_time import exchange_time_s
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import exchange_time_s
 from topology.world import Topology
 
 ALLREDUCE = "allreduce.json"

@@ -7,7 +7,7 @@ What a step should take by the topology's figures alone, and how far the measure
 Pure.
 
 - exchange off: a site's compute time; sites do not wait for each other, so the mean over them.
-- else as topology/timing/step_time.py has it.
+- else as topology/model/step_model.py has it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metric
 from topology.codec_costs import RATIOS
 from topology.cost.compute import site_shares, step_compute_s
 from topology.job import Job
-from topology.timing.step_time import step_time
+from topology.model.step_model import step_time
 from topology.world import Topology
 
 RUNS = "runs"

@@ -154,7 +154,7 @@ class LinkUse:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What topology/cost/compute.py and topology/timing/wire_time.py expect of a step."""
+    """What topology/cost/compute.py and topology/model/tree_times.py expect of a step."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     compute_s: float

@@ -15,7 +15,7 @@ from orchestrator.evidence.view.formats import known, ratio
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
-from topology.reduction_plans import plan_reduction
+from topology.model.reduction_plans import plan_reduction
 from topology.trees.link_codecs import plan_codecs
 from topology.world import Location, Topology
 

@@ -2,7 +2,7 @@
 
 What closed forms say of a simulated run, for the same links. Pure.
 
-- the trainer that ships, in every step: topology/timing/step_time.py, as for a benchmark;
+- the trainer that ships, in every step: topology/model/step_model.py, as for a benchmark;
 - a model that the job describes: topology/planner/joint_step.py, as a plan has it;
 - rounds: H c + P max(0, x - tau c), with c a simulated step that exchanges nothing and x the
   crossing of a fragment (topology/cost/local_sgd.py).
@@ -38,15 +38,14 @@ from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import UNKNOWN
 from topology.codec_costs import usual_ratio
 from topology.cost.local_sgd import local_round
+from topology.model.step_model import crossing_times_s
+from topology.model.wire_load import gateways_s_per_byte, has_packets
 from topology.planner.joint_step import JointModel
 from topology.planner.parallelism import in_words
 from topology.planner.placed_cuts import placed_timings
 from topology.simulator.described_site import Inside
 from topology.simulator.rounds import Rounds
 from topology.simulator.run import SimulatedRun, coding_s
-from topology.timing.gateway_times import gateways_s_per_byte
-from topology.timing.wire_time import crossing_times_s
-from topology.traffic.wire_load import has_packets
 
 SIMULATED = "simulated"
 """In the place of an emulator."""

@@ -31,7 +31,7 @@ from sites.gateway.links.congestion.kernel import (
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer
-from topology.traffic.channels import first_channels
+from topology.model.channels import first_channels
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """How long a step takes by the topology's figures: compute, exchange, what of it is hidden. Pure.
 
 Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they
-fill a bucket (topology/timing/buckets.py); with `schedule: serial` all leave at its end. The WAN
+fill a bucket (topology/model/buckets.py); with `schedule: serial` all leave at its end. The WAN
 takes them in that order and pauses only when there is nothing to send. So site j ends step k no
 earlier than, for every site i and each of its releases r, of which all that is not yet sent has
 L(r) bytes,
@@ -9,11 +9,11 @@ L(r) bytes,
     end_i(k-1) + c_i - b_i(r) + RS_i(r) + x_ij(L(r)) + AG_j,
 
 with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of
-an exchange of so many bytes from i's start to j's end (topology/traffic/tree_times.py; TCP starts
+an exchange of so many bytes from i's start to j's end (topology/model/tree_times.py; TCP starts
 slowly for what leaves after a pause, with a window that depends on the pause:
-topology/timing/rested_links.py), RS and AG the reduce-scatter and all-gather of one bucket inside
-the site (topology/timing/fabric.py). That is a recurrence in the algebra of max and plus: the mean
-step is its largest cycle mean (topology/timing/cycle_mean.py). Sites that differ do not simply wait
+topology/model/pauses.py), RS and AG the reduce-scatter and all-gather of one bucket inside
+the site (topology/model/fabric.py). That is a recurrence in the algebra of max and plus: the mean
+step is its largest cycle mean (topology/model/step_model.py). Sites that differ do not simply wait
 for the slowest: in a gather, a late gradient finds the others' there.
 
 No step is shorter than its bytes take on any link, at any site's network cards, or in a gateway:
@@ -34,14 +34,11 @@ import numpy as np
 from topology.codec_costs import usual_ratio
 from topology.cost.compute import sequence_s, site_shares
 from topology.job import Job
-from topology.reduction_plans import plan_reduction
-from topology.timing.cycle_mean import largest_cycle_means
-from topology.timing.gateway_times import cards_s, gateways_s_per_byte
-from topology.timing.releases import between, gradient_bytes, knots, releases, within_s
-from topology.timing.rested_links import RestedLinks
-from topology.traffic.tree_load import Hop
-from topology.traffic.tree_times import bytes_of_hops, crossings_s, rate_of
-from topology.traffic.wire_load import wire_load, wire_loads
+from topology.model.buckets import between, gradient_bytes, knots, releases, within_s
+from topology.model.pauses import RestedLinks
+from topology.model.reduction_plans import plan_reduction
+from topology.model.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
+from topology.model.wire_load import Hop, cards_s, gateways_s_per_byte, wire_load, wire_loads
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
@@ -49,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+
 
 _EXCHANGES = 4
 """With which windows are followed: they settle within two or three, or go to and fro."""
@@ -95,7 +93,7 @@ class StepModel:
         """What a step sends over it."""
         self.gateway_s = tuple(0.0 for _ in topology.sites)
         self._windows: dict[tuple[int, ...], Floats] = {}
-        """That spreads settle at; shape (1, H), topology/timing/rested_links.py."""
+        """That spreads settle at; shape (1, H), topology/model/pauses.py."""
         self._rows: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
         self._links: RestedLinks | None = None
         """None: nothing crosses."""
@@ -297,3 +295,62 @@ def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanS
         link_s=model.link_s,
         gateway_s=model.gateway_s,
     )
+
+
+def exchange_time_s(
+    job: Job, topology: Topology, raw_bytes: int, ratio: float | None = None
+) -> float:
+    """Return the seconds from all sites' having `raw_bytes` to all sites' having the sum.
+
+    Args:
+        job: gives plan, codecs, chunk size.
+        topology: gives the links; its `emulator`, whether there are packets and slow start (`auto`
+            counts as netns, and so does a WAN that is not emulated).
+        raw_bytes: float32 bytes of the whole gradient.
+        ratio: encoded bytes for each of them by `exchange.codec`; needed where that compresses.
+
+    Raises:
+        ValueError: no ratio for a codec that compresses.
+        ConfigError: the job's tree does not fit the topology.
+    """
+    return max(crossing_times_s(job, topology, raw_bytes, ratio).values(), default=0.0)
+
+
+def crossing_times_s(
+    job: Job, topology: Topology, raw_bytes: int, ratio: float | None = None
+) -> dict[tuple[int, int], float]:
+    """Return by which time after one site's start another is done, as far as the first decides.
+
+    Arguments and errors are those of `exchange_time_s`.
+
+    Returns:
+        Seconds from the first site's having its gradient to the second's having the last of the sum
+        that depends on it, by their indices. Pairs whose sites do not wait for each other are
+        missing; in a tree, a site other than the root waits for its own.
+    """
+    plan = plan_reduction(job, topology)
+    if raw_bytes == 0 or plan.num_sites == 1:
+        return {}
+    return plan_times_s(plan, topology, wire_load(job, topology, plan, raw_bytes, ratio))
+
+
+def largest_cycle_means(weights: Floats) -> Floats:
+    """Return, of each of B graphs, the largest mean weight of the edges of any cycle.
+
+    Karp, "A characterization of the minimum cycle mean in a digraph". O(B nodes^3).
+
+    Args:
+        weights: By graph, source and target; shape (B, nodes, nodes). -inf: no edge. Every node has
+            one to itself.
+
+    Returns:
+        Shape (B,).
+    """
+    num_graphs, num_nodes, _ = weights.shape
+    heaviest = np.zeros((num_nodes + 1, num_graphs, num_nodes))
+    """By number of edges: the weight of the heaviest walk of so many that ends at a node."""
+    for count in range(num_nodes):
+        heaviest[count + 1] = (heaviest[count][:, :, None] + weights).max(axis=1)
+    lengths = np.arange(num_nodes, 0, -1)[:, None, None]
+    means: Floats = ((heaviest[-1] - heaviest[:-1]) / lengths).min(axis=0).max(axis=1)
+    return means

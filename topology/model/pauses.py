@@ -1,8 +1,8 @@
 """What pauses leave of TCP's windows, and how long exchanges take with them. Pure, by arrays.
 
 Steps repeat themselves: a link sends, rests until the next step's gradients come, and begins again
-with a part of the window that it had (topology/traffic/slow_start.py). How long it rests depends on
-the step, and the step on the windows: topology/timing/step_time.py begins with the first windows,
+with a part of the window that it had (topology/cost/slow_start.py). How long it rests depends on
+the step, and the step on the windows: topology/model/step_model.py begins with the first windows,
 as a run does, and goes on until windows stay as they are.
 
 Legend of shapes, which end names in lower case: B spreads of a batch, S sites (sources), T sites
@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topology.traffic.slow_start import RTO_MIN_S
-from topology.traffic.tree_begins import Crossing, unused_of_s
-from topology.traffic.tree_flow import flow_and_uses_s
-from topology.traffic.tree_load import Load
-from topology.traffic.tree_times import bytes_of_hops, chunks_of_trees
+from topology.cost.slow_start import RTO_MIN_S
+from topology.model.tree_flow import Crossing, flow_and_uses_s, unused_of_s
+from topology.model.tree_times import bytes_of_hops, chunks_of_trees
+from topology.model.wire_load import Load
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
@@ -178,14 +177,14 @@ class RestedLinks:
 
 
 def _opened(num_bytes: Floats, window: Floats, full: Floats) -> Floats:
-    """Return the windows that bursts open: topology.traffic.slow_start.window_after, by arrays."""
+    """Return the windows that bursts open: topology.cost.slow_start.window_after, by arrays."""
     doubled = np.floor(np.log2(num_bytes / window + 1.0))
     opened: Floats = np.minimum(full, window * 2.0**doubled)
     return opened
 
 
 def _left(opened: Floats, idle_s: Floats, rto_s: Floats, first: Floats) -> Floats:
-    """Return what pauses leave of windows; topology.traffic.slow_start.num_halvings, by arrays."""
+    """Return what pauses leave of windows; topology.cost.slow_start.num_halvings, by arrays."""
     num_halvings = np.maximum(np.ceil(idle_s / rto_s).astype(np.int32) - 1, 0)
     left: Floats = np.maximum(first, np.ldexp(opened, -num_halvings))
     return left

@@ -4,7 +4,7 @@ Pure, and in integers and exact fractions up to the plan's whole-number weights:
 the plan for itself, from the configuration whose hash all have compared, and all must make the
 same.
 
-`auto` compares, by topology.traffic.tree_times, on what a step brings (the gradient of the model
+`auto` compares, by topology.model.tree_times, on what a step brings (the gradient of the model
 that ships; of a script of the user's own, whose model is not known, JUDGED_BYTES):
 
 - the star, or else the tree, whose slowest link is fastest;
@@ -27,9 +27,9 @@ from topology.codec_costs import RATIOS, usual_ratio
 from topology.cost.compute import num_parameters
 from topology.errors import ConfigError, Problem
 from topology.job import Job
+from topology.model.tree_times import plan_times_s, seconds_per_byte
+from topology.model.wire_load import tree_ratios, wire_load
 from topology.suggest import did_you_mean
-from topology.traffic.tree_times import plan_times_s, seconds_per_byte
-from topology.traffic.wire_load import tree_ratios, wire_load
 from topology.trees.hierarchy import Groups, groups_by_delay, hierarchy
 from topology.trees.named_trees import named_groups, named_trees, refused
 from topology.trees.packing import Packing, pack_stars, pack_trees

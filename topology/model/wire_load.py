@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from topology.codec_costs import COSTS, RATIOS, usual_ratio
+from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
+from topology.cost.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unused_s
 from topology.job import Job
-from topology.traffic.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
-from topology.traffic.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow
-from topology.traffic.tree_load import Hop, Load
+from topology.model.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
 from topology.trees.link_codecs import codec_between, plan_codecs
 from topology.trees.trees import ReductionPlan
-from topology.world import Topology
+from topology.world import Link, Topology
+
+Hop = tuple[int, int]
+"""A directed link, by the indices of its sites."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is reduced."""
+
+    num_chunks: int
+    num_abreast: int
+    """Chunks that are on a link side by side, at most."""
+    chunk_bytes: tuple[float, ...]
+    """On the wire, of each tree's chunks; of a gather's, one."""
+    first_window_bytes: float | None
+    """Of all connections of a link together; None: there is no slow start."""
+    abreast_of_links: Mapping[Hop, float] | None = None
+    """Chunks that are side by side on each directed link, on the average; None: `num_abreast` on
+    all."""
+
+    def abreast_on(self, hop: Hop) -> float:
+        """Return how many chunks are side by side on a directed link, if there are that many."""
+        return self.num_abreast if self.abreast_of_links is None else self.abreast_of_links[hop]
+
+    @property
+    def most_abreast(self) -> int:
+        """How many chunks are side by side where they are most, if there are that many."""
+        most = max((self.abreast_of_links or {}).values(), default=0.0)
+        return min(self.num_chunks, max(self.num_abreast, math.ceil(most)))
+
+    def window_of(self, link: Link) -> float:
+        """Return the first window of a link's connections; infinite if they do not start slowly."""
+        if self.first_window_bytes is None or not is_rested_slow(link.congestion):
+            return math.inf
+        return self.first_window_bytes
+
+    def of_gateways(self, count: int) -> Load:
+        """Return what it is when so many gateways of each site send it side by side."""
+        window_bytes, abreast = self.first_window_bytes, self.abreast_of_links
+        return dataclasses.replace(
+            self,
+            num_abreast=min(count * self.num_abreast, self.num_chunks),
+            first_window_bytes=None if window_bytes is None else count * window_bytes,
+            abreast_of_links=abreast and {hop: count * each for hop, each in abreast.items()},
+        )
+
+    def sending_s(self, link: Link, num_bytes: float) -> float:
+        """Return how long the first `num_bytes` take to leave, windows waited for included."""
+        waited_s = unused_s(num_bytes, link.bytes_per_s, link.rtt_s, self.window_of(link))
+        return num_bytes / link.bytes_per_s + waited_s
+
 
 FRAME_BYTES = 64 + 5
 """Of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
@@ -227,3 +279,47 @@ def tree_ratios(
             raise ValueError(f"codec {codec} compresses by what gradients hold: measure its ratio")
         found.append(known)
     return tuple(found)
+
+
+def gateways_s_per_byte(
+    job: Job, topology: Topology, plan: ReductionPlan, ratio: float
+) -> list[float]:
+    """Return how long each site's gateway works for a byte of float32, if its site has only one.
+
+    In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
+    the result; and it sends up and down, which is as much as it receives.
+    """
+    codecs = plan_codecs(job, topology, plan)
+    ratios = tree_ratios(job, topology, plan, ratio)
+    if plan.is_gather:
+        parts = [
+            (1.0, [plan.num_sites - 1] * plan.num_sites, [plan.num_sites - 1] * plan.num_sites)
+        ]
+    else:
+        total = sum(tree.weight for tree in plan.trees)
+        parts = []
+        for tree in plan.trees:
+            children = Counter(tree.parent.values())
+            below = [children[site] for site in range(plan.num_sites)]
+            sent = [each + (tree.root != site) for site, each in enumerate(below)]
+            parts.append((tree.weight / total, below, sent))
+    found = [0.0] * plan.num_sites
+    for codec, each_ratio, (share, below, sent) in zip(codecs, ratios, parts, strict=True):
+        cost = COSTS[codec]
+        for site in range(plan.num_sites):
+            coding_s = 1 / cost.encode_bytes_per_s + (below[site] + 1) / cost.decode_bytes_per_s
+            found[site] += share * (coding_s + sent[site] * each_ratio / GATEWAY_BYTES_PER_S)
+    return found
+
+
+def cards_s(topology: Topology, link_bytes: Mapping[Hop, float]) -> list[float]:
+    """Return how long a step's bytes keep each site's network cards busy, each way."""
+    busy_s = []
+    for site in topology.sites:
+        if site.nic_bytes_per_s is not None:
+            for end in (0, 1):
+                crossing = math.fsum(
+                    each for hop, each in link_bytes.items() if hop[end] == site.index
+                )
+                busy_s.append(crossing / (site.nodes * site.nic_bytes_per_s))
+    return busy_s

@@ -1,7 +1,11 @@
-"""What of a step's gradients leaves together, and when. Pure.
+"""Which gradients cross together: the buckets of DistributedDataParallel, for the model that ships.
 
-Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they
-fill a bucket (topology/timing/buckets.py); with `schedule: serial` all leave at its end.
+Pure.
+
+DDP goes through the parameters in the reverse of their order, which is that in which backward makes
+their gradients, and closes a bucket once it holds as many bytes as it may, or more
+(torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size). A bucket leaves when
+its last gradient is there.
 """
 
 from __future__ import annotations
@@ -14,17 +18,61 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topology.cost.compute import layers, num_parameters
+from topology.cost.compute import VOCABULARY, layers, num_parameters
 from topology.cost.workload import workload_described
 from topology.job import Job, Model
-from topology.timing.buckets import FLOAT32_BYTES, buckets_of
-from topology.timing.fabric import reduce_scatter_s
+from topology.model.fabric import reduce_scatter_s
 from topology.world import Site, Topology
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that are reduced together."""
+
+    raw_bytes: int
+    """Of float32."""
+    last_layer: int
+    """Whose backward pass completes it, by the order of the forward pass
+    (topology.cost.compute.layers)."""
+
+
+def parameter_numels(model: Model) -> tuple[tuple[int, ...], ...]:
+    """Return the elements of each layer's parameters, both in the order of the forward pass."""
+    width = model.width
+    norm = (width, width)  # a scale and a shift
+    block = (*norm, 3 * width**2, width**2, *norm, 4 * width**2, 4 * width**2)
+    embedding = (VOCABULARY * width, model.context * width)
+    return (embedding, *(block for _ in range(model.layers)), norm)
+
+
+def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Return the buckets in the order in which they leave.
+
+    Args:
+        model: its shape.
+        bucket_bytes: float32 bytes that close a bucket.
+    """
+    found: list[Bucket] = []
+    raw_bytes = 0
+    numels = parameter_numels(model)
+    assert sum(map(sum, numels)) == num_parameters(model), "two accounts of one model"
+    for layer in reversed(range(len(numels))):
+        for numel in reversed(numels[layer]):
+            raw_bytes += FLOAT32_BYTES * numel
+            if raw_bytes >= bucket_bytes:
+                found.append(Bucket(raw_bytes, layer))
+                raw_bytes = 0
+    if raw_bytes:
+        found.append(Bucket(raw_bytes, 0))
+    return tuple(found)
 
 
 _KNOTS = 8

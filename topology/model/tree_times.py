@@ -6,9 +6,9 @@ own), cross links of rate r and round trip t:
 - Gather: every site sends everything to every other, all links at once. The slowest link decides:
   max over links of (n c / r + t / 2).
 - Trees: chunks go up to the root and come back down, as through a pipeline whose links several
-  trees share: topology/traffic/tree_flow.py.
+  trees share: topology/model/tree_flow.py.
 
-TCP starts slowly, after compute's pause as on its first day (topology/traffic/slow_start.py): g
+TCP starts slowly, after compute's pause as on its first day (topology/cost/slow_start.py): g
 connections send 10 packets each, and twice as many each round trip, until they fill the link; BBR's
 do not. The relay knows neither packets nor slow start.
 """
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from topology.traffic.tree_load import Hop, Load
+from topology.model.wire_load import Hop, Load
 from topology.trees.trees import ReductionPlan
 from topology.world import Link, Topology
 
@@ -141,8 +141,7 @@ def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> 
     # numpy takes a fifth of a second to import, and most processes never ask.
     import numpy as np
 
-    from topology.traffic.tree_begins import Crossing
-    from topology.traffic.tree_flow import flow_s
+    from topology.model.tree_flow import Crossing, flow_s
 
     found = np.empty((len(loads), plan.num_sites, plan.num_sites))
     for is_warm in (False, True):

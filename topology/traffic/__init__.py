@@ -1,1 +1,0 @@
-"""What crosses links, and when chunks that go over trees arrive. Pure."""
