@@ -14,7 +14,7 @@ from topology.errors import ConfigError, Problem
 from topology.faults.loading import load_faults
 from topology.faults.script import FaultScript
 from topology.job import Job
-from topology.text.overrides import read_with_overrides
+from topology.text.yaml_document import read_with_overrides
 from topology.world import Topology
 
 _KINDS = {"topology": "a topology", "job": "a job", "faults": "a fault script", "plan": "a plan"}

@@ -11,7 +11,7 @@ from topology.hashing import plan_hashes
 from topology.job import Job
 from topology.planner.document import PlanFile, overrides_of
 from topology.planner.plan import make_plan
-from topology.text.overrides import read_with_overrides
+from topology.text.yaml_document import read_with_overrides
 
 
 def plan_of(pair: Pair) -> dict[str, Any]:

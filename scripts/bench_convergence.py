@@ -31,10 +31,10 @@ from sites.gateway.reduction.residuals import Residuals
 from sites.local.chunk_grid import grid
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes, Corpus, load_corpus
-from sites.trainer.evaluation import evaluate
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import (
     clip_gradients,
+    evaluate,
     make_optimizer,
     set_learning_rate,
     token_losses,

@@ -31,8 +31,8 @@ from orchestrator.run_folder.run_files import METRICS, read_metrics
 from topology.cost.compute import flops_per_sequence
 from topology.job import Model
 from topology.model.step_model import step_time
-from topology.simulator.run import simulate
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import simulate
 
 MODEL = Model(layers=24, heads=4, width=64, context=64)
 SEQUENCES = 8

@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedModel:
-    """What one's own script trains, as far as a plan has to know (topology/cost/workload.py)."""
+    """What one's own script trains, as far as a plan has to know (topology/cost/model_shape.py)."""
 
     layers: int
     width: int

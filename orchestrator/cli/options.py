@@ -12,7 +12,7 @@ import click
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.run_folder.home import is_run_id
-from topology.models.topology import is_loopback
+from topology.models.topology_model import is_loopback
 from topology.units import UnitError, parse_duration, parse_rate
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -43,9 +43,9 @@ from orchestrator.run_folder.home import home_folder, new_run_id
 from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from protos.control.v1 import control_pb2
 from topology.job import Probe
-from topology.measured.drift import FAR
 from topology.measured.editing import with_measured
-from topology.text.reading import read_document
+from topology.measured.measured_links import FAR
+from topology.text.yaml_document import read_document
 from topology.units import format_duration, format_rate
 from topology.world import EMULATORS
 

@@ -53,12 +53,17 @@ from orchestrator.evidence.simulate.simulated_run import write_run
 from orchestrator.run_folder.home import home_folder, new_run_id
 from topology.faults.script import TimedChange, expand
 from topology.hashing import config_hash
-from topology.simulator.chance import DISTRIBUTIONS, Stragglers
 from topology.simulator.engine import SimulationError
-from topology.simulator.outages import Outages
-from topology.simulator.rounds import BUCKETS_MAX, Rounds
-from topology.simulator.run import SimulatedRun, simulate, simulate_alone
-from topology.simulator.settings import SHARINGS, Settings
+from topology.simulator.settings import (
+    BUCKETS_MAX,
+    DISTRIBUTIONS,
+    SHARINGS,
+    Outages,
+    Rounds,
+    Settings,
+    Stragglers,
+)
+from topology.simulator.simulation import SimulatedRun, simulate, simulate_alone
 from topology.units import UnitError, parse_fraction
 
 STEPS, WARMUP_STEPS, CHECKPOINT_EVERY = 20, 5, 100

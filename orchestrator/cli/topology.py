@@ -109,7 +109,7 @@ def presets_command(output: Output) -> int:
 def accelerators_command(output: Output) -> int:
     """List the accelerators that a topology may name, their figures, and who says so."""
     from topology.catalogue.accelerators import catalogue
-    from topology.models.topology import Dtype
+    from topology.models.topology_model import Dtype
     from topology.units import format_fraction, format_size
 
     entries = catalogue().values()

@@ -18,7 +18,7 @@ from topology.documents.load import document_kind, split_overrides
 from topology.documents.schema import SCHEMAS, schema_text
 from topology.errors import ConfigError
 from topology.faults.loading import check_faults
-from topology.measured.drift import drifts
+from topology.measured.measured_links import drifts
 from topology.world import Topology
 
 

@@ -35,7 +35,7 @@ from protos.errors import IsthmusError
 from topology.documents.placement import restricted
 from topology.errors import ConfigError
 from topology.faults.script import FaultScript
-from topology.models.topology import is_loopback
+from topology.models.topology_model import is_loopback
 from topology.timeouts import Timeouts
 from topology.world import Endpoint, Topology
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from topology.faults.changes import Pause
+from topology.faults.script import Pause
 
 TERMINATE_S = 5.0
 """For an agent to end its site; its processes die with it after that."""

@@ -21,7 +21,7 @@ from topology.documents.run_documents import DocumentText, RunDocuments, load_ru
 from topology.errors import ConfigError
 from topology.hashing import reduction_hash
 from topology.job import Reduction
-from topology.measured.links import LinkFigures, with_measured
+from topology.measured.measured_links import LinkFigures, with_measured
 from topology.model.reduction_plans import plan_reduction
 from topology.model.wire_load import chunk_bytes_of
 from topology.planner.switch import Switch, best_switch, relaunched_s

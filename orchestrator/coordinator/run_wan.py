@@ -12,8 +12,7 @@ from orchestrator.coordinator.wan import FaultPlan, Listeners, NamespacesRefused
 from orchestrator.core import events
 from orchestrator.emulator.backend import EmulatorError
 from orchestrator.run_folder.home import LOG
-from topology.faults.changes import Pause
-from topology.faults.script import TimedChange
+from topology.faults.script import Pause, TimedChange
 from topology.timeouts import Timeouts
 from topology.world import Topology
 

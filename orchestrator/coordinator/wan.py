@@ -29,8 +29,7 @@ from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
 from orchestrator.emulator.site_namespaces import netns_problem
 from protos import metrics
 from topology.errors import ConfigError
-from topology.faults.changes import Change, Pause
-from topology.faults.script import FaultScript, TimedChange
+from topology.faults.script import Change, FaultScript, Pause, TimedChange
 from topology.world import Topology
 
 COUNTERS_KEPT_EVERY_S = 5.0

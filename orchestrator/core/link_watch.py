@@ -22,7 +22,7 @@ from statistics import median
 
 from orchestrator.core.link_changes import BANDWIDTH, RTT, SAMPLES, LinkDrift, LinkForgotten
 from protos import metrics
-from topology.measured.links import LinkFigures, Pair
+from topology.measured.measured_links import LinkFigures, Pair
 from topology.plan_wishes import Replan
 from topology.world import Topology
 

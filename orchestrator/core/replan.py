@@ -32,7 +32,7 @@ from orchestrator.core.replan_events import (
 )
 from orchestrator.core.rounds import RoundClock
 from topology.job import Reduction
-from topology.measured.links import LinkFigures, Pair
+from topology.measured.measured_links import LinkFigures, Pair
 from topology.plan_wishes import Replan
 from topology.timeouts import Timeouts
 from topology.units import format_duration

@@ -12,7 +12,7 @@ from orchestrator.core import events
 from orchestrator.core.events import RecordEvent
 from orchestrator.core.plan_switch import ReductionPrepared
 from topology.job import Reduction
-from topology.measured.links import LinkFigures, Pair
+from topology.measured.measured_links import LinkFigures, Pair
 
 
 @dataclass(frozen=True, slots=True)

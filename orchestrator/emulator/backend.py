@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.coordinator.local_agents import ended_with
 from protos.errors import IsthmusError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 RELAY = "orchestrator.emulator.relay"
 NETNS = "orchestrator.emulator.netns"

@@ -31,7 +31,7 @@ from orchestrator.emulator.emulator_config import (
     parse_listening,
 )
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 ANSWER_WITHIN_S = 20.0
 STOP_WITHIN_S = 5.0

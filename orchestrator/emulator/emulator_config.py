@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from orchestrator.core.events import Endpoint
 from orchestrator.emulator.link_shape import LinkShape
 from topology.errors import ConfigError
-from topology.faults.changes import Change
-from topology.faults.script import figures_of
+from topology.faults.script import Change, figures_of
 from topology.world import Topology
 
 MAX_SITES = 64

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from orchestrator.emulator.backend import EmulatorError
 from topology.errors import ConfigError
-from topology.faults.changes import Change, Pause
-from topology.faults.script import Fault, FaultScript, Span, TimedChange, expand
+from topology.faults.script import Change, Fault, FaultScript, Pause, Span, TimedChange, expand
 
 MAX_FAULTS = 10_000
 """Of a script and what was added while it played: enough for days by hand."""

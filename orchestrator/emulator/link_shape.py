@@ -123,7 +123,7 @@ class LinkShape:
         _check(queue_bytes is None or queue_bytes > 0, "queue_bytes", "more than 0", queue_bytes)
 
     def changed(self, figures: Mapping[str, float]) -> LinkShape:
-        """Return this link with other figures, named as in topology.faults.changes.FIGURES."""
+        """Return this link with other figures, named as in topology.faults.script.FIGURES."""
         values: dict[str, Any] = {**figures}
         return replace(self, **values)
 

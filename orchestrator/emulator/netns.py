@@ -46,7 +46,7 @@ from orchestrator.emulator.site_namespaces import (
     own_user_namespace,
 )
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 FRAMES_PER_TURN = 64
 TURN_S = 0.00025

@@ -47,7 +47,7 @@ from orchestrator.emulator.owner_pipes import (
 from orchestrator.emulator.relay_connection import Address, Connection, Listener
 from orchestrator.emulator.shared_link import SharedLink
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 MAX_CONNECTIONS = 1024
 """More than a relay's sites would ever open; beyond it new ones are closed at once."""

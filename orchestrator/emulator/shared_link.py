@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from orchestrator.emulator.link_shape import LinkShape, Transmitter
-from topology.faults.changes import FIGURES
+from topology.faults.script import FIGURES
 
 
 class Crossing(Protocol):

@@ -36,9 +36,8 @@ from orchestrator.emulator.site_namespaces import netns_problem
 from orchestrator.run_folder.run_files import write_atomically
 from orchestrator.signals import first_signal
 from topology.errors import ConfigError, Problem
-from topology.faults.changes import Change, Pause
 from topology.faults.loading import load_faults
-from topology.faults.script import FaultScript, TimedChange
+from topology.faults.script import Change, FaultScript, Pause, TimedChange
 from topology.world import Topology
 
 START_S = 30.0

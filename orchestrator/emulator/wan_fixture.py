@@ -12,9 +12,8 @@ from orchestrator.emulator.emulator_child import LinkCounters, RelayProcess, run
 from orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint, shapes_of
 from orchestrator.emulator.link_shape import LinkShape
 from topology.errors import ConfigError
-from topology.faults.changes import Change
 from topology.faults.loading import load_faults
-from topology.faults.script import FaultScript, TimedChange, expand
+from topology.faults.script import Change, FaultScript, TimedChange, expand
 from topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
 
 STOP_WITHIN_S = 60.0

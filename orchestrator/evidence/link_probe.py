@@ -22,7 +22,7 @@ from orchestrator.documents import Pair, loaded_topology, read_text
 from protos import metrics
 from topology.documents.load import load_job
 from topology.job import Probe
-from topology.text.document import Document
+from topology.text.yaml_document import Document
 from topology.units import format_duration, format_fraction, format_rate
 from topology.world import Link, Topology
 

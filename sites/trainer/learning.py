@@ -1,4 +1,13 @@
-"""One optimizer step: what a rank of many and the one process of the reference have in common."""
+"""The learning rate of each step. Pure.
+
+One optimizer step: what a rank of many and the one process of the reference have in common.
+
+The loss on text that is never learnt.
+
+Every site evaluates the same sequences, split over its own ranks: no scalar then has to cross the
+WAN, nothing of the training state is touched, and since all sites hold the same parameters they
+find the same loss, up to the order in which float64 numbers are added.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +24,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
-from sites.trainer.schedule import learning_rate
+from sites.trainer.gpt import Gpt
+from topology.cost.compute import share
 from topology.job import Optimizer, Trainer
+
+
+def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
+    """Return the rate of `step`, which counts from 0 to `steps` - 1.
+
+    Rises linearly to its peak at the last step of the warm-up, then falls along half a cosine to
+    the minimum at the last step of all.
+    """
+    if step < optimizer.warmup_steps:
+        return optimizer.learning_rate * (step + 1) / optimizer.warmup_steps
+    # The peak stands at the warm-up's last step (or at step 0 without one).
+    peak_step = max(0, optimizer.warmup_steps - 1)
+    progress = min(1.0, (step - peak_step) / max(1, steps - 1 - peak_step))
+    above_minimum = optimizer.learning_rate - optimizer.min_learning_rate
+    return optimizer.min_learning_rate + above_minimum * (1 + math.cos(math.pi * progress)) / 2
 
 
 class DivergedError(ArithmeticError):
@@ -139,3 +164,29 @@ def local_gradients(model: nn.Module, *, enabled: bool) -> contextlib.AbstractCo
     if enabled and isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return contextlib.nullcontext()
+
+
+@torch.no_grad()
+def evaluate(
+    model: Gpt, text: Bytes, config: Trainer, *, ranks: int, rank: int
+) -> tuple[float, int]:
+    """Return the sum of the losses of this rank's share, in nats, and its number of tokens.
+
+    Args:
+        model: Not the DistributedDataParallel around it.
+        text: Held out, longer than the context.
+        config: `evaluation_batches` batches of `micro_batch` sequences are spread over the text.
+        ranks: Of the site.
+        rank: Inside the site; its share may be empty.
+    """
+    context = config.model.context
+    device = next(model.parameters()).device
+    starts = sampler.even_starts(
+        config.evaluation_batches * config.micro_batch, len(text) - context
+    )
+    part = share(len(starts), ranks, rank)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    for batch in sampler.micro_batches(part, config.micro_batch):
+        losses = token_losses(model, text, starts[batch.start : batch.stop], context, device)
+        loss_sum += losses.sum(dtype=torch.float64)
+    return float(loss_sum), len(part) * context

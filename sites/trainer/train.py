@@ -13,9 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from protos import metrics
 from sites.trainer.corpus import Corpus, load_corpus
-from sites.trainer.evaluation import evaluate
 from sites.trainer.gpt import Gpt
-from sites.trainer.learning import StepResult, make_optimizer, take_step
+from sites.trainer.learning import StepResult, evaluate, make_optimizer, take_step
 from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
 from sites.trainer.sampler import samples_in
 from sites.worker.site import Site

@@ -32,7 +32,7 @@ from topology.faults.script import expand
 from topology.importing.importing import Wishes, import_topology
 from topology.measured.editing import with_measured
 from topology.model.reduction_plans import plan_reduction
-from topology.text.reading import read_document
+from topology.text.yaml_document import read_document
 
 _MAPS = Path(documents.__file__).parent / "maps"
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")

@@ -41,7 +41,7 @@ from sites.launcher.rank_failures import (
 from tests.fakes.gateway_sites import gateway_config
 from tests.fuzz.target import KIB, Target
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 from topology.trees.trees import ReductionPlan, Tree, star
 
 

@@ -23,8 +23,8 @@ from tests.fuzz.target import KIB, Target
 from tests.topology import fault_documents
 from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
-from topology.faults.changes import Change, Pause
 from topology.faults.loading import load_faults
+from topology.faults.script import Change, Pause
 
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
 _DEADLINE_S = 10.0

@@ -19,9 +19,9 @@ from tests.fuzz.target import KIB, MIB, Target
 from tests.topology.documents import TOPOLOGY, changed
 from topology.documents.load import load_topology
 from topology.errors import ConfigError
-from topology.measured.drift import drifts
 from topology.measured.editing import with_measured
-from topology.text.reading import read_document
+from topology.measured.measured_links import drifts
+from topology.text.yaml_document import read_document
 
 _WORLD = load_topology(TOPOLOGY, "t.yaml")
 _PAIRS = [(link.source, link.target) for link in _WORLD.links]

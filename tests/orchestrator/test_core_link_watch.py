@@ -12,7 +12,7 @@ from orchestrator.core.link_watch import BELIEVED, LinkWatch
 from orchestrator.core.rounds import ROUND_MAX, RoundClock
 from protos import metrics
 from tests.fakes.worlds import topology
-from topology.measured.links import LinkFigures
+from topology.measured.measured_links import LinkFigures
 from topology.plan_wishes import Replan
 from topology.world import Topology
 

@@ -16,7 +16,7 @@ from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, 
 from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, shapes_of
 from orchestrator.emulator.site_namespaces import netns_problem
 from tests.fakes.worlds import topology
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 WITHIN_S = 30.0
 CONFIG = RelayConfig(links=shapes_of(topology(2)), endpoints=()).to_json()

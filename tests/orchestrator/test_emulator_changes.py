@@ -12,7 +12,7 @@ from orchestrator.emulator.shared_link import SharedLink
 from tests.fakes.relay_worlds import World, run, seconds, world
 from tests.fakes.waiting import until
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 THERE, BACK = {"source": "eu", "target": "us"}, {"source": "us", "target": "eu"}
 

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.emulator.wan_fixture import Wan
 from tests.fakes.emulator_configs import relay_config
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 DEADLINE_S = 60.0
 

@@ -23,7 +23,7 @@ from orchestrator.emulator.site_namespaces import open_socket
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.sockets import receive, round_trip_s
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0

@@ -19,7 +19,7 @@ from orchestrator.emulator.owner_pipes import MessageWriter
 from tests.fakes.emulator_configs import relay_config
 from tests.fakes.sockets import receive, round_trip_s
 from topology.errors import ConfigError
-from topology.faults.changes import Change
+from topology.faults.script import Change
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.relay"]
 DEADLINE_S = 60.0

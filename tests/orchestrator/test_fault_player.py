@@ -14,9 +14,8 @@ from orchestrator.emulator.backend import EmulatorError
 from orchestrator.emulator.fault_player import MAX_FAULTS, FaultPlayer, needs_relay, needs_run
 from tests.fakes.worlds import topology
 from topology.errors import ConfigError
-from topology.faults.changes import Change, Pause
 from topology.faults.loading import load_faults
-from topology.faults.script import FaultScript, TimedChange, expand
+from topology.faults.script import Change, FaultScript, Pause, TimedChange, expand
 
 WITHIN_S = 20.0
 WORLD = topology(3)

@@ -24,7 +24,7 @@ from topology.documents.load import load_topology
 from topology.errors import ConfigError
 from topology.job import Probe
 from topology.measured.editing import with_measured
-from topology.text.reading import read_document
+from topology.text.yaml_document import read_document
 
 TOPOLOGY = """\
 version: 1

@@ -22,7 +22,7 @@ from tests.fakes.worlds import JOB, topology_text
 from topology.documents.load import load_job, load_topology
 from topology.hashing import reduction_hash
 from topology.job import NamedTree, Reduction
-from topology.measured.links import LinkFigures
+from topology.measured.measured_links import LinkFigures
 from topology.model.reduction_plans import plan_reduction
 from topology.plan_wishes import Replan
 from topology.trees.codec_turns import has_same_turns

@@ -10,9 +10,14 @@ import torch
 from torch.nn import functional
 
 from sites.trainer import sampler
-from sites.trainer.evaluation import evaluate
 from sites.trainer.gpt import Gpt
-from sites.trainer.learning import DivergedError, clip_gradients, make_optimizer, take_step
+from sites.trainer.learning import (
+    DivergedError,
+    clip_gradients,
+    evaluate,
+    make_optimizer,
+    take_step,
+)
 from topology.job import Model, Optimizer, Trainer
 
 MODEL = Model(layers=2, heads=2, width=32, context=24)

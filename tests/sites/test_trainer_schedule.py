@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from sites.trainer.schedule import learning_rate
+from sites.trainer.learning import learning_rate
 from topology.job import Optimizer
 
 OPTIMIZER = Optimizer(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=4)

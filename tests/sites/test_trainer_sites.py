@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sites.trainer.corpus import load_corpus
-from sites.trainer.evaluation import evaluate
+from sites.trainer.learning import evaluate
 from sites.trainer.reference import train_alone
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import JOB as JOB_TEXT

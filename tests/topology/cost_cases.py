@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from topology.cost.degrees import Degrees
-from topology.cost.device import A100, Device, Interior, interior
+from topology.cost.layer_time import A100, Device, Interior, interior
+from topology.cost.model_shape import Degrees, Workload
 from topology.cost.parallel import StepTime, step_time
-from topology.cost.workload import Workload
 
 _CSV = Path(__file__).parents[1] / "reference" / "vtrain_a100_steps.csv"
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.topology.cost_cases import Case, Errors
-from topology.cost.degrees import Degrees
-from topology.cost.device import DEVICES, Device, Interior, interior
-from topology.cost.workload import Workload
+from topology.cost.layer_time import DEVICES, Device, Interior, interior
+from topology.cost.model_shape import Degrees, Workload
 
 _CSV = Path(__file__).parents[1] / "reference" / "public_steps.csv"
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from tests.fakes.small_worlds import small_site, small_world
 from topology.job import Exchange, Job, Model, Reduction, Trainer
-from topology.simulator.run import SimulatedRun
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import SimulatedRun
 from topology.world import Accelerator, Fabric, Topology
 
 PLAIN = Settings(gateways_take_time=False)

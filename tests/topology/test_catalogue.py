@@ -5,7 +5,7 @@ import pytest
 from tests.topology.documents import TOPOLOGY, changed, told
 from topology.catalogue.accelerators import catalogue
 from topology.documents.load import load_topology
-from topology.models.topology import MFU
+from topology.models.topology_model import MFU
 
 WANTED = [
     "cpu",

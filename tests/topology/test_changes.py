@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topology.errors import ConfigError
-from topology.faults.changes import Change, Pause
+from topology.faults.script import Change, Pause
 
 FIGURES = st.dictionaries(
     st.sampled_from(("bytes_per_s", "delay_s", "jitter_s", "loss")),

@@ -1,4 +1,4 @@
-"""Predicted against measured steps, all with the same constants (topology/cost/device.py).
+"""Predicted against measured steps, all with the same constants (topology/cost/layer_time.py).
 
 Sources: vTrain (tests/reference/README.md); Narayanan et al., "Efficient Large-Scale Language Model
 Training on GPU Clusters Using Megatron-LM", SC'21, tables 1 and 2; Korthikanti et al., "Reducing
@@ -14,12 +14,10 @@ import dataclasses
 import pytest
 
 from tests.topology.cost_cases import EOS, SELENE, Case, Errors, errors, fitted, gpt, vtrain_cases
-from topology.cost.degrees import Degrees
-from topology.cost.device import A100, H100, interior
-from topology.cost.layer_time import PassTimes
+from topology.cost.layer_time import A100, H100, PassTimes, interior
 from topology.cost.memory import memory
+from topology.cost.model_shape import Degrees, Workload, utilisation
 from topology.cost.parallel import step_from_times, step_time
-from topology.cost.workload import Workload, utilisation
 
 GPT_175B = gpt(96, 12288, 96)
 FULL = Degrees(recompute="full")

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topology.cost_cases import gpt
-from topology.cost.degrees import Degrees
 from topology.cost.memory import exchange_bytes, gateway_bytes, memory, outer_optimizer_bytes
-from topology.cost.workload import Workload
+from topology.cost.model_shape import Degrees, Workload
 from topology.workload import RECOMPUTES
 
 GIB = 2**30

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topology.cost.collectives import Channel, Level, all_reduce_s
-from topology.cost.overlap import (
+from topology.cost.collectives import (
+    Channel,
+    Level,
+    all_reduce_s,
     bytes_per_s_needed,
     even_buckets,
     fifo_ends_s,

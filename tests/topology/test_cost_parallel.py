@@ -14,8 +14,7 @@ from tests.topology.cost_cases import EOS, SELENE, gpt
 from topology.catalogue.accelerators import catalogue
 from topology.cost.collectives import Channel
 from topology.cost.compute import layers
-from topology.cost.degrees import Degrees, misfit
-from topology.cost.device import (
+from topology.cost.layer_time import (
     A100,
     DEVICES,
     H100,
@@ -26,8 +25,8 @@ from topology.cost.device import (
     interior,
     interior_of,
 )
+from topology.cost.model_shape import Degrees, Workload, misfit, workload_of
 from topology.cost.parallel import step_time
-from topology.cost.workload import Workload, workload_of
 from topology.job import Model
 from topology.units import parse_rate
 from topology.world import Fabric

@@ -15,10 +15,9 @@ from tests.topology.public_cases import (
     errors_of,
     public_cases,
 )
-from topology.cost.degrees import Degrees
-from topology.cost.device import A100, CONTENTION, H100
+from topology.cost.layer_time import A100, CONTENTION, H100
+from topology.cost.model_shape import Degrees, Workload
 from topology.cost.parallel import step_time
-from topology.cost.workload import Workload
 
 CASES = public_cases()
 

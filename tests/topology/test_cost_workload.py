@@ -8,7 +8,7 @@ import pytest
 
 from tests.topology.cost_cases import gpt
 from topology.cost.compute import flops_per_sequence, num_parameters
-from topology.cost.workload import Workload, training_days, utilisation, workload_of
+from topology.cost.model_shape import Workload, training_days, utilisation, workload_of
 from topology.job import Model
 
 

@@ -11,10 +11,9 @@ import dataclasses
 import pytest
 
 from tests.topology.cost_cases import SELENE, gpt
-from topology.cost.degrees import Degrees
-from topology.cost.device import A100, interior
+from topology.cost.layer_time import A100, interior
+from topology.cost.model_shape import Degrees, Workload
 from topology.cost.parallel import step_time
-from topology.cost.workload import Workload
 
 FULL = Degrees(recompute="full")
 GPT_175B = gpt(96, 12288, 96)

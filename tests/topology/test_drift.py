@@ -4,7 +4,7 @@ import pytest
 
 from tests.topology.documents import TOPOLOGY, changed
 from topology.documents.load import load_topology
-from topology.measured.drift import drifts
+from topology.measured.measured_links import drifts
 
 
 def measured(figures: str, link: str = "bandwidth: 10Gbit/s, rtt: 62ms") -> list[str]:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.topology.fault_documents import SCRIPT, TOPOLOGY
 from tests.topology.test_changes import FIGURES
 from topology.documents.load import load_topology
-from topology.faults.changes import Change
 from topology.faults.loading import load_faults
 from topology.faults.script import (
+    Change,
     Fault,
     FaultScript,
     Figures,

@@ -31,8 +31,8 @@ from topology.model.wire_load import (
     wire_load,
 )
 from topology.planner.ways import named
-from topology.simulator.run import link_loads
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import link_loads
 from topology.simulator.step_work import step_work
 from topology.trees.link_codecs import codec_between, plan_codecs, smallest
 from topology.trees.pairs import pairs_of

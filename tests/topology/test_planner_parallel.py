@@ -12,11 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fakes.described import MODEL, described_job, few_degrees, sites_of_nodes
-from topology.cost.degrees import degrees_of, misfit, node_share
-from topology.cost.device import device_of, interior_of
+from topology.cost.layer_time import device_of, interior_of
 from topology.cost.memory import memory
+from topology.cost.model_shape import degrees_of, misfit, node_share, workload_described
 from topology.cost.parallel import step_time
-from topology.cost.workload import workload_described
 from topology.documents.placement import restricted, unreached
 from topology.job import Job, LinkCodec
 from topology.model.buckets import gradient_bytes

@@ -13,8 +13,8 @@ import pytest
 from tests.fakes.described import MODEL, TWO_SITES_YAML, described_job, sites_of_nodes
 from tests.fakes.plannable import a_job, a_world
 from tests.topology.documents import changed, told
+from topology.cost.collectives import bytes_per_s_needed
 from topology.cost.local_sgd import local_round
-from topology.cost.overlap import bytes_per_s_needed
 from topology.documents.load import load_job, load_topology
 from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
@@ -26,8 +26,8 @@ from topology.planner.parallel_search import ParallelSearch
 from topology.planner.parallel_why import WANTED, wider_for
 from topology.planner.plan import make_plan
 from topology.planner.regime import rounds
-from topology.simulator.run import simulate
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import simulate
 from topology.units import format_size
 from topology.workload import Limits
 from topology.world import Topology

@@ -13,7 +13,7 @@ from tests.fakes.described import described_job, few_degrees, sites_of_nodes
 from tests.fakes.plannable import a_job, a_random_world, a_world, randomly_widened
 from topology.documents.placement import placed
 from topology.job import Exchange, Job, LinkCodec, Placed, Reduction
-from topology.measured.links import LinkFigures, with_measured
+from topology.measured.measured_links import LinkFigures, with_measured
 from topology.model.reduction_plans import plan_reduction
 from topology.model.step_model import StepModel, step_time
 from topology.model.wire_load import chunk_bytes_of

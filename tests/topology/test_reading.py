@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topology.errors import ConfigError
-from topology.text.document import Place
-from topology.text.reading import MAX_BYTES, MAX_NODES, read_document
+from topology.text.yaml_document import MAX_BYTES, MAX_NODES, Place, read_document
 
 
 def problems(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
 from topology.faults.loading import load_faults
 from topology.faults.script import FaultScript, expand
-from topology.text.reading import read_document
+from topology.text.yaml_document import read_document
 
 JUNK: list[object] = [
     None, True, False, 0, -1, 1e30, "", "x", "oregon", "h100", "80ms", "1Gbit/s", "10.0.0.1:1", [], {},

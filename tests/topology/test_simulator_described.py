@@ -10,16 +10,15 @@ import dataclasses
 import pytest
 
 from tests.fakes.described import described_job, sites_of_nodes
-from topology.cost.degrees import Degrees
-from topology.cost.workload import workload_described
+from topology.cost.model_shape import Degrees, workload_described
 from topology.job import Job, Placed
 from topology.model.buckets import gradient_bytes
 from topology.model.reduction_plans import plan_reduction
 from topology.planner.joint_step import JointModel
 from topology.planner.placed_cuts import placed_timings
-from topology.simulator.described_site import described_buckets, inside_of
-from topology.simulator.run import SimulatedRun, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import SimulatedRun, efficiency, simulate, simulate_alone
+from topology.simulator.step_work import described_buckets, inside_of
 from topology.workload import DescribedModel, Parallel
 from topology.world import Topology
 

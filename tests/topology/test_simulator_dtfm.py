@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from topology.simulator.direct import exchange_s, relay_s
+from tests.topology.direct_groups import exchange_s, relay_s
 
 DEVICES = 64
 GRADIENT_BYTES, ACTIVATION_BYTES = 0.65e9, 0.47125e9

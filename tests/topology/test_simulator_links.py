@@ -11,11 +11,9 @@ import pytest
 
 from topology.cost.slow_start import RTO_MIN_S, num_halvings, window_after
 from topology.model.wire_load import Load
-from topology.simulator.chance import DISTRIBUTIONS, Chance, Stragglers
-from topology.simulator.engine import Engine
-from topology.simulator.links import FifoLink, Flow
-from topology.simulator.servers import Server
-from topology.simulator.sharing import FairNetwork, max_min
+from topology.simulator.engine import Engine, Server
+from topology.simulator.settings import DISTRIBUTIONS, Chance, Stragglers
+from topology.simulator.wan_links import FairNetwork, FifoLink, Flow, max_min
 from topology.world import Link
 
 

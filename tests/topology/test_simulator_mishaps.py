@@ -8,13 +8,10 @@ import pytest
 
 from tests.topology.simulated import PLAIN, a_job, a_topology, ends
 from topology.cost.compute import step_compute_s
-from topology.faults.changes import Change, Pause
-from topology.faults.script import TimedChange
-from topology.simulator.chance import Stragglers
+from topology.faults.script import Change, Pause, TimedChange
 from topology.simulator.engine import SimulationError
-from topology.simulator.outages import Outages
-from topology.simulator.run import simulate
-from topology.simulator.settings import Settings
+from topology.simulator.settings import Outages, Settings, Stragglers
+from topology.simulator.simulation import simulate
 
 
 @pytest.mark.slow
@@ -52,7 +49,7 @@ def test_failures_cost_what_was_not_kept_and_the_recovery() -> None:
 
 
 def test_failures_that_never_let_a_step_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topology.simulator.run.STUCK_MAX", 5)
+    monkeypatch.setattr("topology.simulator.simulation.STUCK_MAX", 5)
     never = Settings(outages=Outages(mtbf_s=0.001, recovery_s=1.0))
     with pytest.raises(SimulationError, match="5 failures in a row, and never more than 0 steps"):
         simulate(a_job(), a_topology(2), never)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from topology.cost.degrees import Degrees
+from tests.topology.streaming_diloco import LocalSgd, utilisation
+from topology.cost.model_shape import Degrees
 from topology.cost.parallel import passages
 from topology.simulator.engine import SimulationError
-from topology.simulator.local_sgd import LocalSgd, utilisation
 from topology.simulator.pipeline import (
     Stage,
     StageLink,

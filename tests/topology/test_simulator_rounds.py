@@ -13,11 +13,14 @@ from topology.cost.compute import num_parameters, step_compute_s
 from topology.cost.local_sgd import local_round
 from topology.job import Job, Placed
 from topology.model.step_model import exchange_time_s
-from topology.simulator.chance import Stragglers
-from topology.simulator.outages import Outages
-from topology.simulator.rounds import Rounds, fragment_buckets
-from topology.simulator.run import SimulatedRun, coding_s, efficiency, simulate, simulate_alone
-from topology.simulator.settings import Settings
+from topology.simulator.settings import Outages, Rounds, Settings, Stragglers, fragment_buckets
+from topology.simulator.simulation import (
+    SimulatedRun,
+    coding_s,
+    efficiency,
+    simulate,
+    simulate_alone,
+)
 from topology.workload import Parallel
 from topology.world import Topology
 

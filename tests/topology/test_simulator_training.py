@@ -17,8 +17,8 @@ from topology.documents.load import load_job, load_topology
 from topology.job import Exchange, Job, Model, Reduction, Trainer
 from topology.model.buckets import buckets_of
 from topology.model.step_model import exchange_time_s, step_time
-from topology.simulator.run import coding_s, efficiency, simulate, simulate_alone
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import coding_s, efficiency, simulate, simulate_alone
 from topology.world import Fabric
 
 TOLERANCE = 0.02
@@ -176,7 +176,7 @@ def test_steps_that_repeat_themselves_are_those_that_a_simulation_would_make(
 def test_few_flows_tell_the_same_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     job, topology = a_job(tree="ring", global_batch=96, bucket_bytes=16 << 20), a_topology(4)
     fine = simulate(job, topology, PLAIN)
-    monkeypatch.setattr("topology.simulator.segments.FLOWS_PER_STEP", 60)
+    monkeypatch.setattr("topology.simulator.step_work.FLOWS_PER_STEP", 60)
     coarse = simulate(job, topology, PLAIN)
     assert coarse.num_actions < fine.num_actions / 2
     assert coarse.mean_step_s == pytest.approx(fine.mean_step_s, rel=0.05)

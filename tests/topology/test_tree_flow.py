@@ -20,8 +20,8 @@ from topology.model.reduction_plans import packings, weighted
 from topology.model.step_model import step_time
 from topology.model.tree_flow import unused_of_s
 from topology.planner.ways import named
-from topology.simulator.run import simulate
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import simulate
 from topology.trees.pairs import pairs_of
 from topology.trees.shapes import widest_tree, width
 from topology.trees.trees import ReductionPlan, Tree

@@ -8,11 +8,10 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator
 
-from topology.models.topology import AcceleratorModel
+from topology.models.topology_model import AcceleratorModel
 from topology.suggest import did_you_mean, one_of
-from topology.text.fields import Name, Strict, Text, version_one
-from topology.text.reading import read_document
-from topology.text.validation import validate
+from topology.text.validation import Name, Strict, Text, validate, version_one
+from topology.text.yaml_document import read_document
 from topology.world import Accelerator
 
 _FILE = "accelerators.yaml"

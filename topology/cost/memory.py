@@ -23,8 +23,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topology.cost.degrees import Degrees, check_fit, layers_per_stage, stage_parameters
-from topology.cost.workload import Workload
+from topology.cost.model_shape import (
+    Degrees,
+    Workload,
+    check_fit,
+    layers_per_stage,
+    stage_parameters,
+)
 
 RUNTIME_BYTES = 2 << 30
 """CUDA context, NCCL's buffers, cuBLAS workspaces, fragmentation: 1 to 5 GB as reported; 2 here."""

@@ -12,7 +12,7 @@
 - Replicas talk round one ring through all of a group's ranks (collectives.ring_s). What goes on
   beside compute is not free: the device's `contention` of it delays the compute.
 - Gradients: of ZeRO 0 all-reduced, of 1 to 3 reduce-scattered over the replicas after the last
-  micro-batch; with `overlap_data` layer by layer within its backward pass (topology.cost.overlap),
+  micro-batch; with `overlap_data` layer by layer within its backward pass (collectives.overlap),
   of virtual stages the earlier ones while it is elsewhere.
 - Parameters, of ZeRO 1 and 2: gathered again, with `overlap_data` layer by layer behind the first
   micro-batch's forward pass.
@@ -30,12 +30,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topology.cost.collectives import Level, levels_of, ring_s
-from topology.cost.degrees import Degrees, check_fit, layers_per_stage, stage_parameters
-from topology.cost.device import Device, Interior
-from topology.cost.layer_time import PassTimes, activation_bytes, head_times, layer_times
-from topology.cost.overlap import Overlap, overlap, ready_times_s
-from topology.cost.workload import Workload
+from topology.cost.collectives import Level, Overlap, levels_of, overlap, ready_times_s, ring_s
+from topology.cost.layer_time import (
+    Device,
+    Interior,
+    PassTimes,
+    activation_bytes,
+    head_times,
+    layer_times,
+)
+from topology.cost.model_shape import (
+    Degrees,
+    Workload,
+    check_fit,
+    layers_per_stage,
+    stage_parameters,
+)
 
 _ADAM_BYTES = 26
 """For each parameter: master copy and two moments, read and written in float32, and the bf16

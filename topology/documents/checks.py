@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.model.reduction_plans import plan_reduction
-from topology.text.document import Document, Path
-from topology.text.overrides import read_with_overrides
+from topology.text.yaml_document import Document, Path, read_with_overrides
 from topology.world import Topology
 
 

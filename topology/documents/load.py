@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from topology.documents.references import check_references
 from topology.documents.resolve import resolve
-from topology.faults.models import FaultsModel
+from topology.faults.loading import FaultsModel
 from topology.job import (
     Data,
     Exchange,
@@ -23,15 +23,20 @@ from topology.job import (
     Reduction,
     Trainer,
 )
-from topology.models.exchange import ExchangeModel, ReductionModel
-from topology.models.job import JobModel, PlacedModel, ProbeModel
-from topology.models.plan import PlanModel
-from topology.models.topology import TopologyModel
-from topology.models.trainer import TrainerModel
-from topology.models.workload import WorkloadModel
+from topology.models.job_model import (
+    ExchangeModel,
+    JobModel,
+    PlacedModel,
+    PlanModel,
+    ProbeModel,
+    ReductionModel,
+    TrainerModel,
+    WorkloadModel,
+)
+from topology.models.topology_model import TopologyModel
 from topology.plan_wishes import PlanWishes, Replan
-from topology.text.overrides import read_with_overrides
 from topology.text.validation import validate
+from topology.text.yaml_document import read_with_overrides
 from topology.workload import DescribedModel, Limits, Parallel
 from topology.world import Topology
 

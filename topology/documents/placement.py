@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from topology.job import Job
 from topology.suggest import did_you_mean
-from topology.text.document import Path
+from topology.text.yaml_document import Path
 from topology.world import Topology
 
 Misplaced = tuple[Path, str]

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from topology.catalogue.accelerators import catalogue, suggestion
 from topology.errors import ConfigError
-from topology.models.topology import LOOPBACK, FailureModel, is_loopback, parse_endpoint
+from topology.models.topology_model import LOOPBACK, FailureModel, is_loopback, parse_endpoint
 from topology.suggest import did_you_mean
-from topology.text.document import Document, Path
+from topology.text.yaml_document import Document, Path
 from topology.timeouts import Timeouts
 from topology.world import Detection
 

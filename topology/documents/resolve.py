@@ -6,14 +6,14 @@ from typing import Any
 from topology.catalogue.accelerators import accelerator_of, catalogue
 from topology.documents.references import ancestry
 from topology.geography import great_circle_km, rtt_of_distance
-from topology.models.topology import (
+from topology.models.topology_model import (
     LOOPBACK,
     FabricModel,
     LinkModel,
     MeasuredModel,
     TopologyModel,
 )
-from topology.text.document import Document
+from topology.text.yaml_document import Document
 from topology.units import format_duration
 from topology.world import (
     Accelerator,

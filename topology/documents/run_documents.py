@@ -9,7 +9,7 @@ from topology.documents.load import load_job, load_topology
 from topology.documents.placement import placed, problems_of
 from topology.errors import ConfigError, Problem
 from topology.job import Job
-from topology.text.overrides import read_with_overrides
+from topology.text.yaml_document import read_with_overrides
 from topology.trees.link_codecs import problems_of as problems_of_codecs
 from topology.world import Topology
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from topology.faults.models import FaultsModel
-from topology.models.job import JobModel
-from topology.models.topology import TopologyModel
+from topology.faults.loading import FaultsModel
+from topology.models.job_model import JobModel
+from topology.models.topology_model import TopologyModel
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, type[BaseModel]] = {

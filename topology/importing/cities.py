@@ -7,7 +7,7 @@ from typing import Any
 
 from topology.geography import great_circle_km
 from topology.importing.names import plain
-from topology.text.reading import read_document
+from topology.text.yaml_document import read_document
 from topology.world import Location
 
 NEAR_KM = 40.0

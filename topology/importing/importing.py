@@ -13,7 +13,7 @@ from topology.importing.lines import Line, Pair, lines_of, parts, paths_between
 from topology.importing.names import plain, unique_names
 from topology.importing.node_link import read_node_link
 from topology.importing.writing import LinkText, SiteText, topology_text
-from topology.models.topology import MAX_SITES
+from topology.models.topology_model import MAX_SITES
 from topology.suggest import did_you_mean
 from topology.world import Location
 

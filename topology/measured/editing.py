@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import yaml
 
 from topology.errors import ConfigError, Problem
-from topology.text.document import Document
-from topology.text.reading import read_document
+from topology.text.yaml_document import Document, read_document
 
 KEY = "measured"
 Figures = Mapping[str, str]

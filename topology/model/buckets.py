@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topology.cost.compute import VOCABULARY, layers, num_parameters
-from topology.cost.workload import workload_described
+from topology.cost.model_shape import workload_described
 from topology.job import Job, Model
 from topology.model.fabric import reduce_scatter_s
 from topology.world import Site, Topology

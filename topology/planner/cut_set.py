@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from topology.cost.workload import workload_described
+from topology.cost.model_shape import workload_described
 from topology.documents.placement import unreached
 from topology.job import Job, Reduction
 from topology.model.wire_load import starts_slowly

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topology.cost.degrees import Degrees, layers_per_stage, node_share
-from topology.cost.device import device_of, interior_of
+from topology.cost.layer_time import device_of, interior_of
 from topology.cost.memory import Memory, memory
+from topology.cost.model_shape import Degrees, Workload, layers_per_stage, node_share
 from topology.cost.parallel import StepTime, gradients_ready_s, passages, step_time
-from topology.cost.workload import Workload
 from topology.model.buckets import FLOAT32_BYTES
 from topology.world import Site
 

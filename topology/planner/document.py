@@ -13,10 +13,8 @@ import yaml
 
 from topology.errors import ConfigError, Problem
 from topology.planner.document_models import PlanFileModel
-from topology.text.document import Document
-from topology.text.overrides import read_with_overrides
-from topology.text.scalars import ScalarError, read_plain
 from topology.text.validation import validate
+from topology.text.yaml_document import Document, ScalarError, read_plain, read_with_overrides
 
 _JOB_PATHS = {
     "placement": "placement",

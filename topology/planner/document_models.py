@@ -7,16 +7,16 @@ from typing import Annotated
 from pydantic import Field, PlainValidator, WithJsonSchema
 
 from topology.job import CODECS
-from topology.models.exchange import (
+from topology.models.job_model import (
     LINK_CODECS_MAX,
     Bucket,
     Channels,
     Chunk,
     LinkCodecModel,
+    PlacedModel,
     ReductionModel,
 )
-from topology.models.job import PlacedModel
-from topology.text.fields import Count, Number, Strict, Text, choice, version_one
+from topology.text.validation import Count, Number, Strict, Text, choice, version_one
 
 Seconds = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0)]

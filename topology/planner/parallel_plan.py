@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from topology.cost.workload import utilisation
+from topology.cost.model_shape import utilisation
 from topology.job import Job
 from topology.planner.alternatives import OWN_SIZES, Weighed, ordered, other_sites
 from topology.planner.choice import Sizing, money

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 
-from topology.cost.workload import workload_described
+from topology.cost.model_shape import workload_described
 from topology.documents.placement import restricted
 from topology.job import Job
 from topology.plan_wishes import PlanWishes

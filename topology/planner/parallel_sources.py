@@ -7,7 +7,7 @@ from typing import Any
 
 from topology.codec_costs import GATEWAY_BYTES_PER_S
 from topology.cost.compute import peak_flops_per_s
-from topology.cost.device import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
+from topology.cost.layer_time import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
 from topology.job import Job
 from topology.planner.cut_choice import CutChoice
 from topology.planner.parallel_search import ParallelSearch

@@ -11,9 +11,8 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from topology.cost.degrees import Degrees
 from topology.cost.memory import memory
-from topology.cost.workload import Workload
+from topology.cost.model_shape import Degrees, Workload
 from topology.units import format_size
 from topology.workload import DescribedModel, Parallel
 from topology.world import Site

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from topology.cost.degrees import degrees_of, misfit
-from topology.cost.workload import Workload, workload_described
+from topology.cost.model_shape import Workload, degrees_of, misfit, workload_described
 from topology.errors import ConfigError
 from topology.job import Job, Placed
 from topology.planner.cuts import Timing, given_cut, layers_together

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from topology.codec_costs import RELATIVE_ERRORS
-from topology.cost.degrees import Degrees
 from topology.cost.memory import exchange_bytes, memory
-from topology.cost.workload import workload_of
+from topology.cost.model_shape import Degrees, workload_of
 from topology.job import Job
 from topology.planner.choice import Choice
 from topology.units import format_size

@@ -5,8 +5,8 @@ from __future__ import annotations
 from topology.job import Job
 from topology.model.buckets import gradient_bytes
 from topology.planner.choice import Choice
-from topology.simulator.run import simulate
 from topology.simulator.settings import Settings
+from topology.simulator.simulation import simulate
 from topology.units import format_duration
 from topology.world import Topology
 

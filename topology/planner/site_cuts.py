@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import le
 from typing import TypeVar
 
-from topology.cost.degrees import Degrees
-from topology.cost.device import device_of, interior_of
-from topology.cost.layer_time import PassTimes, head_times, layer_times
+from topology.cost.layer_time import PassTimes, device_of, head_times, interior_of, layer_times
 from topology.cost.memory import Memory, memory
+from topology.cost.model_shape import Degrees, Workload
 from topology.cost.parallel import StepTime, step_from_times
-from topology.cost.workload import Workload
 from topology.planner.cuts import Cut, Point, Timing, cut_of
 from topology.planner.parallelism import every_cut, why_not
 from topology.workload import DescribedModel

@@ -8,7 +8,7 @@ from typing import Any
 from topology.codec_costs import RATIOS, usual_ratio
 from topology.cost.compute import flops_per_sequence, num_parameters, peak_flops_per_s
 from topology.job import Job
-from topology.measured.drift import drifts
+from topology.measured.measured_links import drifts
 from topology.planner.choice import Choice
 from topology.planner.codings import Coding
 from topology.planner.connections import held_back

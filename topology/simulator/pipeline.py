@@ -21,8 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from topology.simulator.engine import Engine, SimulationError
-from topology.simulator.servers import Server
+from topology.simulator.engine import Engine, Server, SimulationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,231 @@
-"""What a simulation takes beside the job and its topology. Pure."""
+"""Chance that is the same on every machine and in every version of Python: numbers from a seed.
+
+Pure.
+
+SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014).
+
+Sites that fail, and what it costs: the run stops, and goes on from its last checkpoint. Pure.
+
+Rounds of local steps: which part of the model crosses after which step, and is back when. Pure.
+
+DiLoCo and Streaming DiLoCo (Douillard et al., arXiv 2311.08105 and 2501.18512): sites train by
+themselves for H steps and exchange how far their parameters have moved. Of P fragments, each is
+sent once a round, evenly spread over it, at the end of a step; a site does not begin its step
+tau + 1 after that one before the result is there. DiLoCo itself is P = 1, tau = 0.
+
+What a simulation takes beside the job and its topology. Pure.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from topology.faults.script import TimedChange
-from topology.simulator.chance import Stragglers
-from topology.simulator.outages import Outages
-from topology.simulator.rounds import Rounds
+from topology.model.buckets import FLOAT32_BYTES, Bucket
 from topology.units import format_duration, format_fraction
+
+_MASK = (1 << 64) - 1
+_NORMAL = NormalDist()
+
+DISTRIBUTIONS = ("exponential", "lognormal", "uniform")
+
+
+class Chance:
+    """A stream of numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    def uniform(self) -> float:
+        """Return the next number of (0, 1)."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        z = self._state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return (((z ^ (z >> 31)) >> 11) + 0.5) / (1 << 53)
+
+    def exponential(self, mean: float) -> float:
+        """Return a number that is exponentially distributed."""
+        return -mean * math.log(self.uniform())
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """How much longer a rank computes in a step than it should, step by step and rank by rank."""
+
+    distribution: str
+    """One of DISTRIBUTIONS: of the factor by which compute is longer.
+
+    `exponential`: 1 + x, x of mean `spread`. `uniform`: 1 to 1 + `spread`. `lognormal`: of median
+    1, `spread` is the deviation of its logarithm; a rank may be faster too.
+    """
+    spread: float
+
+    def factor(self, chance: Chance, num_ranks: int) -> float:
+        """Return the largest factor of so many ranks, which are alike and wait for each other.
+
+        One number of `chance` is enough: the largest of n has the distribution function F^n.
+        """
+        if self.spread == 0:
+            return 1.0
+        # u^(1/n) rounds to 1 for many ranks: its distance from 1 is computed instead.
+        above = -math.expm1(math.log(chance.uniform()) / num_ranks)
+        match self.distribution:
+            case "exponential":
+                return 1 - self.spread * math.log(above)
+            case "uniform":
+                return 1 + self.spread * (1 - above)
+            case "lognormal":
+                return math.exp(-self.spread * _NORMAL.inv_cdf(above))
+            case other:
+                raise ValueError(f"distribution: want one of {DISTRIBUTIONS}, got {other!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outages:
+    """How often sites fail, and how long it takes to go on.
+
+    Times between failures are exponential.
+    """
+
+    mtbf_s: float
+    """Of one site: mean time between its failures."""
+    recovery_s: float
+    """From a failure until all sites compute again."""
+    checkpoint_every: int = 1
+    """Steps. What was done since the last checkpoint is done again."""
+
+    def __post_init__(self) -> None:
+        if not self.mtbf_s > 0 or self.recovery_s < 0 or self.checkpoint_every < 1:
+            raise ValueError(
+                "outages: want mtbf_s > 0, recovery_s >= 0 and checkpoint_every >= 1; "
+                f"got {self.mtbf_s}, {self.recovery_s}, {self.checkpoint_every}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """One failure, and what it undid."""
+
+    at_s: float
+    """Since the simulation began."""
+    until_s: float
+    site: str
+    lost_steps: int
+    """That were done, and are done again."""
+
+
+BUCKETS_MAX = 256
+"""Of a model, about: more of them tell nothing that a picture could show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """How seldom sites exchange."""
+
+    steps: int
+    """H, between two exchanges of the same fragment."""
+    fragments: int = 1
+    """P, of equal size."""
+    overlap_steps: int = 0
+    """tau, that a result may come later."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps: want 1 at least, got {self.steps}")
+        if not 1 <= self.fragments <= self.steps:
+            raise ValueError(
+                f"fragments: want 1 to {self.steps}, the steps of a round; got {self.fragments}"
+            )
+        if not 0 <= self.overlap_steps <= self.steps:
+            raise ValueError(
+                f"overlap_steps: want 0 to {self.steps}, the steps of a round; "
+                f"got {self.overlap_steps}"
+            )
+
+    def sent_after(self, fragment: int) -> int:
+        """Return the step of a round, from 1, at whose end a fragment is sent."""
+        return self.steps * (fragment + 1) // self.fragments
+
+    def num_sent(self, fragment: int, steps: int) -> int:
+        """Return how often a fragment is sent in the first `steps` steps of a run."""
+        first = self.sent_after(fragment)
+        return 0 if steps < first else (steps - first) // self.steps + 1
+
+    def in_words(self) -> str:
+        """Return them for people: `rounds of 100 steps, 4 fragments, each back 1 step later`."""
+        words = [f"rounds of {self.steps} steps"]
+        if self.fragments > 1:
+            words.append(f"{self.fragments} fragments")
+        if self.overlap_steps:
+            plural = "s" if self.overlap_steps > 1 else ""
+            words.append(f"each back {self.overlap_steps} step{plural} later")
+        return ", ".join(words)
+
+
+def fragment_buckets(
+    total_bytes: int, rounds: Rounds, bucket_bytes: int
+) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+    """Return all buckets of a round, and which fragment each belongs to.
+
+    Args:
+        total_bytes: of float32, the model.
+        rounds: its fragments.
+        bucket_bytes: that a bucket has at most, but for fragments of many: a few hundred in all.
+    """
+    elements = total_bytes // FLOAT32_BYTES
+    cuts = [elements * each // rounds.fragments for each in range(rounds.fragments + 1)]
+    buckets: list[Bucket] = []
+    owners: list[int] = []
+    for fragment, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        size_bytes = FLOAT32_BYTES * (end - begin)
+        count = math.ceil(size_bytes / max(bucket_bytes, total_bytes / BUCKETS_MAX))
+        edges = [begin + (end - begin) * each // count for each in range(count + 1)]
+        buckets += [
+            Bucket(FLOAT32_BYTES * (last - first), 0) for first, last in itertools.pairwise(edges)
+        ]
+        owners += [fragment] * count
+    return tuple(buckets), tuple(owners)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWork:
+    """What of a step's work belongs to rounds.
+
+    Buckets are those that cross in a round, all fragments'.
+    """
+
+    rounds: Rounds
+    owners: tuple[int, ...]
+    """Of each bucket: its fragment."""
+    gather_s: tuple[tuple[float, ...], ...]
+    """By site and bucket: what its result takes inside the site."""
+
+    def due(self) -> dict[int, tuple[int, ...]]:
+        """Return the buckets that leave at the end of a step, by its number in a round, from 0."""
+        found: dict[int, tuple[int, ...]] = {}
+        for bucket, fragment in enumerate(self.owners):
+            step = self.rounds.sent_after(fragment) - 1
+            found[step] = (*found.get(step, ()), bucket)
+        return found
+
+    def exchanged(self, buckets: Sequence[Bucket], steps: int) -> float:
+        """Return what the first `steps` steps have sent, in steps' worth: their mean is 1."""
+        total = sum(each.raw_bytes for each in buckets)
+        sent = sum(
+            each.raw_bytes * self.rounds.num_sent(fragment, steps)
+            for each, fragment in zip(buckets, self.owners, strict=True)
+        )
+        return self.rounds.steps * sent / total
+
 
 SHARINGS = ("fifo", "fair")
 """How flows share a link: one after another in the order of buckets, or as many at once as there
-are connections, each with its max-min fair share (topology/simulator/sharing.py)."""
+are connections, each with its max-min fair share (topology/simulator/wan_links.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +254,7 @@ class Settings:
     rounds: Rounds | None = None
     """Sites exchange parameters once a round; None: gradients in every step."""
     reuse_steps: bool = True
-    """Steps that repeat themselves are not simulated again (topology/simulator/site_step.py)."""
+    """Steps that repeat themselves are not simulated again (topology/simulator/training.py)."""
 
     def __post_init__(self) -> None:
         if self.sharing not in SHARINGS:

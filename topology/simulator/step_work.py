@@ -1,4 +1,24 @@
-"""A job on a topology, cut into what is simulated: each site's step in time, each bucket in flows.
+"""What of a bucket crosses together: flows of consecutive chunks that are one tree's. Pure.
+
+A flow is what the simulation moves at once over a link. It has at least as many chunks as the link
+has connections, and where a step would have more than FLOWS_PER_STEP hops, more: then a tree's turn
+is that many chunks long. Of what a flow does on links that it shares with nobody meanwhile, nothing
+is lost by it (topology/simulator/engine.py).
+
+What one site does in a step: when its gradients are there, and what they cost inside it. Pure.
+
+The ranks of a site are alike, and wait for each other in its collectives: the busiest one stands
+for all. The gateways of a site are one, as fast as all of them together.
+
+A step of a described model at one site that cuts it: its pipeline, when gradients leave. Pure.
+
+What a layer, a stage, the replicas' reduction and the optimizer take is the cost model's
+(topology/cost/parallel.py); the order of micro-batches in the stages is simulated (pipeline.py). As
+that model has it, a stage waits for what it sends and receives. A layer's gradient is there while
+the last micro-batch's backward pass goes over its part of the model, and is reduced over the
+replicas of its stage; stages do so side by side. Then it crosses.
+
+A job on a topology, cut into what is simulated: each site's step in time, each bucket in flows.
 
 Pure.
 """
@@ -6,24 +26,402 @@ Pure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from topology.codec_costs import usual_ratio
-from topology.cost.workload import workload_described
+from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, usual_ratio
+from topology.cost.collectives import overlap
+from topology.cost.compute import layer_times, site_shares
+from topology.cost.layer_time import device_of, head_times, interior_of
+from topology.cost.model_shape import (
+    Degrees,
+    Workload,
+    degrees_of,
+    layers_per_stage,
+    node_share,
+    workload_described,
+)
+from topology.cost.parallel import StepTime, gradients_ready_s, step_time
 from topology.job import Job
-from topology.model.buckets import Bucket, buckets_of
+from topology.model.buckets import FLOAT32_BYTES, Bucket, buckets_of
 from topology.model.fabric import reduce_scatter_s
 from topology.model.reduction_plans import plan_reduction
-from topology.model.wire_load import PACKET_FACTOR, Hop, wire_loads
-from topology.simulator.described_site import Inside, described_buckets, described_sites
-from topology.simulator.rounds import Rounds, RoundWork, fragment_buckets
-from topology.simulator.segments import Segment, segments_of
-from topology.simulator.settings import Settings
-from topology.simulator.site_work import GatewayCost, SiteWork, trainer_work
+from topology.model.wire_load import PACKET_FACTOR, Hop, Load, wire_loads
+from topology.simulator.engine import Server
+from topology.simulator.pipeline import PipelineTime, Stage, StageLink, simulate_pipeline
+from topology.simulator.settings import BUCKETS_MAX, Rounds, RoundWork, Settings, fragment_buckets
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
-from topology.world import Topology
+from topology.world import Site, Topology
+
+FLOWS_PER_STEP = 10_000
+"""Hops of flows in a step, about: a tenth of a second of simulating."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a bucket that crosses as one flow."""
+
+    tree: int
+    """By its index in the plan; 0 in a gather."""
+    raw_bytes: float
+    wire_bytes: float
+    granule: float
+    """What crosses before the next site can go on, of the segment: 0 to 1."""
+    codec: str
+    """Of its tree."""
+
+
+def segments_of(
+    plan: ReductionPlan,
+    codecs: tuple[str, ...],
+    buckets: Sequence[Bucket],
+    loads: Sequence[Load],
+    *,
+    is_fair: bool,
+) -> tuple[tuple[Segment, ...], ...]:
+    """Cut each bucket into what its trees carry at once.
+
+    Args:
+        plan: the trees.
+        codecs: of each.
+        buckets: float32, all that crosses.
+        loads: of each bucket.
+        is_fair: flows share links.
+    """
+    sites = plan.num_sites
+    hops = sites * (sites - 1) if plan.is_gather else 2 * (sites - 1)
+    num_chunks = sum(each.num_chunks for each in loads)
+    turn_chunks = max(1.0, num_chunks * hops / FLOWS_PER_STEP)
+    turns = (plan.tree_index(turn) for turn in itertools.count())
+    found = []
+    for bucket, load in zip(buckets, loads, strict=True):
+        # Flows that share a link leave as a whole, so there each chunk is one.
+        abreast = 1 if is_fair else load.num_abreast
+        most = 1 if is_fair else load.most_abreast
+        num_turns = max(1, round(load.num_chunks / turn_chunks))
+        cuts = [load.num_chunks * turn // num_turns for turn in range(num_turns + 1)]
+        sizes = [end - begin for begin, end in itertools.pairwise(cuts)]
+        found.append(
+            tuple(
+                Segment(
+                    tree,
+                    bucket.raw_bytes * count / load.num_chunks,
+                    load.chunk_bytes[tree] * count,
+                    min(abreast, count) / count,
+                    codecs[tree],
+                )
+                for tree, count in _flows(zip(sizes, turns, strict=False), most)
+            )
+        )
+    return tuple(found)
+
+
+def _flows(turns: Iterable[tuple[int, int]], abreast: int) -> Iterator[tuple[int, int]]:
+    """Yield trees and numbers of chunks: a tree's turns together, at least `abreast` of them."""
+    waiting: dict[int, int] = {}
+    for num_chunks, tree in turns:
+        waiting[tree] = waiting.get(tree, 0) + num_chunks
+        if waiting[tree] >= abreast:
+            yield tree, waiting.pop(tree)
+    yield from waiting.items()
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayCost:
+    """What a site's gateways take, all together, each with a core for its codecs."""
+
+    num_gateways: float
+    """0: they take no time. Where the fullest one has more than its part, as many as that makes of
+    them."""
+
+    def coding_s(self, segment: Segment, encoded: float, decoded: float) -> tuple[float, float]:
+        """Return the CPU seconds to encode and decode a segment so many times."""
+        if not self.num_gateways:
+            return 0.0, 0.0
+        cost, share = COSTS[segment.codec], segment.raw_bytes / self.num_gateways
+        return encoded * share / cost.encode_bytes_per_s, decoded * share / cost.decode_bytes_per_s
+
+    def sending_s(self, segment: Segment, sent: float) -> float:
+        """Return what it takes to send a segment so many times, its arrival elsewhere included."""
+        if not self.num_gateways:
+            return 0.0
+        return sent * segment.wire_bytes / GATEWAY_BYTES_PER_S / self.num_gateways
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteWork:
+    """What one site does in a step."""
+
+    name: str
+    ready_s: tuple[float, ...]
+    """Of each bucket: since the step began, without stragglers."""
+    compute_s: float
+    """Until the last backward pass has ended."""
+    scatter_s: tuple[float, ...]
+    """Of each bucket: its reduction inside the site."""
+    gather_s: tuple[float, ...]
+    """Of each bucket: what follows inside the site once it is back."""
+    lanes: tuple[int, ...]
+    """Of each bucket: whose ranks' these are. Of one lane, buckets go one after another."""
+    tail_s: float = 0.0
+    """After all that, before the next step: the optimizer, where it takes time."""
+    num_ranks: int
+    tokens: float
+    """A step."""
+    gateway: GatewayCost
+
+    @property
+    def num_lanes(self) -> int:
+        """Groups of ranks that reduce side by side."""
+        return max(self.lanes) + 1
+
+    def alone_s(self, factor: float, *, is_serial: bool) -> tuple[float, float]:
+        """Return when a step's compute has ended and when the step has, if nothing crosses.
+
+        Args:
+            factor: by which compute is longer.
+            is_serial: nothing is reduced before the backward pass has ended.
+        """
+        computed_s = factor * self.compute_s
+        scatter = [Server() for _ in range(self.num_lanes)]
+        gather = [Server() for _ in range(self.num_lanes)]
+        done_s = computed_s
+        for bucket, ready_s in enumerate(self.ready_s):
+            at_s = computed_s if is_serial else factor * ready_s
+            lane = self.lanes[bucket]
+            for server, took_s in (
+                (scatter[lane], self.scatter_s[bucket]),
+                (gather[lane], self.gather_s[bucket]),
+            ):
+                _, at_s = server.serve(at_s, at_s, took_s, took_s)
+            done_s = max(done_s, at_s)
+        return computed_s, done_s + self.tail_s
+
+
+def trainer_work(
+    job: Job, topology: Topology, site: Site, buckets: Sequence[Bucket], gateway: GatewayCost
+) -> SiteWork:
+    """Return what a site does in a step of the trainer that ships.
+
+    Args:
+        job: gives the model, and with its placement the site's part of the batch.
+        topology: of the sites that take part.
+        site: one of them.
+        buckets: of the model.
+        gateway: of the site.
+    """
+    shares = site_shares(job, topology, site)
+    most, micro_batch = max(shares), job.trainer.micro_batch
+    # Only the last micro-batch's backward pass hands over: those before it are summed first.
+    last = (most - 1) % micro_batch + 1
+    whole = layer_times(job, site, most - last)
+    times = layer_times(job, site, last)
+    at_s = math.fsum(each.forward_s + each.backward_s for each in whole)
+    at_s += math.fsum(each.forward_s for each in times)
+    done_s = [0.0] * len(times)
+    for layer in reversed(range(len(times))):
+        at_s += times[layer].backward_s
+        done_s[layer] = at_s
+    collective_s = tuple(reduce_scatter_s(site, each.raw_bytes) for each in buckets)
+    return SiteWork(
+        name=site.name,
+        ready_s=tuple(done_s[each.last_layer] for each in buckets),
+        compute_s=at_s,
+        scatter_s=collective_s,
+        gather_s=collective_s,
+        lanes=(0,) * len(buckets),
+        num_ranks=site.num_ranks,
+        tokens=float(sum(shares) * job.trainer.model.context),
+        gateway=gateway,
+    )
+
+
+_SETTLED = 4
+"""Times as many micro-batches as stages: from then on each further one takes what the slowest stage
+does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """How one site cuts the model, and what its step is without any other site."""
+
+    site: str
+    degrees: Degrees
+    step: StepTime
+    """By the closed form."""
+    pipeline: PipelineTime
+    """Simulated: all micro-batches through all stages."""
+
+
+def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ...]:
+    """Return what leaves together, in backward's order: layers, together until they fill a bucket.
+
+    Args:
+        workload: the model. Its layers are numbered from 1; 0 is the embedding, the last the head.
+        bucket_bytes: float32 bytes that close a bucket; more where there would be hundreds.
+    """
+    layer = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
+    numels = [workload.embedding_parameters, *([layer] * workload.layers), workload.head_parameters]
+    least_bytes = max(bucket_bytes, FLOAT32_BYTES * sum(numels) / BUCKETS_MAX)
+    found, raw_bytes = [], 0
+    for index in reversed(range(len(numels))):
+        raw_bytes += FLOAT32_BYTES * numels[index]
+        if raw_bytes >= least_bytes or index == 0:
+            found.append(Bucket(raw_bytes, index))
+            raw_bytes = 0
+    return tuple(found)
+
+
+def described_sites(
+    job: Job, topology: Topology, buckets: Sequence[Bucket], *, gateways_take_time: bool
+) -> tuple[tuple[SiteWork, ...], tuple[Inside, ...]]:
+    """Return what each site does in a step, and how.
+
+    Args:
+        job: describes its model; each of its placed sites says how it cuts it.
+        topology: of those sites.
+        buckets: of the model.
+        gateways_take_time: False: they cost nothing.
+    """
+    placed = {each.site: each for each in job.placement}
+    known: list[tuple[tuple[object, ...], Inside]] = []
+    works, insides = [], []
+    for site in topology.sites:
+        mine = placed[site.name]
+        # Equal sites with equal parts do the same: one is simulated.
+        hardware = (site.accelerator, site.fabric, site.nodes, site.accelerators_per_node)
+        key = (mine.parallel, mine.sequences, *hardware)
+        found = next((inside for other, inside in known if other == key), None)
+        if found is None:
+            found = inside_of(job, site)
+            known.append((key, found))
+        inside = dataclasses.replace(found, site=site.name)
+        gateways = 0.0
+        if gateways_take_time and (job.plan is None or job.plan.gateways == "measured"):
+            workload = _workload(job)
+            gateways = 1 / node_share(workload, inside.degrees, site)
+        insides.append(inside)
+        works.append(_site_work(job, site, inside, buckets, GatewayCost(gateways)))
+    return tuple(works), tuple(insides)
+
+
+def inside_of(job: Job, site: Site) -> Inside:
+    """Return how a site cuts the job's model, and its step."""
+    workload, (degrees, sequences) = _workload(job), _part(job, site)
+    device, interior = device_of(site.accelerator), interior_of(site)
+    one = step_time(workload, degrees, device, interior, degrees.data * degrees.micro_batch)
+    whole = step_time(workload, degrees, device, interior, sequences)
+    head = head_times(workload, degrees, device)
+    forward_s = one.compute_s - head.total_s - one.window_s
+    stage = Stage(
+        forward_s=forward_s + one.transfers_s / 2, backward_s=one.window_s + one.transfers_s / 2
+    )
+    last = Stage(
+        forward_s=stage.forward_s + head.forward_s, backward_s=stage.backward_s + head.backward_s
+    )
+    stages = [*([stage] * (degrees.pipeline - 1)), last]
+    pipeline = _pipeline(stages, whole.num_micro_batches, degrees.virtual_stages)
+    return Inside(site=site.name, degrees=degrees, step=whole, pipeline=pipeline)
+
+
+def _workload(job: Job) -> Workload:
+    assert job.workload is not None, "the job describes its model"
+    return workload_described(job.workload)
+
+
+def _part(job: Job, site: Site) -> tuple[Degrees, int]:
+    """Return a site's cut, and its sequences of a step."""
+    [mine] = [each for each in job.placement if each.site == site.name]
+    assert job.workload is not None, "the job describes its model"
+    assert mine.parallel is not None, "the job says how each site cuts it"
+    return degrees_of(mine.parallel, job.workload), mine.sequences
+
+
+def _pipeline(stages: Sequence[Stage], num_micro_batches: int, num_parts: int) -> PipelineTime:
+    """Simulate a pipeline until it has settled; what is left is more of the same."""
+    count = len(stages)
+    rest = num_micro_batches % count
+    settled = min(num_micro_batches, _SETTLED * count + rest)
+    if num_parts > 1 and rest:
+        settled = num_micro_batches  # groups of another size would go round otherwise
+    links = [StageLink()] * (count if num_parts > 1 else count - 1)
+    made = simulate_pipeline(stages, links, settled, num_parts)
+    more = num_micro_batches - settled
+    later_s = more * max(each.forward_s + each.backward_s for each in stages)
+    return PipelineTime(
+        made.step_s + later_s,
+        [
+            busy_s + more * (each.forward_s + each.backward_s)
+            for busy_s, each in zip(made.busy_s, stages, strict=True)
+        ],
+        [[each_s + later_s for each_s in stage] for stage in made.gradients_s],
+    )
+
+
+def _site_work(
+    job: Job, site: Site, inside: Inside, buckets: Sequence[Bucket], gateway: GatewayCost
+) -> SiteWork:
+    workload, (degrees, sequences) = _workload(job), _part(job, site)
+    done_s, stages = _layers_done(workload, degrees, inside)
+    lanes = tuple(stages[each.last_layer] for each in buckets)
+    return SiteWork(
+        name=site.name,
+        ready_s=tuple(done_s[each.last_layer] for each in buckets),
+        compute_s=inside.pipeline.step_s,
+        scatter_s=_reductions_s(workload, inside, buckets, lanes),
+        # The cost model has the whole reduction before the crossing; what ZeRO gathers is in the
+        # tail.
+        gather_s=(0.0,) * len(buckets),
+        lanes=lanes,
+        tail_s=inside.step.parameters.exposed_s + inside.step.optimizer_s,
+        num_ranks=site.num_ranks,
+        tokens=float(sequences * workload.sequence),
+        gateway=gateway,
+    )
+
+
+def _reductions_s(
+    workload: Workload, inside: Inside, buckets: Sequence[Bucket], lanes: Sequence[int]
+) -> tuple[float, ...]:
+    """Return what each bucket's reduction over the replicas of its stage takes.
+
+    By what the cost model has for collectives that slow the backward pass down, a stage's last one
+    is later.
+    """
+    gradients, window_s = inside.step.gradients, inside.step.window_s
+    count = layers_per_stage(workload, inside.degrees)
+    layer_s = gradients.busy_s / count
+    ready_s = gradients_ready_s(inside.degrees, count, window_s)
+    in_turn = overlap(ready_s, [[layer_s] * count], ready_s[-1])
+    slowed_s = max(0.0, gradients.exposed_s - in_turn.exposed_s)
+    last = {lane: index for index, lane in enumerate(lanes)}
+    found, above = [], workload.layers + 1
+    for index, (bucket, lane) in enumerate(zip(buckets, lanes, strict=True)):
+        num_layers = above - max(1, bucket.last_layer)
+        found.append(layer_s * num_layers + (slowed_s if last[lane] == index else 0.0))
+        above = min(above, max(1, bucket.last_layer))
+    return tuple(found)
+
+
+def _layers_done(
+    workload: Workload, degrees: Degrees, inside: Inside
+) -> tuple[list[float], list[int]]:
+    """Return when each layer's gradient is there, and the stage that has it; 0 is the embedding."""
+    num_parts = degrees.pipeline * degrees.virtual_stages
+    per_part = math.ceil(workload.layers / num_parts)
+    backward_s = inside.step.window_s / degrees.virtual_stages
+    done_s, stages = [], []
+    for layer in range(workload.layers):
+        part = layer // per_part
+        stage = part % degrees.pipeline
+        end_s = inside.pipeline.gradients_s[stage][part // degrees.pipeline]
+        later = layer - part * per_part  # layers of the part whose turn comes after this one's
+        done_s.append(end_s - backward_s * later / per_part)
+        stages.append(stage)
+    return [done_s[0], *done_s, done_s[-1]], [stages[0], *stages, stages[-1]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from math import gcd
 from topology.codec_costs import usual_ratio
 from topology.job import CODECS, Exchange, Job
 from topology.suggest import did_you_mean
-from topology.text.document import Path
+from topology.text.yaml_document import Path
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 

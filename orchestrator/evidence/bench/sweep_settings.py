@@ -25,8 +25,7 @@ from topology.cost.compute import site_shares
 from topology.documents.references import ancestry, site_names
 from topology.errors import ConfigError, Problem
 from topology.hashing import config_hash
-from topology.text.document import Document
-from topology.text.overrides import read_with_overrides
+from topology.text.yaml_document import Document, read_with_overrides
 from topology.world import Site
 
 MAX_SETTINGS = 500

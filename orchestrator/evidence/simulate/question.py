@@ -12,11 +12,9 @@ from orchestrator.documents import Pair, load_pair
 from orchestrator.evidence.bench.sweep_settings import blame_sweep, overrides_of, points
 from orchestrator.evidence.record.bench_record import Sweep
 from orchestrator.plans import as_launched
-from topology.cost.degrees import degrees_of, misfit
-from topology.cost.workload import workload_described
+from topology.cost.model_shape import degrees_of, misfit, workload_described
 from topology.errors import ConfigError
-from topology.text.document import Path
-from topology.text.overrides import read_with_overrides
+from topology.text.yaml_document import Path, read_with_overrides
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ from topology.model.wire_load import gateways_s_per_byte, has_packets
 from topology.planner.joint_step import JointModel
 from topology.planner.parallelism import in_words
 from topology.planner.placed_cuts import placed_timings
-from topology.simulator.described_site import Inside
-from topology.simulator.rounds import Rounds
-from topology.simulator.run import SimulatedRun, coding_s
+from topology.simulator.settings import Rounds
+from topology.simulator.simulation import SimulatedRun, coding_s
+from topology.simulator.step_work import Inside
 
 SIMULATED = "simulated"
 """In the place of an emulator."""

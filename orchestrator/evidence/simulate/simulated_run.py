@@ -22,11 +22,9 @@ from orchestrator.run_folder.home import claim_run_folder
 from orchestrator.run_folder.run_files import RunFiles
 from protos import metrics
 from protos.errors import StateConflictError
-from topology.faults.changes import Change
-from topology.faults.script import TimedChange
-from topology.simulator.parts import BucketTimes
-from topology.simulator.run import LinkLoad, SimulatedRun, coding_s
-from topology.simulator.site_step import SiteStep
+from topology.faults.script import Change, TimedChange
+from topology.simulator.simulation import LinkLoad, SimulatedRun, coding_s
+from topology.simulator.training import BucketTimes, SiteStep
 
 NOTE = "simulated: no process ran, and no byte crossed"
 HOST = "simulated"

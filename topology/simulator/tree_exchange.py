@@ -12,12 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from topology.simulator.engine import Engine
-from topology.simulator.links import Flow
-from topology.simulator.network import Network
-from topology.simulator.segments import Segment
-from topology.simulator.servers import Server
-from topology.simulator.step_work import StepWork
+from topology.simulator.engine import Engine, Server
+from topology.simulator.step_work import Segment, StepWork
+from topology.simulator.wan_links import Flow, Network
 
 Reduced = Callable[[int, int], None]
 """Called with site and bucket when all of a bucket's sum is there."""

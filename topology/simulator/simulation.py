@@ -9,15 +9,11 @@ from dataclasses import dataclass
 
 from topology.faults.script import TimedChange
 from topology.job import Job
-from topology.simulator.chance import Chance
 from topology.simulator.engine import SimulationError
-from topology.simulator.local_training import LocalTraining
-from topology.simulator.network import Hop, require_simulated
-from topology.simulator.outages import Outage, Outages
-from topology.simulator.settings import Settings
-from topology.simulator.site_step import SiteStep, Step
+from topology.simulator.settings import Chance, Outage, Outages, Settings
 from topology.simulator.step_work import StepWork, step_work
-from topology.simulator.training import Training
+from topology.simulator.training import LocalTraining, SiteStep, Step, Training
+from topology.simulator.wan_links import Hop, require_simulated
 from topology.world import Topology
 
 STUCK_MAX = 1000

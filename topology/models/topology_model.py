@@ -3,6 +3,8 @@
 What refers to a name is any text here: topology/documents/references.py tells whether it exists.
 """
 
+from __future__ import annotations
+
 import ipaddress
 import re
 from datetime import datetime
@@ -11,7 +13,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
 from topology.suggest import shown
-from topology.text.fields import (
+from topology.text.validation import (
     Compute,
     Count,
     Distance,

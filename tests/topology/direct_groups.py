@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from topology.simulator.engine import Engine
-from topology.simulator.servers import Server
+from topology.simulator.engine import Engine, Server
 
 Message = Callable[[int, int, float], float]
 """The seconds of a message from one device to another, of so many bytes."""

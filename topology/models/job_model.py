@@ -1,0 +1,584 @@
+"""How gradients cross, and who sums them, as a job says it. Defaults are those of topology.job.
+
+What a job says of its plan, as a user writes it. Defaults are those of topology.plan_wishes.
+
+What a job says to the shipped trainer, as a user writes it. topology.job has the defaults.
+
+The parts of a job file that describe a model of one's own, and how a site cuts it.
+
+The job file as a user writes it. Defaults are those of topology.job.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from topology.job import (
+    CODECS,
+    COMPUTES,
+    NON_FINITE,
+    SCHEDULES,
+    TREES,
+    Exchange,
+    Job,
+    Probe,
+    Reduction,
+    Trainer,
+)
+from topology.plan_wishes import GATEWAYS, MICRO_BATCHES, OBJECTIVES, PLAN_SITES, PlanWishes, Replan
+from topology.suggest import shown
+from topology.text.validation import (
+    SIZE_SCHEMA,
+    Count,
+    KeyedError,
+    Name,
+    Number,
+    PositiveDuration,
+    Share,
+    Size,
+    Strict,
+    Text,
+    choice,
+    default,
+    float32_size,
+    version_one,
+)
+from topology.trees.trees import TREES_MAX, WEIGHT_MAX
+from topology.units import format_duration, format_fraction, format_size
+from topology.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
+
+_EXCHANGE = Exchange()
+_REDUCTION = Reduction()
+EXACT_MAX = 64
+"""Patterns of names in a job."""
+LINK_CODECS_MAX = 1000
+"""Links with codecs of their own."""
+CHANNELS_MAX = 32
+"""Of one link, as a job may name it."""
+
+
+def _channels(value: object) -> int | None:
+    """Return a number of connections; None for `auto`."""
+    if value == "auto":
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= CHANNELS_MAX:
+        return value
+    raise ValueError(f"want auto, or a whole number from 1 to {CHANNELS_MAX}; got {shown(value)}")
+
+
+Chunk = Annotated[int, float32_size(64 << 10, 16 << 20), SIZE_SCHEMA]
+"""A chunk is one frame of protos/frame.py, whose payload ends below 17 MiB: 16 MiB leaves room for
+any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
+Channels = Annotated[
+    int | None,
+    PlainValidator(_channels),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": CHANNELS_MAX},
+                {"type": "string", "const": "auto"},
+            ]
+        }
+    ),
+]
+Bucket = Annotated[int, float32_size(64 << 10, 1 << 30), SIZE_SCHEMA]
+
+
+class LinkCodecModel(Strict):
+    """The codec of one link."""
+
+    between: Annotated[
+        list[Text], Field(min_length=2, max_length=2, description="Two sites; both ways alike.")
+    ]
+    codec: Annotated[str, *choice(CODECS)]
+
+
+class ExchangeModel(Strict):
+    """How gradients cross the WAN."""
+
+    codec: Annotated[str, *choice(CODECS)] = _EXCHANGE.codec
+    codecs: list[LinkCodecModel] = Field(
+        default_factory=list,
+        max_length=LINK_CODECS_MAX,
+        description="Of links that have their own: a tree takes the smallest of its links'.",
+    )
+    exact: list[Text] = Field(
+        default_factory=list,
+        max_length=EXACT_MAX,
+        description="Patterns of parameters' names, as '*norm*': their gradients are not rounded, "
+        "nor are those of one dimension.",
+    )
+    error_feedback: Annotated[
+        bool, Field(description="Add what a lossy codec loses of a gradient to the next one.")
+    ] = _EXCHANGE.error_feedback
+    non_finite: Annotated[
+        str,
+        *choice(NON_FINITE),
+        Field(
+            description="A NaN or an infinity among the gradients crosses unchanged, "
+            "or ends the run."
+        ),
+    ] = _EXCHANGE.non_finite
+    chunk: Chunk = default(
+        format_size(_EXCHANGE.chunk_bytes),
+        "Of float32, before the codec: 64KiB to 16MiB. "
+        "Unit of checksums, scheduling and reduction.",
+    )
+    channels_per_link: Channels = default(
+        "auto",
+        "TCP connections between each two gateways, exactly so many; auto: what fills the link, "
+        "and more where packets are lost, up to the link's max_flows.",
+    )
+    bucket: Bucket = default(
+        format_size(_EXCHANGE.bucket_bytes), "Of float32 a DDP bucket, in the shipped trainer."
+    )
+    window: Annotated[
+        Size | None,
+        Field(description="Unacknowledged bytes a peer; else from bandwidth times RTT."),
+    ] = None
+    schedule: Annotated[str, *choice(SCHEDULES)] = _EXCHANGE.schedule
+
+    @model_validator(mode="after")
+    def _window_holds_a_chunk(self) -> Self:
+        if self.window is not None and self.window < self.chunk:
+            raise KeyedError("window", f"want at least the chunk, {format_size(self.chunk)}")
+        return self
+
+
+class TreeModel(Strict):
+    """One reduction tree over all sites."""
+
+    root: Annotated[Text, Field(description="The site that forms the whole sum.")]
+    parents: Annotated[
+        dict[str, Text],
+        Field(min_length=1, description="Whom each other site sends its sum to."),
+    ]
+    weight: Annotated[
+        int,
+        Field(ge=1, le=WEIGHT_MAX, description="Share of the chunks, relative to the other trees."),
+    ] = 1
+
+
+class ReductionModel(Strict):
+    """Which sites sum, and where."""
+
+    tree: Annotated[str, *choice(TREES)] = _REDUCTION.tree
+    hub: Annotated[str | None, Field(description="The star's centre.")] = _REDUCTION.hub
+    groups: list[Annotated[list[Text], Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Of a hierarchy: sites near each other; by their round trips when absent.",
+    )
+    trees: list[TreeModel] = Field(
+        default_factory=list,
+        max_length=TREES_MAX,
+        description="Instead of a form: exactly these, each over all sites.",
+    )
+
+    @model_validator(mode="after")
+    def _keys_fit_the_form(self) -> Self:
+        if self.hub is not None and self.tree not in ("auto", "star"):
+            raise KeyedError("hub", f"has no use with tree: {self.tree}")
+        if self.groups and self.tree != "hierarchy":
+            raise KeyedError("groups", f"has no use with tree: {self.tree}; want tree: hierarchy")
+        if self.trees and (self.tree != "auto" or self.hub is not None):
+            other = "hub" if self.hub is not None else f"tree: {self.tree}"
+            raise KeyedError("trees", f"has no use with {other}: the trees say it all")
+        return self
+
+
+_WISHES = PlanWishes()
+_REPLAN = Replan()
+REPORTS_S = 0.5
+"""Between two reports of a gateway on its links (sites/gateway/gateway.py)."""
+
+
+class ReplanModel(Strict):
+    """When the plan of a run is made again while it goes on."""
+
+    drift: Share = default(
+        format_fraction(_REPLAN.drift), "How far a link is off what the plan counts on."
+    )
+    lasting: PositiveDuration = default(
+        format_duration(_REPLAN.lasting_s), "For so long, all the time; 500ms at least."
+    )
+    gain: Share = default(
+        format_fraction(_REPLAN.gain), "Of the predicted step, that other trees have to save."
+    )
+
+    @model_validator(mode="after")
+    def _is_measured_in_time(self) -> Self:
+        if self.lasting < REPORTS_S:
+            raise KeyedError(
+                "lasting",
+                f"want at least {format_duration(REPORTS_S)}, in which gateways report once; "
+                f"got {format_duration(self.lasting)}",
+            )
+        return self
+
+
+def _off(value: object) -> object:
+    """Return nothing for `off`, and anything else as it is."""
+    return None if value == "off" else value
+
+
+class _OrOffSchema:
+    """Adds the word to what an editor is told of a mapping."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"anyOf": [handler(core_schema), {"type": "string", "const": "off"}]}
+
+
+Replans = Annotated[ReplanModel | None, BeforeValidator(_off), _OrOffSchema()]
+
+
+class PlanModel(Strict):
+    """What `isthmus plan` may decide; with this section, `launch` makes a plan by itself."""
+
+    codecs: Annotated[
+        list[Annotated[str, *choice(CODECS)]],
+        Field(
+            description="To choose from; of equally fast ones the most exact. Else exchange.codec."
+        ),
+    ] = Field(default_factory=list)
+    sites: Annotated[str, *choice(PLAN_SITES)] = _WISHES.sites
+    max_sync_period: Annotated[
+        int,
+        Field(ge=1, le=100_000, description="Steps between two exchanges that are permitted."),
+    ] = _WISHES.max_sync_period
+    objective: Annotated[str, *choice(OBJECTIVES)] = _WISHES.objective
+    micro_batch: Annotated[
+        str,
+        *choice(MICRO_BATCHES),
+        Field(description="given: trainer.micro_batch; auto: the largest that fits the memory."),
+    ] = _WISHES.micro_batch
+    gateways: Annotated[
+        str,
+        *choice(GATEWAYS),
+        Field(
+            description="unlimited: as if gateways and codecs took no time; with `workload` only."
+        ),
+    ] = _WISHES.gateways
+    replan: Annotated[
+        Replans,
+        Field(description="Other trees while a run goes on, where links have drifted; or off."),
+    ] = Field(default_factory=ReplanModel)
+
+    @model_validator(mode="after")
+    def _each_codec_once(self) -> Self:
+        twice = [codec for codec in self.codecs if self.codecs.count(codec) > 1]
+        if twice:
+            raise KeyedError("codecs", f"{twice[0]!r} is there twice")
+        return self
+
+
+_TRAINER = Trainer()
+_MODEL, _DATA, _OPTIMIZER = _TRAINER.model, _TRAINER.data, _TRAINER.optimizer
+
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Momentum = Annotated[Number, Field(ge=0, lt=1)]
+
+
+class ModelModel(Strict):
+    """Shape of the byte-level GPT that ships."""
+
+    layers: Annotated[int, Field(ge=1, le=256)] = _MODEL.layers
+    heads: Annotated[int, Field(ge=1, le=256)] = _MODEL.heads
+    width: Annotated[int, Field(ge=1, le=65536, description="A multiple of heads.")] = _MODEL.width
+    context: Annotated[int, Field(ge=1, le=1 << 20, description="Bytes a sequence.")] = (
+        _MODEL.context
+    )
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.width % self.heads:
+            raise KeyedError("width", f"want a multiple of heads, {self.heads}; got {self.width}")
+        return self
+
+
+class DataModel(Strict):
+    """Which text is learnt."""
+
+    files: list[Text] = Field(
+        default_factory=list,
+        description="Globs, relative to this file; none: Python's own standard library.",
+    )
+    held_out: Share = default(
+        format_fraction(_DATA.held_out), "Share of the files that is only evaluated."
+    )
+    max_bytes: Size = default(format_size(_DATA.max_bytes), "Of text, at most.")
+
+    @model_validator(mode="after")
+    def _something_is_learnt(self) -> Self:
+        if self.held_out == 1:
+            raise KeyedError("held_out", "must be less than 100%: nothing would be learnt")
+        return self
+
+
+class OptimizerModel(Strict):
+    """AdamW with linear warm-up and cosine decay."""
+
+    learning_rate: Positive = _OPTIMIZER.learning_rate
+    min_learning_rate: NotNegative = _OPTIMIZER.min_learning_rate
+    warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = _OPTIMIZER.warmup_steps
+    weight_decay: NotNegative = _OPTIMIZER.weight_decay
+    beta1: Momentum = _OPTIMIZER.beta1
+    beta2: Momentum = _OPTIMIZER.beta2
+    clip_norm: Positive = _OPTIMIZER.clip_norm
+
+    @model_validator(mode="after")
+    def _rate_decays(self) -> Self:
+        if self.min_learning_rate > self.learning_rate:
+            raise KeyedError(
+                "learning_rate",
+                f"want at least min_learning_rate, {self.min_learning_rate:g}; "
+                f"got {self.learning_rate:g}",
+            )
+        return self
+
+
+class TrainerModel(Strict):
+    """What the shipped trainer does; a script of your own may read it too."""
+
+    compute: Annotated[str, *choice(COMPUTES)] = _TRAINER.compute
+    steps: Count = _TRAINER.steps
+    global_batch: Annotated[Count, Field(description="Sequences a step, over all sites.")] = (
+        _TRAINER.global_batch
+    )
+    micro_batch: Annotated[
+        Count, Field(description="Sequences that a rank takes through the model at once, at most.")
+    ] = _TRAINER.micro_batch
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = _TRAINER.seed
+    evaluate_every: Annotated[Count, Field(description="Steps; one is always made at the end.")] = (
+        _TRAINER.evaluate_every
+    )
+    evaluation_batches: Count = _TRAINER.evaluation_batches
+    model: ModelModel = Field(default_factory=ModelModel)
+    data: DataModel = Field(default_factory=DataModel)
+    optimizer: OptimizerModel = Field(default_factory=OptimizerModel)
+
+
+_CUT = Parallel()
+_DESCRIBED = DescribedModel(layers=1, width=1, heads=1, vocabulary=1, context=1, global_batch=1)
+Degree = Annotated[int, Field(ge=1, le=100_000)]
+
+
+class ParallelModel(Strict):
+    """How a site cuts the model over its ranks: tensor x pipeline x context x data of them."""
+
+    tensor: Degree = _CUT.tensor
+    pipeline: Degree = _CUT.pipeline
+    context: Degree = _CUT.context
+    expert: Annotated[
+        Degree, Field(description="Of the data ranks, that experts are spread over.")
+    ] = _CUT.expert
+    data: Annotated[Degree, Field(description="Replicas.")] = _CUT.data
+    zero_stage: Annotated[
+        int,
+        Field(ge=0, le=3, description="Cut over the replicas: optimizer, gradients, parameters."),
+    ] = _CUT.zero_stage
+    micro_batch: Annotated[Count, Field(description="Sequences of a replica at once.")] = (
+        _CUT.micro_batch
+    )
+    virtual_stages: Annotated[
+        Degree, Field(description="Parts of the model a stage, interleaved.")
+    ] = _CUT.virtual_stages
+    recompute: Annotated[str, *choice(RECOMPUTES)] = _CUT.recompute
+
+    @model_validator(mode="after")
+    def _degrees_fit_each_other(self) -> Self:
+        if self.data % self.expert:
+            raise KeyedError("expert", f"want a divisor of data, {self.data}; got {self.expert}")
+        if self.virtual_stages > 1 and self.pipeline == 1:
+            raise KeyedError("virtual_stages", "want 1 without a pipeline")
+        return self
+
+
+class LimitsModel(Strict):
+    """Degrees that your script can do at most; any, where nothing is said."""
+
+    tensor: Degree | None = None
+    pipeline: Degree | None = None
+    context: Degree | None = None
+    expert: Degree | None = None
+    zero_stage: Annotated[int | None, Field(ge=0, le=3)] = None
+    virtual_stages: Degree | None = None
+
+
+class WorkloadModel(Strict):
+    """The model that a script of your own trains: a decoder-only transformer."""
+
+    layers: Annotated[int, Field(ge=1, le=10_000)]
+    width: Annotated[int, Field(ge=1, le=1 << 20, description="A multiple of heads.")]
+    heads: Annotated[int, Field(ge=1, le=65536)]
+    kv_heads: Annotated[
+        int | None,
+        Field(ge=1, description="Of keys and values, a divisor of heads; else as many as heads."),
+    ] = None
+    feed_forward: Annotated[
+        int | None, Field(ge=1, le=1 << 24, description="Width of an MLP; else 4 times width.")
+    ] = None
+    gated: Annotated[bool, Field(description="MLPs have three matrices (SwiGLU).")] = (
+        _DESCRIBED.gated
+    )
+    tied: Annotated[bool, Field(description="The embedding is the output matrix too.")] = (
+        _DESCRIBED.tied
+    )
+    vocabulary: Annotated[int, Field(ge=1, le=1 << 30)]
+    context: Annotated[int, Field(ge=1, le=1 << 30, description="Tokens a sequence.")]
+    experts: Annotated[int, Field(ge=1, le=65536, description="MLPs of a layer.")] = (
+        _DESCRIBED.experts
+    )
+    active_experts: Annotated[int, Field(ge=1, description="MLPs that a token passes.")] = (
+        _DESCRIBED.active_experts
+    )
+    precision: Annotated[str, *choice(PRECISIONS)] = _DESCRIBED.precision
+    gradient_bytes: Annotated[
+        int, Field(description="1, 2 or 4: of an element, as it is kept and reduced inside a site.")
+    ] = _DESCRIBED.gradient_bytes
+    global_batch: Annotated[Count, Field(description="Sequences a step, over all sites.")]
+    micro_batch: Annotated[
+        Count | None, Field(description="Sequences of a replica at once; else the plan decides.")
+    ] = None
+    fused_attention: Annotated[
+        bool, Field(description="Scores are never written to memory (FlashAttention).")
+    ] = _DESCRIBED.fused_attention
+    at_most: LimitsModel = Field(default_factory=LimitsModel)
+
+    @model_validator(mode="after")
+    def _shapes_fit_each_other(self) -> Self:
+        if self.width % self.heads:
+            raise KeyedError("width", f"want a multiple of heads, {self.heads}; got {self.width}")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise KeyedError(
+                "kv_heads", f"want a divisor of heads, {self.heads}; got {self.kv_heads}"
+            )
+        if self.active_experts > self.experts:
+            raise KeyedError(
+                "active_experts", f"want at most experts, {self.experts}; got {self.active_experts}"
+            )
+        if self.gradient_bytes not in (1, 2, 4):
+            raise KeyedError("gradient_bytes", f"want 1, 2 or 4; got {self.gradient_bytes}")
+        return self
+
+
+_JOB = Job(name="job", topology="topology.yaml")
+_PROBE = Probe()
+PROBE_CONNECTIONS_MAX = 32
+"""Side by side, when a link is measured."""
+
+
+class PlacedModel(Strict):
+    """A site that takes part."""
+
+    site: Text
+    sequences: Annotated[Count, Field(description="Of each step, over all ranks of the site.")]
+    parallel: Annotated[
+        ParallelModel | None,
+        Field(description="How a script of your own cuts its model there: `isthmus plan` decides."),
+    ] = None
+
+
+class VerifyModel(Strict):
+    """What is compared between sites."""
+
+    parameters_every: Annotated[
+        int, Field(ge=0, le=1_000_000, description="Steps between comparisons; 0: never.")
+    ] = _JOB.verify_every
+
+
+class TimelineModel(Strict):
+    """Which steps are kept in detail, for `isthmus report` and `isthmus trace`."""
+
+    every: Annotated[
+        int, Field(ge=0, le=1_000_000, description="Steps; the first three always; 0: none.")
+    ] = _JOB.timeline_every
+
+
+class ProbeModel(Strict):
+    """How the links are measured."""
+
+    connections: list[Annotated[int, Field(ge=1, le=PROBE_CONNECTIONS_MAX)]] = Field(
+        default_factory=lambda: list(_PROBE.connections),
+        min_length=1,
+        max_length=8,
+        description="TCP connections side by side, in turn.",
+    )
+    echoes: Annotated[int, Field(ge=10, le=10_000, description="Round trips that are timed.")] = (
+        _PROBE.echoes
+    )
+    window: PositiveDuration = default(
+        format_duration(_PROBE.window_s), "For which bytes are counted: 100ms to 60s."
+    )
+
+    @model_validator(mode="after")
+    def _window_is_of_use(self) -> Self:
+        if not 0.1 <= self.window <= 60:
+            raise KeyedError("window", f"want 100ms to 60s, got {format_duration(self.window)}")
+        return self
+
+
+class JobModel(Strict):
+    """A job file: one training run."""
+
+    version: Annotated[int, PlainValidator(version_one), WithJsonSchema({"const": 1})]
+    name: Name
+    topology: Annotated[Text, Field(description="The topology file, relative to this one.")]
+    entrypoint: Annotated[
+        Text | None,
+        Field(description="Your own script, relative to this file; else the trainer that ships."),
+    ] = None
+    arguments: list[Text] = Field(default_factory=list, description="For the entrypoint.")
+    exchange: ExchangeModel = Field(default_factory=ExchangeModel)
+    reduction: ReductionModel = Field(default_factory=ReductionModel)
+    verify: VerifyModel = Field(default_factory=VerifyModel)
+    timeline: TimelineModel = Field(default_factory=TimelineModel)
+    trainer: TrainerModel = Field(default_factory=TrainerModel)
+    probe: Annotated[
+        ProbeModel | None,
+        Field(description="Measure the links instead: `isthmus probe` writes it."),
+    ] = None
+    placement: list[PlacedModel] = Field(
+        default_factory=list,
+        description="The sites that take part; none: all, the batch spread evenly over all ranks.",
+    )
+    plan: PlanModel | None = None
+    workload: Annotated[
+        WorkloadModel | None,
+        Field(
+            description="What the entrypoint trains, for `isthmus plan` to cut it over each site."
+        ),
+    ] = None
+
+    @model_validator(mode="after")
+    def _workload_is_the_entrypoints(self) -> Self:
+        if self.workload is not None and self.entrypoint is None:
+            raise KeyedError(
+                "workload", "describes an entrypoint's model, and there is none: want trainer.model"
+            )
+        if (
+            self.entrypoint is not None
+            and self.plan is not None
+            and self.plan.micro_batch == "auto"
+        ):
+            raise KeyedError(
+                "plan",
+                "micro_batch: auto is the shipped trainer's; your script's is left open where "
+                "workload has no micro_batch",
+            )
+        if self.workload is None and self.plan is not None and self.plan.gateways != "measured":
+            raise KeyedError("plan", "gateways: unlimited has no use without a workload")
+        return self

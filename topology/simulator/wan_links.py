@@ -1,0 +1,444 @@
+"""A directed link that sends one flow after another. Pure.
+
+A flow is some chunks of one bucket on one tree. The link takes waiting flows in the order of their
+keys, (step, bucket, segment), as a gateway's queue does, at its full rate. A flow's first granule,
+as many chunks as are side by side on the link, arrives one granule's time and half a round trip
+after it began; the next site passes it on from then on, for chunks are reduced one by one
+(topology/simulator/engine.py says when this is exact).
+
+TCP starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the
+window that it had (topology/cost/slow_start.py).
+
+Links that several flows share at once, and ports that links share: max-min fairness. Pure.
+
+A link has a connection for each of a few flows; further ones wait in the order of their keys. Each
+flow on its way crosses some resources, each with a rate: its link, and its sites' ports towards the
+WAN where these are narrower than what leaves through them. Rates are those of progressive filling
+(Bertsekas and Gallager, Data Networks, 6.5.2): all flows grow alike until a resource is full; what
+crosses it keeps its rate, the others grow on. They are computed anew whenever a flow comes or goes.
+
+A flow arrives as a whole: the next site has none of it before. Flows are small where this counts.
+
+The links between sites, and the ports that they share. Pure.
+
+Flows of different links meet only where a site's ports are narrower than its links together. There,
+and where flows share links, rates are max-min fair; elsewhere each link sends by itself, one flow
+after another.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from topology.cost.slow_start import (
+    RTO_MIN_S,
+    is_rested_slow,
+    num_halvings,
+    unused_s,
+    window_after,
+    windows,
+)
+from topology.faults.script import Change, TimedChange
+from topology.simulator.engine import Engine, SimulationError
+from topology.simulator.settings import Settings
+from topology.simulator.step_work import StepWork
+from topology.world import Link, Site
+
+Key = tuple[int, int, int]
+"""Step, bucket, segment."""
+Deliver = Callable[[int, int, int, float], None]
+"""Called when the first granule has arrived: with the site that has it, bucket, segment, and the
+time at which the last granule will have arrived."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """Bytes that go over a link together; of the same ones to several sites, one is enough."""
+
+    key: Key
+    """Lower ones go first."""
+    num_bytes: float
+    """On the wire."""
+    granule_bytes: float
+    last_s: float
+    """When the last of it is there to be sent; the first is when it is given to the link."""
+    deliver: Deliver
+
+
+class FifoLink:
+    """One direction between two sites."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        target: int,
+        bytes_per_s: float,
+        rtt_s: float,
+        first_window_bytes: float | None = None,
+        granules: float = 1.0,
+    ) -> None:
+        """Make a link that was idle for ever.
+
+        Args:
+            engine: the clock.
+            target: the site that it leads to.
+            bytes_per_s: its rate.
+            rtt_s: half of it is the delay.
+            first_window_bytes: of all connections together; None: there is no slow start.
+            granules: of a flow, that are side by side on this link.
+        """
+        self.bytes_per_s = bytes_per_s
+        self.delay_s = rtt_s / 2
+        self.busy_s = 0.0
+        self.sent_bytes = 0.0
+        self._engine = engine
+        self._target = target
+        self._rtt_s = rtt_s
+        self._first_window_bytes = first_window_bytes
+        self._granules = granules
+        self._waiting: list[tuple[Key, int, Flow]] = []
+        self._num_sent = 0
+        self._free_s = float("-inf")
+        """When what it sends now has left, or when it last sent something."""
+        self._is_cut = False
+        self._will_look = False
+        """Something waits, and an action looks at it once the link is free."""
+        self._window_bytes = first_window_bytes
+        """With which the latest burst began."""
+        self._ramp_bytes = self._ramp()
+        """After so many, the window fills the link."""
+        self._grown_bytes = 0.0
+        """Sent since then."""
+
+    def send(self, flow: Flow) -> None:
+        """Take a flow whose first granule is there."""
+        heapq.heappush(self._waiting, (flow.key, self._num_sent, flow))
+        self._num_sent += 1
+        if self._is_cut or self._will_look:
+            return
+        if self._engine.now_s >= self._free_s:
+            self._begin()
+        else:
+            self._look_later()
+
+    def change(
+        self,
+        *,
+        bytes_per_s: float | None = None,
+        delay_s: float | None = None,
+        is_cut: bool | None = None,
+    ) -> None:
+        """Be another link from the next flow on; what is None stays. What is on its way arrives."""
+        self.bytes_per_s = self.bytes_per_s if bytes_per_s is None else bytes_per_s
+        if delay_s is not None:
+            self.delay_s, self._rtt_s = delay_s, 2 * delay_s
+        self._ramp_bytes = self._ramp()
+        self._is_cut = self._is_cut if is_cut is None else is_cut
+        if self._waiting and not self._is_cut and not self._will_look:
+            self._look_later()
+
+    def _begin(self) -> None:
+        now_s, flow = self._engine.now_s, heapq.heappop(self._waiting)[2]
+        self._shrink(now_s - self._free_s)
+        granule_bytes = min(flow.num_bytes, self._granules * flow.granule_bytes)
+        work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(granule_bytes)
+        self._grown_bytes += flow.num_bytes
+        self._free_s = now_s + work_s
+        self.busy_s += work_s
+        self.sent_bytes += flow.num_bytes
+        last_s = max(self._free_s, flow.last_s + granule_bytes / self.bytes_per_s)
+        _, bucket, segment = flow.key
+        arrives_s, last_s = now_s + granule_s + self.delay_s, last_s + self.delay_s
+        self._engine.at(arrives_s, flow.deliver, self._target, bucket, segment, last_s)
+
+    def _look_later(self) -> None:
+        self._will_look = True
+        self._engine.at(max(self._engine.now_s, self._free_s), self._look)
+
+    def _look(self) -> None:
+        self._will_look = False
+        if self._is_cut:
+            return
+        self._begin()
+        if self._waiting:
+            self._look_later()
+
+    def _time_s(self, num_bytes: float) -> float:
+        """Return how long the next bytes take, waiting for the window included."""
+        plain_s = num_bytes / self.bytes_per_s
+        if self._grown_bytes >= self._ramp_bytes:
+            return plain_s
+        grown_bytes = self._grown_bytes
+        return plain_s + self._unused_s(grown_bytes + num_bytes) - self._unused_s(grown_bytes)
+
+    def _shrink(self, idle_s: float) -> None:
+        """Begin anew after a pause with what it left of the window; at first with the first one."""
+        if self._first_window_bytes is None or idle_s <= self._rtt_s + RTO_MIN_S:
+            return
+        assert self._window_bytes is not None, "as there is a first one"
+        window_bytes = self._first_window_bytes
+        if math.isfinite(idle_s):
+            link = (self.bytes_per_s, self._rtt_s)
+            opened_bytes = window_after(self._grown_bytes, *link, self._window_bytes)
+            left_bytes = math.ldexp(opened_bytes, -num_halvings(idle_s, self._rtt_s))
+            window_bytes = max(window_bytes, left_bytes)
+        self._window_bytes, self._grown_bytes = window_bytes, 0.0
+        self._ramp_bytes = self._ramp()
+
+    def _ramp(self) -> float:
+        """Return after how many bytes the window fills the link."""
+        if self._window_bytes is None:
+            return 0.0
+        return sum(windows(self.bytes_per_s, self._rtt_s, self._window_bytes))
+
+    def _unused_s(self, num_bytes: float) -> float:
+        """Return how long the link waited for its window while it sent the first `num_bytes`."""
+        if self._window_bytes is None:
+            return 0.0
+        return unused_s(num_bytes, self.bytes_per_s, self._rtt_s, self._window_bytes)
+
+
+_DONE = 1e-9
+"""Of a flow's bytes: what rounding leaves."""
+
+
+@dataclass(slots=True, eq=False)
+class _Active:
+    flow: Flow
+    target: int
+    resources: Sequence[Hashable]
+    delay_s: float
+    left_bytes: float
+    bytes_per_s: float = 0.0
+
+
+class FairNetwork:
+    """Resources, and the flows on them."""
+
+    def __init__(
+        self, engine: Engine, bytes_per_s: Mapping[Hashable, float], num_abreast: int
+    ) -> None:
+        """Start without flows.
+
+        Args:
+            engine: the clock.
+            bytes_per_s: of each resource.
+            num_abreast: flows of one link that are on their way at once, at most.
+        """
+        self._engine = engine
+        self._bytes_per_s = bytes_per_s
+        self._num_abreast = num_abreast
+        self._waiting: dict[Hashable, list[tuple[Key, int, _Active]]] = {}
+        self._num_active: Counter[Hashable] = Counter()
+        self._active: list[_Active] = []
+        self._num_sent = 0
+        self._since_s = 0.0
+        self._version = 0
+
+    def send(
+        self, flow: Flow, target: int, link: Hashable, ports: Sequence[Hashable], delay_s: float
+    ) -> None:
+        """Take a flow; it arrives `delay_s` after its last byte has left.
+
+        Args:
+            flow: its bytes.
+            target: the site that it goes to.
+            link: the resource that it waits for.
+            ports: further ones that it crosses.
+            delay_s: one way.
+        """
+        sent = _Active(flow, target, (link, *ports), delay_s, flow.num_bytes)
+        heapq.heappush(self._waiting.setdefault(link, []), (flow.key, self._num_sent, sent))
+        self._num_sent += 1
+        if self._num_active[link] < self._num_abreast:
+            self._advance()
+            self._admit(link)
+            self._share()
+
+    def _admit(self, link: Hashable) -> None:
+        waiting = self._waiting[link]
+        while waiting and self._num_active[link] < self._num_abreast:
+            self._active.append(heapq.heappop(waiting)[2])
+            self._num_active[link] += 1
+
+    def _advance(self) -> None:
+        """Count what was sent since the last change."""
+        passed_s = self._engine.now_s - self._since_s
+        self._since_s = self._engine.now_s
+        for each in self._active:
+            each.left_bytes -= each.bytes_per_s * passed_s
+
+    def _share(self) -> None:
+        """Set the rates, and look again when the next flow has left."""
+        paths = [each.resources for each in self._active]
+        for each, rate in zip(self._active, max_min(paths, self._bytes_per_s), strict=True):
+            each.bytes_per_s = rate
+        self._version += 1
+        if self._active:
+            next_s = min(each.left_bytes / each.bytes_per_s for each in self._active)
+            self._engine.at(self._engine.now_s + max(0.0, next_s), self._leave, self._version)
+
+    def _leave(self, version: int) -> None:
+        if version != self._version:
+            return  # something came or went since, and that looked again
+        self._advance()
+        least = min(each.left_bytes / each.flow.num_bytes for each in self._active)
+        left = [
+            each
+            for each in self._active
+            if each.left_bytes <= max(_DONE, least) * each.flow.num_bytes
+        ]
+        self._active = [each for each in self._active if each not in left]
+        for each in left:
+            self._num_active[each.resources[0]] -= 1
+            self._admit(each.resources[0])
+        self._share()
+        for each in left:
+            granule_s = each.flow.granule_bytes / each.bytes_per_s
+            done_s = max(self._engine.now_s, each.flow.last_s + granule_s) + each.delay_s
+            _, bucket, segment = each.flow.key
+            self._engine.at(done_s, each.flow.deliver, each.target, bucket, segment, done_s)
+
+
+def max_min(
+    paths: Sequence[Sequence[Hashable]], bytes_per_s: Mapping[Hashable, float]
+) -> list[float]:
+    """Return the max-min fair rate of each path over resources of given rates.
+
+    O(resources * (resources + paths)).
+    """
+    rates = [math.inf] * len(paths)
+    left = {resource: bytes_per_s[resource] for path in paths for resource in path}
+    growing: dict[Hashable, set[int]] = {resource: set() for resource in left}
+    for index, path in enumerate(paths):
+        for resource in path:
+            growing[resource].add(index)
+    while any(growing.values()):
+        shares = {
+            resource: left[resource] / len(each) for resource, each in growing.items() if each
+        }
+        narrowest = min(shares, key=shares.__getitem__)
+        for index in sorted(growing[narrowest]):
+            rates[index] = shares[narrowest]
+            for resource in paths[index]:
+                growing[resource].discard(index)
+                left[resource] -= shares[narrowest]
+    return rates
+
+
+Hop = tuple[int, int]
+"""A directed link, by the indices of its sites."""
+
+
+class Network:
+    """Sends flows between neighbours."""
+
+    def __init__(self, engine: Engine, work: StepWork, *, is_fair: bool) -> None:
+        """Make every link of the topology.
+
+        Args:
+            engine: the clock.
+            work: names the topology, connections and windows.
+            is_fair: flows share links.
+        """
+        topology = work.topology
+        names = [site.name for site in topology.sites]
+        self._index = {name: index for index, name in enumerate(names)}
+        self._links: dict[Hop, Link] = {}
+        for one, other in itertools.permutations(range(len(names)), 2):
+            link = topology.link(names[one], names[other])
+            if link is not None:
+                self._links[one, other] = link
+        self._ports = {
+            (name, site.index): port_bytes_per_s
+            for site in topology.sites
+            for name in ("out of", "into")
+            if (port_bytes_per_s := self._port(site, name)) is not None
+        }
+        self._fair: FairNetwork | None = None
+        self._fifo: dict[Hop, FifoLink] = {}
+        if is_fair or self._ports:
+            rates: dict[Hashable, float] = dict(self._ports)
+            rates |= {hop: link.bytes_per_s for hop, link in self._links.items()}
+            self._fair = FairNetwork(engine, rates, work.num_abreast)
+        else:
+            self._fifo = {
+                hop: FifoLink(
+                    engine,
+                    hop[1],
+                    link.bytes_per_s,
+                    link.rtt_s,
+                    work.first_window_bytes if is_rested_slow(link.congestion) else None,
+                    work.granules_of_links.get(hop, 1.0),
+                )
+                for hop, link in self._links.items()
+            }
+
+    def _port(self, site: Site, name: str) -> float | None:
+        """Return the rate of a site's ports in a direction, if they are narrower than its links."""
+        if site.nic_bytes_per_s is None:
+            return None
+        bytes_per_s = site.nic_bytes_per_s * site.nodes
+        end = 0 if name == "out of" else 1
+        links = sum(link.bytes_per_s for hop, link in self._links.items() if hop[end] == site.index)
+        return bytes_per_s if bytes_per_s < links else None
+
+    def send(self, source: int, target: int, flow: Flow) -> None:
+        """Send a flow over the link between two sites, which is there."""
+        hop = (source, target)
+        if self._fair is None:
+            self._fifo[hop].send(flow)
+            return
+        ports = [port for port in (("out of", source), ("into", target)) if port in self._ports]
+        self._fair.send(flow, target, hop, ports, self._links[hop].rtt_s / 2)
+
+    def change(self, change: Change) -> None:
+        """Change one direction of a link now.
+
+        Raises:
+            SimulationError: flows of several links share a site's ports.
+        """
+        if not self._fifo:
+            raise SimulationError("faults: want network cards as wide as their links together")
+        hop = (self._index[change.source], self._index[change.target])
+        link, described = self._fifo[hop], self._links[hop]
+        if change.kind == "cut":
+            link.change(is_cut=True)
+        elif change.kind == "heal":
+            link.change(
+                bytes_per_s=described.bytes_per_s, delay_s=described.rtt_s / 2, is_cut=False
+            )
+        else:
+            link.change(bytes_per_s=change.bytes_per_s, delay_s=change.delay_s)
+
+
+def changing_network(engine: Engine, work: StepWork, settings: Settings) -> Network:
+    """Return the network of a run, with what happens to its links in the engine's future."""
+    network = Network(engine, work, is_fair=settings.sharing == "fair")
+    for each in settings.changes:
+        assert isinstance(each.change, Change), "checked by require_simulated"
+        engine.at(each.at_s, network.change, each.change)
+    return network
+
+
+def require_simulated(changes: Iterable[TimedChange], *, is_fair: bool) -> None:
+    """Refuse changes that a simulation knows nothing of.
+
+    Raises:
+        SimulationError: links are shared, or there is a change of another kind than rate, RTT, cut,
+            heal.
+    """
+    for each in changes:
+        change = each.change
+        if is_fair:
+            raise SimulationError("faults: links that flows share do not change: want sharing fifo")
+        known = isinstance(change, Change) and change.kind in ("shape", "cut", "heal")
+        if not known or not {"jitter_s", "loss"}.isdisjoint(getattr(change, "figures", dict)()):
+            raise SimulationError(
+                f"faults: {change}: only rate, rtt, cut, partition, flap and heal are simulated"
+            )
