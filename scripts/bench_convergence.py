@@ -25,8 +25,14 @@ from torch import Tensor, nn
 
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME, codec_named
-from sites.gateway.reduction.bucket import BucketReduction
-from sites.gateway.reduction.chunk_reduction import Bucket, Own, Received, Send, roles
+from sites.gateway.reduction.chunk_reduction import (
+    Bucket,
+    BucketReduction,
+    Own,
+    Received,
+    Send,
+    roles,
+)
 from sites.gateway.reduction.residuals import Residuals
 from sites.local.chunk_grid import grid
 from sites.trainer import sampler

@@ -24,6 +24,9 @@ the limit."""
 
 HELD_BYTES = 512 << 20
 
+GatewayId = tuple[int, int]
+"""Index of a site, and the number of a node there: one gateway of the run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLink:

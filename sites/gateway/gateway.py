@@ -25,15 +25,15 @@ from protos.metrics import (
     SENT_FRAMES,
     THROUGHPUT_BYTES_PER_S,
 )
-from sites.gateway.config import GatewayConfig
-from sites.gateway.exchange import Exchange
+from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.peer_links import Link, PeerLinks, side_by_side
-from sites.gateway.links.peer_server import ExchangeServer, Sender
+from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.local import LocalServer
 from sites.gateway.reduction.bucket import Post
+from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.pool import Pool
 
 _log = logging.getLogger(__name__)
@@ -62,19 +62,19 @@ class Gateway:
         self._write = write
         self._pool = Pool(max(2, min(_THREADS_MAX, os.cpu_count() or 2)))
         self._local = LocalServer(config, self)
-        self._exchange = Exchange(
+        self._executor = Executor(
             config, self._pool, on_reduced=self._local.reduced, on_failure=self.fail
         )
         self._server = ExchangeServer(config, self)
         self._links = PeerLinks(
             config,
-            on_change=self._exchange.connect,
+            on_change=self._executor.connect,
             on_failure=self.fail,
-            on_progress=self._exchange.pump,
-            needs=self._exchange.plans.needs,
+            on_progress=self._executor.pump,
+            needs=self._executor.needs,
         )
         self._switches = PlanSwitches(
-            config, self._exchange.plans, self._links, self._local.encoding, write
+            config, self._executor, self._links, self._local.encoding, write
         )
         self._lock = threading.Lock()
         self._failure: Failure | None = None
@@ -118,7 +118,7 @@ class Gateway:
         Raises:
             LocalProtocolError: it was never prepared here.
         """
-        self._exchange.plans.decide(epoch, commit=commit)
+        self._executor.decide(epoch, commit=commit)
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait for a failure or `stop`; return whether it came."""
@@ -148,7 +148,7 @@ class Gateway:
         side_by_side([functools.partial(link.leave, farewell, _FAREWELL_S) for link in links])
         if links:
             self._report_links()
-        self._exchange.close()
+        self._executor.close()
         self._links.close()
         self._server.close()
         self._pool.close()
@@ -156,18 +156,18 @@ class Gateway:
 
     # ---------------------------------------------------------------- what others report
 
-    def receive(self, sender: Sender, frame: Frame) -> None:
+    def receive(self, sender: GatewayId, frame: Frame) -> None:
         """Take a peer's frame over."""
         self.greeted(sender)
-        self._exchange.receive(sender, frame)
+        self._executor.receive(sender, frame)
 
-    def greeted(self, sender: Sender) -> None:
+    def greeted(self, sender: GatewayId) -> None:
         """A peer has asked whether this gateway lives."""
         link = self._links.all.get(sender)
         if link is not None:
             link.reached()
 
-    def peer_left(self, sender: Sender) -> None:
+    def peer_left(self, sender: GatewayId) -> None:
         """A peer has finished."""
         link = self._links.all.get(sender)
         if link is not None:
@@ -179,7 +179,7 @@ class Gateway:
 
     def post(self, rank: int, post: Post) -> None:
         """A rank's part of a bucket is there."""
-        self._exchange.post(rank, post)
+        self._executor.post(rank, post)
         self._switches.note_begun()
 
     def passed(self, message: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ class Gateway:
                     "op": "metric",
                     "kind": LINK,
                     "rank": -1,
-                    "step": max(self._exchange.plans.round, 0),
+                    "step": max(self._executor.round, 0),
                     "values": values,
                     "labels": {
                         "source": self._config.site,

@@ -14,7 +14,7 @@ from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_links import PeerLinks
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.encoding import RankEncoding
-from sites.gateway.reduction.plan_gate import PlanGate
+from sites.gateway.reduction.executor import Executor
 from topology.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class PlanSwitches:
     def __init__(
         self,
         config: GatewayConfig,
-        plans: PlanGate,
+        executor: Executor,
         links: PeerLinks,
         encoding: RankEncoding,
         write: Callable[[Mapping[str, Any]], None],
@@ -40,13 +40,13 @@ class PlanSwitches:
 
         Args:
             config: this gateway's.
-            plans: whose rounds are to have other plans.
+            executor: whose rounds are to have other plans.
             links: are made as plans need them.
             encoding: whether ranks depend on trees' codecs.
             write: sends one message to the agent; may be called from any thread.
         """
         self._config = config
-        self._plans = plans
+        self._executor = executor
         self._links = links
         self._encoding = encoding
         self._write = write
@@ -64,7 +64,7 @@ class PlanSwitches:
 
     def note_begun(self) -> None:
         """A rank has posted something: tell the agent once, if that began another plan's rounds."""
-        begun = self._plans.begun
+        begun = self._executor.begun
         if begun is None or begun.epoch == self._told_epoch:
             return
         with self._lock:
@@ -76,7 +76,7 @@ class PlanSwitches:
 
     def _prepare(self, proposal: Proposal) -> None:
         why, is_fixed = "", False
-        accepted, round_ = False, self._plans.round
+        accepted, round_ = False, self._executor.round
         try:
             with self._preparing:
                 why = self._problem(proposal)
@@ -85,7 +85,7 @@ class PlanSwitches:
                     is_fixed = bool(why)
                 why = why or self._connect(proposal)
                 if not why:
-                    accepted, round_ = self._plans.propose(proposal)
+                    accepted, round_ = self._executor.propose(proposal)
                 if accepted:
                     why = self._recheck(proposal)
                     accepted = not why
@@ -136,5 +136,5 @@ class PlanSwitches:
         missing = self._links.missing(proposal.plan.neighbours(self._config.site_index))
         if not missing:
             return ""
-        self._plans.decide(proposal.epoch, commit=False)
+        self._executor.decide(proposal.epoch, commit=False)
         return f"the link to site {missing[0]} was lost just now"

@@ -22,12 +22,12 @@ import numpy as np
 from protos.failure import Failure
 from protos.frame import ChunkKey, Frame, pack, unpack
 from sites.codecs.parts import Floats
-from sites.gateway.exchange import Exchange
+from sites.gateway.config import GatewayId
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.peer_links import Link
 from sites.gateway.links.send_queue import SendQueue, outgoing
 from sites.gateway.reduction.bucket import Post, Reduced
-from sites.gateway.reduction.credit import Sender
+from sites.gateway.reduction.executor import Executor
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan
@@ -166,13 +166,13 @@ class CarriedExchanges:
         self._chance = chance
         self._reduced: dict[int, list[int]] = {site: [] for site in range(world.plan.num_sites)}
         """By site, how many ranks have each bucket back, in their order."""
-        self._pools: dict[Sender, StepPool] = {}
+        self._pools: dict[GatewayId, StepPool] = {}
         self.exchanges = {
             (site, node): self._exchange(site, node)
             for site in range(world.plan.num_sites)
             for node in range(world.nodes_per_site[site])
         }
-        self.links: dict[tuple[Sender, Sender], CarriedLink] = {}
+        self.links: dict[tuple[GatewayId, GatewayId], CarriedLink] = {}
         for source, exchange in self.exchanges.items():
             links = {
                 target: CarriedLink(world, exchange.pump)
@@ -180,7 +180,7 @@ class CarriedExchanges:
                 if target[0] in world.plan.neighbours(source[0])
             }
             self.links.update({(source, target): link for target, link in links.items()})
-            exchange.connect(cast("Mapping[Sender, Link]", links))
+            exchange.connect(cast("Mapping[GatewayId, Link]", links))
         self.ranks = {
             (site, rank): Rank(self, site, rank)
             for site in range(world.plan.num_sites)
@@ -239,7 +239,7 @@ class CarriedExchanges:
                 add(lambda link=link, stream=stream: link.acknowledge(stream), speed)  # type: ignore[misc]
         return turns, speeds
 
-    def _arrival(self, source: Sender, target: Sender, stream: int) -> Callable[[], bool]:
+    def _arrival(self, source: GatewayId, target: GatewayId, stream: int) -> Callable[[], bool]:
         link, exchange = self.links[source, target], self.exchanges[target]
 
         def arrive() -> bool:
@@ -255,7 +255,7 @@ class CarriedExchanges:
 
         return arrive
 
-    def _exchange(self, site: int, node: int) -> Exchange:
+    def _exchange(self, site: int, node: int) -> Executor:
         world = self.world
         config = gateway_config(
             Path("/nowhere"),
@@ -280,4 +280,4 @@ class CarriedExchanges:
             counts[buckets.index((reduced.round, reduced.bucket))] += 1
 
         pool = self._pools[site, node] = StepPool()
-        return Exchange(config, pool, on_reduced=on_reduced, on_failure=self.failures.append)
+        return Executor(config, pool, on_reduced=on_reduced, on_failure=self.failures.append)

@@ -1,7 +1,7 @@
 """The real executors of several sites, with nothing between them but bytes that a test delivers.
 
 What a link would send is packed as it would be, and lies in `wire`; `deliver` takes bytes the way
-that the server does: unpack, then `Exchange.receive`. The pool works when the test says so, on its
+that the server does: unpack, then `Executor.receive`. The pool works when the test says so, on its
 thread.
 """
 
@@ -17,9 +17,9 @@ from protos.failure import Failure
 from protos.frame import Frame, pack, unpack
 from sites.codecs.parts import Floats
 from sites.gateway.config import GatewayConfig
-from sites.gateway.exchange import Exchange
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction.bucket import Post, Reduced
+from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.pool import Pool, Priority
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan
@@ -103,13 +103,13 @@ class Exchanges:
             for site in range(plan.num_sites)
         ]
 
-    def _exchange(self, config: GatewayConfig) -> Exchange:
+    def _exchange(self, config: GatewayConfig) -> Executor:
         site = config.site_index
 
         def on_reduced(rank: int, reduced: Reduced) -> None:
             self.reduced.append((site, rank, reduced))
 
-        exchange = Exchange(
+        exchange = Executor(
             config, self.pools[site], on_reduced=on_reduced, on_failure=self.failures.append
         )
         links = {

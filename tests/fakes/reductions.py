@@ -10,10 +10,10 @@ import numpy as np
 from protos.frame import pack, unpack
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
-from sites.gateway.reduction.bucket import BucketReduction
 from sites.gateway.reduction.chunk_reduction import (
     Action,
     Bucket,
+    BucketReduction,
     Event,
     Finish,
     Own,

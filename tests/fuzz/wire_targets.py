@@ -33,8 +33,14 @@ from protos.frame import (
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.bucket import BucketReduction
-from sites.gateway.reduction.chunk_reduction import Action, Bucket, Own, Received, roles
+from sites.gateway.reduction.chunk_reduction import (
+    Action,
+    Bucket,
+    BucketReduction,
+    Own,
+    Received,
+    roles,
+)
 from sites.local.chunk_grid import grid
 from tests.fuzz.target import KIB, Target
 from topology.trees.trees import ReductionPlan, star

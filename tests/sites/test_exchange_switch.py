@@ -95,9 +95,7 @@ class Training:
 
     def may_post(self, site: int) -> bool:
         round_, bucket = self.places[site]
-        if round_ == ROUNDS or not self.bench.exchanges[site]._under_way.plans.is_settled(
-            self.name(round_)
-        ):
+        if round_ == ROUNDS or not self.bench.exchanges[site]._plans.is_settled(self.name(round_)):
             return False
         if bucket:
             return True
@@ -129,8 +127,8 @@ class Training:
         for site in range(self.num_sites):
             if site not in self.proposed:
                 exchange = self.bench.exchanges[site]
-                in_time, _ = exchange.plans.propose(self.proposal)
-                assert in_time == (exchange.plans.round < self.proposal.from_round)
+                in_time, _ = exchange.propose(self.proposal)
+                assert in_time == (exchange.round < self.proposal.from_round)
                 self.commit = self.commit and in_time
                 self.proposed.add(site)
                 return
@@ -142,7 +140,7 @@ class Training:
         if left and len(self.proposed) == self.num_sites:
             site = self.chance.choice(left)
             self.decided.add(site)
-            self.bench.exchanges[site].plans.decide(self.proposal.epoch, commit=self.commit)
+            self.bench.exchanges[site].decide(self.proposal.epoch, commit=self.commit)
             self.bench.pools[site].run()
 
     def result(self, round_: int) -> bytes:

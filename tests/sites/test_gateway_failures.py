@@ -38,7 +38,7 @@ def test_a_bug_in_taking_a_frame_ends_the_run(
     with gateways(configs) as members:
         for member in members:
             member.wait("connected")
-        monkeypatch.setattr(members[0].gateway._exchange, "receive", broken)
+        monkeypatch.setattr(members[0].gateway._executor, "receive", broken)
         members[1].gateway._links.all[0, 0].send(frame_ahead(0), 8)
         failed = members[0].end()
         assert failed is not None

@@ -65,7 +65,7 @@ def check(seed: int) -> CarriedExchanges:
         assert carried.results(site) == carried.results(0), f"{seed=}"
     for gateway, exchange in carried.exchanges.items():
         assert exchange._held.num_bytes == 0, (seed, gateway)
-        assert exchange._admission.credit.num_bytes == 0, (seed, gateway)
+        assert exchange._credit.num_bytes == 0, (seed, gateway)
     return carried
 
 

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from protos.errors import LayoutMismatchError, RemoteProtocolError
 from protos.frame import ChunkKey, Kind
 from sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
 from sites.gateway.links.transport import client_options
-from sites.gateway.reduction.bucket import Arrival, Rounds, lateness_s
 from tests.fakes.gateway_sites import gateway_config
 from topology.errors import ConfigError
 from topology.trees.trees import ReductionPlan, Tree, star
@@ -83,46 +81,6 @@ def test_frames_leave_in_order_and_one_larger_than_the_window_alone() -> None:
     queue.clear(4.0)
     assert queue.is_empty
     assert queue.totals(9.0).busy_s == 2.5, "what is reported never shrinks"
-
-
-def test_rounds() -> None:
-    rounds = Rounds()
-    assert rounds.is_ahead((0, 5))
-    assert rounds.is_ahead((1, 0)), "this gateway may be behind its site"
-    with pytest.raises(RemoteProtocolError, match="round 2, when this site is in round -1"):
-        rounds.is_ahead((2, 0))
-    rounds.begin(0)
-    rounds.note_posted((0, 0))
-    assert rounds.is_ahead((0, 1))
-    assert rounds.is_ahead((1, 0))
-    rounds.note_done((0, 0))
-    assert not rounds.is_ahead((0, 0))
-    rounds.begin(1)
-    assert not rounds.is_ahead((0, 0))
-    with pytest.raises(LayoutMismatchError, match="round 0 bucket 1, which this site has never"):
-        rounds.is_ahead((0, 1))
-    rounds.begin(2)
-    rounds.begin(3)
-    assert not rounds.is_ahead((0, 1)), "too long ago to know"
-
-
-@pytest.mark.parametrize(
-    ("at_s", "previous_s", "channels", "is_result", "late_s"),
-    [
-        (10.0, 0.0, 1, False, 0.0),  # before this site was ready
-        (10.15, 0.0, 1, False, 0.0),  # half a round trip and the transmission
-        (10.65, 0.0, 1, False, 0.5),
-        (10.65, 0.0, 3, False, 0.3),  # two others may have been on the link with it
-        (10.65, 10.55, 1, False, 0.0),  # the link was busy with earlier frames
-        (10.65, 10.35, 3, False, 0.0),
-        (10.65, 0.0, 1, True, 0.35),  # a result takes a whole round trip and both transmissions
-    ],
-)
-def test_lateness(
-    at_s: float, previous_s: float, channels: int, is_result: bool, late_s: float
-) -> None:
-    arrival = Arrival(at_s, previous_s, 1000, channels, is_result, rtt_s=0.1, bytes_per_s=10_000.0)
-    assert lateness_s(10.0, arrival) == pytest.approx(late_s)
 
 
 @pytest.mark.parametrize("rtt_s", [0.0, 0.08, 0.3])

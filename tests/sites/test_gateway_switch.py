@@ -18,17 +18,16 @@ import pytest
 from protos.errors import PeerLostError
 from protos.failure import Failure
 from sites.gateway.agent_port import Decide, Prepare, read_commands
-from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.exchange import Exchange
+from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links import peer_watch
 from sites.gateway.links.peer_links import Link, PeerLinks
-from sites.gateway.links.peer_server import Sender
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer, window_of
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.encoding import RankEncoding
+from sites.gateway.reduction.executor import Executor
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import (
     SITES,
@@ -204,35 +203,35 @@ def test_a_plan_is_not_kept_whose_link_was_lost_just_before(
 ) -> None:
     before, after = STARS[1], STARS[2]
     config = configs_of(tmp_path, before)[0]
-    exchange = Exchange(config, StepPool(), on_reduced=lambda *_: None, on_failure=lambda _: None)
+    executor = Executor(config, StepPool(), on_reduced=lambda *_: None, on_failure=lambda _: None)
     links = PeerLinks(
         config,
-        on_change=exchange.connect,
+        on_change=executor.connect,
         on_failure=lambda failure: pytest.fail(str(failure)),
-        on_progress=exchange.pump,
-        needs=exchange.plans.needs,
+        on_progress=executor.pump,
+        needs=executor.needs,
     )
     links.meet(Peer(site, 0, "127.0.0.1", 9) for site in SITES[1:3])
     links.add([1, 2])  # the latter for an earlier plan
-    propose_now = exchange.plans.propose
+    propose_now = executor.propose
 
     def lose_then_propose(proposal: Proposal) -> tuple[bool, int]:
         links.all[2, 0]._on_failure(Failure(code="PEER_LOST", message="it is gone"))
         return propose_now(proposal)
 
-    monkeypatch.setattr(exchange.plans, "propose", lose_then_propose)
+    monkeypatch.setattr(executor, "propose", lose_then_propose)
     answers: list[Mapping[str, Any]] = []
-    switches = PlanSwitches(config, exchange.plans, links, RankEncoding(config), answers.append)
+    switches = PlanSwitches(config, executor, links, RankEncoding(config), answers.append)
     switches._prepare(Proposal(epoch=1, from_round=1, plan=after, codecs=("fp32",)))
     (answer,) = answers
     assert (answer["accepted"], answer["late"]) == (False, False)
     assert answer["why"] == f"the link to site {SITES[2]} was lost just now"
-    assert not exchange.plans.needs(2)
+    assert not executor.needs(2)
     links.close()
 
 
 def test_a_link_that_no_plan_needs_may_be_lost(tmp_path: Path) -> None:
-    seen: list[Mapping[Sender, Link]] = []
+    seen: list[Mapping[GatewayId, Link]] = []
     failures: list[Failure] = []
     needed = {1, 2}
     links = PeerLinks(

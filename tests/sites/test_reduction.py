@@ -22,8 +22,14 @@ from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Encoded
 from sites.codecs.parts import FloatPart
 from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.bucket import BucketReduction
-from sites.gateway.reduction.chunk_reduction import Bucket, Own, Received, Send, roles
+from sites.gateway.reduction.chunk_reduction import (
+    Bucket,
+    BucketReduction,
+    Own,
+    Received,
+    Send,
+    roles,
+)
 from sites.local.chunk_grid import grid
 from tests.fakes.reductions import RANKS, World, check_rounds, contribution
 from topology.trees.trees import ReductionPlan, Tree, star

@@ -8,8 +8,7 @@ import pytest
 
 from protos.frame import Kind
 from sites.codecs.registry import BY_NAME, EXACT
-from sites.gateway.reduction.bucket import BucketReduction
-from sites.gateway.reduction.chunk_reduction import Bucket, Own, Send, roles
+from sites.gateway.reduction.chunk_reduction import Bucket, BucketReduction, Own, Send, roles
 from sites.local.chunk_grid import grid
 from tests.fakes.reductions import check_rounds
 from tests.fakes.tree_worlds import check_plan, given_trees, job, random_world

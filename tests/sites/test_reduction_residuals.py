@@ -14,8 +14,15 @@ from sites.codecs.blocks import BlockCodec
 from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.bucket import BucketReduction
-from sites.gateway.reduction.chunk_reduction import Bucket, Finish, Own, Received, Send, roles
+from sites.gateway.reduction.chunk_reduction import (
+    Bucket,
+    BucketReduction,
+    Finish,
+    Own,
+    Received,
+    Send,
+    roles,
+)
 from sites.gateway.reduction.residuals import Residual, Residuals
 from sites.local.chunk_grid import grid
 from tests.fakes.gateway_rank import GatewayRank

@@ -196,7 +196,7 @@ def _owed_chunks(exchanges: Exchanges) -> int:
     return sum(
         residual._lost is not None
         for exchange in exchanges.exchanges
-        for bucket in exchange._under_way.residuals._buckets.values()
+        for bucket in exchange._residuals._buckets.values()
         for residual in bucket._chunks.values()
     )
 

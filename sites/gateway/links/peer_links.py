@@ -26,10 +26,9 @@ from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.failure import Failure
 from protos.frame import Frame
-from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
 from sites.gateway.links.congestion.kernel import Pacing, Pauses, holds_little
-from sites.gateway.links.peer_server import Sender
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
@@ -225,7 +224,7 @@ class PeerLinks:
         self,
         config: GatewayConfig,
         *,
-        on_change: Callable[[Mapping[Sender, Link]], None],
+        on_change: Callable[[Mapping[GatewayId, Link]], None],
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[], None],
         needs: Callable[[int], bool],
@@ -245,13 +244,13 @@ class PeerLinks:
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._needs = needs
-        self._peers: Mapping[Sender, Peer] = {}
+        self._peers: Mapping[GatewayId, Peer] = {}
         self._lock = threading.Lock()
-        self._links: dict[Sender, Link] = {}
+        self._links: dict[GatewayId, Link] = {}
         self._is_closed = False
 
     @property
-    def all(self) -> Mapping[Sender, Link]:
+    def all(self) -> Mapping[GatewayId, Link]:
         """Every link that there is now."""
         return self._links
 
@@ -270,7 +269,7 @@ class PeerLinks:
             raise LocalProtocolError("stdin: connect came twice")
         config = self._config
         known = {(peer.site, peer.node): peer for peer in peers}
-        met: dict[Sender, Peer] = {}
+        met: dict[GatewayId, Peer] = {}
         for figures in config.links:
             index = config.sites.index(figures.site)
             for node in range(config.nodes_per_site[index]):
@@ -281,7 +280,7 @@ class PeerLinks:
                 met[index, node] = known[figures.site, node]
         self._peers = met
 
-    def add(self, sites: Iterable[int]) -> dict[Sender, Link]:
+    def add(self, sites: Iterable[int]) -> dict[GatewayId, Link]:
         """Make and return the links to some sites that there are not yet; the caller opens them.
 
         Of those that there are, the peers may just be making their own again.
@@ -337,7 +336,7 @@ class PeerLinks:
         side_by_side([functools.partial(open_one, link) for link in links])
         return failures
 
-    def drop(self, senders: Iterable[Sender]) -> None:
+    def drop(self, senders: Iterable[GatewayId]) -> None:
         """Close links as if they had never been made."""
         with self._lock:
             dropped = self._forget(senders)
@@ -357,7 +356,7 @@ class PeerLinks:
         for link in links.values():
             link.close()
 
-    def _failed(self, sender: Sender, failure: Failure) -> None:
+    def _failed(self, sender: GatewayId, failure: Failure) -> None:
         with self._lock:  # so that who has a plan kept that needs it finds it gone, if it goes
             is_needed = self._needs(sender[0])
             dropped = [] if is_needed else self._forget([sender])
@@ -367,7 +366,7 @@ class PeerLinks:
         _log.warning("%s, whom no plan needs any more: %s", self._peers[sender], failure.message)
         self._end(dropped)
 
-    def _forget(self, senders: Iterable[Sender]) -> list[Link]:
+    def _forget(self, senders: Iterable[GatewayId]) -> list[Link]:
         """Take links out and return them; the lock is held."""
         forgotten = set(senders)
         links = [link for sender, link in self._links.items() if sender in forgotten]

@@ -38,7 +38,7 @@ from protos.versions import (
     build,
     negotiate,
 )
-from sites.gateway.config import GatewayConfig
+from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.links.congestion.connections import CHANNELS_MAX
 from sites.gateway.links.transport import SERVICE, SESSION_KEY, server_options
 from sites.gateway.links.wire_loop import WireLoop
@@ -51,21 +51,19 @@ _STOP_GRACE_S = 0.2
 _START_S = 10.0
 _STOP_S = 5.0
 
-Sender = tuple[int, int]
-"""Site index and node of a gateway."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Receiver(Protocol):
     """Who gets what peers send. Called on the loop's thread; never waits."""
 
-    def receive(self, sender: Sender, frame: Frame) -> None:
+    def receive(self, sender: GatewayId, frame: Frame) -> None:
         """Take a frame over; never wait."""
 
-    def greeted(self, sender: Sender) -> None:
+    def greeted(self, sender: GatewayId) -> None:
         """The peer asks whether this gateway lives."""
 
-    def peer_left(self, sender: Sender) -> None:
+    def peer_left(self, sender: GatewayId) -> None:
         """The peer has finished."""
 
     def fail(self, failure: Failure) -> None:
@@ -81,8 +79,8 @@ class ExchangeServer(ExchangeServicer):
         self._wire: WireLoop | None = None
         self._server: grpc.aio.Server | None = None
         self._servicers: list[Callable[[grpc.aio.Server], None]] = []
-        self._sessions: dict[str, Sender] = {}
-        self._corrupt: dict[Sender, int] = {}
+        self._sessions: dict[str, GatewayId] = {}
+        self._corrupt: dict[GatewayId, int] = {}
 
     def add(self, register: Callable[[grpc.aio.Server], None]) -> None:
         """Have another service registered, before `start`."""
@@ -195,7 +193,7 @@ class ExchangeServer(ExchangeServicer):
 
     # ---------------------------------------------------------------- who may do what
 
-    def _admit(self, request: HelloRequest) -> tuple[int, Sender]:
+    def _admit(self, request: HelloRequest) -> tuple[int, GatewayId]:
         """Return the protocol to speak and who the caller is.
 
         Raises:
@@ -236,7 +234,7 @@ class ExchangeServer(ExchangeServicer):
         sender = await self._sender(session_of(context), context)
         return self._config.sites[sender[0]]
 
-    def _session_of(self, sender: Sender) -> str:
+    def _session_of(self, sender: GatewayId) -> str:
         for session, known in self._sessions.items():
             if known == sender:
                 return session
@@ -244,17 +242,17 @@ class ExchangeServer(ExchangeServicer):
         self._sessions[session] = sender
         return session
 
-    async def _sender(self, session: str, context: Context) -> Sender:
+    async def _sender(self, session: str, context: Context) -> GatewayId:
         sender = self._sessions.get(session)
         if sender is None:
             await abort(context, StaleGenerationError("an unknown session: say Hello first"))
         return sender
 
-    async def _refuse(self, sender: Sender, error: IsthmusError, context: Context) -> Never:
+    async def _refuse(self, sender: GatewayId, error: IsthmusError, context: Context) -> Never:
         self._receiver.fail(failure_of(error, self._config.sites[sender[0]]))
         await abort(context, error)
 
-    def _count_corrupt(self, sender: Sender, error: CorruptDataError) -> None:
+    def _count_corrupt(self, sender: GatewayId, error: CorruptDataError) -> None:
         """Have a damaged frame sent again, but not for ever."""
         site = self._config.sites[sender[0]]
         count = self._corrupt[sender] = self._corrupt.get(sender, 0) + 1

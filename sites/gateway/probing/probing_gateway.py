@@ -18,8 +18,8 @@ from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failu
 from protos.failure import Failure
 from protos.frame import Frame
 from protos.metrics import PROBE
-from sites.gateway.config import GatewayConfig
-from sites.gateway.links.peer_server import ExchangeServer, Sender
+from sites.gateway.config import GatewayConfig, GatewayId
+from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.transport import Peer
 from sites.gateway.probing.probe_server import ProbeServer, turn_s
 from sites.gateway.probing.prober import Prober
@@ -111,7 +111,7 @@ class ProbingGateway:
 
     # ---------------------------------------------------------------- what others report
 
-    def receive(self, sender: Sender, frame: Frame) -> None:
+    def receive(self, sender: GatewayId, frame: Frame) -> None:
         """Refuse a peer's frame: nothing is summed here.
 
         Raises:
@@ -119,10 +119,10 @@ class ProbingGateway:
         """
         raise LocalProtocolError("a frame came to a gateway that only measures links")
 
-    def greeted(self, sender: Sender) -> None:
+    def greeted(self, sender: GatewayId) -> None:
         """A peer has asked whether this gateway lives; probes have deadlines of their own."""
 
-    def peer_left(self, sender: Sender) -> None:
+    def peer_left(self, sender: GatewayId) -> None:
         """A peer has left: it needs no more turns."""
         self._finished(self._config.sites[sender[0]])
 

@@ -1,28 +1,8 @@
-"""Which buckets a gateway has had, and which may still come. Pure.
+"""One bucket at one gateway, from the first frame or post until all ranks have their result.
 
-A round ends at all sites together, for each needs something of every other; so a peer is at most
-one round ahead of a site. A gateway can be a round behind its site: where all of a round's buckets
-are so small that nothing of them belongs to its node, nobody waits for its ranks until the
-collectives of the next. What comes of an older round is a repetition, or a bucket that never was
-here.
-
-How much of a bucket's time went by because another site was later, and not because of the link.
-
-Pure. A peer's first frame of a bucket is expected half a round trip after this site was ready (a
-whole one for a result, which answers what this site sent), plus its transmission; and not before
-the link has carried what that peer sent earlier. What goes beyond is the peer's lateness.
-
-A link's channels carry a frame each, side by side, so that the first arrives hardly before the last
-of them: its transmission counts for all. Where fewer were under way, up to so much lateness is
-taken for the link's time. Of a slower start than the configured rate, the reverse holds.
-
-All chunks of one bucket at one site: their machines, and which frames may come for them.
-
-Pure.
-
-What the executor keeps of a bucket while it is under way.
-
-Finds numbers that are not finite in what a rank hands over.
+A bucket is `Expected` while peers have sent frames of it and no rank of this node has posted it. It
+is `OpenBucket` from the first rank's `Post` on: then its grid, plan and codecs are known, and its
+reduction is under way. Whoever calls holds the executor's lock.
 """
 
 from __future__ import annotations
@@ -41,34 +21,348 @@ from protos.errors import (
     LocalProtocolError,
     NonFiniteError,
     RemoteProtocolError,
-    StaleGenerationError,
 )
 from protos.frame import Frame, Kind
 from sites.codecs.codec import BodyCodec, Codec, Encoded
 from sites.codecs.kernels import floats
 from sites.codecs.parts import Floats
-from sites.gateway.links.peer_server import Sender
-from sites.gateway.reduction.chunk_reduction import (
-    WEIGHT_MAX,
-    Bucket,
-    ChunkReduction,
-    Event,
-    Own,
-    Role,
-)
-from sites.gateway.reduction.residuals import BucketResiduals
+from sites.gateway.config import GatewayConfig, GatewayId
+from sites.gateway.reduction.chunk_reduction import BucketReduction, ChunkReduction, Event, Own
+from sites.gateway.reduction.credit import FRAME_BYTES
 from sites.local.rank_messages import Form
-from topology.trees.trees import ReductionPlan
 
 BucketKey = tuple[int, int]
 """Round and bucket."""
 
 _AHEAD_MAX = 2
-"""Rounds that a peer can be ahead: one of this site, which is at most one ahead of this gateway."""
+"""Rounds that a peer can be ahead of this gateway: a site is at most one round ahead of another,
+and this gateway is at most one round behind its own site."""
 
 
-class Rounds:
-    """Remembers the latest two rounds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """One rank's part of a bucket, handed over."""
+
+    round: int
+    bucket: int
+    numel: int
+    """float32 elements of the whole bucket."""
+    layout: int
+    weight: float
+    exact: bool
+    values: Floats
+    """float32, shape (shard,): the rank's shard without padding. It is lent until it is reduced."""
+    form: Form = Form.VALUES
+    """What lies there until then."""
+
+    def check_finite(self) -> None:
+        """Look at each number of the part.
+
+        Raises:
+            NonFiniteError: one is a NaN or an infinity; names the first.
+        """
+        first = floats.first_not_finite(self.values)
+        if first >= 0:
+            raise NonFiniteError(
+                f"round {self.round} bucket {self.bucket}: element {first} of {len(self.values)} "
+                f"of its part is {self.values[first]}"
+            )
+
+    def check_same(self, first: Post, name: str) -> None:
+        """Check that two ranks of a site speak of the same bucket.
+
+        Raises:
+            LayoutMismatchError: they do not; says what differs.
+        """
+        for what in ("numel", "layout", "weight", "exact"):
+            there, here = getattr(first, what), getattr(self, what)
+            if there != here:
+                raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """One rank's part of a bucket, reduced over all sites."""
+
+    round: int
+    bucket: int
+    weight: float
+    """Tokens of all sites. NaN where no chunk belongs to this node: then nothing tells it."""
+    inter_s: float
+    wait_s: float
+    encode_s: float
+    """CPU time that this gateway took to encode the rank's chunks."""
+    decode_s: float
+    """CPU time that it took to decode and sum them."""
+    wire_bytes: int
+
+    def to_rank(self) -> dict[str, object]:
+        """Return the message for a rank."""
+        return {
+            "op": "reduced",
+            "round": self.round,
+            "bucket": self.bucket,
+            "weight": self.weight,
+            "times": {
+                "inter_s": self.inter_s,
+                "wait_s": self.wait_s,
+                "encode_s": self.encode_s,
+                "decode_s": self.decode_s,
+            },
+            "wire_bytes": self.wire_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The first frame of a bucket from one peer. Times are monotonic."""
+
+    at_s: float
+    previous_s: float
+    """When the frame before it came from the same peer; 0 if it was the first ever."""
+    frame_bytes: int
+    num_channels: int
+    """Connections of the link: so many frames may cross side by side."""
+    is_result: bool
+    rtt_s: float
+    bytes_per_s: float
+
+    def lateness_s(self, ready_s: float) -> float:
+        """Return by how much the peer was later than this site, at least 0.
+
+        The frame is expected half a round trip after this site was ready, plus its transmission. A
+        result answers what this site sent, so it takes a whole round trip. No frame is expected
+        before the link has carried what the peer sent earlier. What goes beyond that is the peer's
+        lateness, and not the link's time.
+
+        Frames cross side by side, one a connection, so the first arrives hardly before the last:
+        the transmission of all of them counts. Where fewer were under way, up to so much lateness
+        is taken for the link's time.
+
+        Args:
+            ready_s: when this site's own part was ready.
+        """
+        transmission_s = self.num_channels * self.frame_bytes / self.bytes_per_s
+        trips = 2 if self.is_result else 1
+        answer_s = ready_s + trips * (self.rtt_s / 2 + transmission_s)
+        expected_s = max(answer_s, self.previous_s + transmission_s)
+        return max(0.0, self.at_s - expected_s)
+
+
+@dataclass(slots=True)
+class Shard:
+    """One rank's part of an open bucket, and what it has cost so far."""
+
+    rank: int
+    ready_s: float
+    remaining: int
+    """Chunks that are not finished."""
+    wire_bytes: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One chunk's machine and its inbox."""
+
+    index: int
+    machine: ChunkReduction
+    raw_bytes: int
+    peers: tuple[GatewayId, ...]
+    """The gateways that get this one's part of it, or the sum formed here."""
+    most_bytes: int
+    """What a frame of it takes there at most."""
+    inbox: deque[Event] = field(default_factory=deque)
+    is_admitted: bool = False
+    """The own part is in the inbox, or was."""
+    is_scheduled: bool = False
+    is_summed: bool = False
+    """No more contributions are needed here."""
+    is_finished: bool = False
+
+    def deliver(self, event: Event) -> bool:
+        """Put an event into the inbox; return whether the caller has to see that it is worked on.
+
+        Without the own part nothing can be done yet.
+        """
+        self.inbox.append(event)
+        self.is_admitted = self.is_admitted or isinstance(event, Own)
+        if not self.is_admitted or self.is_scheduled:
+            return False
+        self.is_scheduled = True
+        return True
+
+    def is_past(self, kind: Kind) -> bool:
+        """Whether a frame of this kind changes nothing any more."""
+        return self.is_finished or (self.is_summed and kind is Kind.CONTRIBUTION)
+
+
+@dataclass(slots=True)
+class Expected:
+    """A bucket of which frames came, and which no rank of this node has posted yet."""
+
+    key: BucketKey
+    frames: list[tuple[GatewayId, Frame]] = field(default_factory=list)
+    arrivals: dict[GatewayId, Arrival] = field(default_factory=dict)
+
+
+class OpenBucket:
+    """A bucket that a rank of this node has posted: its reduction is under way."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        first: Post,
+        reduction: BucketReduction,
+        arrivals: dict[GatewayId, Arrival],
+    ) -> None:
+        """Begin with no rank's part.
+
+        Args:
+            config: this gateway's.
+            first: the post that opened the bucket; those of the other ranks have to agree with it.
+            reduction: the bucket's machines.
+            arrivals: the peers' first frames, where these came before the post.
+        """
+        self.key = first.round, first.bucket
+        self.reduction = reduction
+        self.arrivals = arrivals
+        self.chunks: dict[int, Chunk] = {}
+        """Those that a frame or an own part has come for."""
+        self.shards: dict[int, Shard] = {}
+        """By rank, of those that have posted."""
+        self._config = config
+        self._first = first
+        self._grid = reduction.bucket.grid
+        self._weight: float | None = None
+        """Tokens of all sites, from the first chunk that is finished."""
+        self._finished: list[Shard] = []
+        """Those without an unfinished chunk whose ranks have not been told."""
+        self._num_reduced = 0
+
+    @property
+    def is_posted(self) -> bool:
+        """Whether all ranks of the node have posted the bucket."""
+        return len(self.shards) == self._config.ranks_per_node[self._config.site_index]
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether all ranks of the node have their result."""
+        return self._num_reduced == self._config.ranks_per_node[self._config.site_index]
+
+    def gateway(self, index: int, site: int) -> GatewayId:
+        """Return the gateway whose ranks' shards hold a chunk at a site."""
+        return site, self._grid.owner(site, index) // self._config.ranks_per_node[site]
+
+    def chunk(self, index: int) -> Chunk:
+        """Return a chunk, made when it is first asked for."""
+        chunk = self.chunks.get(index)
+        if chunk is None:
+            numel = self._grid.span(index)[1]
+            peers = tuple(self.gateway(index, site) for site in self.reduction.readers(index))
+            most_bytes = FRAME_BYTES + self.reduction.codec(index).max_bytes(numel)
+            machine = self.reduction.chunk(index)
+            chunk = self.chunks[index] = Chunk(index, machine, 4 * numel, peers, most_bytes)
+        return chunk
+
+    def add_part(self, rank: int, post: Post, now_s: float) -> list[tuple[Chunk, Own]]:
+        """Take a rank's part; return its chunks and what their machines are to be given.
+
+        Raises:
+            LocalProtocolError: the rank has posted the bucket before.
+            LayoutMismatchError: another rank has another bucket in this place.
+        """
+        name = f"rank {rank}: round {post.round} bucket {post.bucket}"
+        if rank in self.shards:
+            raise LocalProtocolError(f"{name} was posted twice")
+        post.check_same(self._first, name)
+        site = self._config.site_index
+        chunks = self._grid.chunks(site, rank)
+        shard = self.shards[rank] = Shard(rank, now_s, len(chunks))
+        if not chunks:
+            self._finished.append(shard)
+        base = self._grid.shard(site, rank)[0]
+        parts = []
+        for index in chunks:
+            start, count = self._grid.span(index)
+            values = post.values[start - base : start - base + count]
+            where = f"rank {rank}: bucket {post.bucket} chunk {index}"
+            encoded = _own_encoded(where, self.reduction.codec(index), post.form, values)
+            parts.append((self.chunk(index), Own(values, post.weight, encoded)))
+        return parts
+
+    def accept(self, sender: int, frame: Frame) -> Chunk:
+        """Check a peer's frame against this site's plan; return the chunk that it is for.
+
+        Raises:
+            IsthmusError: the bucket's plan has no such frame.
+        """
+        self.reduction.check(sender, frame)
+        config, index = self._config, frame.key.chunk
+        if self.gateway(index, config.site_index)[1] != config.node:
+            rank = self._grid.owner(config.site_index, index)
+            raise RemoteProtocolError(f"chunk {index} belongs to rank {rank}, not to this node")
+        return self.chunk(index)
+
+    def account(self, chunk: Chunk, wire_bytes: int, weight: float | None) -> None:
+        """Add up what a chunk did for its rank.
+
+        Args:
+            chunk: one of this bucket.
+            wire_bytes: what was sent of it since the call before.
+            weight: tokens of all sites; None while the chunk is not finished.
+        """
+        shard = self.shards[self._grid.owner(self._config.site_index, chunk.index)]
+        shard.wire_bytes += wire_bytes
+        if weight is None:
+            return
+        self._weight = weight
+        # A chunk is finished by the last that its machine does.
+        shard.encode_s += chunk.machine.encode_s
+        shard.decode_s += chunk.machine.decode_s
+        shard.remaining -= 1
+        if not shard.remaining:
+            self._finished.append(shard)
+
+    def take_reduced(self, now_s: float) -> list[tuple[int, Reduced]]:
+        """Return the ranks whose parts are reduced now, each with what it is to be told.
+
+        A rank without a chunk is told once the weight is known. Where no chunk belongs to this
+        node, nothing will come, and it is told at once.
+        """
+        config = self._config
+        first_rank = config.node * config.ranks_per_node[config.site_index]
+        if self._weight is None and self._grid.chunks(config.site_index, first_rank):
+            return []
+        finished, self._finished = self._finished, []
+        self._num_reduced += len(finished)
+        return [(shard.rank, self._reduced(shard, now_s)) for shard in finished]
+
+    def _reduced(self, shard: Shard, now_s: float) -> Reduced:
+        inter_s = now_s - shard.ready_s
+        late_s = max((each.lateness_s(shard.ready_s) for each in self.arrivals.values()), default=0)
+        return Reduced(
+            round=self.key[0],
+            bucket=self.key[1],
+            weight=math.nan if self._weight is None else self._weight,
+            inter_s=inter_s,
+            wait_s=min(late_s, inter_s),
+            encode_s=shard.encode_s,
+            decode_s=shard.decode_s,
+            wire_bytes=shard.wire_bytes,
+        )
+
+
+class RoundHistory:
+    """Which buckets a gateway has had, and which may still come. Pure; remembers two rounds.
+
+    A round ends at all sites together, for each needs something of every other; so a peer is at
+    most one round ahead of a site. A gateway can be a round behind its site: where all of a round's
+    buckets are so small that nothing of them belongs to its node, nobody waits for its ranks until
+    the collectives of the next. What comes of an older round is a repetition, or a bucket that
+    never was here.
+    """
 
     def __init__(self) -> None:
         self.current = -1
@@ -95,7 +389,7 @@ class Rounds:
         return key in self._done
 
     def is_ahead(self, key: BucketKey) -> bool:
-        """Whether a bucket that is not under way here is still to come.
+        """Whether a bucket that is not open here is still to come.
 
         Raises:
             LayoutMismatchError: it never will.
@@ -115,325 +409,15 @@ class Rounds:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """The first frame of a bucket from one peer. Times are monotonic."""
-
-    at_s: float
-    previous_s: float
-    """When the frame before it came from the same peer; 0 if it was the first ever."""
-    frame_bytes: int
-    num_channels: int
-    """Frames that may be on the link side by side."""
-    is_result: bool
-    rtt_s: float
-    bytes_per_s: float
-
-
-def lateness_s(ready_s: float, arrival: Arrival) -> float:
-    """Return by how much a peer was later than this site, at least 0.
-
-    Args:
-        ready_s: when this site's own contribution was ready.
-        arrival: the peer's first frame.
-    """
-    transmission_s = arrival.num_channels * arrival.frame_bytes / arrival.bytes_per_s
-    trips = 2 if arrival.is_result else 1
-    answer_s = ready_s + trips * (arrival.rtt_s / 2 + transmission_s)
-    expected_s = max(answer_s, arrival.previous_s + transmission_s)
-    return max(0.0, arrival.at_s - expected_s)
-
-
-class BucketReduction:
-    """All chunks of one bucket at one site."""
-
-    def __init__(
-        self,
-        bucket: Bucket,
-        plan: ReductionPlan,
-        own_roles: tuple[Role, ...],
-        residuals: BucketResiduals | None,
-    ) -> None:
-        """Begin with no chunk.
-
-        Args:
-            bucket: which one, and how it is cut.
-            plan: of its round.
-            own_roles: this site's, from `roles`.
-            residuals: of the rounds before, for trees whose codec loses something; None: that is
-                lost.
-        """
-        self.bucket = bucket
-        self._residuals = residuals
-        self._plan = plan
-        self._roles = own_roles
-        self._chunks: dict[int, ChunkReduction] = {}
-
-    def chunk(self, index: int) -> ChunkReduction:
-        """Return the machine of one chunk."""
-        machine = self._chunks.get(index)
-        if machine is None:
-            role = self._role(index)
-            residual = None
-            if self._residuals is not None and not self.bucket.codecs[role.tree].lossless:
-                residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
-            machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
-        return machine
-
-    @property
-    def is_gather(self) -> bool:
-        """Whether every site sends its part to every other."""
-        return self._plan.is_gather
-
-    def readers(self, chunk: int) -> tuple[int, ...]:
-        """Return the sites that get this site's part of a chunk, or the sum that is formed here."""
-        role = self._role(chunk)
-        return role.audience if role.parent is None else (role.parent,)
-
-    def codec(self, chunk: int) -> Codec:
-        """Return the codec of a chunk's tree."""
-        return self.bucket.codecs[self._role(chunk).tree]
-
-    def _role(self, chunk: int) -> Role:
-        turn = self.bucket.grid.turn(self.bucket.index, chunk)
-        return self._roles[self._plan.tree_index(turn)]
-
-    def check(self, sender: int, frame: Frame) -> None:
-        """Compare a frame of this bucket with this site's own plan, before anything is decoded.
-
-        Raises:
-            StaleGenerationError: it belongs to another generation.
-            LayoutMismatchError: its bucket is not what the same bucket is here.
-            RemoteProtocolError: `sender` may not send this.
-        """
-        key, bucket = frame.key, self.bucket
-        name = f"round {key.round} bucket {key.bucket}"
-        if frame.generation != bucket.generation:
-            raise StaleGenerationError(
-                f"{name} of generation {frame.generation}; this is {bucket.generation}"
-            )
-        if frame.numel != bucket.grid.numel:
-            raise LayoutMismatchError(
-                f"{name} has {frame.numel} elements there and {bucket.grid.numel} here"
-            )
-        if frame.layout != bucket.layout:
-            raise LayoutMismatchError(f"{name} holds other parameters there than here")
-        if key.chunk >= bucket.grid.num_chunks:
-            raise RemoteProtocolError(
-                f"{name} has {bucket.grid.num_chunks} chunks; number {key.chunk} came"
-            )
-        self._check_part(sender, frame)
-
-    def _check_part(self, sender: int, frame: Frame) -> None:
-        key = frame.key
-        name = f"round {key.round} bucket {key.bucket} chunk {key.chunk}"
-        role = self._role(key.chunk)
-        codec = self.bucket.codecs[role.tree]
-        if frame.codec != codec.number:
-            raise LayoutMismatchError(
-                f"{name} came with codec number {frame.codec}; here it is {codec.name}"
-            )
-        if key.kind is Kind.CONTRIBUTION:
-            allowed = sender != role.site and sender in role.members and key.site == sender
-        else:
-            allowed = role.parent is not None and sender == role.parent and key.site == role.root
-        if not allowed or frame.tree != role.tree:
-            raise RemoteProtocolError(f"{name}: this {key.kind.name.lower()} is not its to send")
-        if not (math.isfinite(frame.weight) and 0 <= frame.weight <= WEIGHT_MAX):
-            raise RemoteProtocolError(f"{name}: a weight of {frame.weight}")
-        most_bytes = codec.max_bytes(self.bucket.grid.span(key.chunk)[1])
-        if len(frame.payload) > most_bytes:
-            raise RemoteProtocolError(f"{name}: {len(frame.payload)} bytes, at most {most_bytes}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
-    """One rank's part of a bucket, handed over."""
-
-    round: int
-    bucket: int
-    numel: int
-    """float32 elements of the whole bucket."""
-    layout: int
-    weight: float
-    exact: bool
-    values: Floats
-    """float32, shape (shard,): the rank's shard without padding; lent until it is reduced."""
-    form: Form = Form.VALUES
-    """What lies there until then."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduced:
-    """One rank's part of a bucket, reduced over all sites."""
-
-    round: int
-    bucket: int
-    weight: float
-    """Tokens of all sites; not a number where no chunk belongs to this node, for nothing came."""
-    inter_s: float
-    wait_s: float
-    encode_s: float
-    """CPU time of this gateway for the rank's chunks."""
-    decode_s: float
-    """Likewise, for decoding and summing."""
-    wire_bytes: int
-
-    def to_rank(self) -> dict[str, object]:
-        """Return the message for a rank."""
-        return {
-            "op": "reduced",
-            "round": self.round,
-            "bucket": self.bucket,
-            "weight": self.weight,
-            "times": {
-                "inter_s": self.inter_s,
-                "wait_s": self.wait_s,
-                "encode_s": self.encode_s,
-                "decode_s": self.decode_s,
-            },
-            "wire_bytes": self.wire_bytes,
-        }
-
-
-@dataclass(slots=True)
-class Shard:
-    """What is under way for one rank."""
-
-    rank: int
-    ready_s: float
-    remaining: int
-    """Chunks that are not finished."""
-    wire_bytes: int = 0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-
-
-@dataclass(slots=True)
-class Chunk:
-    """One chunk's machine and its inbox."""
-
-    index: int
-    machine: ChunkReduction
-    raw_bytes: int
-    peers: tuple[Sender, ...]
-    """The gateways that get this one's part of it, or the sum formed here."""
-    most_bytes: int
-    """What a frame of it takes there at most."""
-    inbox: deque[Event] = field(default_factory=deque)
-    is_admitted: bool = False
-    """The own part is in the inbox, or was."""
-    is_scheduled: bool = False
-    is_summed: bool = False
-    """No more contributions are needed here."""
-    is_finished: bool = False
-
-    def deliver(self, event: Event) -> bool:
-        """Put an event into the inbox; return whether the caller is to have it worked on.
-
-        Without the own part nothing can be done yet. Whoever calls holds the executor's lock.
-        """
-        self.inbox.append(event)
-        self.is_admitted = self.is_admitted or isinstance(event, Own)
-        if not self.is_admitted or self.is_scheduled:
-            return False
-        self.is_scheduled = True
-        return True
-
-
-@dataclass(slots=True)
-class BucketRun:
-    """One bucket under way. `reduction` is None until a local rank has posted it."""
-
-    key: BucketKey
-    reduction: BucketReduction | None = None
-    first: Post | None = None
-    early: list[tuple[Sender, Frame]] = field(default_factory=list)
-    shards: dict[int, Shard] = field(default_factory=dict)
-    chunks: dict[int, Chunk] = field(default_factory=dict)
-    arrivals: dict[Sender, Arrival] = field(default_factory=dict)
-    weight: float | None = None
-    """Tokens of all sites, from the first chunk that is finished."""
-    empty: list[Shard] = field(default_factory=list)
-    """Shards without a chunk, whose ranks still want to know the weight."""
-    num_reduced: int = 0
-    """Ranks of this node that have their part."""
-
-    def account(
-        self, chunk: Chunk, rank: int, wire_bytes: int, weight: float | None
-    ) -> list[Shard]:
-        """Add up what a chunk did for its rank.
-
-        Args:
-            chunk: of this bucket.
-            rank: which it belongs to.
-            wire_bytes: sent of it since it was last asked.
-            weight: tokens of all sites; None while the chunk is not finished.
-
-        Returns:
-            The rank's shard when that was the last of it.
-        """
-        shard = self.shards[rank]
-        shard.wire_bytes += wire_bytes
-        if weight is None:
-            return []
-        self.weight = weight
-        # A chunk is finished by the last that its machine does.
-        shard.encode_s += chunk.machine.encode_s
-        shard.decode_s += chunk.machine.decode_s
-        shard.remaining -= 1
-        return [] if shard.remaining else [shard]
-
-    def reduced(self, shard: Shard, now_s: float) -> Reduced:
-        """Count a shard that is reduced, and return what its rank is told."""
-        self.num_reduced += 1
-        inter_s = now_s - shard.ready_s
-        late_s = max(
-            (lateness_s(shard.ready_s, arrival) for arrival in self.arrivals.values()), default=0.0
-        )
-        return Reduced(
-            round=self.key[0],
-            bucket=self.key[1],
-            weight=math.nan if self.weight is None else self.weight,
-            inter_s=inter_s,
-            wait_s=min(late_s, inter_s),
-            encode_s=shard.encode_s,
-            decode_s=shard.decode_s,
-            wire_bytes=shard.wire_bytes,
-        )
-
-
-def compare_posts(name: str, first: Post, post: Post) -> None:
-    """Check that two ranks of a site speak of the same bucket."""
-    for what in ("numel", "layout", "weight", "exact"):
-        there, here = getattr(first, what), getattr(post, what)
-        if there != here:
-            raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")
-
-
-def check_finite(post: Post) -> None:
-    """Look at each number of a rank's part.
-
-    Raises:
-        NonFiniteError: one is a NaN or an infinity; names the first.
-    """
-    first = floats.first_not_finite(post.values)
-    if first >= 0:
-        raise NonFiniteError(
-            f"round {post.round} bucket {post.bucket}: element {first} of {len(post.values)} of "
-            f"its part is {post.values[first]}"
-        )
-
-
-def own_encoded(
+def _own_encoded(
     name: str, codec: Codec, form: Form, values: Floats
 ) -> Callable[[], Encoded] | None:
     """Return what completes a chunk that its rank has encoded; None: these are its values.
 
     Args:
-        name: of the chunk, for errors.
-        codec: of the chunk.
-        form: what lies in `values`; checked by `RankEncoding`.
+        name: what errors call the chunk.
+        codec: the chunk's.
+        form: what lies in `values`; `RankEncoding` has checked it.
         values: the chunk's part of the region: float32, shape (n,).
     """
     if form is Form.VALUES or not isinstance(codec, BodyCodec):

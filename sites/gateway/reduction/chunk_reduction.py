@@ -1,54 +1,60 @@
-"""What a site does for the chunks of each tree.
+"""The all-reduce of one bucket between sites, chunk by chunk, as pure state machines.
 
-What happens to a chunk, and what its machine then wants done.
+Events in, actions out; no sockets, threads or clocks. A chunk's machine hears of two events: this
+site's own part is there (`Own`), and a peer's frame came (`Received`). It answers with frames to
+send (`Send`) and, once, with the end (`Finish`).
 
-Adds up what sites sent for a chunk.
-
-Element by element in the order of the parts: the same bits at every site that adds the same parts.
-
-The all-reduce of one chunk between sites, as a pure state machine.
-
-Events in, actions out; no sockets, threads or clocks. Sums are formed in site order whatever the
-order of arrival, and what a site applies is decoded from the same bytes as everywhere else, so the
-result is bit-identical at all sites by construction. A number is rounded by a codec only where it
-travels: what a site adds to its children's sums by itself is added as it is.
+Every site ends with the same bits. Sums are formed in site order whatever the order of arrival, and
+what a site applies is decoded from the same bytes as everywhere else. A codec rounds a number only
+where the number travels: what a site adds to its children's sums by itself is added as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos.errors import CorruptDataError, NoTokensError, RemoteProtocolError
+from protos.errors import (
+    CorruptDataError,
+    LayoutMismatchError,
+    NoTokensError,
+    RemoteProtocolError,
+    StaleGenerationError,
+)
 from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Encoded, Payload
 from sites.codecs.kernels import floats
 from sites.codecs.parts import FloatPart, Floats, Part
-from sites.gateway.reduction.residuals import Residual
+from sites.gateway.reduction.residuals import BucketResiduals, Residual
 from sites.local.chunk_grid import Grid
 from topology.trees.trees import ReductionPlan
+
+WEIGHT_MAX = float(1 << 53)
+"""Tokens behind one bucket: up to here every whole number is a float64."""
+_ONE = np.float32(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one site does for the chunks of one tree; in a gather, for all chunks."""
+    """What one site does for the chunks of one tree. In a gather it has one role for all chunks."""
 
     site: int
     tree: int
     members: tuple[int, ...]
-    """Whose contributions are summed here, its own among them, in ascending order."""
+    """The sites whose contributions are summed here, this one included, in ascending order."""
     audience: tuple[int, ...]
-    """Who gets this site's contribution as it is: in a gather, all others."""
+    """The sites that get this site's contribution alone: all others in a gather, none in a tree."""
     parent: int | None
-    """Who gets the sum formed here; None where it is the whole sum."""
+    """The site that gets the sum formed here. None where that is the sum of all sites."""
     children: tuple[int, ...]
-    """Who gets the result from here."""
+    """The sites that get the result from here."""
     root: int | None
-    """Who makes the result; None in a gather: everybody for himself."""
+    """The site that makes the result. None in a gather, where every site makes it for itself."""
 
 
 def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
@@ -65,10 +71,6 @@ def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
     return tuple(found)
 
 
-WEIGHT_MAX = float(1 << 53)
-"""Tokens behind one bucket: up to here every whole number is a float64."""
-
-
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """What all sites must agree on before a byte of a bucket is summed."""
@@ -78,16 +80,16 @@ class Bucket:
     index: int
     layout: int
     codecs: tuple[Codec, ...]
-    """Of each tree of the plan; of a gather, one. A tree has one on all of its edges, for what all
-    apply is decoded from the same bytes."""
+    """One for each tree of the plan, or the only one of a gather. All edges of a tree have the same
+    codec, because all sites must decode the same bytes."""
     grid: Grid
     cpu_s: Callable[[], float] = field(compare=False)
-    """CPU time of the calling thread: what encoding and summing cost is measured with it."""
+    """CPU time of the calling thread. It measures what encoding and summing cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """This site's contribution to a chunk is there.
+    """This site's part of a chunk is there.
 
     `values` (float32, shape (n,)) is lent to the machine, which works in it, until `Finish`; then
     it holds the result.
@@ -97,8 +99,8 @@ class Own:
     weight: float
     """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
     encoded: Callable[[], Encoded] | None = None
-    """Makes this site's part of what its rank has encoded, which lies in `values`. None: `values`
-    are the part."""
+    """Where the rank has encoded its part: makes the payload of what lies in `values`. None:
+    `values` are float32, and the part itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a frame to the gateway of `site` that owns its chunk there.
+    """A frame is to be sent to the gateway of `site` that owns the chunk there.
 
-    At once: its payload may be a view of the chunk's `values`, which the machine goes on to change.
+    It has to be packed at once: its payload may be a view of the chunk's `values`, which the
+    machine goes on to change.
     """
 
     site: int
@@ -132,46 +135,14 @@ Event = Own | Received
 Action = Send | Finish
 
 
-_ONE = np.float32(1)
-
-
-def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> None:
-    """Write the sum of all parts to `out`, divided if there is a divisor.
-
-    A sum that is not a number is the NaN 0x7FC00000; a single part's NaN is what it was.
-
-    Args:
-        parts: one at least; they may lie in `out`.
-        out: float32, shape (n,).
-        divisor: above 0.
-    """
-    first, *others = parts
-    last_divisor = _ONE if divisor is None else divisor
-    if not others:
-        if not first.fills(out):
-            first.apart_from(out).write(out)
-        if divisor is not None:
-            floats.divide(out, divisor)
-        return
-    if others[0].fills(out):  # of two, the order changes no bit, and this one need not be moved
-        first, others[0] = others[0], first
-    others = [part.apart_from(out) for part in others]
-    divisors = [_ONE] * (len(others) - 1) + [last_divisor]
-    if first.fills(out):
-        others[0].add(out, divisors[0])
-    else:
-        others[0].write_sum(first.apart_from(out), out, divisors[0])
-    for part, each in zip(others[1:], divisors[1:], strict=True):
-        part.add(out, each)
-
-
 class ChunkReduction:
     """One chunk at one site. Late or repeated events change nothing.
 
-    All that is summed here is summed at once when the last part is there, so that each number is
-    read and written once; until then frames stay encoded, which takes less memory than sums.
+    Everything is summed at once when the last part is there, so each number is read and written
+    once. Until then frames stay encoded, which takes less memory than sums.
 
-    `encode_s` and `decode_s` are CPU time: of encoding what is sent, and of decoding and summing.
+    `encode_s` is CPU time for encoding what is sent; `decode_s` is CPU time for decoding and
+    summing.
     """
 
     def __init__(self, bucket: Bucket, role: Role, chunk: int, residual: Residual | None) -> None:
@@ -185,7 +156,7 @@ class ChunkReduction:
         self._encoded: Encoded | None = None
         """The own part, if its rank encoded it, until it is sent."""
         self._part: Part | None = None
-        """What all others decode of the own part; None: they do not, it is `values`."""
+        """What all others decode of the own part. None: nobody decodes it, and it is `values`."""
         self._frames: dict[int, Frame] = {}
         """What the other members sent, until it is summed."""
         self._is_summed = False
@@ -194,9 +165,9 @@ class ChunkReduction:
         self.decode_s = 0.0
 
     def handle(self, event: Event) -> Iterator[Action]:
-        """Apply one event, and return what to do: each before the next one is asked for.
+        """Apply one event and yield what to do; each action is done before the next is asked for.
 
-        On one thread from beginning to end.
+        One thread takes all actions of an event.
 
         Raises:
             CorruptDataError: a payload does not hold the chunk.
@@ -241,7 +212,7 @@ class ChunkReduction:
             weight += own.weight if member == role.site else self._frames[member].weight
         if role.parent is not None:
             if len(role.members) > 1:
-                self._add_up(None)
+                self._add_up(own, None)
                 encoded = self._encode(own.values)
             else:
                 encoded = self._encode_part(own)
@@ -251,7 +222,7 @@ class ChunkReduction:
         divisor = np.float32(weight)
         if not divisor > 0:
             raise NoTokensError(f"no site has a token behind {self._name}: nothing to divide by")
-        self._add_up(divisor)
+        self._add_up(own, divisor)
         self._is_finished = True
         if role.children:
             encoded = self._encode(own.values)
@@ -272,23 +243,19 @@ class ChunkReduction:
         yield from (Send(child, frame) for child in self._role.children)
         yield Finish(frame.weight)
 
-    def _add_up(self, divisor: np.float32 | None) -> None:
+    def _add_up(self, own: Own, divisor: np.float32 | None) -> None:
         """Sum all parts in site order, in place of the own one; divide the sum, if asked."""
-        own, role = self._own, self._role
-        assert own is not None
+        role = self._role
         frames, self._frames = self._frames, {}
         with self._decoding():
             parts = [
-                self._own_part(own)
+                (FloatPart(own.values) if self._part is None else self._part)
                 if member == role.site
                 else self._codec.part(frames[member].payload, self._numel)
                 for member in role.members
             ]
             self._part = None
             add_up(parts, own.values, divisor)
-
-    def _own_part(self, own: Own) -> Part:
-        return FloatPart(own.values) if self._part is None else self._part
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
@@ -305,12 +272,9 @@ class ChunkReduction:
         return self._encode(own.values) if self._encoded is None else self._encoded
 
     def _encode(self, values: Floats) -> Encoded:
-        return self._timed(functools.partial(self._encode_now, values))
-
-    def _encode_now(self, values: Floats) -> Encoded:
-        if self._residual is not None:
-            return self._residual.encode(self._codec, values)
-        return self._codec.encode_owed(values, None)
+        if self._residual is None:
+            return self._timed(lambda: self._codec.encode_owed(values, None))
+        return self._timed(functools.partial(self._residual.encode, self._codec, values))
 
     def _timed(self, encode: Callable[[], Encoded]) -> Encoded:
         begun_s = self._bucket.cpu_s()
@@ -334,3 +298,134 @@ class ChunkReduction:
     @property
     def _name(self) -> str:
         return f"round {self._bucket.round} bucket {self._bucket.index} chunk {self._chunk}"
+
+
+class BucketReduction:
+    """All chunks of one bucket at one site: their machines, and which frames may come for them."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        plan: ReductionPlan,
+        own_roles: tuple[Role, ...],
+        residuals: BucketResiduals | None,
+    ) -> None:
+        """Begin with no chunk.
+
+        Args:
+            bucket: which one, and how it is cut.
+            plan: the plan of its round.
+            own_roles: this site's roles in that plan, as `roles` returns them.
+            residuals: what lossy codecs lost in the rounds before. None: no error feedback.
+        """
+        self.bucket = bucket
+        self._residuals = residuals
+        self._plan = plan
+        self._roles = own_roles
+        self._chunks: dict[int, ChunkReduction] = {}
+
+    def chunk(self, index: int) -> ChunkReduction:
+        """Return the machine of one chunk."""
+        machine = self._chunks.get(index)
+        if machine is None:
+            role = self._role(index)
+            residual = None
+            if self._residuals is not None and not self.bucket.codecs[role.tree].lossless:
+                residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
+            machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
+        return machine
+
+    @property
+    def is_gather(self) -> bool:
+        """Whether every site sends its part to every other."""
+        return self._plan.is_gather
+
+    def readers(self, chunk: int) -> tuple[int, ...]:
+        """Return the sites that get this site's part of a chunk, or the sum that is formed here."""
+        role = self._role(chunk)
+        return role.audience if role.parent is None else (role.parent,)
+
+    def codec(self, chunk: int) -> Codec:
+        """Return the codec of a chunk's tree."""
+        return self.bucket.codecs[self._role(chunk).tree]
+
+    def _role(self, chunk: int) -> Role:
+        turn = self.bucket.grid.turn(self.bucket.index, chunk)
+        return self._roles[self._plan.tree_index(turn)]
+
+    def check(self, sender: int, frame: Frame) -> None:
+        """Compare a frame of this bucket with this site's own plan, before anything is decoded.
+
+        Raises:
+            StaleGenerationError: it belongs to another generation.
+            LayoutMismatchError: its bucket is not what the same bucket is here.
+            RemoteProtocolError: `sender` may not send this.
+        """
+        key, bucket = frame.key, self.bucket
+        name = f"round {key.round} bucket {key.bucket}"
+        if frame.generation != bucket.generation:
+            raise StaleGenerationError(
+                f"{name} of generation {frame.generation}; this is {bucket.generation}"
+            )
+        if frame.numel != bucket.grid.numel:
+            raise LayoutMismatchError(
+                f"{name} has {frame.numel} elements there and {bucket.grid.numel} here"
+            )
+        if frame.layout != bucket.layout:
+            raise LayoutMismatchError(f"{name} holds other parameters there than here")
+        if key.chunk >= bucket.grid.num_chunks:
+            raise RemoteProtocolError(
+                f"{name} has {bucket.grid.num_chunks} chunks; number {key.chunk} came"
+            )
+        self._check_part(sender, frame)
+
+    def _check_part(self, sender: int, frame: Frame) -> None:
+        key = frame.key
+        name = f"round {key.round} bucket {key.bucket} chunk {key.chunk}"
+        role = self._role(key.chunk)
+        codec = self.bucket.codecs[role.tree]
+        if frame.codec != codec.number:
+            raise LayoutMismatchError(
+                f"{name} came with codec number {frame.codec}; here it is {codec.name}"
+            )
+        if key.kind is Kind.CONTRIBUTION:
+            allowed = sender != role.site and sender in role.members and key.site == sender
+        else:
+            allowed = role.parent is not None and sender == role.parent and key.site == role.root
+        if not allowed or frame.tree != role.tree:
+            raise RemoteProtocolError(f"{name}: this {key.kind.name.lower()} is not its to send")
+        if not (math.isfinite(frame.weight) and 0 <= frame.weight <= WEIGHT_MAX):
+            raise RemoteProtocolError(f"{name}: a weight of {frame.weight}")
+        most_bytes = codec.max_bytes(self.bucket.grid.span(key.chunk)[1])
+        if len(frame.payload) > most_bytes:
+            raise RemoteProtocolError(f"{name}: {len(frame.payload)} bytes, at most {most_bytes}")
+
+
+def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> None:
+    """Write the sum of all parts to `out`, divided if there is a divisor.
+
+    A sum that is not a number is the NaN 0x7FC00000; a single part's NaN is what it was.
+
+    Args:
+        parts: one at least; they may lie in `out`.
+        out: float32, shape (n,).
+        divisor: above 0.
+    """
+    first, *others = parts
+    last_divisor = _ONE if divisor is None else divisor
+    if not others:
+        if not first.fills(out):
+            first.apart_from(out).write(out)
+        if divisor is not None:
+            floats.divide(out, divisor)
+        return
+    if others[0].fills(out):  # of two, the order changes no bit, and this one need not be moved
+        first, others[0] = others[0], first
+    others = [part.apart_from(out) for part in others]
+    divisors = [_ONE] * (len(others) - 1) + [last_divisor]
+    if first.fills(out):
+        others[0].add(out, divisors[0])
+    else:
+        others[0].write_sum(first.apart_from(out), out, divisors[0])
+    for part, each in zip(others[1:], divisors[1:], strict=True):
+        part.add(out, each)

@@ -1,0 +1,214 @@
+"""When own chunks are sent, and rounds that wait for the outcome of a proposed plan.
+
+Real executors: over links that take little, to peers that keep little.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
+from protos.frame import HEADER_BYTES, Frame, pack
+from sites.gateway.links.peer_links import Link
+from sites.gateway.proposal import Proposal
+from sites.gateway.reduction import executor
+from sites.gateway.reduction.bucket import Post
+from sites.gateway.reduction.credit import FRAME_BYTES
+from tests.fakes.exchanges import Exchanges
+from topology.trees.trees import ReductionPlan, star
+
+DEADLINE_S = 20.0
+CHUNK_BYTES = 1 << 10
+BUCKET_CHUNKS = 4
+NUM_BUCKETS = 32
+PLANS = {
+    "gather": ReductionPlan(2, (), ""),
+    "trees": ReductionPlan(2, (star(2, 0), star(2, 1)), ""),
+}
+
+
+class NarrowLink:
+    """Frames that wait, in order, and one connection with a window of four frames."""
+
+    window_bytes = 4 * (CHUNK_BYTES + HEADER_BYTES)
+    ahead_bytes = 2 * window_bytes
+    num_channels = 1
+    rtt_s = 0.001
+    bytes_per_s = 1e9
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source, self.target = source, target
+        self.unsent: list[tuple[tuple[int, int, int, int], bytes]] = []
+        self.under_way: deque[bytes] = deque()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return sum(len(data) for _, data in self.unsent)
+
+    def send(self, frame: Frame, raw_bytes: int) -> int:
+        assert raw_bytes == CHUNK_BYTES
+        key, data = frame.key, pack(frame)
+        heapq.heappush(self.unsent, ((key.round, key.bucket, key.chunk, key.kind), data))
+        return len(data)
+
+    def step(self, sites: Exchanges) -> bool:
+        """Let a frame leave, or the peer take one over; return whether either could be."""
+        if self.unsent and sum(map(len, self.under_way)) < self.window_bytes:
+            self.under_way.append(heapq.heappop(self.unsent)[1])
+            sites.exchanges[self.source].pump()
+            sites.pools[self.source].run()
+            return True
+        if not self.under_way:
+            return False
+        sites.deliver(self.source, self.target, self.under_way.popleft())
+        return True
+
+
+def post(sites: Exchanges, site: int, rank: int, bucket: int) -> None:
+    numel = BUCKET_CHUNKS * CHUNK_BYTES // 4
+    values = np.full(numel // 2, 1 + site, dtype=np.float32)
+    sites.post(
+        site,
+        rank,
+        Post(round=0, bucket=bucket, numel=numel, layout=7, weight=1.0, exact=False, values=values),
+    )
+
+
+def two_sites(plan: ReductionPlan) -> tuple[Exchanges, list[NarrowLink]]:
+    """Return sites of two ranks each, that keep four frames of a peer, and both links."""
+    held_bytes = 4 * (FRAME_BYTES + CHUNK_BYTES)
+    sites = Exchanges(plan, "fp32", (2, 2), chunk_bytes=CHUNK_BYTES, held_bytes=held_bytes)
+    links = [NarrowLink(0, 1), NarrowLink(1, 0)]
+    for link in links:
+        own = cast("Mapping[tuple[int, int], Link]", {(link.target, 0): link})
+        sites.exchanges[link.source].connect(own)
+    return sites, links
+
+
+def carry(sites: Exchanges, links: list[NarrowLink]) -> None:
+    """Move frames until none can be moved."""
+    while any(link.step(sites) for link in links):
+        assert not sites.failures
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_different_ranks_may_be_late_at_different_sites(plan: ReductionPlan) -> None:
+    """No site fills the other with what that cannot sum yet, and then has no room for the rest."""
+    sites, links = two_sites(plan)
+    for is_late in (False, True):
+        for bucket in range(NUM_BUCKETS):
+            for site in range(2):
+                post(sites, site, site ^ is_late, bucket)
+            carry(sites, links)
+    assert len(sites.reduced) == 2 * 2 * NUM_BUCKETS
+
+
+def test_buckets_are_sent_in_order_once_all_ranks_have_posted_them() -> None:
+    sites, links = two_sites(PLANS["gather"])
+    for bucket in (0, 1):
+        post(sites, 0, 1, bucket)
+    assert not links[0].unsent
+    post(sites, 0, 0, 0)
+    assert [order[:3] for order, _ in sorted(links[0].unsent)] == [(0, 0, c) for c in range(4)]
+
+
+def a_proposal(plan: ReductionPlan, *, from_round: int) -> Proposal:
+    return Proposal(epoch=1, from_round=from_round, plan=plan, codecs=("fp32",))
+
+
+def a_post(round_: int) -> Post:
+    part = np.ones(8, dtype=np.float32)
+    return Post(round=round_, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
+
+
+def test_a_rank_waits_at_the_first_round_until_the_outcome_is_known() -> None:
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    exchange = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
+    assert exchange.propose(a_proposal(plan, from_round=1)) == (True, -1)
+    posting = threading.Thread(target=exchange.post, args=(0, a_post(1)), daemon=True)
+    posting.start()
+    posting.join(0.05)
+    assert posting.is_alive(), "it has to wait"
+    assert exchange.round == -1
+    exchange.decide(1, commit=True)
+    posting.join(DEADLINE_S)
+    assert not posting.is_alive()
+    assert exchange.begun is not None
+    assert (exchange.begun.epoch, exchange.begun.round) == (1, 1)
+
+
+def test_nobody_waits_for_an_outcome_for_ever() -> None:
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    exchange = Exchanges(plan, "fp32", (1, 1), peer_lost_s=0.01).exchanges[0]
+    exchange.propose(a_proposal(plan, from_round=1))
+    with pytest.raises(DeadlineExceededError, match="round 1 has waited"):
+        exchange.post(0, a_post(1))
+    exchange.close()
+    patient = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
+    patient.propose(a_proposal(plan, from_round=1))
+    patient.close()
+    with pytest.raises(PeerLostError, match="stopping"):
+        patient.post(0, a_post(1))
+
+
+def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ReductionPlan(2, (star(2, 0),), "")
+    exchange = Exchanges(plan, "fp32", (1, 1), peer_lost_s=10.0).exchanges[0]
+    exchange.propose(a_proposal(plan, from_round=1))
+    now_s, num_waits = 100.0, 0
+
+    def wait(wait_s: float) -> None:
+        nonlocal now_s, num_waits
+        num_waits += 1
+        now_s += wait_s if num_waits > 1 else 3600.0
+        if num_waits > 25:
+            exchange.decide(1, commit=True)
+
+    clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=lambda: 0.0)
+    monkeypatch.setattr(executor, "time", clock)
+    monkeypatch.setattr(exchange._condition, "wait", wait)
+    exchange.post(0, a_post(1))
+    assert num_waits == 26
+    exchange.close()
+
+
+def test_what_comes_too_late_or_twice_is_not_kept() -> None:
+    plan = ReductionPlan(2, (star(2, 1),), "")
+    exchange = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
+    exchange.post(0, a_post(0))
+    plans = exchange
+    proposal = a_proposal(plan, from_round=5)
+    assert plans.propose(replace(proposal, from_round=0)) == (False, 0), "it has begun"
+    assert plans.propose(replace(proposal, epoch=2)) == (True, 0)
+    assert plans.propose(replace(proposal, epoch=1)) == (False, 0), "a later one came first"
+    plans.decide(3, commit=False)
+    assert plans.propose(replace(proposal, epoch=3)) == (False, 0), "given up before it came"
+    assert plans.propose(replace(proposal, epoch=4)) == (True, 0)
+    with pytest.raises(LocalProtocolError, match="not kept here"):
+        plans.decide(5, commit=True)
+    assert plans.propose(replace(proposal, epoch=6)) == (True, 0)
+    plans.decide(6, commit=True)
+    assert plans.propose(replace(proposal, epoch=7)) == (False, 0), "two plans for one round"
+    assert plans.propose(replace(proposal, epoch=8, from_round=6)) == (True, 0)
+
+
+def test_links_are_needed_for_as_long_as_a_plan_is() -> None:
+    before, after = (ReductionPlan(3, (star(3, hub),), "") for hub in (1, 2))
+    exchange = Exchanges(before, "fp32", (1, 1, 1)).exchanges[0]
+    plans = exchange
+    assert [plans.needs(site) for site in (1, 2)] == [True, False]
+    plans.propose(a_proposal(after, from_round=1))
+    assert plans.needs(2)
+    plans.decide(1, commit=True)
+    for round_, needed in ((0, [True, True]), (1, [True, True]), (2, [False, True])):
+        exchange.post(0, a_post(round_))
+        assert [plans.needs(site) for site in (1, 2)] == needed, round_
