@@ -62,7 +62,7 @@ def import_command(
     """Turn a map into a topology: node-link JSON (NetworkX, topohub) or GraphML (Topology Zoo)."""
     from orchestrator.documents import read_text
     from topology.catalogue.accelerators import catalogue, suggestion
-    from topology.importing.importing import Wishes, import_topology
+    from topology.importing.map_import import Wishes, import_topology
 
     if accelerator not in catalogue():
         hint = suggestion(accelerator, ()) or "; `isthmus topology accelerators` lists them"

@@ -29,7 +29,7 @@ from topology.documents.load import document_kind, load_job, load_topology, spli
 from topology.errors import ConfigError
 from topology.faults.loading import load_faults
 from topology.faults.script import expand
-from topology.importing.importing import Wishes, import_topology
+from topology.importing.map_import import Wishes, import_topology
 from topology.measured.editing import with_measured
 from topology.model.reduction_plans import plan_reduction
 from topology.text.yaml_document import read_document

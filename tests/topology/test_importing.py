@@ -11,9 +11,9 @@ import pytest
 from topology.documents.load import load_topology
 from topology.errors import ConfigError
 from topology.geography import great_circle_km
-from topology.importing.cities import cities, nearest_city, place_of
-from topology.importing.importing import Imported, Wishes, import_topology, read_map
-from topology.importing.names import plain, unique_names
+from topology.importing.map_files import read_map
+from topology.importing.map_import import Imported, Wishes, import_topology
+from topology.importing.places import cities, nearest_city, place_of, plain, unique_names
 from topology.world import Topology
 
 MAPS = Path(__file__).parent / "maps"
