@@ -24,7 +24,7 @@ from orchestrator.run_folder.home import home_folder
 from topology.world import EMULATORS
 
 if TYPE_CHECKING:
-    from orchestrator.core.events import Endpoint
+    from orchestrator.core.run_events import Endpoint
     from topology.world import Topology
 
 _BELONGING = {"check": ("emulator", "set", "quick"), "clean": (), "enter": (), "apply": ()}
@@ -155,7 +155,7 @@ def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -
 
 def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
     """Return what --serve names; the second of a site is its node 1, and so on."""
-    from orchestrator.core.events import Endpoint
+    from orchestrator.core.run_events import Endpoint
 
     sites = [site.name for site in topology.sites]
     served: list[Endpoint] = []

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
-from orchestrator.core.wan_stage import FALLBACK
+from orchestrator.core.run_machine import FALLBACK
 from orchestrator.documents import load_topology_file
 from orchestrator.emulator.backend import NETNS, RELAY
 from orchestrator.emulator.self_check import (

@@ -17,12 +17,11 @@ from orchestrator.coordinator.replanning import Replanning, link_reported, setti
 from orchestrator.coordinator.run_wan import RunWan
 from orchestrator.coordinator.submission import Submission
 from orchestrator.coordinator.wan import FaultPlan
-from orchestrator.core import events, replan_events
-from orchestrator.core.metrics import RunMetrics
-from orchestrator.core.run import RunMachine
-from orchestrator.core.states import RunState
-from orchestrator.core.summary import summarise
-from orchestrator.core.view import RunView
+from orchestrator.core import replan_machine, run_events
+from orchestrator.core.run_events import RunState
+from orchestrator.core.run_machine import RunMachine
+from orchestrator.core.run_metrics import RunMetrics, summarise
+from orchestrator.core.run_view import RunView
 from orchestrator.run_folder.log_files import LogWriter
 from orchestrator.run_folder.run_files import RunFiles
 from protos.control.v1 import control_pb2
@@ -95,7 +94,7 @@ class ActiveRun:
         """Return the run as operators see it now."""
         return run_message(self.view, self._progress())
 
-    def handle(self, event: events.Event) -> None:
+    def handle(self, event: run_events.Event) -> None:
         """Let the core decide on an event, and do what it says.
 
         Raises:
@@ -105,10 +104,10 @@ class ActiveRun:
         with self._writing():
             for action in self._machine.handle(event, time.monotonic()):
                 self._do(action)
-        if isinstance(event, events.Ticked | events.SiteEnded | events.SiteLost):
+        if isinstance(event, run_events.Ticked | run_events.SiteEnded | run_events.SiteLost):
             self.replan(event)
 
-    def replan(self, event: replan_events.Event) -> None:
+    def replan(self, event: replan_machine.Event) -> None:
         """Let the core decide whether the plan is made again, for as long as the run is active.
 
         Raises:
@@ -159,7 +158,7 @@ class ActiveRun:
         Raises:
             JournalError: as for `handle`.
         """
-        self.handle(events.Ticked())
+        self.handle(run_events.Ticked())
         now_s = time.monotonic()
         if not self.has_ended and now_s - self._saved_s >= PROGRESS_S:
             self._saved_s = now_s
@@ -178,25 +177,25 @@ class ActiveRun:
 
     # ------------------------------------------------------------ actions
 
-    def _do(self, action: events.Action) -> None:
+    def _do(self, action: run_events.Action) -> None:
         match action:
-            case events.RecordEvent():
+            case run_events.RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
                 if action.kind == "run.active":
                     self._wan.play()
                     self._watch_links()
-            case events.SendPrepare():
+            case run_events.SendPrepare():
                 self._send(action.site, self._prepare(action.namespace))
-            case events.OpenNamespaces() | events.OpenRelay():
+            case run_events.OpenNamespaces() | run_events.OpenRelay():
                 self._wan.open(action)
-            case events.SendStart():
+            case run_events.SendStart():
                 start = control_pb2.Start(
                     run_id=self.run_id,
                     generation=self.generation,
                     endpoints=endpoint_messages(action.endpoints),
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(start=start))
-            case events.SendStop():
+            case run_events.SendStop():
                 stop = control_pb2.Stop(
                     run_id=self.run_id,
                     generation=self.generation,
@@ -204,7 +203,7 @@ class ActiveRun:
                     grace_s=action.grace_s,
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(stop=stop))
-            case events.FinishRun():
+            case run_events.FinishRun():
                 self._finish()
 
     def _record(self, kind: str, site: str = "", detail: dict[str, Any] | None = None) -> None:
@@ -236,7 +235,7 @@ class ActiveRun:
                 record=self._record,
             )
 
-    def _prepare(self, namespace: events.Namespace | None) -> control_pb2.CoordinatorMessage:
+    def _prepare(self, namespace: run_events.Namespace | None) -> control_pb2.CoordinatorMessage:
         submission = self._submission
         prepare = control_pb2.Prepare(
             run_id=self.run_id,

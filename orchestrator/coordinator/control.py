@@ -18,7 +18,7 @@ from orchestrator.coordinator.run_messages import OF_RUN, take
 from orchestrator.coordinator.sessions import Session, Sessions
 from orchestrator.coordinator.submission import checked
 from orchestrator.coordinator.wan import FaultPlan
-from orchestrator.core import events
+from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
 from orchestrator.run_folder.home import is_run_id
 from protos.control.v1 import control_pb2
@@ -66,7 +66,7 @@ class Control:
         self._sites = tuple(site.name for site in topology.sites)
         self._sessions = Sessions(self._sites, self._topology_hash)
         self._leases = Leases(self.timeouts.lease_s)
-        self._ended_agents: dict[str, events.AgentEnded] = {}
+        self._ended_agents: dict[str, run_events.AgentEnded] = {}
         self._journal = journal
         self.known = KnownRuns(journal, lambda: self.latest)
         self._runs = runs
@@ -116,7 +116,7 @@ class Control:
         session.send(control_pb2.CoordinatorMessage(welcome=welcome))
         self._ended_agents.pop(session.site, None)
         log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
-        self._tell(events.SiteJoined(session.site, session.host))
+        self._tell(run_events.SiteJoined(session.site, session.host))
         return session
 
     def leave(self, session: Session, why: str) -> None:
@@ -128,7 +128,7 @@ class Control:
     def agent_ended(self, site: str, message: str, log_path: str) -> None:
         """An agent that this process started has ended, which may be before it ever joined."""
         if self._sessions.get(site) is None:
-            ended = events.AgentEnded(site, message, log_path)
+            ended = run_events.AgentEnded(site, message, log_path)
             self._ended_agents[site] = ended
             self._tell(ended)
 
@@ -217,7 +217,7 @@ class Control:
         self.submitted.set()
         log.info("run %s submitted, generation %d", run_id, generation)
         for site, host in self._sessions.hosts().items():
-            run.handle(events.SiteJoined(site, host))
+            run.handle(run_events.SiteJoined(site, host))
         for ended in self._ended_agents.values():
             run.handle(ended)
         return run_id
@@ -230,7 +230,7 @@ class Control:
         """
         run_id = self.known.find(run_id)
         if self.latest is not None and self.latest.run_id == run_id:
-            self.latest.handle(events.CancelRequested(why))
+            self.latest.handle(run_events.CancelRequested(why))
         return self.known.message(run_id)
 
     # ------------------------------------------------------------ inside
@@ -252,9 +252,9 @@ class Control:
                 f"{message}, after this coordinator had itself stood still for {stall_s:.1f} s"
             )
         log.info("%s", message)
-        self._tell(events.SiteLost(site, message, silent_s))
+        self._tell(run_events.SiteLost(site, message, silent_s))
 
-    def _tell(self, event: events.Event) -> None:
+    def _tell(self, event: run_events.Event) -> None:
         if self.latest is not None:
             self.latest.handle(event)
 

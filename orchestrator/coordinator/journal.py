@@ -1,6 +1,6 @@
 """The coordinator's memory: SQLite, append-only events, one writer, readable after any crash.
 
-A run's view is the fold of its events (orchestrator/core/view.py). Beside them stand the last
+A run's view is the fold of its events (orchestrator/core/run_view.py). Beside them stand the last
 metrics of each run, overwritten about once a second: what people see, nothing that decisions rest
 on.
 """
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.coordinator.journal_rows import COLUMNS, ended_after, event_of, object_of
-from orchestrator.core.view import RecordedEvent, RunView, coordinator_lost, fold
+from orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
 from orchestrator.state_lock import LOCK, is_abandoned, lock
 from protos.errors import IsthmusError
 

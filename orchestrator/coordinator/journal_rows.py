@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orchestrator.core.view import RecordedEvent
+from orchestrator.core.run_view import RecordedEvent
 
 COLUMNS = "sequence, wall_s, run_id, generation, kind, site, detail"
 """Of a row, in this order."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.messages import run_message
-from orchestrator.core.view import RecordedEvent
+from orchestrator.core.run_view import RecordedEvent
 from protos.control.v1 import control_pb2
 from protos.errors import NotFoundError
 

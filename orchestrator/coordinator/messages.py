@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.events import Endpoint, Namespace
-from orchestrator.core.view import RecordedEvent, RunView
+from orchestrator.core.run_events import Endpoint, Namespace
+from orchestrator.core.run_view import RecordedEvent, RunView
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 from protos.failure import Failure

@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.coordinator.journal import JournalError
 from orchestrator.coordinator.reduction_json import reduction_from, reduction_to
-from orchestrator.core.replan_events import (
+from orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,

@@ -1,6 +1,6 @@
 """Keeps an active run's plan fit for its links.
 
-Carries out what orchestrator/core/replan.py decides.
+Carries out what orchestrator/core/replan_machine.py decides.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.coordinator.replanner import Replanner
-from orchestrator.core import replan_events
-from orchestrator.core.events import RecordEvent
-from orchestrator.core.plan_switch import ReductionPrepared
-from orchestrator.core.replan import ReplanMachine
+from orchestrator.core import replan_machine
+from orchestrator.core.replan_machine import ReductionPrepared, ReplanMachine
+from orchestrator.core.run_events import RecordEvent
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.documents.load import load_job
@@ -78,7 +77,7 @@ class Replanning:
         self._send = send
         self._record = record
 
-    def handle(self, event: replan_events.Event) -> None:
+    def handle(self, event: replan_machine.Event) -> None:
         """Let the core decide on an event, and do what it says.
 
         Raises:
@@ -91,13 +90,13 @@ class Replanning:
         """End what plans. Idempotent."""
         await self._planner.close()
 
-    def _do(self, action: replan_events.Action) -> None:
+    def _do(self, action: replan_machine.Action) -> None:
         match action:
             case RecordEvent():
                 self._record(action.kind, action.site, dict(action.detail))
-            case replan_events.PlanAgain():
+            case replan_machine.PlanAgain():
                 self._planner.plan(action)
-            case replan_events.SendPrepareReduction():
+            case replan_machine.SendPrepareReduction():
                 prepare = control_pb2.PrepareReduction(
                     **self._name,
                     epoch=action.epoch,
@@ -105,20 +104,20 @@ class Replanning:
                     trees=tree_messages(action.reduction),
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(prepare_reduction=prepare))
-            case replan_events.SendDecideReduction():
+            case replan_machine.SendDecideReduction():
                 decide = control_pb2.DecideReduction(
                     **self._name, epoch=action.epoch, commit=action.commit
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(decide_reduction=decide))
 
 
-def link_reported(site: str, metric: control_pb2.Metric) -> replan_events.LinkReported | None:
+def link_reported(site: str, metric: control_pb2.Metric) -> replan_machine.LinkReported | None:
     """Return what a site's metric says of one of its links; None if it is of another kind."""
     labels = metric.labels
     if metric.kind != metrics.LINK or labels.get("source") != site:
         return None
     target, node = labels.get("target", ""), labels.get("node", "")
-    return replan_events.LinkReported(site, target, node, metric.step, dict(metric.values))
+    return replan_machine.LinkReported(site, target, node, metric.step, dict(metric.values))
 
 
 def tree_messages(reduction: Reduction) -> list[control_pb2.ReductionTree]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from orchestrator.coordinator.active_run import ActiveRun
 from orchestrator.coordinator.messages import endpoints_from, failure_from
 from orchestrator.coordinator.replanning import prepared_from
-from orchestrator.core import events
-from orchestrator.core.replan_events import ReductionBegun
+from orchestrator.core import run_events
+from orchestrator.core.replan_machine import ReductionBegun
 from protos.control.v1 import control_pb2
 
 OF_RUN = frozenset(
@@ -43,15 +43,15 @@ def take(
     match message.WhichOneof("kind"):
         case "prepared":
             endpoints = endpoints_from(message.prepared.endpoints, site)
-            run.handle(events.SitePrepared(site, endpoints))
+            run.handle(run_events.SitePrepared(site, endpoints))
         case "running":
-            run.handle(events.SiteRunning(site))
+            run.handle(run_events.SiteRunning(site))
         case "ended":
             now_s = time.monotonic()
             failures = tuple(
                 failure_from(each, site, sites, now_s) for each in message.ended.failures
             )
-            run.handle(events.SiteEnded(site, message.ended.succeeded, failures))
+            run.handle(run_events.SiteEnded(site, message.ended.succeeded, failures))
         case "metrics":
             run.add_metrics(site, message.metrics)
         case "digest":
@@ -63,8 +63,8 @@ def take(
             run.replan(ReductionBegun(site, begun.epoch, begun.round))
 
 
-def _digest(site: str, digest: control_pb2.Digest) -> events.DigestReported:
-    return events.DigestReported(
+def _digest(site: str, digest: control_pb2.Digest) -> run_events.DigestReported:
+    return run_events.DigestReported(
         site=site,
         rank=digest.rank,
         step=digest.step,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.coordinator.wan import FaultPlan, Listeners, NamespacesRefusedError, Wan
-from orchestrator.core import events
+from orchestrator.core import run_events
 from orchestrator.emulator.backend import EmulatorError
 from orchestrator.run_folder.home import LOG
 from topology.faults.script import Pause, TimedChange
@@ -28,7 +28,7 @@ class RunWan:
         faults: FaultPlan | None,
         folder: Path,
         *,
-        handle: Callable[[events.Event], None],
+        handle: Callable[[run_events.Event], None],
         record: Callable[[str, str, dict[str, Any]], None],
         add_metrics: Callable[[Iterable[Mapping[str, Any]]], None],
     ) -> None:
@@ -49,10 +49,12 @@ class RunWan:
         listeners = Listeners(on_end=self._ended, on_fault=self._faulted, on_metrics=add_metrics)
         self._wan = Wan(topology, Timeouts.derive(topology.failure).start_s, faults, listeners)
 
-    def open(self, asked: events.OpenNamespaces | events.OpenRelay) -> None:
+    def open(self, asked: run_events.OpenNamespaces | run_events.OpenRelay) -> None:
         """Begin to open what the core asks for; it is told what came of it."""
         opening = (
-            self._namespaces() if isinstance(asked, events.OpenNamespaces) else self._relay(asked)
+            self._namespaces()
+            if isinstance(asked, run_events.OpenNamespaces)
+            else self._relay(asked)
         )
         self._opening = asyncio.create_task(self._open(opening), name="open-wan")
 
@@ -67,7 +69,7 @@ class RunWan:
             await asyncio.wait([self._opening])
         await self._wan.close()
 
-    async def _open(self, opening: Awaitable[events.Event]) -> None:
+    async def _open(self, opening: Awaitable[run_events.Event]) -> None:
         """Wait for the emulator and tell the core that it is up, or that it is not."""
         try:
             event = await opening
@@ -79,19 +81,19 @@ class RunWan:
         else:
             self._handle(event)
 
-    async def _namespaces(self) -> events.Event:
+    async def _namespaces(self) -> run_events.Event:
         try:
-            return events.NamespacesOpened(await self._wan.open_namespaces())
+            return run_events.NamespacesOpened(await self._wan.open_namespaces())
         except NamespacesRefusedError as error:
-            return events.NamespacesRefused(str(error))
+            return run_events.NamespacesRefused(str(error))
 
-    async def _relay(self, action: events.OpenRelay) -> events.Event:
-        return events.RelayOpened(await self._wan.open_relay(action.endpoints))
+    async def _relay(self, action: run_events.OpenRelay) -> run_events.Event:
+        return run_events.RelayOpened(await self._wan.open_relay(action.endpoints))
 
     def _ended(self, message: str) -> None:
         # What the emulator wrote to stderr is there too, if the run is an embedded one.
         log = self._folder / LOG
-        self._handle(events.EmulatorEnded(message, str(log) if log.is_file() else ""))
+        self._handle(run_events.EmulatorEnded(message, str(log) if log.is_file() else ""))
 
     def _faulted(self, timed: TimedChange) -> None:
         site = timed.change.site if isinstance(timed.change, Pause) else ""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.core.events import Endpoint, Namespace
+from orchestrator.core.run_events import Endpoint, Namespace
 from orchestrator.emulator.backend import (
     NETNS,
     RELAY,

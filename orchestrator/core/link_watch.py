@@ -20,12 +20,15 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
-from orchestrator.core.link_changes import BANDWIDTH, RTT, SAMPLES, LinkDrift, LinkForgotten
 from protos import metrics
 from topology.measured.measured_links import LinkFigures, Pair
 from topology.plan_wishes import Replan
+from topology.units import format_duration, format_rate
 from topology.world import Topology
 
+SAMPLES = 5
+"""A figure is their median."""
+BANDWIDTH, RTT = "bandwidth", "rtt"
 LIMITED_MIN_S = 0.1
 """Of a measurement: a processor's turns take some milliseconds of it.
 
@@ -35,6 +38,68 @@ RTT_MIN_S = 0.01
 """A round trip that differs by less is a processor's turn, not a way through the WAN."""
 BELIEVED = 10
 """Times `lasting`: so long a link's measurement is believed without another, the first time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkDrift:
+    """One figure of a directed link that has been off for long."""
+
+    source: str
+    target: str
+    what: str
+    """`bandwidth` or `rtt`."""
+    assumed: float
+    """Bytes per second or seconds: what the plan counts on."""
+    measured: float
+    for_s: float
+
+    def __str__(self) -> str:
+        form = format_rate if self.what == BANDWIDTH else format_duration
+        how = (
+            f"median of {SAMPLES} measurements while the link was the limit"
+            if self.what == BANDWIDTH
+            else "median of greetings on the idle link"
+        )
+        return (
+            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} for "
+            f"{self.for_s:.3g} s, {form(_short(self.assumed))} planned "
+            f"({self.measured / max(self.assumed, 1e-9) - 1:+.0%}; {how})"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as JSON values."""
+        names = ("source", "target", "what", "assumed", "measured", "for_s")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkForgotten:
+    """One figure of a directed link that has not been measured for long.
+
+    It is taken to be as described.
+    """
+
+    source: str
+    target: str
+    what: str
+    """`bandwidth` or `rtt`."""
+    measured: float
+    """Bytes per second or seconds: what the plan has counted on."""
+    described: float
+    for_s: float
+
+    def __str__(self) -> str:
+        form = format_rate if self.what == BANDWIDTH else format_duration
+        return (
+            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} has not "
+            f"been measured again for {self.for_s:.3g} s, so {form(_short(self.described))} is "
+            "planned with, as described"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as JSON values."""
+        names = ("source", "target", "what", "measured", "described", "for_s")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(slots=True)
@@ -224,3 +289,8 @@ def _off(what: str, value: float, expected: float) -> float:
 def _times_off(measured: float, assumed: float) -> float:
     """Return how many times a figure is the other, whichever is larger."""
     return max(measured, assumed) / max(min(measured, assumed), 1e-12)
+
+
+def _short(value: float) -> float:
+    """Return a figure in three significant digits, in bits as in bytes."""
+    return float(f"{8 * value:.3g}") / 8

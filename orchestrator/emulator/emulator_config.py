@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from orchestrator.core.events import Endpoint
+from orchestrator.core.run_events import Endpoint
 from orchestrator.emulator.link_shape import LinkShape
 from topology.errors import ConfigError
 from topology.faults.script import Change, figures_of

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from orchestrator.coordinator.local_agents import ended_with
-from orchestrator.core.events import Endpoint
-from orchestrator.core.wan_stage import FALLBACK
+from orchestrator.core.run_events import Endpoint
+from orchestrator.core.run_machine import FALLBACK
 from orchestrator.emulator.backend import APPLY_S, NETNS, RELAY, Backend, EmulatorError, parse_ready
 from orchestrator.emulator.emulations import SOCKET, STATE
 from orchestrator.emulator.emulator_config import (

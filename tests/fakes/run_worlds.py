@@ -1,9 +1,8 @@
 """A run's machine with a clock, and what its sites say."""
 
-from orchestrator.core import events
-from orchestrator.core.events import Endpoint
-from orchestrator.core.run import RunMachine
-from orchestrator.core.states import RunState
+from orchestrator.core import run_events
+from orchestrator.core.run_events import Endpoint, RunState
+from orchestrator.core.run_machine import RunMachine
 from protos.failure import Failure
 from tests.fakes.worlds import topology
 
@@ -28,30 +27,30 @@ class World:
         self.now_s = 100.0
         described = topology(num_sites, ranks=ranks, emulate=emulate, emulator=emulator)
         self.machine = RunMachine(described, self.now_s)
-        self.actions: list[events.Action] = []
+        self.actions: list[run_events.Action] = []
 
-    def tell(self, *told: events.Event) -> list[events.Action]:
+    def tell(self, *told: run_events.Event) -> list[run_events.Action]:
         new = [action for event in told for action in self.machine.handle(event, self.now_s)]
         self.actions += new
         return new
 
-    def wait(self, seconds: float) -> list[events.Action]:
+    def wait(self, seconds: float) -> list[run_events.Action]:
         self.now_s += seconds
-        return self.tell(events.Ticked())
+        return self.tell(run_events.Ticked())
 
-    def sent(self, kind: type[events.Action]) -> list[str]:
+    def sent(self, kind: type[run_events.Action]) -> list[str]:
         return [action.site for action in self.actions if isinstance(action, kind)]  # type: ignore[union-attr]
 
     def is_in(self, state: RunState) -> bool:
         return self.machine.state is state
 
     @property
-    def finish(self) -> events.FinishRun:
-        (found,) = [each for each in self.actions if isinstance(each, events.FinishRun)]
+    def finish(self) -> run_events.FinishRun:
+        (found,) = [each for each in self.actions if isinstance(each, run_events.FinishRun)]
         return found
 
     def join(self) -> None:
-        self.tell(*(events.SiteJoined(site, f"host-{site}") for site in self.sites))
+        self.tell(*(run_events.SiteJoined(site, f"host-{site}") for site in self.sites))
 
     def prepare(self) -> None:
         self.join()
@@ -59,12 +58,12 @@ class World:
 
     def activate(self) -> None:
         self.prepare()
-        self.tell(*(events.SiteRunning(site) for site in self.sites))
+        self.tell(*(run_events.SiteRunning(site) for site in self.sites))
         assert self.is_in(RunState.ACTIVE)
 
 
-def prepared(site: str) -> events.SitePrepared:
-    return events.SitePrepared(site, (Endpoint(site, 0, "127.0.0.1", 1000 + ord(site)),))
+def prepared(site: str) -> run_events.SitePrepared:
+    return run_events.SitePrepared(site, (Endpoint(site, 0, "127.0.0.1", 1000 + ord(site)),))
 
 
 def failure(world: World, code: str, site: str, age_s: float = 0.0, **more: object) -> Failure:
@@ -78,9 +77,9 @@ def failure(world: World, code: str, site: str, age_s: float = 0.0, **more: obje
     )
 
 
-def digest(site: str, number: int) -> events.DigestReported:
-    return events.DigestReported(site, 0, 5, number, (1, number), ("0.weight", "2.weight"))
+def digest(site: str, number: int) -> run_events.DigestReported:
+    return run_events.DigestReported(site, 0, 5, number, (1, number), ("0.weight", "2.weight"))
 
 
-def recorded_events(world: World) -> list[events.RecordEvent]:
-    return [action for action in world.actions if isinstance(action, events.RecordEvent)]
+def recorded_events(world: World) -> list[run_events.RecordEvent]:
+    return [action for action in world.actions if isinstance(action, run_events.RecordEvent)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.coordinator.journal import JournalReader
-from orchestrator.core.view import RecordedEvent, fold
+from orchestrator.core.run_view import RecordedEvent, fold
 from tests.multiprocess.harness import RUN_S, Bench, topology_yaml
 
 JOB = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.coordinator.journal import FILE, Journal, JournalError, JournalReader
-from orchestrator.core.states import RunState, SiteState
+from orchestrator.core.run_events import RunState, SiteState
 from orchestrator.state_lock import StateLockedError
 
 SUBMITTED = {

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.coordinator.reduction_json import reduction_from, reduction_to
 from orchestrator.coordinator.replanner import Answer, Replanner
 from orchestrator.coordinator.replanning import settings_of
-from orchestrator.core.replan_events import (
+from orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,

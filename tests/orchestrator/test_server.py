@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.coordinator.journal import Journal, JournalError, JournalReader
 from orchestrator.coordinator.messages import run_message
-from orchestrator.core.view import RecordedEvent
+from orchestrator.core.run_view import RecordedEvent
 from protos.control.v1 import control_pb2 as pb
 from tests.fakes.coordinators import DEADLINE_S, active, coordinating, run_scenario, status_of
 from tests.fakes.worlds import JOB, topology_text

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.core.metrics import RunMetrics
+from orchestrator.core.run_metrics import RunMetrics
 from orchestrator.documents import read_text
 from orchestrator.evidence.record.step_timelines import StepTimeline, TimelineReader, hold_back
 from orchestrator.evidence.view import formats

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orchestrator.core.metrics import SiteMetrics
+from orchestrator.core.run_metrics import SiteMetrics
 from orchestrator.evidence.record.run_record import RunRecord, SiteSums
 from orchestrator.evidence.record.step_timelines import StepTimeline, choose
 from orchestrator.evidence.view.formats import known, ratio

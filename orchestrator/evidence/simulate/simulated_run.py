@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.coordinator.journal import Journal
-from orchestrator.core.metrics import RunMetrics
-from orchestrator.core.summary import summarise
+from orchestrator.core.run_metrics import RunMetrics, summarise
 from orchestrator.documents import Pair
 from orchestrator.run_folder.home import claim_run_folder
 from orchestrator.run_folder.run_files import RunFiles

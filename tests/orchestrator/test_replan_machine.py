@@ -1,30 +1,37 @@
 """The machine that plans a running job again.
 
-When, what it asks of sites, and that it never flaps.
+When it does, what it asks of sites, that it never flaps, and that sites hear one outcome.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
 
-from orchestrator.core import events, replan_events
-from orchestrator.core.events import RecordEvent
+from orchestrator.core import replan_machine, run_events
 from orchestrator.core.link_watch import BELIEVED
-from orchestrator.core.plan_switch import ReductionPrepared
-from orchestrator.core.replan import ATTEMPTS, ReplanMachine
-from orchestrator.core.replan_events import (
+from orchestrator.core.replan_machine import (
+    ATTEMPTS,
+    ROUND_MAX,
     LinkReported,
+    Outcome,
     PlanAgain,
     PlanningFailed,
+    PlanSwitch,
+    ReductionPrepared,
     RelaunchPlanned,
+    ReplanMachine,
+    RoundClock,
     SendDecideReduction,
     SendPrepareReduction,
     SwitchPlanned,
 )
+from orchestrator.core.run_events import RecordEvent
 from protos import metrics
 from tests.fakes.worlds import topology
 from topology.job import NamedTree, Reduction
@@ -48,32 +55,32 @@ class World:
         self.machine = ReplanMachine(topology(3), SETTINGS)
         self.now_s = 100.0
         self.round = 0
-        self.actions: list[replan_events.Action] = []
+        self.actions: list[replan_machine.Action] = []
         self._totals = [0.0, 0.0]
 
-    def tell(self, *told: replan_events.Event) -> list[replan_events.Action]:
+    def tell(self, *told: replan_machine.Event) -> list[replan_machine.Action]:
         new = [action for event in told for action in self.machine.handle(event, self.now_s)]
         self.actions += new
         return new
 
-    def go(self, seconds: float, bytes_per_s: float = PLANNED) -> list[replan_events.Action]:
-        new: list[replan_events.Action] = []
+    def go(self, seconds: float, bytes_per_s: float = PLANNED) -> list[replan_machine.Action]:
+        new: list[replan_machine.Action] = []
         for _ in range(int(2 * seconds)):
             self.now_s += 0.5
             self.round += 1
             self._totals[0] += 0.1 * bytes_per_s
             self._totals[1] += 0.1
             values = {metrics.LIMITED_BYTES: self._totals[0], metrics.LIMITED_S: self._totals[1]}
-            new += self.tell(LinkReported("a", "b", "0", self.round, values), events.Ticked())
+            new += self.tell(LinkReported("a", "b", "0", self.round, values), run_events.Ticked())
         return new
 
-    def leave(self, seconds: float) -> list[replan_events.Action]:
+    def leave(self, seconds: float) -> list[replan_machine.Action]:
         """No tree uses the link: rounds go on, and it is not measured."""
-        new: list[replan_events.Action] = []
+        new: list[replan_machine.Action] = []
         for _ in range(int(seconds)):
             self.now_s += 1.0
             self.round += 2
-            new += self.tell(LinkReported("c", "b", "0", self.round, {}), events.Ticked())
+            new += self.tell(LinkReported("c", "b", "0", self.round, {}), run_events.Ticked())
         return new
 
     def switch(self) -> None:
@@ -141,7 +148,7 @@ def test_all_sites_switch_at_a_round_that_none_has_begun() -> None:
     assert (decided[0].detail["before_s"], decided[0].detail["after_s"]) == (2.0, 0.5)
     assert decided[1:] == [SendDecideReduction(site, asked.epoch, commit=True) for site in SITES]
     assert "10Mbit/s" in str(decided[0].detail["note"])
-    (begun,) = world.tell(replan_events.ReductionBegun("b", asked.epoch, asked.from_round))
+    (begun,) = world.tell(replan_machine.ReductionBegun("b", asked.epoch, asked.from_round))
     assert begun == RecordEvent(
         "site.replanned", "b", {"epoch": asked.epoch, "round": asked.from_round}
     )
@@ -276,7 +283,7 @@ def test_a_site_that_never_answers_holds_ranks_up_once_and_for_a_lease_at_most()
             held_s += 0.5
         else:
             world.round += 1
-        told = world.tell(LinkReported("a", "b", "0", world.round, {}), events.Ticked())
+        told = world.tell(LinkReported("a", "b", "0", world.round, {}), run_events.Ticked())
         if of(told, SendDecideReduction):
             asked = None
         asked = next(iter(of(told, SendPrepareReduction)), asked)
@@ -286,9 +293,9 @@ def test_a_site_that_never_answers_holds_ranks_up_once_and_for_a_lease_at_most()
 
 @pytest.mark.parametrize(
     "event",
-    [events.SiteEnded("b", succeeded=True), events.SiteLost("b", "gone")],
+    [run_events.SiteEnded("b", succeeded=True), run_events.SiteLost("b", "gone")],
 )
-def test_a_site_that_goes_away_ends_a_switch(event: replan_events.Event) -> None:
+def test_a_site_that_goes_away_ends_a_switch(event: replan_machine.Event) -> None:
     world = World()
     asked = world.propose()
     told = of(world.tell(event), SendDecideReduction)
@@ -316,7 +323,7 @@ def test_in_every_order_sites_hear_one_outcome_of_each_proposal(seed: int) -> No
     for _ in range(300):
         world.go(1, chance.choice((PLANNED, PLANNED / 10, PLANNED / 10)))
         asked = of(world.actions, SendPrepareReduction)
-        choices: list[replan_events.Event] = [BETTER, PlanningFailed("no"), RelaunchPlanned(0.1)]
+        choices: list[replan_machine.Event] = [BETTER, PlanningFailed("no"), RelaunchPlanned(0.1)]
         for each in asked[-4:]:
             answer = accepted(each.site, each)
             if chance.random() < 0.2:
@@ -333,3 +340,110 @@ def test_in_every_order_sites_hear_one_outcome_of_each_proposal(seed: int) -> No
         if each.kind == "run.replanned"
     ]
     assert switched == sorted(set(switched)), f"{seed=}"
+
+
+HASH = "f" * 64
+GOOD = ReductionPrepared(
+    site="a", epoch=3, is_accepted=True, plan_hash=HASH, round=7, is_late=False, why=""
+)
+LATE = dataclasses.replace(GOOD, is_accepted=False, is_late=True, why="round 9 has begun")
+UNABLE = dataclasses.replace(GOOD, is_accepted=False, why="no links with c")
+OTHER_HASH = dataclasses.replace(GOOD, plan_hash="0" * 64)
+STALE = dataclasses.replace(LATE, epoch=2)
+
+
+def a_switch() -> PlanSwitch:
+    return PlanSwitch(SITES, 3, HASH, deadline_s=10.0)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SITES)))
+def test_all_accept_in_any_order(order: tuple[str, ...]) -> None:
+    switch = a_switch()
+    for site in order:
+        assert switch.outcome is None
+        switch.answer(dataclasses.replace(GOOD, site=site))
+    assert switch.outcome == Outcome(is_committed=True)
+    switch.answer(dataclasses.replace(UNABLE, site="a"))
+    switch.gone("b")
+    switch.tick(99.0)
+    assert switch.outcome.is_committed, "decided is decided"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(SITES)))
+@pytest.mark.parametrize("bad", [LATE, UNABLE, OTHER_HASH])
+@pytest.mark.parametrize("which", range(3))
+def test_one_refusal_is_enough(order: tuple[str, ...], bad: ReductionPrepared, which: int) -> None:
+    switch = a_switch()
+    for index, site in enumerate(order):
+        switch.answer(dataclasses.replace(bad if index == which else GOOD, site=site))
+    assert switch.outcome is not None
+    assert not switch.outcome.is_committed
+    assert switch.outcome.site == order[which]
+    assert switch.outcome.may_try_again == bad.is_late
+
+
+def test_a_deadline_and_a_loss() -> None:
+    switch = a_switch()
+    switch.answer(GOOD)
+    switch.tick(9.9)
+    assert switch.outcome is None
+    switch.tick(10.0)
+    assert switch.outcome == Outcome(
+        is_committed=False,
+        site="b",
+        why="it did not answer in time",
+        may_try_again=True,
+        is_silent=True,
+    )
+    lost = a_switch()
+    lost.gone("c")
+    assert lost.outcome is not None
+    assert (lost.outcome.site, lost.outcome.may_try_again) == ("c", False)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_first_outcome_stays_whatever_comes(seed: int) -> None:
+    chance = random.Random(seed)
+    switch = a_switch()
+    answered: set[str] = set()
+    was: Outcome | None = None
+    for _ in range(40):
+        kind = chance.randrange(6)
+        site = chance.choice(SITES)
+        if kind < 3:
+            answer = chance.choice((GOOD, GOOD, GOOD, GOOD, LATE, UNABLE, OTHER_HASH, STALE))
+            switch.answer(dataclasses.replace(answer, site=site))
+            if answer is GOOD:
+                answered.add(site)
+        elif kind == 3 and chance.random() < 0.1:
+            switch.gone(site)
+        else:
+            switch.tick(chance.uniform(0, 10.5))
+        if was is not None:
+            assert switch.outcome == was, f"{seed=}"
+        elif switch.outcome is not None:
+            was = switch.outcome
+            if was.is_committed:
+                assert answered == set(SITES), f"{seed=}"
+
+
+def test_a_round_that_nobody_has_begun() -> None:
+    clock = RoundClock()
+    assert clock.after(5.0) == 1
+    for tenth in range(100):
+        clock.note(tenth // 2, tenth / 10)  # five a second
+        clock.note(max(0, tenth // 2 - 1), tenth / 10)
+    assert clock.newest == 49
+    assert clock.per_s == pytest.approx(5.0, rel=0.05)
+    assert clock.after(2.0) == pytest.approx(49 + 2 + 10, abs=1)
+
+
+@pytest.mark.parametrize("round_", [ROUND_MAX, (1 << 63) - 1])
+def test_a_round_that_no_run_gets_to_can_still_be_followed_by_one_that_has_a_name(
+    round_: int,
+) -> None:
+    clock = RoundClock()
+    clock.note(1, 0.0)
+    clock.note(round_, 1e-6)
+    assert clock.newest == (round_ if round_ <= ROUND_MAX else 1)
+    assert clock.after(1e3) < 1 << 63

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.core.states import RunState, SiteState
+from orchestrator.core.run_events import RunState, SiteState
 from protos.failure import Failure
 
 _SITE_STATES = {
@@ -52,7 +52,7 @@ class SiteView:
 
 @dataclass(slots=True)
 class RunView:
-    """A run's state. Metrics are not part of it: orchestrator/core/metrics.py."""
+    """A run's state. Metrics are not part of it: orchestrator/core/run_metrics.py."""
 
     run_id: str
     name: str = ""

@@ -7,9 +7,7 @@ import math
 
 import pytest
 
-from orchestrator.core.link_changes import BANDWIDTH, RTT, SAMPLES
-from orchestrator.core.link_watch import BELIEVED, LinkWatch
-from orchestrator.core.rounds import ROUND_MAX, RoundClock
+from orchestrator.core.link_watch import BANDWIDTH, BELIEVED, RTT, SAMPLES, LinkWatch
 from protos import metrics
 from tests.fakes.worlds import topology
 from topology.measured.measured_links import LinkFigures
@@ -222,25 +220,3 @@ def test_reports_of_links_that_are_none_and_of_nothing_carried_change_nothing() 
     reports.carry(*[0.0] * (4 * SAMPLES))
     reports.carry(*[PLANNED / 10] * 20, for_s=0.0)
     assert reports.watch.drifts() == ()
-
-
-def test_a_round_that_nobody_has_begun() -> None:
-    clock = RoundClock()
-    assert clock.after(5.0) == 1
-    for tenth in range(100):
-        clock.note(tenth // 2, tenth / 10)  # five a second
-        clock.note(max(0, tenth // 2 - 1), tenth / 10)
-    assert clock.newest == 49
-    assert clock.per_s == pytest.approx(5.0, rel=0.05)
-    assert clock.after(2.0) == pytest.approx(49 + 2 + 10, abs=1)
-
-
-@pytest.mark.parametrize("round_", [ROUND_MAX, (1 << 63) - 1])
-def test_a_round_that_no_run_gets_to_can_still_be_followed_by_one_that_has_a_name(
-    round_: int,
-) -> None:
-    clock = RoundClock()
-    clock.note(1, 0.0)
-    clock.note(round_, 1e-6)
-    assert clock.newest == (round_ if round_ <= ROUND_MAX else 1)
-    assert clock.after(1e3) < 1 << 63

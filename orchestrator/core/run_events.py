@@ -1,12 +1,40 @@
-"""What happens to a run, and what the coordinator does about it. Frozen facts, no behaviour."""
+"""What happens to a run, and what the coordinator does about it: frozen facts, no behaviour."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from orchestrator.core.states import RunState
 from protos.failure import Failure
+
+
+class RunState(StrEnum):
+    """RUN_STATE_ of protos/control/v1/control.proto."""
+
+    FORMING = "FORMING"
+    ACTIVE = "ACTIVE"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a run stays in this state."""
+        return self in {RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}
+
+
+class SiteState(StrEnum):
+    """SITE_STATE_ of protos/control/v1/control.proto, in the order in which a site comes up."""
+
+    ABSENT = "ABSENT"
+    JOINED = "JOINED"
+    PREPARED = "PREPARED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    ENDED = "ENDED"
+    LOST = "LOST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +227,7 @@ class SendStop:
 
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
-    """Write a line into the journal; orchestrator/core/view.py makes the run's view of them."""
+    """Write a line into the journal; orchestrator/core/run_view.py makes the run's view of them."""
 
     kind: str
     site: str = ""

@@ -11,26 +11,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from orchestrator.core import events
-from orchestrator.core.events import RecordEvent
-from orchestrator.core.link_changes import LinkDrift, LinkForgotten
-from orchestrator.core.link_watch import LinkWatch
-from orchestrator.core.plan_switch import Outcome, PlanSwitch, ReductionPrepared
-from orchestrator.core.replan_events import (
-    Action,
-    Event,
-    LinkReported,
-    PlanAgain,
-    PlanningFailed,
-    ReductionBegun,
-    RelaunchPlanned,
-    SendDecideReduction,
-    SendPrepareReduction,
-    SwitchPlanned,
-)
-from orchestrator.core.rounds import RoundClock
+from orchestrator.core import run_events
+from orchestrator.core.link_watch import LinkDrift, LinkForgotten, LinkWatch
+from orchestrator.core.run_events import RecordEvent
 from topology.job import Reduction
 from topology.measured.measured_links import LinkFigures, Pair
 from topology.plan_wishes import Replan
@@ -53,6 +40,123 @@ _AGAIN_S = 1.0
 """Between two attempts."""
 RELAUNCH_GAIN = 0.1
 """Of a step, that everything a plan decides would have to save, for people to be told."""
+_LOOK_BACK_S = 30.0
+ROUND_MAX = 1 << 40
+"""No run gets so far.
+
+Whoever says that it has is not believed, for a message could not even name what comes after.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionPrepared:
+    """A site's answer to a proposal."""
+
+    site: str
+    epoch: int
+    is_accepted: bool
+    plan_hash: str
+    round: int
+    """The latest that it has begun."""
+    is_late: bool
+    """It had begun the proposal's first round: a later one may do."""
+    why: str
+    must_keep_codecs: bool = False
+    """Its ranks encode: every chunk has to keep its codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReported:
+    """A gateway's totals of a directed link, and its latest round."""
+
+    source: str
+    target: str
+    node: str
+    round: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchPlanned:
+    """The best reduction over the links as they are."""
+
+    form: str
+    reduction: Reduction
+    plan_hash: str
+    """What sites answer that have understood it."""
+    before_s: float
+    """Predicted seconds of a step with the reduction that the run has."""
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RelaunchPlanned:
+    """The predicted seconds of a step if everything were decided anew."""
+
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningFailed:
+    """There is no plan."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionBegun:
+    """A site's ranks have got to the first round of another plan."""
+
+    site: str
+    epoch: int
+    round: int
+
+
+Event = (
+    LinkReported
+    | SwitchPlanned
+    | RelaunchPlanned
+    | PlanningFailed
+    | ReductionPrepared
+    | ReductionBegun
+    | run_events.SiteEnded
+    | run_events.SiteLost
+    | run_events.Ticked
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAgain:
+    """Make a plan; SwitchPlanned and RelaunchPlanned, or PlanningFailed, answer."""
+
+    reduction: Reduction | None
+    """That the run has; None: its job's."""
+    figures: Mapping[Pair, LinkFigures]
+    """Of links that are not as the topology says."""
+    keeps_codecs: bool = False
+    """Every chunk has to keep the codec that it had when the run began."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendPrepareReduction:
+    """Ask a site's agent whether it can switch."""
+
+    site: str
+    epoch: int
+    from_round: int
+    reduction: Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class SendDecideReduction:
+    """Tell a site's agent what came of it."""
+
+    site: str
+    epoch: int
+    commit: bool
+
+
+Action = PlanAgain | SendPrepareReduction | SendDecideReduction | RecordEvent
 
 
 class _Stage(enum.Enum):
@@ -132,10 +236,10 @@ class ReplanMachine:
             case ReductionBegun():
                 detail = {"epoch": event.epoch, "round": event.round}
                 actions.append(RecordEvent("site.replanned", event.site, detail))
-            case events.SiteEnded() | events.SiteLost():
+            case run_events.SiteEnded() | run_events.SiteLost():
                 if self._switch is not None:
                     self._switch.gone(event.site)
-            case events.Ticked():
+            case run_events.Ticked():
                 if self._switch is not None:
                     self._switch.tick(now_s)
         return [*actions, *self._settle(now_s), *self._go_on(now_s)]
@@ -294,3 +398,112 @@ class ReplanMachine:
 
 def _time(duration_s: float) -> str:
     return format_duration(float(f"{duration_s:.3g}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a proposal."""
+
+    is_committed: bool
+    site: str = ""
+    """Who was the first not to; empty: nobody."""
+    why: str = ""
+    may_try_again: bool = False
+    """Nothing is wrong with the plan: a later round may do."""
+    is_silent: bool = False
+    """A site said nothing, and ranks of others may have waited for it until the deadline."""
+    must_keep_codecs: bool = False
+    """A plan may do that leaves every chunk its codec."""
+
+
+class PlanSwitch:
+    """One proposal to all sites."""
+
+    def __init__(self, sites: Iterable[str], epoch: int, plan_hash: str, deadline_s: float) -> None:
+        """Wait for all answers.
+
+        Args:
+            sites: Of the run.
+            epoch: Of the proposal.
+            plan_hash: What each has to answer.
+            deadline_s: By when, on the coordinator's clock.
+        """
+        self.epoch = epoch
+        self.outcome: Outcome | None = None
+        """None while it is open."""
+        self._missing = set(sites)
+        self._plan_hash = plan_hash
+        self._deadline_s = deadline_s
+
+    def answer(self, answer: ReductionPrepared) -> None:
+        """A site answers. Repeated answers, and those to other proposals, change nothing."""
+        if self.outcome is not None or answer.epoch != self.epoch:
+            return
+        if answer.site not in self._missing:
+            return
+        if not answer.is_accepted:
+            self.outcome = Outcome(
+                is_committed=False,
+                site=answer.site,
+                why=answer.why,
+                may_try_again=answer.is_late,
+                must_keep_codecs=answer.must_keep_codecs,
+            )
+        elif answer.plan_hash != self._plan_hash:
+            self._abort(answer.site, "it understood another plan: is it of another build?")
+        else:
+            self._missing.remove(answer.site)
+            if not self._missing:
+                self.outcome = Outcome(is_committed=True)
+
+    def gone(self, site: str) -> None:
+        """A site takes part no more."""
+        if self.outcome is None:
+            self._abort(site, "it has ended or is lost")
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        if self.outcome is None and now_s >= self._deadline_s:
+            self.outcome = Outcome(
+                is_committed=False,
+                site=min(self._missing),
+                why="it did not answer in time",
+                may_try_again=True,
+                is_silent=True,
+            )
+
+    def _abort(self, site: str, why: str) -> None:
+        self.outcome = Outcome(is_committed=False, site=site, why=why)
+
+
+class RoundClock:
+    """Takes the reports of all gateways of a run."""
+
+    def __init__(self) -> None:
+        self.newest = -1
+        """The latest round that any gateway has said to have begun; -1 before the first."""
+        self._seen: deque[tuple[float, int]] = deque()
+        """When each newest round was heard of first, over the last while."""
+
+    def note(self, round_: int, now_s: float) -> None:
+        """A gateway says which round it is in."""
+        if self.newest < round_ <= ROUND_MAX:
+            self.newest = round_
+            self._seen.append((now_s, round_))
+        while len(self._seen) > 2 and self._seen[0][0] < now_s - _LOOK_BACK_S:
+            self._seen.popleft()
+
+    @property
+    def per_s(self) -> float:
+        """Rounds a second, lately; 0 while nobody knows."""
+        if len(self._seen) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+    def after(self, ahead_s: float) -> int:
+        """Return a round that nobody begins within `ahead_s`, as far as rounds go on as they did.
+
+        One that is about to begin is not it: reports are half a second old.
+        """
+        return self.newest + 2 + math.ceil(min(self.per_s * ahead_s, ROUND_MAX))

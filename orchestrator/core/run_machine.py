@@ -1,0 +1,507 @@
+"""The life of one run: all sites start together or none does, and every end has one first cause.
+
+- FORMING: Prepare goes to all once every site has an agent; Start goes to all once all are
+  prepared. Where the WAN is emulated, namespaces are opened before Prepare, or else a relay after.
+- ACTIVE: all sites are running.
+- STOPPING: something failed (and the other sites had a moment to report theirs), or somebody
+  cancelled the run. Stop went to every site that was told to prepare.
+- SUCCEEDED: every site ended by itself, well. FAILED. CANCELLED.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.core import run_events
+from orchestrator.core.first_failure import first_failure
+from orchestrator.core.parameter_digests import Difference, DigestComparison
+from orchestrator.core.run_events import (
+    Action,
+    Endpoint,
+    Namespace,
+    RecordEvent,
+    RunState,
+    SiteState,
+)
+from protos.failure import Failure
+from topology.timeouts import Timeouts
+from topology.world import Topology
+
+FALLBACK = (
+    "emulating the WAN in user space: no slow start, congestion control or retransmission, because"
+)
+_WHAT_IS_MISSING = {
+    SiteState.ABSENT: "no agent has joined",
+    SiteState.JOINED: "its gateways do not listen yet",
+    SiteState.PREPARED: "it waits for the WAN",
+    SiteState.STARTING: "its ranks have not all joined",
+}
+"""Why a site is not running, in the order in which a site comes up."""
+_GONE = frozenset({SiteState.ENDED, SiteState.LOST})
+
+
+@dataclass(slots=True)
+class _Site:
+    """One site of a run: how far it has got, and what it was told."""
+
+    name: str
+    state: SiteState = SiteState.ABSENT
+    endpoints: tuple[Endpoint, ...] = ()
+    is_told_to_prepare: bool = False
+    is_told_to_start: bool = False
+    is_told_to_stop: bool = False
+    is_successful: bool = False
+
+    @property
+    def may_have_processes(self) -> bool:
+        """Whether something of the run may be alive there, and its agent may still say so."""
+        return self.is_told_to_prepare and self.state not in _GONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What a run came to."""
+
+    state: RunState
+    code: str = ""
+    reason: str = ""
+    failure: Failure | None = None
+
+
+class RunMachine:
+    """Pure: events in, actions out. Messages of other generations never come here."""
+
+    def __init__(self, topology: Topology, now_s: float) -> None:
+        self.state = RunState.FORMING
+        self._topology = topology
+        self._timeouts = Timeouts.derive(topology.failure)
+        self._sites = {site.name: _Site(site.name) for site in topology.sites}
+        self._digests = DigestComparison({site.name: site.num_ranks for site in topology.sites})
+        self._start_deadline_s = now_s + self._timeouts.start_s
+        self._wan = _WanStage(topology)
+        self._ending = _Ending(self._timeouts.collect_s)
+        self._active_s: float | None = None
+
+    @property
+    def verified_steps(self) -> int:
+        """Steps after which the parameters of all ranks of all sites were seen to be equal."""
+        return self._digests.verified_steps
+
+    def active_for_s(self, now_s: float) -> float:
+        """Return for how long the run has been active, or was until it was stopped."""
+        if self._active_s is None:
+            return 0.0
+        stopped_s = self._ending.stopped_s
+        return (now_s if stopped_s is None else stopped_s) - self._active_s
+
+    def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
+        """Apply one event. Late, repeated and impossible ones change nothing.
+
+        Args:
+            event: What happened.
+            now_s: The coordinator's monotonic clock; never less than in the call before.
+        """
+        # An agent may be there for a site that takes no part.
+        if self.state.is_terminal or getattr(event, "site", None) not in {None, *self._sites}:
+            return []
+        actions = self._apply(event, now_s)
+        actions += self._form()
+        actions += self._stop_if_due(now_s)
+        actions += self._finish_if_over(now_s)
+        return actions
+
+    # ------------------------------------------------------------ facts
+
+    def _apply(self, event: run_events.Event, now_s: float) -> list[Action]:
+        """Take the event into the facts; nothing is decided here."""
+        match event:
+            case run_events.SiteJoined():
+                return self._joined(event)
+            case run_events.SiteLost():
+                return self._lost(event, now_s)
+            case run_events.AgentEnded():
+                return self._agent_ended(event, now_s)
+            case run_events.SitePrepared():
+                return self._prepared(event)
+            case run_events.SiteRunning():
+                return self._running(event, now_s)
+            case run_events.SiteEnded():
+                return self._ended(event, now_s)
+            case run_events.DigestReported():
+                return self._compared(event, now_s)
+            case run_events.NamespacesOpened():
+                return self._wan.opened(event.namespaces)
+            case run_events.NamespacesRefused():
+                return self._namespaces_refused(event, now_s)
+            case run_events.RelayOpened():
+                recorded = RecordEvent("wan.emulated", detail={"emulator": "relay"})
+                return [recorded, *self._start(event.endpoints)]
+            case run_events.EmulatorEnded():
+                message = f"the WAN emulator is gone: {event.message}"
+                return self._fail("LAUNCH_FAILED", message, now_s, log_path=event.log_path)
+            case run_events.CancelRequested():
+                return self._ending.cancel(event.message)
+            case run_events.Ticked():
+                return []
+
+    def _joined(self, event: run_events.SiteJoined) -> list[Action]:
+        site = self._sites[event.site]
+        recorded = RecordEvent("site.joined", site.name, {"host": event.host})
+        if site.state is SiteState.ABSENT:
+            site.state = SiteState.JOINED
+            return [recorded]
+        if site.state is SiteState.LOST:
+            # It is back, but the run goes on without it: whatever is left there has to go.
+            return [recorded, self._stop(site, "the site was lost")]
+        return []
+
+    def _lost(self, event: run_events.SiteLost, now_s: float) -> list[Action]:
+        site = self._sites[event.site]
+        if site.state is SiteState.ABSENT or site.state is SiteState.LOST:
+            return []
+        detail = {"message": event.message}
+        if not site.may_have_processes:
+            site.state = SiteState.ABSENT if site.state is SiteState.JOINED else site.state
+            return [RecordEvent("site.left", site.name, detail)]
+        site.state = SiteState.LOST
+        # The failure is as old as the silence.
+        failed = self._fail(
+            "SITE_LOST", event.message, now_s, site=site.name, at_s=now_s - event.silent_s
+        )
+        return [RecordEvent("site.lost", site.name, detail), *failed]
+
+    def _agent_ended(self, event: run_events.AgentEnded, now_s: float) -> list[Action]:
+        if self._sites[event.site].state is not SiteState.ABSENT or self._ending.has_begun:
+            return []  # its session told, or will tell
+        return self._fail(
+            "LAUNCH_FAILED", event.message, now_s, site=event.site, log_path=event.log_path
+        )
+
+    def _prepared(self, event: run_events.SitePrepared) -> list[Action]:
+        """Note where a site's gateways listen: once, after it was told to prepare."""
+        site = self._sites[event.site]
+        if site.state is not SiteState.JOINED or not site.is_told_to_prepare:
+            return []
+        site.state, site.endpoints = SiteState.PREPARED, event.endpoints
+        listed = [f"{each.host}:{each.port}" for each in event.endpoints]
+        return [RecordEvent("site.prepared", site.name, {"gateways": listed})]
+
+    def _running(self, event: run_events.SiteRunning, now_s: float) -> list[Action]:
+        site = self._sites[event.site]
+        if site.state is not SiteState.STARTING:
+            return []
+        site.state = SiteState.RUNNING
+        return [RecordEvent("site.running", site.name), *self._activate(now_s)]
+
+    def _activate(self, now_s: float) -> list[Action]:
+        """Call the run active once all sites are up; a short job may have ended at some already."""
+        if self.state is not RunState.FORMING or not all(
+            site.state is SiteState.RUNNING or site.is_successful for site in self._all()
+        ):
+            return []
+        self.state = RunState.ACTIVE
+        self._active_s = now_s
+        return [RecordEvent("run.active")]
+
+    def _ended(self, event: run_events.SiteEnded, now_s: float) -> list[Action]:
+        site = self._sites[event.site]
+        if not site.is_told_to_prepare or site.state is SiteState.ENDED:
+            return []
+        was_lost = site.state is SiteState.LOST
+        site.state = SiteState.ENDED
+        site.is_successful = event.succeeded and not event.failures and not was_lost
+        actions: list[Action] = [
+            RecordEvent("site.ended", site.name, {"succeeded": site.is_successful})
+        ]
+        for failure in event.failures:
+            actions += self._ending.fail(failure, now_s)
+        is_explained = event.failures or was_lost or site.is_told_to_stop
+        if not is_explained and not (site.is_successful and site.is_told_to_start):
+            site.is_successful = False
+            message = "its agent ended the site's processes without being asked to"
+            actions += self._fail("SITE_LOST", message, now_s, site=site.name)
+        return actions + self._activate(now_s)
+
+    def _compared(self, event: run_events.DigestReported, now_s: float) -> list[Action]:
+        if self._ending.has_begun:
+            return []
+        difference = self._digests.report(
+            event.site, event.rank, event.step, event.combined, event.tensors, event.names
+        )
+        return [] if difference is None else self._differ(difference, now_s)
+
+    def _differ(self, difference: Difference, now_s: float) -> list[Action]:
+        """Fail the run; the failure names a place only where it is certain who is wrong."""
+        is_one_site = difference.is_majority and len(difference.sites) == 1
+        is_one_rank = is_one_site and len(difference.replicas) == 1
+        return self._fail(
+            "PARAMETERS_DIFFER",
+            str(difference),
+            now_s,
+            site=difference.sites[0] if is_one_site else "",
+            rank=difference.replicas[0][1] if is_one_rank else -1,
+        )
+
+    def _namespaces_refused(
+        self, event: run_events.NamespacesRefused, now_s: float
+    ) -> list[Action]:
+        """Fall back to the relay where the topology leaves the choice."""
+        if not self._wan.awaits_namespaces:
+            return []
+        if self._wan.may_fall_back:
+            return self._wan.fall_back(event.why)
+        message = f"emulator: netns was asked for, and cannot be here: {event.why}"
+        return self._fail("LAUNCH_FAILED", message, now_s)
+
+    def _fail(
+        self,
+        code: str,
+        message: str,
+        now_s: float,
+        *,
+        at_s: float | None = None,
+        site: str = "",
+        rank: int = -1,
+        log_path: str = "",
+        is_last: bool = False,
+    ) -> list[Action]:
+        """Note a failure that the coordinator itself found: now, unless it says `at_s`."""
+        failure = Failure(
+            code=code,
+            message=message,
+            at_s=now_s if at_s is None else at_s,
+            site=site,
+            rank=rank,
+            log_path=log_path,
+        )
+        return self._ending.fail(failure, now_s, is_last=is_last)
+
+    # ------------------------------------------------------------ decisions
+
+    def _form(self) -> list[Action]:
+        """Take all sites one stage further, once all have reached the one before."""
+        if self._ending.has_begun:
+            return []
+        states = {site.state for site in self._all()}
+        if states == {SiteState.JOINED}:
+            return self._prepare()
+        if states != {SiteState.PREPARED}:
+            return []
+        listening = tuple(endpoint for site in self._all() for endpoint in site.endpoints)
+        if self._wan.uses_relay:
+            return self._wan.ask_for_relay(listening)
+        # A site dials the gateways of the sites that it has a link to.
+        return self._start(
+            {
+                site.name: tuple(
+                    each for each in listening if self._topology.link(site.name, each.site)
+                )
+                for site in self._all()
+            }
+        )
+
+    def _prepare(self) -> list[Action]:
+        """Tell all sites to prepare; where packets are emulated, once the namespaces are there."""
+        if any(site.is_told_to_prepare for site in self._all()):
+            return []
+        namespaces = self._wan.namespaces
+        if namespaces is None:
+            return self._wan.ask_for_namespaces()
+        for site in self._all():
+            site.is_told_to_prepare = True
+        prepare = [run_events.SendPrepare(s.name, namespaces.get(s.name)) for s in self._all()]
+        return [RecordEvent("run.preparing"), *prepare]
+
+    def _start(self, book: Mapping[str, tuple[Endpoint, ...]]) -> list[Action]:
+        """Start all sites, each with its own address book."""
+        if self._ending.has_begun or any(
+            site.state is not SiteState.PREPARED for site in self._all()
+        ):
+            return []
+        actions: list[Action] = []
+        for site in self._all():
+            site.state = SiteState.STARTING
+            site.is_told_to_start = True
+            actions.append(RecordEvent("site.starting", site.name))
+            actions.append(run_events.SendStart(site.name, book.get(site.name, ())))
+        return actions
+
+    def _stop_if_due(self, now_s: float) -> list[Action]:
+        """Stop all sites: for a cancellation, a failure that was waited for, or a late start."""
+        actions: list[Action] = []
+        is_late = self.state is RunState.FORMING and now_s >= self._start_deadline_s
+        if is_late and not self._ending.has_begun:
+            actions += self._start_timed_out(now_s)
+        if not self._ending.is_stop_due(now_s):
+            return actions
+        reason = self._ending.verdict.reason
+        self._ending.stopped_s = now_s
+        self.state = RunState.STOPPING
+        actions.append(RecordEvent("run.stopping", detail={"reason": reason}))
+        actions += [self._stop(site, reason) for site in self._all() if site.may_have_processes]
+        return actions
+
+    def _start_timed_out(self, now_s: float) -> list[Action]:
+        """Fail a start that took too long, for the sites furthest behind: the others wait."""
+        states = {site.state for site in self._all()}
+        behind = next(state for state in _WHAT_IS_MISSING if state in states)
+        names = [site.name for site in self._all() if site.state is behind]
+        told = "site" if len(names) == 1 else "sites"
+        message = (
+            f"not up within {self._timeouts.start_s:g} s: {told} {', '.join(names)}: "
+            f"{behind.lower()}, {_WHAT_IS_MISSING[behind]}"
+        )
+        site = names[0] if len(names) == 1 else ""
+        return self._fail("START_TIMED_OUT", message, now_s, site=site, is_last=True)
+
+    def _stop(self, site: _Site, reason: str) -> Action:
+        site.is_told_to_stop = True
+        return run_events.SendStop(site.name, reason, self._timeouts.stop_grace_s)
+
+    def _finish_if_over(self, now_s: float) -> list[Action]:
+        """End the run once nothing of it is left, or a site has had long enough to say so."""
+        actions: list[Action] = []
+        if all(site.is_successful for site in self._all()) and not self._ending.has_begun:
+            difference = self._digests.flush()
+            if difference is None:
+                return self._finish(_Verdict(RunState.SUCCEEDED), now_s)
+            actions += self._differ(difference, now_s)
+        if not self._ending.has_begun:
+            return actions
+        remaining = [site for site in self._all() if site.may_have_processes]
+        stopped_s = self._ending.stopped_s
+        if remaining and (stopped_s is None or now_s < stopped_s + self._confirm_s):
+            return actions
+        actions += [RecordEvent("site.unconfirmed", site.name) for site in remaining]
+        return actions + self._finish(self._ending.verdict, now_s)
+
+    @property
+    def _confirm_s(self) -> float:
+        """After Stop, for a site to say that nothing is left; its agent's lease ends by then."""
+        return self._timeouts.stop_grace_s + self._timeouts.lease_s
+
+    def _finish(self, verdict: _Verdict, now_s: float) -> list[Action]:
+        failure = verdict.failure
+        detail = {
+            "state": verdict.state.value,
+            "reason_code": verdict.code,
+            "reason": verdict.reason,
+            "failure": failure.to_json() if failure else None,
+            "active_s": self.active_for_s(now_s),
+        }
+        if self._ending.stopped_s is None:
+            self._ending.stopped_s = now_s
+        self.state = verdict.state
+        recorded = RecordEvent("run.ended", detail=detail)
+        finish = run_events.FinishRun(verdict.state, verdict.code, verdict.reason, failure)
+        return [recorded, finish]
+
+    def _all(self) -> Sequence[_Site]:
+        return list(self._sites.values())
+
+
+class _Ending:
+    """Why a run ends before its work is done: a first failure, or a cancellation.
+
+    After a failure the other sites have a moment to report theirs. Then all are stopped.
+    """
+
+    def __init__(self, collect_s: float) -> None:
+        """Nothing has happened yet.
+
+        Args:
+            collect_s: From the first failure on, for others that may explain it.
+        """
+        self.stopped_s: float | None = None
+        """When the sites were told to stop, or had ended by themselves."""
+        self._collect_s = collect_s
+        self._failures: list[Failure] = []
+        self._collect_deadline_s = math.inf
+        self._cancelled_because = ""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run will not succeed any more."""
+        return bool(self._failures or self._cancelled_because)
+
+    @property
+    def verdict(self) -> _Verdict:
+        """What the run has come to, once this `has_begun`."""
+        if self._cancelled_because:
+            return _Verdict(RunState.CANCELLED, "CANCELLED", self._cancelled_because)
+        first = first_failure(self._failures)
+        return _Verdict(RunState.FAILED, first.code, first.reason, first)
+
+    def fail(self, failure: Failure, now_s: float, *, is_last: bool = False) -> list[Action]:
+        """Note a failure. What breaks after the sites were told to stop follows from that.
+
+        Args:
+            failure: What was found or reported.
+            now_s: The coordinator's clock.
+            is_last: No other could explain it, so none is waited for.
+        """
+        if self.stopped_s is not None and failure.at_s > self.stopped_s:
+            failure = replace(failure, is_collateral=True)
+        if not self._failures:
+            self._collect_deadline_s = now_s + (0.0 if is_last else self._collect_s)
+        self._failures.append(failure)
+        return [RecordEvent("failure.reported", failure.site, failure.to_json())]
+
+    def cancel(self, because: str) -> list[Action]:
+        """Note that somebody wants the run to end, unless a failure came first."""
+        if self.has_begun:
+            return []
+        self._cancelled_because = because
+        return [RecordEvent("run.cancel_requested", detail={"message": because})]
+
+    def is_stop_due(self, now_s: float) -> bool:
+        """Whether the sites are to be told to stop now."""
+        is_known = bool(self._cancelled_because) or now_s >= self._collect_deadline_s
+        return is_known and self.stopped_s is None
+
+
+class _WanStage:
+    """How a run's WAN is emulated: asks for an emulator once, and knows what came of it.
+
+    Packets are emulated in namespaces, which are there before sites prepare. A relay dials the
+    gateways, so it is opened after sites have prepared.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.uses_relay = topology.emulate and topology.emulator == "relay"
+        self.may_fall_back = topology.emulator != "netns"
+        """Whether a relay will do where packets cannot be emulated."""
+        needs_namespaces = topology.emulate and not self.uses_relay
+        self.namespaces: Mapping[str, Namespace] | None = None if needs_namespaces else {}
+        """By site; None until they are open."""
+        self._are_namespaces_asked = False
+        self._is_relay_asked = False
+
+    @property
+    def awaits_namespaces(self) -> bool:
+        """Whether they were asked for, and have not come."""
+        return self._are_namespaces_asked and self.namespaces is None
+
+    def ask_for_namespaces(self) -> list[Action]:
+        """Return what opens them, the first time."""
+        is_first, self._are_namespaces_asked = not self._are_namespaces_asked, True
+        return [run_events.OpenNamespaces()] if is_first else []
+
+    def ask_for_relay(self, listening: Iterable[Endpoint]) -> list[Action]:
+        """Return what opens it, the first time."""
+        is_first, self._is_relay_asked = not self._is_relay_asked, True
+        return [run_events.OpenRelay(tuple(listening))] if is_first else []
+
+    def opened(self, namespaces: Mapping[str, Namespace]) -> list[Action]:
+        """Take the namespaces in which packets are emulated."""
+        if not self.awaits_namespaces:
+            return []
+        self.namespaces = namespaces
+        return [RecordEvent("wan.emulated", detail={"emulator": "netns"})]
+
+    def fall_back(self, why: str) -> list[Action]:
+        """Take the relay instead, and say what that loses."""
+        self.namespaces, self.uses_relay = {}, True
+        return [RecordEvent("wan.fallback", detail={"note": f"{FALLBACK} {why}"})]

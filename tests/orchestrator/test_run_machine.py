@@ -1,0 +1,365 @@
+"""The machine of a run: its stages, its ends, and what holds in every order of events."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.core import run_events
+from orchestrator.core.run_events import Endpoint, RunState
+from tests.fakes.run_worlds import (
+    COLLECT_S,
+    GRACE_S,
+    LEASE_S,
+    START_S,
+    World,
+    digest,
+    failure,
+    prepared,
+    recorded_events,
+)
+
+
+def test_a_run_that_goes_well() -> None:
+    world = World(3)
+    world.tell(run_events.SiteJoined("a", "h"), run_events.SiteJoined("b", "h"))
+    assert world.sent(run_events.SendPrepare) == []
+    world.tell(run_events.SiteJoined("c", "h"))
+    assert world.sent(run_events.SendPrepare) == ["a", "b", "c"]
+    world.tell(prepared("c"), prepared("a"))
+    assert world.sent(run_events.SendStart) == []
+    started = [a for a in world.tell(prepared("b")) if isinstance(a, run_events.SendStart)]
+    assert [start.site for start in started] == ["a", "b", "c"]
+    assert [endpoint.site for endpoint in started[1].endpoints] == ["a", "c"]
+    world.tell(*(run_events.SiteRunning(site) for site in "ab"))
+    assert world.is_in(RunState.FORMING)
+    world.tell(run_events.SiteRunning("c"))
+    assert world.is_in(RunState.ACTIVE)
+    world.now_s += 7
+    world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "bca"))
+    assert world.finish == run_events.FinishRun(RunState.SUCCEEDED, "", "", None)
+    assert world.machine.active_for_s(world.now_s + 50) == 7
+    assert world.sent(run_events.SendStop) == []
+
+
+@pytest.mark.parametrize(
+    ("come", "named", "stopped"),
+    [
+        ([run_events.SiteJoined("a", "h")], "site b: absent, no agent has joined", []),
+        ([], "sites a, b: absent", []),
+        (
+            [run_events.SiteJoined("a", "h"), run_events.SiteJoined("b", "h"), prepared("b")],
+            "site a: joined, its gateways do not listen yet",
+            ["a", "b"],
+        ),
+        (
+            [
+                *(run_events.SiteJoined(site, "h") for site in "ab"),
+                *(prepared(site) for site in "ab"),
+                run_events.SiteRunning("a"),
+            ],
+            "site b: starting, its ranks have not all joined",
+            ["a", "b"],
+        ),
+    ],
+    ids=["absent", "nobody", "unprepared", "starting"],
+)
+def test_a_late_start_names_who_was_missing_and_rolls_back(
+    come: Sequence[run_events.Event], named: str, stopped: list[str]
+) -> None:
+    world = World(2)
+    world.tell(*come)
+    world.wait(START_S - 0.1)
+    assert world.is_in(RunState.FORMING)
+    world.wait(0.2)
+    assert world.sent(run_events.SendStop) == stopped
+    world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in stopped))
+    assert world.finish.reason_code == "START_TIMED_OUT"
+    assert named in world.finish.reason
+
+
+def test_the_first_failure_is_found_among_those_that_come_later() -> None:
+    world = World(3)
+    world.activate()
+    world.tell(run_events.SiteEnded("a", False, (failure(world, "PEER_LOST", "a"),)))
+    world.wait(COLLECT_S / 2)
+    assert world.sent(run_events.SendStop) == []
+    real = failure(world, "RANK_KILLED", "b", COLLECT_S, rank=3, exit_code=-9, log_path="x.log")
+    world.tell(run_events.SiteEnded("b", False, (real,)))
+    world.wait(COLLECT_S / 2)
+    assert world.sent(run_events.SendStop) == ["c"]
+    assert world.is_in(RunState.STOPPING)
+    late = failure(world, "RANK_KILLED", "c", -0.01)
+    world.tell(run_events.SiteEnded("c", False, (late,)))
+    assert world.finish == run_events.FinishRun(RunState.FAILED, "RANK_KILLED", real.reason, real)
+
+
+def test_nothing_is_waited_for_once_all_sites_have_reported() -> None:
+    world = World(2)
+    world.activate()
+    for site in "ab":
+        world.tell(run_events.SiteEnded(site, False, (failure(world, "RANK_EXITED", site),)))
+    assert world.finish.failure is not None
+    assert world.finish.failure.site == "a"
+
+
+def test_a_lost_site_ends_the_run_and_is_stopped_when_it_comes_back() -> None:
+    world = World(2)
+    world.activate()
+    world.tell(run_events.SiteLost("b", "site b: its agent was silent", silent_s=5.0))
+    world.wait(COLLECT_S)
+    assert world.sent(run_events.SendStop) == ["a"]
+    world.tell(run_events.SiteJoined("b", "h"))
+    assert world.sent(run_events.SendStop) == ["a", "b"]
+    world.tell(run_events.SiteEnded("a", succeeded=False))
+    assert (world.finish.reason_code, world.finish.reason) == (
+        "SITE_LOST",
+        "site b: its agent was silent",
+    )
+
+
+def test_a_site_that_takes_no_part_is_nothing_to_the_run() -> None:
+    world = World(2)
+    assert not world.tell(run_events.SiteJoined("z", "host-z"))
+    world.activate()
+    assert not world.tell(run_events.SiteLost("z", "its agent was silent", 1.0))
+    assert world.is_in(RunState.ACTIVE)
+
+
+def test_an_agent_that_leaves_before_prepare_may_come_back() -> None:
+    world = World(2)
+    world.tell(
+        run_events.SiteJoined("a", "h"), run_events.SiteLost("a", "gone"), run_events.Ticked()
+    )
+    world.tell(run_events.SiteJoined("b", "h"))
+    assert world.sent(run_events.SendPrepare) == []
+    world.tell(run_events.SiteJoined("a", "h"))
+    assert world.sent(run_events.SendPrepare) == ["a", "b"]
+
+
+def test_an_agent_that_could_not_start_is_not_waited_for() -> None:
+    world = World(2)
+    world.tell(run_events.SiteJoined("a", "h"), run_events.AgentEnded("b", "status 1", "log"))
+    assert (world.finish.reason_code, world.finish.reason) == (
+        "LAUNCH_FAILED",
+        "site b: status 1",
+    )
+
+
+def test_cancelling_is_idempotent_and_reaches_whoever_was_prepared() -> None:
+    world = World(2)
+    world.join()
+    world.tell(prepared("a"))
+    for _ in range(3):
+        world.tell(run_events.CancelRequested("by hand"))
+    assert world.sent(run_events.SendStop) == ["a", "b"]
+    world.tell(prepared("b"))
+    assert world.sent(run_events.SendStart) == []
+    world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in "ab"))
+    assert world.finish == run_events.FinishRun(RunState.CANCELLED, "CANCELLED", "by hand", None)
+    assert world.tell(run_events.CancelRequested("again")) == []
+
+
+def test_a_site_that_never_confirms_is_recorded_and_the_run_ends() -> None:
+    world = World(2)
+    world.activate()
+    world.tell(run_events.CancelRequested("by hand"), run_events.SiteEnded("a", succeeded=False))
+    assert world.wait(GRACE_S + LEASE_S - 0.1) == []
+    world.wait(0.2)
+    assert world.finish.state is RunState.CANCELLED
+    assert ("site.unconfirmed", "b") in [
+        (a.kind, a.site) for a in world.actions if isinstance(a, run_events.RecordEvent)
+    ]
+
+
+def test_different_parameters_end_the_run_and_name_the_tensor() -> None:
+    world = World(3)
+    world.activate()
+    world.tell(digest("a", 1), digest("b", 2), digest("c", 1))
+    world.wait(COLLECT_S)
+    assert world.sent(run_events.SendStop) == ["a", "b", "c"]
+    world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in "abc"))
+    assert world.finish.reason_code == "PARAMETERS_DIFFER"
+    assert world.finish.failure is not None
+    assert (world.finish.failure.site, world.finish.failure.rank) == ("b", 0)
+    assert "2.weight" in world.finish.reason
+
+
+def test_a_difference_that_was_never_certain_still_spoils_success() -> None:
+    world = World(3)
+    world.activate()
+    world.tell(digest("a", 1), digest("b", 2))
+    world.tell(*(run_events.SiteEnded(site, succeeded=True) for site in "abc"))
+    assert world.finish.reason_code == "PARAMETERS_DIFFER"
+
+
+@pytest.mark.parametrize("succeeded", [False, True])
+def test_an_end_that_nobody_asked_for_is_a_failure(succeeded: bool) -> None:
+    world = World(2)
+    world.join()
+    world.tell(run_events.SiteEnded("a", succeeded=succeeded))
+    world.wait(COLLECT_S)
+    world.tell(run_events.SiteEnded("b", succeeded=False))
+    assert world.finish.reason_code == "SITE_LOST"
+
+
+NAMESPACES = {
+    site: run_events.Namespace("/proc/1/ns/user", f"/proc/1/fd/{ord(site)}", f"10.0.0.{ord(site)}")
+    for site in "ab"
+}
+
+
+def test_namespaces_come_before_prepare() -> None:
+    world = World(2, emulate=True)
+    world.join()
+    assert world.actions.count(run_events.OpenNamespaces()) == 1
+    world.tell(run_events.SiteLost("b", "gone"), run_events.NamespacesOpened(NAMESPACES))
+    assert world.sent(run_events.SendPrepare) == [], "only one site is there"
+    world.tell(run_events.SiteJoined("b", "h"))
+    told = [each for each in world.actions if isinstance(each, run_events.SendPrepare)]
+    assert {each.site: each.namespace for each in told} == NAMESPACES
+    world.tell(prepared("a"), prepared("b"))
+    assert world.sent(run_events.SendStart) == ["a", "b"], "no relay is needed"
+    assert world.actions.count(run_events.OpenNamespaces()) == 1
+    assert [each for each in world.actions if isinstance(each, run_events.OpenRelay)] == []
+
+
+def test_without_namespaces_there_is_the_relay_and_a_line_that_says_so() -> None:
+    world = World(2, emulate=True)
+    world.join()
+    world.tell(
+        run_events.NamespacesRefused("there is no TUN"), run_events.NamespacesRefused("again")
+    )
+    (recorded,) = [a for a in recorded_events(world) if a.kind == "wan.fallback"]
+    assert "no slow start, congestion control or retransmission" in str(recorded.detail["note"])
+    assert str(recorded.detail["note"]).endswith("because there is no TUN")
+    assert world.sent(run_events.SendPrepare) == ["a", "b"]
+    world.tell(prepared("a"), prepared("b"))
+    assert len([each for each in world.actions if isinstance(each, run_events.OpenRelay)]) == 1
+
+
+def test_namespaces_that_were_asked_for_are_not_replaced() -> None:
+    world = World(2, emulate=True, emulator="netns")
+    world.join()
+    world.tell(run_events.NamespacesRefused("there is no TUN"))
+    world.wait(COLLECT_S)
+    assert world.finish.reason_code == "LAUNCH_FAILED"
+    assert "netns was asked for, and cannot be here: there is no TUN" in world.finish.reason
+    assert world.sent(run_events.SendPrepare) == []
+
+
+def test_the_relay_comes_between_prepare_and_start() -> None:
+    world = World(2, emulate=True, emulator="relay")
+    world.prepare()
+    (opened,) = [a for a in world.actions if isinstance(a, run_events.OpenRelay)]
+    assert [endpoint.site for endpoint in opened.endpoints] == ["a", "b"]
+    assert world.sent(run_events.SendStart) == []
+    book = {"a": (Endpoint("b", 0, "127.0.0.1", 1),), "b": (Endpoint("a", 0, "127.0.0.1", 2),)}
+    started = [
+        s for s in world.tell(run_events.RelayOpened(book)) if isinstance(s, run_events.SendStart)
+    ]
+    assert {start.site: start.endpoints for start in started} == book
+    world.tell(run_events.EmulatorEnded("it ended with SIGKILL", "/run/coordinator.log"))
+    world.wait(COLLECT_S)
+    assert world.sent(run_events.SendStop) == ["a", "b"]
+    world.tell(*(run_events.SiteEnded(site, succeeded=False) for site in "ab"))
+    assert world.finish.reason_code == "LAUNCH_FAILED", "killed from outside: no bug of ours"
+    assert world.finish.reason == "the WAN emulator is gone: it ended with SIGKILL"
+    assert world.finish.failure is not None
+    assert world.finish.failure.log_path == "/run/coordinator.log"
+
+
+WAN_ANSWERS = ([run_events.NamespacesOpened({})], [run_events.NamespacesRefused("there is no TUN")])
+
+
+def random_event(draw: random.Random, world: World, risk: float) -> run_events.Event:
+    site = draw.choice(world.sites)
+    code = draw.choice(("RANK_EXITED", "PEER_LOST", "GATEWAY_EXITED"))
+    failures = (failure(world, code, site, draw.random(), is_collateral=draw.random() < 0.3),)
+    rare: list[run_events.Event] = [
+        run_events.SiteLost(site, f"site {site}: gone", draw.random()),
+        run_events.AgentEnded(site, "status 1", ""),
+        run_events.SiteEnded(site, False, failures),
+        run_events.SiteEnded(site, succeeded=False),
+        run_events.CancelRequested("by hand"),
+        run_events.EmulatorEnded("status 1"),
+        *draw.choice(WAN_ANSWERS),
+        digest(site, draw.choice((1, 1, 1, 2))),
+    ]
+    common: list[run_events.Event] = [
+        run_events.SiteJoined(site, "h"),
+        prepared(site),
+        run_events.SiteRunning(site),
+        run_events.RelayOpened({}),
+        run_events.Ticked(),
+        *([run_events.SiteEnded(site, succeeded=True)] if draw.random() < 0.3 else []),
+    ]
+    return draw.choice(rare if draw.random() < risk else common)
+
+
+def check_safety(world: World, seed: int) -> None:
+    """Nothing that a run must never do was done."""
+    finishes = [
+        place for place, a in enumerate(world.actions) if isinstance(a, run_events.FinishRun)
+    ]
+    assert len(finishes) <= 1, f"two outcomes, {seed=}"
+    assert finishes in ([], [len(world.actions) - 1]), f"something after the end, {seed=}"
+    told_to_prepare: set[str] = set()
+    told_to_start: set[str] = set()
+    told_to_stop: set[str] = set()
+    seen: set[str] = set()
+    gone: set[str] = set()
+    over = {"site.ended", "site.lost", "site.unconfirmed"}
+    for action in world.actions:
+        match action:
+            case run_events.RecordEvent(kind="site.prepared", site=site):
+                seen.add(site)
+            case run_events.RecordEvent(kind=kind, site=site) if kind in over:
+                gone.add(site)
+            case run_events.SendPrepare(site):
+                assert site not in told_to_prepare, f"{seed=}"
+                told_to_prepare.add(site)
+            case run_events.SendStart(site):
+                assert seen == set(world.sites), f"Start before all were prepared, {seed=}"
+                assert site not in told_to_start, f"{seed=}"
+                assert not told_to_stop, f"Start after Stop, {seed=}"
+                told_to_start.add(site)
+            case run_events.SendStop(site):
+                assert site in told_to_prepare, f"{seed=}"
+                told_to_stop.add(site)
+            case run_events.FinishRun(state):
+                assert told_to_prepare <= gone, f"a site may still have processes, {seed=}"
+                if state is RunState.SUCCEEDED:
+                    assert told_to_start == set(world.sites), f"{seed=}"
+    assert told_to_start in (set(), set(world.sites)), f"a part of the sites was started, {seed=}"
+
+
+@pytest.mark.parametrize("emulate", [False, True])
+def test_in_every_order_of_events_a_run_is_safe_and_ends(emulate: bool) -> None:
+    outcomes = set()
+    for seed in range(400):
+        draw = random.Random(seed)
+        world = World(draw.choice((2, 3)), emulate=emulate)
+        risk = draw.choice((0.0, 0.05, 0.1, 0.3))
+        for _ in range(draw.choice((15, 40, 80))):
+            world.now_s += draw.choice((0.0, 0.0, 0.01, 0.5))
+            new = world.tell(random_event(draw, world, risk))
+            if run_events.OpenNamespaces() in new:
+                world.tell(*draw.choice(WAN_ANSWERS))
+            if new:
+                check_safety(world, seed)
+        world.tell(run_events.CancelRequested("enough"))
+        world.wait(COLLECT_S)
+        world.wait(GRACE_S + LEASE_S)
+        check_safety(world, seed)
+        assert world.machine.state.is_terminal, f"it never ends, {seed=}"
+        outcomes.add(world.finish.state)
+        stopped = set(world.sent(run_events.SendStop))
+        ended = {
+            action.site
+            for action in world.actions
+            if isinstance(action, run_events.RecordEvent)
+            and action.kind in {"site.ended", "site.lost"}
+        }
+        assert set(world.sent(run_events.SendPrepare)) <= stopped | ended, f"{seed=}"
+    assert outcomes == {RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED}
