@@ -15,7 +15,7 @@ GATEWAYS = ("measured", "unlimited")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
-    """When the plan of a run is made again while it goes on (orchestrator/core/replan_machine.py)."""
+    """When a running job is planned again (orchestrator/core/replan_machine.py)."""
 
     drift: float = 0.2
     """How far a link's measured figure is off what the plan counts on, of that."""
