@@ -1,10 +1,44 @@
-"""In what form a rank hands its shard of a bucket over."""
+"""The messages between a rank and its node's gateway: one class each, one encoder, one decoder.
 
+They cross a Unix SOCK_SEQPACKET socket as JSON objects, one a message; docs/architecture.md has the
+conversation. A field's annotation says what it may hold, and the decoder refuses everything else by
+the field's name. A field with a default may be absent, and one that this build does not know is
+left out, so that either end may be a version older.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from protos.errors import (
+    IsthmusError,
+    LocalProtocolError,
+    PeerLostError,
+    RankLostError,
+    RemoteProtocolError,
+)
+from protos.limits import LOCAL_MESSAGE_BYTES
+
+WEIGHT_MAX = float(1 << 53)
+"""Tokens behind one bucket: up to here every whole number is a float64."""
+
+Count = Annotated[int, (1 << 63) - 1]
+UInt32 = Annotated[int, (1 << 32) - 1]
+UInt64 = Annotated[int, (1 << 64) - 1]
+Weight = Annotated[float, WEIGHT_MAX]
+"""Integers, and numbers, from 0 to the annotation."""
 
 
 class Form(StrEnum):
-    """As messages name it."""
+    """In what form a rank hands its shard of a bucket over."""
 
     VALUES = "values"
     """float32. The gateway encodes what it sends, and keeps what that loses."""
@@ -12,6 +46,317 @@ class Form(StrEnum):
     """Each chunk's body (sites.codecs.codec.BodyCodec), where its first element would be. The rank
     keeps what was lost. Chunks of trees whose codec has no bodies are as in VALUES."""
     UNFIT = "unfit"
-    """float32 of which some are not for the codec's codes, a NaN say. Where chunks have bodies
-    otherwise, what the rank owed is added already: the gateway encodes as the codec does, and keeps
-    nothing."""
+    """float32 of which some have no code, a NaN say. Where chunks have bodies otherwise, what the
+    rank owed is added already: the gateway encodes as the codec does, and keeps nothing."""
+
+
+# ---------------------------------------------------------------- rank to gateway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """The first message of a rank."""
+
+    op: ClassVar[str] = "join"
+    rank: Count
+    """Inside the site."""
+    generation: Count
+    """Of the run."""
+    local_rank: Count = 0
+    """On the node."""
+    pid: Count = 0
+    encodes: bool = False
+    """The rank takes the gateway's offer to encode, if there is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Shared memory: float32[numel] in a memfd that comes with the message.
+
+    An id that was sent before is replaced. sites/local/regions.py has the memory itself.
+    """
+
+    op: ClassVar[str] = "region"
+    region: Count
+    numel: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """This rank's shard of a bucket lies in a region: reduce it over all sites."""
+
+    op: ClassVar[str] = "reduce"
+    round: Count
+    bucket: UInt32
+    region: Count
+    offset: Count = 0
+    """Elements of the region before the shard."""
+    numel: Count
+    """float32 elements of the whole bucket, not of the shard."""
+    layout: UInt32
+    """crc32c of what the bucket consists of: equal on all ranks of all sites."""
+    weight: Weight
+    """Tokens of the whole site behind the bucket."""
+    exact: bool
+    """Travel as fp32 whatever the link's codec."""
+    form: Form = Form.VALUES
+    """What lies in the region."""
+    encoded_bytes: Count = 0
+    """Size of all bodies together, where the region holds bodies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric for the coordinator: protos/metrics.py has the kinds."""
+
+    op: ClassVar[str] = "metric"
+    kind: str
+    step: int
+    values: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """Hashes of this rank's parameters, which the coordinator compares over all ranks."""
+
+    op: ClassVar[str] = "digest"
+    step: int
+    combined: UInt64
+    tensors: tuple[UInt64, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """The rank ends because it is done. A connection that ends without this has lost its rank."""
+
+    op: ClassVar[str] = "leave"
+
+
+# ---------------------------------------------------------------- gateway to rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingOffer:
+    """What a gateway takes encoded, beside float32."""
+
+    codecs: tuple[str, ...]
+    """Codec of each tree. One at least has bodies (sites.codecs.codec.BodyCodec); chunks of the
+    others stay float32."""
+    turns: tuple[Count, ...]
+    """Index into `codecs` of the chunk with turn 0, 1, ...; then from the beginning: Grid.turn."""
+    chunk_numel: Count
+    """Elements of a chunk, at most: what the grid is made with."""
+    error_feedback: bool
+    """Whether the rank adds what encoding loses to the next shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The answer to a join."""
+
+    op: ClassVar[str] = "welcome"
+    site: str
+    site_index: Count
+    sites: tuple[str, ...]
+    ranks_per_site: tuple[Count, ...]
+    verify_every: Count
+    """Steps between digests; 0: never."""
+    config_hash: str
+    encoding: EncodingOffer | None = None
+    """None: the gateway takes float32 only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReductionTimes:
+    """What a gateway measured of one rank's shard."""
+
+    inter_s: float
+    """From the rank's message to the result."""
+    wait_s: float
+    """How much later than ours the other sites' contributions were."""
+    encode_s: float = 0.0
+    """CPU time that the gateway spent on encoding."""
+    decode_s: float = 0.0
+    """CPU time that it spent on decoding and summing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduced:
+    """The shard's region holds the sum over all sites, divided by `weight`."""
+
+    op: ClassVar[str] = "reduced"
+    round: Count
+    bucket: UInt32
+    weight: float
+    """Tokens of all sites. NaN where no element of the bucket belongs to this node's ranks."""
+    times: ReductionTimes
+    wire_bytes: Count
+    """What the gateway sent for this shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """No collective will complete any more."""
+
+    op: ClassVar[str] = "failed"
+    code: str = "INTERNAL"
+    """A key of protos/catalogue.py."""
+    message: str = "the gateway failed without a reason"
+    site: str = ""
+    """Where it failed, if anywhere in particular."""
+
+    def to_error(self) -> IsthmusError:
+        """Return the exception that a rank raises for it."""
+        return error_for(self.code, self.message, self.site)
+
+
+FromRank = Join | Region | Reduce | Metric | Digest | Leave
+FromGateway = Welcome | Reduced | Failed
+_FROM_RANK: Mapping[str, type[FromRank]] = {
+    kind.op: kind for kind in (Join, Region, Reduce, Metric, Digest, Leave)
+}
+_FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
+    kind.op: kind for kind in (Welcome, Reduced, Failed)
+}
+
+
+def error_for(code: str, message: str, site: str = "") -> IsthmusError:
+    """Return the exception of a code in protos/catalogue.py, as another process names an error."""
+    for kind in (PeerLostError, RankLostError):
+        if kind.code == code:
+            return kind(message, site)
+    for other in IsthmusError.__subclasses__():
+        if other.code == code and other is not LocalProtocolError:  # It is not this process's bug.
+            return other(message)
+    error = IsthmusError(message)
+    error.code = code
+    return error
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def to_json(message: FromRank | FromGateway) -> dict[str, Any]:
+    """Return a message as a JSON object."""
+    return {"op": message.op, **dataclasses.asdict(message)}
+
+
+def encode(message: FromRank | FromGateway) -> bytes:
+    """Return a message as it crosses the socket.
+
+    Raises:
+        LocalProtocolError: it is longer than a message may be.
+    """
+    data = json.dumps(to_json(message)).encode()
+    if len(data) > LOCAL_MESSAGE_BYTES:
+        raise LocalProtocolError(
+            f"a {message.op} message of {len(data)} bytes; {LOCAL_MESSAGE_BYTES} is the most"
+        )
+    return data
+
+
+def decode_from_rank(data: bytes) -> FromRank:
+    """Return the message of a rank.
+
+    Raises:
+        LocalProtocolError: it is none; names the field.
+    """
+    try:
+        return _decode(data, _FROM_RANK)
+    except ValueError as error:
+        raise LocalProtocolError(str(error)) from error
+
+
+def decode_from_gateway(data: bytes) -> FromGateway:
+    """Return the message of a gateway.
+
+    Raises:
+        RemoteProtocolError: it is none; names the field.
+    """
+    try:
+        return _decode(data, _FROM_GATEWAY)
+    except ValueError as error:
+        raise RemoteProtocolError(f"from the gateway: {error}") from error
+
+
+MessageT = typing.TypeVar("MessageT")
+
+
+def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
+    """Return the message of one of these kinds.
+
+    Raises:
+        ValueError: it is none, and why.
+    """
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a JSON message: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError("a message must be a JSON object")  # noqa: TRY004
+    op = fields.get("op")
+    kind = kinds.get(op) if isinstance(op, str) else None
+    if kind is None:
+        raise ValueError(f"unknown op {op!r:.100}")
+    message: MessageT = _read(kind, fields, str(op))
+    return message
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - any annotation, any JSON
+    """Return what JSON holds for a field with this annotation.
+
+    Raises:
+        ValueError: something else.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise _refused(where, "an object", value)
+        read = {}
+        for field in dataclasses.fields(kind):
+            if field.name in value:
+                hint = _hints(typing.cast("type", kind))[field.name]
+                read[field.name] = _read(hint, value[field.name], f"{where}.{field.name}")
+            elif field.default is dataclasses.MISSING:
+                raise ValueError(f"{where}.{field.name} is missing")
+        return typing.cast("Any", kind)(**read)
+    if origin is types.UnionType:
+        return None if value is None else _read(arguments[0], value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _refused(where, "a list", value)
+        return tuple(_read(arguments[0], each, where) for each in value)
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise _refused(where, "an object", value)
+        return {name: _read(arguments[1], each, f"{where}.{name}") for name, each in value.items()}
+    return _read_scalar(kind, value, where)
+
+
+def _read_scalar(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - as of _read
+    if typing.get_origin(kind) is Annotated:
+        kind, most = typing.get_args(kind)
+        # Compared before it is made a float: an integer may be too long for one.
+        if type(value) not in (int, kind) or not 0 <= value <= most:
+            raise _refused(where, f"0 to {most}", value)
+    if issubclass(kind, StrEnum):
+        if value not in list(kind):
+            raise _refused(where, f"one of {', '.join(kind)}", value)
+        return kind(value)
+    if kind is float and type(value) is int and abs(value) < 1 << 63:
+        return float(value)
+    if type(value) is not kind:
+        wanted = {bool: "true or false", str: "a text"}.get(kind, "a number")
+        raise _refused(where, wanted, value)
+    return value
+
+
+def _refused(where: str, wanted: str, value: object) -> ValueError:
+    return ValueError(f"{where}: want {wanted}, got {value!r:.100}")
