@@ -23,12 +23,12 @@ from sites.codecs.codec import Codec
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.residuals import Residual
+from sites.local.rank_messages import EncodingOffer
 from sites.trainer.corpus import load_corpus
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import make_optimizer, take_step
 from sites.worker.device_codecs import DEVICE_CODECS
-from sites.worker.encoding import ShardEncoder
-from sites.worker.link import EncodingOffer
+from sites.worker.shard_encoder import ShardEncoder
 from topology.job import Trainer
 
 

@@ -19,9 +19,9 @@ from orchestrator.emulator.backend import SiteNamespace
 from protos.errors import IsthmusError
 from sites.agent.gateway import MALLOC
 from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
+from sites.local.rank_messages import Reduce, Reduced, Region
+from sites.local.regions import create_region
 from sites.worker.gateway_link import GatewayLink
-from sites.worker.link import Reduce, Reduced
-from sites.worker.region import create_region
 from topology.trees.trees import ReductionPlan
 
 SITES = ("a", "b")
@@ -132,7 +132,7 @@ class RankStandIn:
         self.regions = []
         for bucket in self._buckets:
             values, descriptor = create_region(self._numel)
-            self._link.add_region(bucket, self._numel, descriptor)
+            self._link.add_region(Region(region=bucket, numel=self._numel), descriptor)
             os.close(descriptor)
             self.regions.append(values)
         self._link.start(self._reduced, self._failed)

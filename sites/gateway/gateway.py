@@ -31,7 +31,7 @@ from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
-from sites.gateway.ranks.local import LocalServer
+from sites.gateway.ranks.rank_server import LocalServer
 from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.pool import Pool

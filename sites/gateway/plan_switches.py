@@ -13,7 +13,7 @@ from protos.failure import one_line
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_links import PeerLinks
 from sites.gateway.proposal import Proposal
-from sites.gateway.ranks.encoding import RankEncoding
+from sites.gateway.ranks.rank_encoding import RankEncoding
 from sites.gateway.reduction.executor import Executor
 from topology.errors import ConfigError
 

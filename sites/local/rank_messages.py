@@ -25,6 +25,7 @@ from protos.errors import (
     RankLostError,
     RemoteProtocolError,
 )
+from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
 
 WEIGHT_MAX = float(1 << 53)
@@ -172,9 +173,9 @@ class Welcome:
 class ReductionTimes:
     """What a gateway measured of one rank's shard."""
 
-    inter_s: float
+    inter_s: float = 0.0
     """From the rank's message to the result."""
-    wait_s: float
+    wait_s: float = 0.0
     """How much later than ours the other sites' contributions were."""
     encode_s: float = 0.0
     """CPU time that the gateway spent on encoding."""
@@ -196,30 +197,22 @@ class Reduced:
     """What the gateway sent for this shard."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """No collective will complete any more."""
-
-    op: ClassVar[str] = "failed"
-    code: str = "INTERNAL"
-    """A key of protos/catalogue.py."""
-    message: str = "the gateway failed without a reason"
-    site: str = ""
-    """Where it failed, if anywhere in particular."""
-
-    def to_error(self) -> IsthmusError:
-        """Return the exception that a rank raises for it."""
-        return error_for(self.code, self.message, self.site)
-
-
 FromRank = Join | Region | Reduce | Metric | Digest | Leave
-FromGateway = Welcome | Reduced | Failed
+FromGateway = Welcome | Reduced | Failure
+"""A failure says that no collective will complete any more."""
 _FROM_RANK: Mapping[str, type[FromRank]] = {
     kind.op: kind for kind in (Join, Region, Reduce, Metric, Digest, Leave)
 }
 _FROM_GATEWAY: Mapping[str, type[FromGateway]] = {
-    kind.op: kind for kind in (Welcome, Reduced, Failed)
+    "failed": Failure,
+    "welcome": Welcome,
+    "reduced": Reduced,
 }
+
+
+def error_of(failure: Failure) -> IsthmusError:
+    """Return the exception that a rank raises for what its gateway says."""
+    return error_for(failure.code, failure.message, failure.site)
 
 
 def error_for(code: str, message: str, site: str = "") -> IsthmusError:
@@ -240,6 +233,8 @@ def error_for(code: str, message: str, site: str = "") -> IsthmusError:
 
 def to_json(message: FromRank | FromGateway) -> dict[str, Any]:
     """Return a message as a JSON object."""
+    if isinstance(message, Failure):
+        return message.to_line()
     return {"op": message.op, **dataclasses.asdict(message)}
 
 
@@ -249,10 +244,11 @@ def encode(message: FromRank | FromGateway) -> bytes:
     Raises:
         LocalProtocolError: it is longer than a message may be.
     """
-    data = json.dumps(to_json(message)).encode()
+    fields = to_json(message)
+    data = json.dumps(fields).encode()
     if len(data) > LOCAL_MESSAGE_BYTES:
         raise LocalProtocolError(
-            f"a {message.op} message of {len(data)} bytes; {LOCAL_MESSAGE_BYTES} is the most"
+            f"a {fields['op']} message of {len(data)} bytes; {LOCAL_MESSAGE_BYTES} is the most"
         )
     return data
 
@@ -300,8 +296,15 @@ def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
     kind = kinds.get(op) if isinstance(op, str) else None
     if kind is None:
         raise ValueError(f"unknown op {op!r:.100}")
-    message: MessageT = _read(kind, fields, str(op))
+    message: MessageT = _read_failure(fields) if kind is Failure else _read(kind, fields, str(op))
     return message
+
+
+def _read_failure(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as of _read
+    try:
+        return Failure.from_json(fields)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"failed: {error}") from error
 
 
 @functools.cache

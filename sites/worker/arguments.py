@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from sites.worker.sharded import is_sharded
+from sites.worker.sharding import is_sharded
 
 
 def check_list(caller: str, tensors: object) -> None:

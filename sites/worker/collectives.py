@@ -1,4 +1,4 @@
-"""Collectives inside a site, on process groups of their own.
+"""torch.distributed inside one site: its initialisation, and collectives on groups of their own.
 
 Two groups, because reduce-scatters (and what sends shards in) are launched from the autograd thread
 and all-gathers from another: on one group, two ranks could launch them in different orders and wait
@@ -6,11 +6,13 @@ for each other. torch 2.13 renamed the flat collectives and warns about the old 
 have only those.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from protos.errors import RankLostError
 
@@ -18,6 +20,36 @@ Counts = Sequence[int]
 _Flat = Callable[..., dist.Work]
 _reduce_scatter: _Flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather: _Flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def choose_device() -> torch.device:
+    """Return this rank's device, and make it the current one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank())
+    torch.cuda.set_device(device)
+    return device
+
+
+def local_rank() -> int:
+    """Return the rank inside the node, as torchrun gave it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def ensure_process_group(device: torch.device, timeout_s: float) -> bool:
+    """Initialise the default process group; return whether it was done here, and not before.
+
+    Without torchrun's variables this process is the only rank.
+    """
+    if dist.is_initialized():
+        return False
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
+    return True
 
 
 class Collectives:

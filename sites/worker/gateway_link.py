@@ -1,16 +1,23 @@
-"""The Unix socket to the node's gateway: docs/architecture.md, "Rank to gateway"."""
+"""What a rank asks of the process that crosses the WAN for it, and the three kinds of that.
+
+`GatewayLink` is the Unix socket to the node's gateway. `AloneLink` has no gateway: there is nobody
+to reduce with, and only the division by the site's tokens is left. `SiteOnlyLink` is both, where
+gradients stay inside the site but metrics and digests have a coordinator.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from protos.errors import (
     ConfigMismatchError,
@@ -19,15 +26,136 @@ from protos.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
+from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.worker.link import EncodingOffer, Reduce, Reduced, Welcome, error_for
+from sites.local.chunk_grid import shard_numel
+from sites.local.rank_messages import (
+    Digest,
+    FromGateway,
+    FromRank,
+    Join,
+    Leave,
+    Metric,
+    Reduce,
+    Reduced,
+    ReductionTimes,
+    Region,
+    Welcome,
+    decode_from_gateway,
+    encode,
+    error_for,
+    error_of,
+)
+from sites.local.regions import map_region
 
 _LAST_WORDS_S = 2.0
 """For reading why the gateway has closed; what it said is in the socket already."""
 
 
+class Link(Protocol):
+    """The way to the other sites. Methods may be called from any thread."""
+
+    def start(
+        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+    ) -> None:
+        """Say from now on what arrives, from a thread of the link's own."""
+
+    def add_region(self, region: Region, descriptor: int) -> None:
+        """Share a memfd; an id again replaces it. The caller closes its own descriptor."""
+
+    def reduce(self, request: Reduce) -> None:
+        """Have a shard reduced; `on_reduced` is called when the result is in the region."""
+
+    def report(self, message: Metric | Digest) -> None:
+        """Pass a metric, or this rank's parameter hashes, on to the coordinator."""
+
+    def leave(self) -> None:
+        """Say that this rank ends because it is done, then close. Idempotent."""
+
+    def close(self) -> None:
+        """Close without a word: to the other side, this rank has died. Idempotent."""
+
+
+class AloneLink:
+    """A `Link` that divides a shard by the site's tokens where it lies. Metrics go nowhere."""
+
+    def __init__(self, world_size: int = 1) -> None:
+        """Hold no regions yet. `world_size` is the site's."""
+        self._world_size = world_size
+        self._regions: dict[int, npt.NDArray[np.float32]] = {}
+        self._on_reduced: Callable[[Reduced], None] = lambda _: None
+
+    def start(
+        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+    ) -> None:
+        """Remember whom to tell; nothing here can fail later."""
+        del on_failed
+        self._on_reduced = on_reduced
+
+    def add_region(self, region: Region, descriptor: int) -> None:
+        """Map a region."""
+        self._regions[region.region] = map_region(descriptor, region.numel)
+
+    def reduce(self, request: Reduce) -> None:
+        """Divide, and say so at once."""
+        size = shard_numel(request.numel, self._world_size)
+        shard = self._regions[request.region][request.offset :][:size]
+        # A weight of 0 is reported, and refused, by whoever hears of the result.
+        np.divide(shard, np.float32(request.weight or 1.0), out=shard)
+        self._on_reduced(
+            Reduced(
+                round=request.round,
+                bucket=request.bucket,
+                weight=request.weight,
+                times=ReductionTimes(),
+                wire_bytes=0,
+            )
+        )
+
+    def report(self, message: Metric | Digest) -> None:
+        """No coordinator listens, and no other site could differ."""
+
+    def leave(self) -> None:
+        """Nobody is there to be told."""
+        self.close()
+
+    def close(self) -> None:
+        """Release the regions."""
+        self._regions.clear()
+
+
+class SiteOnlyLink(AloneLink):
+    """A `Link` whose gradients stay inside the site: it is the only one, or `schedule: off`."""
+
+    def __init__(self, gateway: Link, world_size: int = 1) -> None:
+        """Take a gateway's link; owned from now on."""
+        super().__init__(world_size)
+        self._gateway = gateway
+
+    def start(
+        self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
+    ) -> None:
+        """Say from now on what is reduced here, and what the gateway hears of the other sites."""
+        super().start(on_reduced, on_failed)
+        self._gateway.start(on_reduced, on_failed)
+
+    def report(self, message: Metric | Digest) -> None:
+        """Pass it on to the coordinator."""
+        self._gateway.report(message)
+
+    def leave(self) -> None:
+        """Say that this rank ends because it is done, then close. Idempotent."""
+        super().close()
+        self._gateway.leave()
+
+    def close(self) -> None:
+        """Close without a word. Idempotent."""
+        super().close()
+        self._gateway.close()
+
+
 class GatewayLink:
-    """One rank's connection to its gateway. A `Link`."""
+    """A `Link` over the Unix socket of the node's gateway: docs/architecture.md."""
 
     def __init__(self, path: Path, send_timeout_s: float) -> None:
         """Connect.
@@ -76,8 +204,15 @@ class GatewayLink:
         Raises:
             IsthmusError: the gateway refuses, or does not answer in time.
         """
-        fields = {"rank": rank, "local_rank": local_rank, "pid": os.getpid()}
-        self._send({"op": "join", **fields, "generation": generation, "encodes": encodes})
+        self._send(
+            Join(
+                rank=rank,
+                local_rank=local_rank,
+                pid=os.getpid(),
+                generation=generation,
+                encodes=encodes,
+            )
+        )
         self._socket.settimeout(timeout_s)
         try:
             message = self._receive()
@@ -85,12 +220,20 @@ class GatewayLink:
             raise DeadlineExceededError(
                 f"the gateway did not answer rank {rank} within {timeout_s:g} s"
             ) from error
+        except RemoteProtocolError as error:
+            raise ConfigMismatchError(
+                f"{error}: the gateway is of another version of isthmus"
+            ) from error
         self._socket.settimeout(None)
-        if message is None:
-            raise self._cause
-        if message.get("op") == "failed":
-            raise _failure(message)
-        return _welcome(message)
+        match message:
+            case None:
+                raise self._cause
+            case Failure():
+                raise error_of(message)
+            case Welcome():
+                return message
+            case _:
+                raise ConfigMismatchError(f"the gateway answered a join with {message.op}")
 
     def start(
         self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
@@ -102,48 +245,24 @@ class GatewayLink:
             target=self._listen, args=arguments, name="isthmus-receive", daemon=True
         ).start()
 
-    def add_region(self, region: int, numel: int, descriptor: int) -> None:
-        """Share a memfd of float32[numel] under an id."""
-        self._send({"op": "region", "region": region, "numel": numel}, descriptor)
+    def add_region(self, region: Region, descriptor: int) -> None:
+        """Send the region and its descriptor."""
+        self._send(region, descriptor)
 
     def reduce(self, request: Reduce) -> None:
         """Ask for a shard's reduction over all sites."""
-        self._send(
-            {
-                "op": "reduce",
-                "round": request.round,
-                "bucket": request.bucket,
-                "region": request.region,
-                "offset": request.offset,
-                "numel": request.numel,
-                "layout": request.layout,
-                "weight": request.weight,
-                "exact": request.exact,
-                "form": request.form,
-                "encoded_bytes": request.encoded_bytes,
-            }
-        )
+        self._send(request)
 
-    def send_metric(
-        self, kind: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
-    ) -> None:
-        """Pass one metric on."""
-        fields = {"kind": kind, "step": step, "values": dict(values), "labels": dict(labels)}
-        self._send({"op": "metric", **fields})
-
-    def send_digest(
-        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
-    ) -> None:
-        """Pass parameter hashes on."""
-        fields = {"step": step, "combined": combined}
-        self._send({"op": "digest", **fields, "tensors": list(tensors), "names": list(names)})
+    def report(self, message: Metric | Digest) -> None:
+        """Pass it on."""
+        self._send(message)
 
     def leave(self) -> None:
         """Say goodbye and close. A gateway that has gone already is no error."""
         if self._closed:
             return
         with contextlib.suppress(IsthmusError):
-            self._send({"op": "leave"})
+            self._send(Leave())
         self.close()
 
     def close(self) -> None:
@@ -154,12 +273,8 @@ class GatewayLink:
         if not self._listening:
             self._socket.close()
 
-    def _send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        data = json.dumps(message).encode()
-        if len(data) > LOCAL_MESSAGE_BYTES:
-            raise LocalProtocolError(
-                f"a {message['op']} message of {len(data)} bytes; {LOCAL_MESSAGE_BYTES} is the most"
-            )
+    def _send(self, message: FromRank, descriptor: int | None = None) -> None:
+        data = encode(message)
         try:
             with self._sending:
                 if descriptor is None:
@@ -173,21 +288,15 @@ class GatewayLink:
         except OSError as error:
             raise self._why_ended() from error
 
-    def _receive(self) -> dict[str, Any] | None:
+    def _receive(self) -> FromGateway | None:
         """Return the next message; None when the gateway has closed."""
         try:
             data, _, flags, _ = self._socket.recvmsg(LOCAL_MESSAGE_BYTES)
         except ConnectionError:
             return None
-        if not data:
-            return None
-        try:
-            message = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise RemoteProtocolError("the gateway sent something that is not JSON") from error
-        if flags & socket.MSG_TRUNC or not isinstance(message, dict):
-            raise RemoteProtocolError("the gateway sent a message that is too long or no object")
-        return message
+        if flags & socket.MSG_TRUNC:
+            raise RemoteProtocolError("the gateway sent a message that is too long")
+        return decode_from_gateway(data) if data else None
 
     def _why_ended(self) -> IsthmusError:
         """Return what the gateway said before it closed, which may not have been read yet."""
@@ -197,8 +306,8 @@ class GatewayLink:
         self._socket.settimeout(_LAST_WORDS_S)
         with contextlib.suppress(TimeoutError):
             while (message := self._receive()) is not None:
-                if message.get("op") == "failed":
-                    return _failure(message)
+                if isinstance(message, Failure):
+                    return error_of(message)
         return self._cause
 
     def _listen(
@@ -206,7 +315,7 @@ class GatewayLink:
     ) -> None:
         try:
             while (message := self._receive()) is not None:
-                on_reduced(_reduced(message))
+                on_reduced(_as_result(message))
         except IsthmusError as error:
             self._cause = error
         except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
@@ -218,46 +327,14 @@ class GatewayLink:
         self._socket.close()
 
 
-def _failure(message: dict[str, Any]) -> IsthmusError:
-    return error_for(
-        str(message.get("code", "INTERNAL")),
-        str(message.get("message", "the gateway failed without a reason")),
-        str(message.get("site") or ""),
-    )
+def _as_result(message: FromGateway) -> Reduced:
+    """Return what a rank that has joined may hear.
 
-
-def _welcome(message: dict[str, Any]) -> Welcome:
-    offer = message.get("encoding")
-    try:
-        return Welcome(
-            site=str(message["site"]),
-            site_index=int(message["site_index"]),
-            sites=tuple(map(str, message["sites"])),
-            ranks_per_site=tuple(map(int, message["ranks_per_site"])),
-            verify_every=int(message["verify_every"]),
-            config_hash=str(message["config_hash"]),
-            encoding=None if offer is None else EncodingOffer.from_json(offer),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ConfigMismatchError(
-            f"the gateway's welcome lacks {error}: it is of another version of isthmus"
-        ) from error
-
-
-def _reduced(message: dict[str, Any]) -> Reduced:
-    if message.get("op") == "failed":
-        raise _failure(message)
-    if message.get("op") != "reduced":
-        raise RemoteProtocolError(f"the gateway sent op {message.get('op')!r}")
-    try:
-        return Reduced(
-            round=int(message["round"]),
-            bucket=int(message["bucket"]),
-            weight=float(message["weight"]),
-            wait_s=float(message["times"]["wait_s"]),
-            encode_s=float(message["times"]["encode_s"]),
-            decode_s=float(message["times"]["decode_s"]),
-            wire_bytes=int(message["wire_bytes"]),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RemoteProtocolError(f"the gateway's result lacks {error}") from error
+    Raises:
+        IsthmusError: the run has failed, or it is something else.
+    """
+    if isinstance(message, Failure):
+        raise error_of(message)
+    if not isinstance(message, Reduced):
+        raise RemoteProtocolError(f"the gateway sent op {message.op!r}")
+    return message

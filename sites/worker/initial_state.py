@@ -1,6 +1,6 @@
-"""Makes tensors of all sites those of the first site, bit for bit: a model's initial state, say.
+"""Gives all sites the first site's tensors, bit for bit: a model's initial state, say.
 
-The exchange adds float32 numbers, so bytes travel as numbers: each pair of bytes is a whole number
+The pipeline adds float32 numbers, so bytes travel as numbers: each pair of bytes is a whole number
 below 65536, exact in float32, and so is its sum with the zeros of every other rank. Hence any
 dtype, -0.0 and NaN payloads survive. First only a hash is compared: equal models send nothing more.
 """
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
-from sites.worker.digest import as_bytes, digest_of
-from sites.worker.exchange import Exchange
-from sites.worker.layout import layout_of
-from sites.worker.sharded import whole_of, write_whole
+from sites.worker.bucket_pipeline import BucketPipeline
+from sites.worker.sharding import whole_of, write_whole
+from sites.worker.tensor_average import Packer
+from sites.worker.tensor_hashes import as_bytes, hashes_of, layout_of
 
 BLOCK_NUMEL = 2 << 20
 """float32 numbers a bucket: 8 MiB of shared memory, 4 MiB of the model."""
@@ -31,14 +31,14 @@ class InitialState:
 
     def __init__(
         self,
-        exchange: Exchange,
+        pipeline: BucketPipeline,
         *,
         site_index: int,
         num_sites: int,
         rank: int,
         device: torch.device,
     ) -> None:
-        self._exchange = exchange
+        self._pipeline = pipeline
         self._site_index = site_index
         self._num_sites = num_sites
         self._rank = rank
@@ -60,7 +60,7 @@ class InitialState:
                 failed.
         """
         layout = layout_of(named)
-        combined = digest_of(named).combined.to_bytes(8, "little")
+        combined = hashes_of(named).combined.to_bytes(8, "little")
         if self._all_sites_have(combined, layout):
             return False
         self._copy_from_first([tensor for _, tensor in named], layout)
@@ -117,9 +117,9 @@ class InitialState:
 
     def _sum(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
         """Add whole numbers below 65536 over sites, in place: a round in which each weighs 1."""
-        self._exchange.begin(1.0 if self._rank == 0 else 0.0)
-        futures = [self._exchange.submit([each], layout, exact=True) for each in buckets]
-        self._exchange.wait()
+        self._pipeline.begin(1.0 if self._rank == 0 else 0.0)
+        futures = [self._pipeline.submit([each], layout, exact=True) for each in buckets]
+        self._pipeline.wait()
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
         for each in buckets:
@@ -129,20 +129,11 @@ class InitialState:
 
 def _blocks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Cut the bytes of all tensors, one after another, into blocks: lists of views."""
-    block: list[torch.Tensor] = []
-    room = 2 * BLOCK_NUMEL
+    packer: Packer[torch.Tensor] = Packer(2 * BLOCK_NUMEL)
     for each in tensors:
-        start = 0
-        while start < each.numel():
-            part = each[start : start + room]
-            block.append(part)
-            start += part.numel()
-            room -= part.numel()
-            if room == 0:
-                yield block
-                block, room = [], 2 * BLOCK_NUMEL
-    if block:
-        yield block
+        yield from packer.add(each)
+    if rest := packer.take():
+        yield rest
 
 
 def _numbers(data: torch.Tensor) -> torch.Tensor:

@@ -9,14 +9,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 from protos.errors import ConfigMismatchError
-from sites.worker.alone_link import AloneLink
-from sites.worker.encoding import encodes_here
+from sites.local.rank_messages import Welcome
+from sites.worker.collectives import choose_device, ensure_process_group, local_rank
 from sites.worker.environment import Environment, NotLaunchedError, lone_topology
-from sites.worker.gateway_link import GatewayLink
-from sites.worker.link import Link, Welcome
-from sites.worker.process_group import choose_device, ensure_process_group, local_rank
+from sites.worker.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
+from sites.worker.shard_encoder import encodes_here
 from sites.worker.site import Site
-from sites.worker.site_only_link import SiteOnlyLink
 from topology.job import Job
 from topology.timeouts import Timeouts
 

@@ -15,15 +15,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sites.local.rank_messages import Metric, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
-from sites.worker.counted_steps import CountedSteps
+from sites.worker.bucket_pipeline import BucketPipeline
+from sites.worker.collectives import Collectives
 from sites.worker.exactness import Exactness
-from sites.worker.gradient_hook import GradientHook
-from sites.worker.link import Link, Welcome
-from sites.worker.optimizer_hook import OptimizerHook
-from sites.worker.rank_exchange import RankExchange
-from sites.worker.step_log import StepLog
-from sites.worker.tokens import TokenCount
+from sites.worker.gateway_link import Link
+from sites.worker.gradient_hooks import OptimizerHook, ReplicaHook, ShardHook
+from sites.worker.initial_state import InitialState
+from sites.worker.shard_encoder import ShardEncoder
+from sites.worker.slots import SharedTensors
+from sites.worker.step_records import StepLog, TokenCount
+from sites.worker.tensor_average import TensorAverage
+from sites.worker.transfer import CudaTransfer, HostTransfer
 from topology.job import Job
 from topology.timeouts import Timeouts
 from topology.world import Topology
@@ -72,14 +76,21 @@ class Site:
         self.topology = topology
         self.run_folder = run_folder
         self._link = link
+        self._welcome = welcome
         self._owns_group = owns_group
         self._tokens = TokenCount()
-        self._steps = StepLog(link, sends=self.rank == 0, timeline_every=job.timeline_every)
-        self._counted = CountedSteps(link, self._steps, welcome.verify_every)
-        self._exactness = Exactness(job.exchange)
-        self._exchange = RankExchange(
-            link, welcome, job, Timeouts.derive(topology.failure), self._exactness, device
+        self._steps = StepLog(
+            link,
+            sends=self.rank == 0,
+            timeline_every=job.timeline_every,
+            verify_every=welcome.verify_every,
         )
+        self._exactness = Exactness(job.exchange)
+        self._shared: SharedTensors | None = None
+        if device.type == "cpu" and self.world_size == 1:
+            self._shared = SharedTensors(link)
+        self._pipeline: BucketPipeline | None = None
+        self._average: TensorAverage | None = None
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -105,7 +116,7 @@ class Site:
             IsthmusError: the sites' models differ in more than values, or the exchange failed.
         """
         check_training(model, optimizer)
-        self._counted.begin("synchronize")
+        self._steps.begin("synchronize")
         if isinstance(model, DistributedDataParallel):
             self._synchronize_replicas(model, optimizer)
         else:
@@ -126,12 +137,12 @@ class Site:
             IsthmusError: the sites' parameters differ in more than values, or the exchange failed.
         """
         check_optimizer("site.average_gradients", optimizer)
-        hook = OptimizerHook(self._exchange.open_average(), self._tokens, optimizer)
+        hook = OptimizerHook(self._open_average(), self._tokens, optimizer)
         self._exactness.check([name for name, _ in hook.parameters()])
-        self._counted.begin("average_gradients")
-        self._exchange.equalise(hook.parameters())
+        self._steps.begin("average_gradients")
+        self._equalise(hook.parameters())
         optimizer.register_step_pre_hook(hook.before_step)
-        self._counted.follow(optimizer, hook.parameters, hook.take_rounds)
+        self._steps.follow(optimizer, hook.parameters, hook.take_rounds)
 
     def all_reduce(
         self, tensors: Sequence[torch.Tensor], *, tokens: float = 1.0, exact: bool = False
@@ -159,7 +170,7 @@ class Site:
         if not (math.isfinite(tokens) and tokens >= 0):
             raise ValueError(f"site.all_reduce: tokens: want a number of 0 or more, got {tokens}")
         named = [(str(index), each) for index, each in enumerate(tensors)]
-        self._exchange.open_average().average(named, tokens, exact=exact)
+        self._open_average().average(named, tokens, exact=exact)
 
     def empty(self, *sizes: int) -> torch.Tensor:
         """Return a float32 tensor of these sizes, on this rank's device, that holds anything.
@@ -175,7 +186,10 @@ class Site:
         """
         if any(each < 0 for each in sizes):
             raise ValueError(f"site.empty: want sizes of 0 or more, got {sizes}")
-        return self._exchange.empty(sizes)
+        numel = math.prod(sizes)
+        if self._shared is None or numel == 0:
+            return torch.empty(sizes, dtype=torch.float32, device=self.device)
+        return self._shared.empty(numel).view(sizes)
 
     def broadcast(self, state: nn.Module | Sequence[torch.Tensor]) -> None:
         """Give every rank of every site the values of the first site's first rank, bit for bit.
@@ -194,7 +208,7 @@ class Site:
         else:
             check_list("site.broadcast", state)
             named = [(str(index), each) for index, each in enumerate(state)]
-        self._exchange.equalise(named)
+        self._equalise(named)
 
     def count_tokens(self, tokens: int) -> None:
         """Say how many tokens are behind this rank's gradient: its weight in the average.
@@ -221,7 +235,9 @@ class Site:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         """Send a metric of any kind (protos/metrics.py has ours), from whichever rank calls."""
-        self._link.send_metric(kind, step, _floats(values), labels or {})
+        self._link.report(
+            Metric(kind=kind, step=step, values=_floats(values), labels=dict(labels or {}))
+        )
 
     def leave(self) -> None:
         """Say that this rank is done, and release everything.
@@ -246,31 +262,94 @@ class Site:
             self._link.close()
 
     def _end(self) -> None:
-        self._exchange.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
     def _synchronize_replicas(
         self, model: DistributedDataParallel, optimizer: torch.optim.Optimizer
     ) -> None:
-        hook = GradientHook(self._exchange.open(), self._tokens, model, exactness=self._exactness)
+        hook = ReplicaHook(self._open(), self._tokens, model, exactness=self._exactness)
         self.broadcast(model.module)
         model.register_comm_hook(None, hook.reduce)
-        self._counted.follow(optimizer, model.module.named_parameters, hook.take_rounds)
+        self._steps.follow(optimizer, model.module.named_parameters, hook.take_rounds)
 
     def _synchronize_shards(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        from sites.worker.sharded_hook import ShardedHook  # imports what only such scripts need
-
-        bucket_bytes = self.job.exchange.bucket_bytes
-        hook = ShardedHook(
-            self._exchange.open(),
+        hook = ShardHook(
+            self._open(),
             self._tokens,
-            bucket_bytes=bucket_bytes,
+            bucket_bytes=self.job.exchange.bucket_bytes,
             exactness=self._exactness,
         )
         hook.register(model)
         self.broadcast(model)
-        self._counted.follow(optimizer, model.named_parameters, hook.take_rounds)
+        self._steps.follow(optimizer, model.named_parameters, hook.take_rounds)
+
+    # ---------------------------------------------------------------- what averages
+
+    def _open(self) -> BucketPipeline:
+        """Return the pipeline, started by the first that needs it.
+
+        That is at the same call at every rank of the site, for these calls are collectives.
+        """
+        if self._pipeline is None:
+            timeouts = Timeouts.derive(self.topology.failure)
+            collectives = Collectives(timeouts.process_group_s)
+            on_cuda = self.device.type == "cuda"
+            self._pipeline = BucketPipeline(
+                self._link,
+                CudaTransfer(collectives, self.device) if on_cuda else HostTransfer(collectives),
+                rank=self.rank,
+                world_size=self.world_size,
+                # A peer that is gone is noticed by the gateway; this bounds what is slow, as
+                # compilation is.
+                deadline_s=max(timeouts.process_group_s, timeouts.start_s),
+                overlaps=self.job.exchange.schedule != "serial",
+                encoder=self._make_encoder(),
+                shared=self._shared,
+            )
+            self._pipeline.start()
+        return self._pipeline
+
+    def _open_average(self) -> TensorAverage:
+        """Return what averages lists of tensors."""
+        if self._average is None:
+            self._average = TensorAverage(
+                self._open(),
+                bucket_bytes=self.job.exchange.bucket_bytes,
+                exactness=self._exactness,
+            )
+        return self._average
+
+    def _equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Give every rank of every site the first site's values.
+
+        With `schedule: off`, those of this site alone, its own first rank's.
+
+        Raises:
+            IsthmusError: names, shapes or dtypes differ, or the exchange failed.
+        """
+        is_off = self.job.exchange.schedule == "off"
+        InitialState(
+            self._open(),
+            site_index=0 if is_off else self.index,
+            num_sites=1 if is_off else self.num_sites,
+            rank=self.rank,
+            device=self.device,
+        ).equalise(named)
+
+    def _make_encoder(self) -> ShardEncoder | None:
+        """Return what encodes on this rank's device, if that is wanted and the gateway takes it."""
+        if self._welcome.encoding is None:
+            return None
+        return ShardEncoder(
+            self._welcome.encoding,
+            site_index=self.index,
+            rank=self.rank,
+            ranks_per_site=self._welcome.ranks_per_site,
+            device=self.device,
+        )
 
 
 def _floats(values: Mapping[str, SupportsFloat]) -> dict[str, float]:

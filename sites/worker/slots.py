@@ -1,21 +1,123 @@
-"""The buffers of buckets, and the memory shared with the gateway: grown, and used again."""
+"""The memory of buckets: buffers that are used again, and tensors that are averaged where they lie.
+
+What a rank averages has to get into memory that the gateway shares, and back: two passes over it.
+`Slots` keeps a buffer and a shared region for each bucket from round to round. `SharedTensors` are
+tensors that the script had made in shared memory (`site.empty`), which need neither pass. NCCL
+calls such memory registered buffers.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
+import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from sites.worker.link import Link
-from sites.worker.region import create_region
-from sites.worker.routes import Route
-from sites.worker.shared_tensors import SharedTensors
+from sites.local.rank_messages import Region
+from sites.local.regions import FIRST_TENSOR_REGION, create_region
+from sites.worker.gateway_link import Link
+from sites.worker.sharding import Route
 from sites.worker.transfer import Sizes, Slot, Transfer
 
 
+def share(link: Link, region: int, numel: int) -> npt.NDArray[np.float32]:
+    """Make float32[numel] that the gateway knows as `region`, instead of what that was.
+
+    Raises:
+        OSError: there is no such memory.
+        IsthmusError: the gateway has gone.
+    """
+    array, descriptor = create_region(numel)
+    try:
+        link.add_region(Region(region=region, numel=numel), descriptor)
+    finally:
+        os.close(descriptor)
+    return array
+
+
+class Place(NamedTuple):
+    """Where a bucket lies in shared memory."""
+
+    region: int
+    """Its id at the gateway."""
+    offset: int
+    """Elements before it."""
+    values: torch.Tensor
+    """float32[n]: the bucket itself."""
+
+
+class _Allocation(NamedTuple):
+    region: int
+    memory: weakref.ref[npt.NDArray[np.float32]]
+    """The array below the tensor: alive for as long as any view of it."""
+
+
+class SharedTensors:
+    """The shared tensors of one rank. For the training thread."""
+
+    def __init__(self, link: Link) -> None:
+        """Hold nothing yet; `link` hears of regions."""
+        self._link = link
+        self._allocations: dict[int, _Allocation] = {}
+        """By the address where they begin."""
+
+    def empty(self, numel: int) -> torch.Tensor:
+        """Return float32[numel] of shared memory, zeros at first.
+
+        The memory goes after the last view of it, when `forget` is called.
+
+        Raises:
+            OSError: there is no such memory.
+            IsthmusError: the gateway has gone.
+        """
+        self.forget()
+        in_use = {each.region for each in self._allocations.values()}
+        region = next(each for each in itertools.count(FIRST_TENSOR_REGION) if each not in in_use)
+        array = share(self._link, region, numel)
+        tensor = torch.from_numpy(array)
+        self._allocations[tensor.data_ptr()] = _Allocation(region, weakref.ref(array))
+        return tensor
+
+    def find(self, pieces: Sequence[torch.Tensor]) -> Place | None:
+        """Return where a bucket's pieces lie one after another, if they do, in one such tensor.
+
+        Args:
+            pieces: shape (n,) each, one at least.
+        """
+        first = pieces[0]
+        start = first.untyped_storage().data_ptr()
+        allocation = self._allocations.get(start)
+        if allocation is None or allocation.memory() is None:
+            return None
+        end = first.storage_offset()
+        for each in pieces:
+            if (
+                each.untyped_storage().data_ptr() != start
+                or each.dtype != torch.float32
+                or each.storage_offset() != end
+                or not each.is_contiguous()
+                or each.is_neg()
+            ):
+                return None
+            end += each.numel()
+        offset = int(first.storage_offset())
+        return Place(allocation.region, offset, first.as_strided((end - offset,), (1,)))
+
+    def forget(self) -> None:
+        """Let go of tensors that have gone: the gateway gets next to nothing for their memory."""
+        for address, allocation in [*self._allocations.items()]:
+            if allocation.memory() is None:
+                del self._allocations[address]
+                share(self._link, allocation.region, 1)
+
+
 class Slots:
-    """Those of one rank, by index, which is also the region's id at the gateway."""
+    """The buffers of one rank's buckets, by index: the region's id at the gateway, too."""
 
     def __init__(
         self, link: Link, transfer: Transfer, world_size: int, shared: SharedTensors | None
@@ -60,11 +162,7 @@ class Slots:
             self._shared.forget()
 
     def _make(self, index: int, sizes: Sizes) -> Slot:
-        array, descriptor = create_region(sizes.shard_numel)
-        try:
-            self._link.add_region(index, sizes.shard_numel, descriptor)
-        finally:
-            os.close(descriptor)
-        slot = self._transfer.make_slot(sizes, torch.from_numpy(array))
+        region = torch.from_numpy(share(self._link, index, sizes.shard_numel))
+        slot = self._transfer.make_slot(sizes, region)
         slot.region_id = index
         return slot

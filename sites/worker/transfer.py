@@ -1,4 +1,17 @@
-"""How a bucket gets into shared memory and back: one way for the host, one for CUDA."""
+"""How a bucket gets from the ranks into shared memory, and back: on the host, and on CUDA.
+
+Inside a site, a bucket that every rank has is reduce-scattered and all-gathered. One of which each
+rank holds a part already is brought into place, and back, by all-to-alls: sharding.py.
+
+On the host, the reduce-scatter's output is the shared memory itself.
+
+On CUDA, copies run on side streams, ordered by events, and the compute stream is never
+synchronised. Downwards, NCCL's reduce-scatter waits for the compute stream; a side stream waits for
+the reduce-scatter, encodes the shard if it is to be encoded, and copies to page-locked shared
+memory; only the posting thread waits for that copy. Upwards, the copy, the all-gather and the write
+into the bucket are enqueued on another side stream. The future is completed under that stream, so
+that it records an event there, for which DDP makes the compute stream wait.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 from sites.local.rank_messages import Form
-from sites.worker.encoding import Encoded
-from sites.worker.routes import Route
+from sites.worker.collectives import Collectives, wait
+from sites.worker.shard_encoder import Encoded
+from sites.worker.sharding import Route
 
 Pending = dist.Work | torch.cuda.Event | None
 """What to wait for; waiting holds up the current CUDA stream, or on the host the thread."""
@@ -127,6 +141,185 @@ class Transfer(Protocol):
         self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
     ) -> None:
         """Bring the region's result into `pieces`, then complete. From the last thread."""
+
+
+class HostTransfer:
+    """A `Transfer` for CPU tensors."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
+
+    def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
+        """With one rank the bucket is its own shard, and is scaled straight into the region."""
+        alone = self._collectives.world_size == 1
+        padded = region if alone else torch.zeros(sizes.padded_numel)
+        return Slot(sizes.numel, padded, shard=region, region=region)
+
+    def drop_slot(self, slot: Slot) -> None:
+        """Nothing has to be undone."""
+
+    def make_future(self) -> torch.futures.Future[torch.Tensor]:
+        """A future without a device."""
+        return torch.futures.Future()
+
+    def launch(self, slot: Slot) -> Pending:
+        """Reduce-scatter into shared memory, or send shards in."""
+        return _start_in(self._collectives, slot)
+
+    def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
+        """All-reduce one float64."""
+        total = torch.full((1,), number, dtype=torch.float64)
+        return total, self._collectives.all_reduce(total)
+
+    def collect(self, slot: Slot, pending: Pending) -> float | None:
+        """Wait until the shard is in place; its codes replace it, if it has some."""
+        wait(pending)
+        _end_in(slot)
+        if slot.encode is not None:
+            encoded = slot.encode(slot.shard)
+            slot.note(encoded)
+            if slot.form is Form.ENCODED:
+                encoded.write(slot.region)
+        return None
+
+    def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
+        """Wait; the sum is in place then."""
+        wait(pending)
+        return float(total.item())
+
+    def deliver(
+        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
+    ) -> None:
+        """Bring back, cut the padding off, convert to the pieces' dtypes."""
+        _bring_back(self._collectives, slot)
+        read_pieces(slot.padded, pieces)
+        complete()
+
+
+class CudaTransfer:
+    """A `Transfer` for tensors of one CUDA device."""
+
+    def __init__(self, collectives: Collectives, device: torch.device) -> None:
+        self.device = device
+        self._collectives = collectives
+        self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
+        """Allocate on the device, and page-lock the region so that copies are asynchronous."""
+        padded = torch.zeros(sizes.padded_numel, device=self.device)
+        alone = self._collectives.world_size == 1
+        shard = padded if alone else torch.zeros(sizes.shard_numel, device=self.device)
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostRegister(region.data_ptr(), region.nbytes, 0))
+        return Slot(sizes.numel, padded, shard, region)
+
+    def drop_slot(self, slot: Slot) -> None:
+        """Unlock the region's pages, once no copy uses them."""
+        self._down.synchronize()
+        self._up.synchronize()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(runtime.cudaHostUnregister(slot.region.data_ptr()))
+
+    def make_future(self) -> torch.futures.Future[torch.Tensor]:
+        """A future that records an event on the stream under which it is completed."""
+        return torch.futures.Future(devices=[self.device])
+
+    def launch(self, slot: Slot) -> Pending:
+        """Enqueue the reduce-scatter, or the sending; with one rank, the scaling is waited for."""
+        slot.computed = _timer()
+        slot.computed.record(torch.cuda.current_stream(self.device))
+        return _start_in(self._collectives, slot) or slot.computed
+
+    def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
+        """All-reduce one float64, made by a kernel: a copy from the host would synchronise."""
+        total = torch.full((1,), number, dtype=torch.float64, device=self.device)
+        work = self._collectives.all_reduce(total)
+        return total, work or torch.cuda.current_stream(self.device).record_event()
+
+    def collect(self, slot: Slot, pending: Pending) -> float:
+        """Copy the shard down, or its codes; NCCL's watchdog is the deadline of this wait."""
+        copied = _timer()
+        with torch.cuda.stream(self._down):
+            wait(pending)
+            _end_in(slot)
+            encoded = None if slot.encode is None else slot.encode(slot.shard)
+            if encoded is None:
+                slot.region.copy_(slot.shard, non_blocking=True)
+            else:
+                encoded.write(slot.region)
+            copied.record(self._down)
+        copied.synchronize()
+        if encoded is not None:
+            slot.note(encoded)
+            if slot.form is Form.UNFIT:
+                with torch.cuda.stream(self._down):
+                    slot.region.copy_(slot.shard)
+        assert slot.computed is not None, "launch comes first"
+        return float(slot.computed.elapsed_time(copied)) / 1000.0
+
+    def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
+        """Read the scalar on the side stream."""
+        with torch.cuda.stream(self._down):
+            wait(pending)
+            return float(total.item())
+
+    def deliver(
+        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
+    ) -> None:
+        """Enqueue everything on the side stream and complete under it."""
+        with torch.cuda.stream(self._up):
+            slot.shard.copy_(slot.region, non_blocking=True)
+            _bring_back(self._collectives, slot)
+            read_pieces(slot.padded, pieces)
+            complete()
+
+
+def _timer() -> torch.cuda.Event:
+    """An event that notes when the device reached it."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
+    """Start what brings `slot.padded` towards the ranks' `slot.shard`."""
+    if slot.route is None:
+        return collectives.reduce_scatter(slot.shard, slot.padded)
+    leaving = torch.cat(
+        [slot.padded[start:stop] for start, stop in slot.route.outgoing] or [slot.padded[:0]]
+    )
+    slot.arriving = leaving.new_empty(sum(slot.route.received))
+    return collectives.send_in(slot.arriving, leaving, slot.route.received, slot.route.sent)
+
+
+def _end_in(slot: Slot) -> None:
+    """Put what has come into `slot.shard`, unless it lies there already."""
+    if slot.route is None:
+        return
+    assert slot.arriving is not None, "start_in comes first"
+    place = 0
+    for start, stop in slot.route.incoming:
+        slot.shard[start:stop].copy_(slot.arriving[place : place + stop - start])
+        place += stop - start
+    slot.shard[place:].zero_()  # padding
+    slot.arriving = None
+
+
+def _bring_back(collectives: Collectives, slot: Slot) -> None:
+    """Bring the ranks' `slot.shard` into `slot.padded`, and wait for that."""
+    if slot.route is None:
+        wait(collectives.all_gather(slot.padded, slot.shard))
+        return
+    leaving = torch.cat(
+        [slot.shard[start:stop] for start, stop in slot.route.incoming] or [slot.shard[:0]]
+    )
+    arriving = leaving.new_empty(sum(slot.route.sent))
+    wait(collectives.send_back(arriving, leaving, slot.route.sent, slot.route.received))
+    place = 0
+    for start, stop in slot.route.outgoing:
+        slot.padded[start:stop].copy_(arriving[place : place + stop - start])
+        place += stop - start
 
 
 def write_pieces(

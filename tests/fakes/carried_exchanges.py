@@ -26,8 +26,9 @@ from sites.gateway.config import GatewayId
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.peer_links import Link
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from sites.gateway.reduction.bucket import Post, Reduced
+from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.executor import Executor
+from sites.local.rank_messages import Reduced
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan

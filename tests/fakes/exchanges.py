@@ -18,9 +18,10 @@ from protos.frame import Frame, pack, unpack
 from sites.codecs.parts import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_links import Link
-from sites.gateway.reduction.bucket import Post, Reduced
+from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.pool import Pool, Priority
+from sites.local.rank_messages import Reduced
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan
 

@@ -1,4 +1,4 @@
-"""A lone rank's exchange, and links and transfers that it meets: slow, broken, scripted ones."""
+"""A lone rank's pipeline, and links and transfers that it meets: slow, broken, scripted ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from protos.errors import RankLostError
-from sites.worker.alone_link import AloneLink
+from sites.local.rank_messages import Digest, Metric, Reduce, Reduced, ReductionTimes, Region
+from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
-from sites.worker.exchange import Exchange
-from sites.worker.host_transfer import HostTransfer
-from sites.worker.link import Link, Reduce, Reduced
-from sites.worker.transfer import Pending, Slot, Transfer, read_pieces
+from sites.worker.gateway_link import AloneLink, Link
+from sites.worker.transfer import HostTransfer, Pending, Slot, Transfer, read_pieces
 
 LONG_S = 30.0
 
@@ -29,9 +28,9 @@ def lone_exchange(
     *,
     deadline_s: float = LONG_S,
     **options: Any,  # noqa: ANN401 - arguments of the exchange
-) -> Iterator[Exchange]:
-    """Start the exchange of this process as the only rank, over the host; close it at the end."""
-    exchange = Exchange(
+) -> Iterator[BucketPipeline]:
+    """Start the pipeline of this process as the only rank, over the host; close it at the end."""
+    exchange = BucketPipeline(
         link,
         transfer or HostTransfer(Collectives(LONG_S)),
         rank=0,
@@ -64,10 +63,10 @@ class CountingLink(AloneLink):
         self.other_tokens = 0.0
         """Of sites that are not there, and contribute zeros."""
 
-    def add_region(self, region: int, numel: int, descriptor: int) -> None:
-        self.regions.append(region)
-        self.sizes[region] = numel
-        super().add_region(region, numel, descriptor)
+    def add_region(self, region: Region, descriptor: int) -> None:
+        self.regions.append(region.region)
+        self.sizes[region.region] = region.numel
+        super().add_region(region, descriptor)
 
     def reduce(self, request: Reduce) -> None:
         self.requests.append(request)
@@ -101,17 +100,11 @@ class RecordingLink(AloneLink):
         self.steps_hashed: list[int] = []
         self.has_left = False
 
-    def send_metric(
-        self, kind: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
-    ) -> None:
-        del labels
-        self.metrics.append((kind, step, values))
-
-    def send_digest(
-        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
-    ) -> None:
-        del combined, tensors, names
-        self.steps_hashed.append(step)
+    def report(self, message: Metric | Digest) -> None:
+        if isinstance(message, Metric):
+            self.metrics.append((message.kind, message.step, message.values))
+        else:
+            self.steps_hashed.append(message.step)
 
     def leave(self) -> None:
         self.has_left = True
@@ -175,6 +168,10 @@ class SecondSite(AloneLink):
         values /= 2.0
         self._on_reduced(
             Reduced(
-                round=request.round, bucket=request.bucket, weight=2.0, wait_s=0.0, wire_bytes=0
+                round=request.round,
+                bucket=request.bucket,
+                weight=2.0,
+                times=ReductionTimes(),
+                wire_bytes=0,
             )
         )

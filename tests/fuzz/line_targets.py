@@ -30,7 +30,6 @@ from protos.failure import Failure
 from sites.agent.gateway import Gateway
 from sites.gateway.agent_port import read_commands, read_configuration
 from sites.gateway.proposal import Proposal
-from sites.gateway.ranks.messages import parse
 from sites.launcher.rank_failures import (
     cause_first,
     describe_failure,
@@ -38,6 +37,7 @@ from sites.launcher.rank_failures import (
     write_error_file,
     write_failures,
 )
+from sites.local.rank_messages import decode_from_rank
 from tests.fakes.gateway_sites import gateway_config
 from tests.fuzz.target import KIB, Target
 from topology.errors import ConfigError
@@ -81,7 +81,7 @@ def _target(
 def _rank_samples() -> list[bytes]:
     reduce = {"round": 3, "bucket": 0, "region": 1, "offset": 0, "numel": 900, "layout": 77}
     metric = {"kind": "step", "step": 4, "values": {"loss": 2.5}, "labels": {"a": "b"}}
-    digest = {"step": 4, "combined": "0f", "tensors": ["0a", "0b"], "names": ["w", "b"]}
+    digest = {"step": 4, "combined": 15, "tensors": [10, 11], "names": ["w", "b"]}
     messages: list[dict[str, Any]] = [
         {"op": "join", "rank": 1, "local_rank": 1, "pid": 99, "generation": 2},
         {"op": "region", "region": 1, "numel": 4096},
@@ -224,7 +224,7 @@ def _announced(data: bytes) -> None:
 
 
 LINE_TARGETS = (
-    _target("rank-message", parse, (LocalProtocolError,), _rank_samples),
+    _target("rank-message", decode_from_rank, (LocalProtocolError,), _rank_samples),
     _target(
         "gateway-configuration",
         lambda data: read_configuration(io.BytesIO(data)),

@@ -322,7 +322,7 @@ def test_what_cannot_be_written_to_the_end_leaves_nothing(
 def test_only_gateways_load_kernels(tmp_path: Path) -> None:
     """Ranks would import LLVM for nothing."""
     code = (
-        "import sys, sites.worker.exactness, sites.worker.encoding, sites.agent.site_processes; "
+        "import sys, sites.worker.exactness, sites.worker.shard_encoder, sites.agent.site_processes; "
         "print(sorted({'llvmlite', 'numba', 'sites.codecs'} & set(sys.modules)))"
     )
     assert run_python(code, tmp_path).strip() == "[]"

@@ -26,7 +26,7 @@ from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer, window_of
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
-from sites.gateway.ranks.encoding import RankEncoding
+from sites.gateway.ranks.rank_encoding import RankEncoding
 from sites.gateway.reduction.executor import Executor
 from tests.fakes.exchanges import StepPool
 from tests.fakes.gateway_sites import (

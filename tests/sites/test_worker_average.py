@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from protos.errors import NoTokensError
-from sites.worker.average import MAX_LISTS, TensorAverage
+from sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline
 from sites.worker.exactness import Exactness
-from sites.worker.exchange import MAX_BUCKETS, Exchange
-from sites.worker.packing import Packer
+from sites.worker.tensor_average import MAX_LISTS, Packer, TensorAverage
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.two_sites import NAMES, bits, run
 from tests.sites import average_programs as programs
@@ -26,7 +25,7 @@ def link() -> CountingLink:
 
 
 @pytest.fixture
-def exchange(link: CountingLink, process_group: None) -> Iterator[Exchange]:
+def exchange(link: CountingLink, process_group: None) -> Iterator[BucketPipeline]:
     """The pipeline of this process as the only rank."""
     del process_group
     with lone_exchange(link) as exchange:
@@ -51,7 +50,7 @@ def test_packing_loses_nothing_and_fills_every_bucket_but_the_last(seed: int) ->
 
 
 def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
-    exchange: Exchange, link: CountingLink
+    exchange: BucketPipeline, link: CountingLink
 ) -> None:
     """What a lossy codec owes to a list is owed by bucket number; memory is owed to nobody."""
     exactness = Exactness(ExchangeWish(codec="int8"))
@@ -72,7 +71,7 @@ def test_a_list_keeps_its_bucket_numbers_and_shares_the_memory(
     assert max(each.bucket for each in link.requests) < MAX_BUCKETS * (MAX_LISTS + 1) < 1 << 32
 
 
-def test_only_so_much_is_under_way(exchange: Exchange, link: CountingLink) -> None:
+def test_only_so_much_is_under_way(exchange: BucketPipeline, link: CountingLink) -> None:
     """However long a round, its buckets pass through the same few buffers."""
     values = torch.arange(50.0)
     exchange.begin(1.0, num_slots=2)
@@ -84,7 +83,7 @@ def test_only_so_much_is_under_way(exchange: Exchange, link: CountingLink) -> No
     assert link.regions == [0, 1]
 
 
-def test_no_tokens_at_all_are_an_error(exchange: Exchange) -> None:
+def test_no_tokens_at_all_are_an_error(exchange: BucketPipeline) -> None:
     exactness = Exactness(ExchangeWish(codec="fp32"))
     average = TensorAverage(exchange, bucket_bytes=16, exactness=exactness)
     with pytest.raises(NoTokensError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,14 +17,13 @@ from sites.codecs.codec import Payload
 from sites.codecs.parts import Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.config import GatewayConfig
-from sites.gateway.ranks.encoding import RankEncoding
+from sites.gateway.ranks.rank_encoding import RankEncoding
 from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.residuals import Residual
 from sites.local.chunk_grid import grid
-from sites.local.rank_messages import Form
+from sites.local.rank_messages import EncodingOffer, Form
 from sites.worker.device_codecs import DEVICE_CODECS
-from sites.worker.encoding import ShardEncoder, encodes_here
-from sites.worker.link import EncodingOffer
+from sites.worker.shard_encoder import ShardEncoder, encodes_here
 from tests.fakes.exchanges import Exchanges
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways
@@ -115,10 +113,11 @@ def test_without_feedback_nothing_is_owed() -> None:
 
 def encoders_of(config: GatewayConfig) -> dict[tuple[int, int], ShardEncoder]:
     """Return each rank's encoder, by site and rank."""
-    offer = json.loads(json.dumps(RankEncoding(config).to_json()))
+    offer = RankEncoding(config).offer
+    assert offer is not None
     return {
         (site, rank): ShardEncoder(
-            EncodingOffer.from_json(offer),
+            offer,
             site_index=site,
             rank=rank,
             ranks_per_site=config.ranks_per_site,
@@ -208,8 +207,8 @@ def test_what_a_gateway_offers(tmp_path: Path) -> None:
     assert len(trees.trees) > 1
 
     def offered(plan: ReductionPlan, **changes: Any) -> str | None:  # noqa: ANN401
-        found = RankEncoding(gateway_config(tmp_path, plan, 0, **changes)).to_json()
-        return None if found is None else "+".join(found["codecs"])
+        found = RankEncoding(gateway_config(tmp_path, plan, 0, **changes)).offer
+        return None if found is None else "+".join(found.codecs)
 
     for name in BY_NAME:
         assert offered(gather, codec=name) == (name if name in DEVICE_CODECS else None)

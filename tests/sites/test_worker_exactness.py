@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sites.worker.bucket_pipeline import MAX_BUCKETS
 from sites.worker.exactness import Exactness
-from sites.worker.exchange import MAX_BUCKETS
 from tests.fakes.ranks import Program
 from tests.sites import training_programs, worker_programs
 from tests.sites.test_worker_training import run

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from protos.errors import DeadlineExceededError, IsthmusError, LocalProtocolError, NoTokensError
-from sites.worker.alone_link import AloneLink
+from sites.local.rank_messages import Reduce, Reduced, ReductionTimes
+from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
-from sites.worker.exchange import Exchange
+from sites.worker.gateway_link import AloneLink
 from sites.worker.initial_state import InitialState
-from sites.worker.link import Reduce, Reduced
 from tests.fakes.lone_exchanges import (
     LONG_S,
     BrokenLink,
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Exchange]]:
+def start() -> Iterator[Callable[..., BucketPipeline]]:
     """Start exchanges that are closed after the test."""
     with ExitStack() as stack:
         yield lambda *given, **options: stack.enter_context(lone_exchange(*given, **options))
 
 
-Start = Callable[..., Exchange]
+Start = Callable[..., BucketPipeline]
 
 
 def test_a_lone_rank_gets_its_own_values_back(start: Start) -> None:
@@ -115,11 +115,11 @@ def test_the_first_error_is_the_one_that_is_told(start: Start) -> None:
 def test_a_lost_rank_is_told_by_what_the_gateway_knows_of_it(
     start: Start, is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sites.worker.under_way._CAUSE_S", LONG_S if is_told else 0.01)
+    monkeypatch.setattr("sites.worker.bucket_pipeline._CAUSE_S", LONG_S if is_told else 0.01)
     transfer = BrokenSite(Collectives(LONG_S))
     exchange = start(AloneLink(), transfer)
     if is_told:
-        transfer.cause = lambda: exchange._under_way.fail(IsthmusError("the gateway ended"))
+        transfer.cause = lambda: exchange._open.fail(IsthmusError("the gateway ended"))
     exchange.begin(1.0)
     future = exchange.submit([torch.ones(3)], layout=0)
     expected = "the gateway ended" if is_told else "a collective inside the site failed"
@@ -134,7 +134,9 @@ def test_an_answer_that_was_not_asked_for_is_refused(
     start: Start, round_: int, bucket: int
 ) -> None:
     def answer(_: Reduce) -> Reduced:
-        return Reduced(round=round_, bucket=bucket, weight=1.0, wait_s=0.0, wire_bytes=0)
+        return Reduced(
+            round=round_, bucket=bucket, weight=1.0, times=ReductionTimes(), wire_bytes=0
+        )
 
     exchange = start(ScriptedLink(answer))
     exchange.begin(1.0)

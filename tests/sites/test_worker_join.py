@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from protos.errors import IsthmusError
+from sites.local.rank_messages import Reduced
 from sites.worker.environment import Environment, NotLaunchedError
 from sites.worker.gateway_link import GatewayLink
-from sites.worker.link import Reduced
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import environment
 from topology.errors import ConfigError

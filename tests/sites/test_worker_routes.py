@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sites.worker.routes import cuts_of, part_of, route
+from sites.worker.sharding import cuts_of, part_of, route
 
 Integers = npt.NDArray[np.int64]
 

@@ -11,12 +11,10 @@ import torch
 
 from protos import metrics
 from protos.errors import IsthmusError
-from sites.worker.alone_link import AloneLink
-from sites.worker.link import Link, Reduce, Reduced
-from sites.worker.rounds import Round
-from sites.worker.site_only_link import SiteOnlyLink
-from sites.worker.step_log import StepLog
-from sites.worker.timeline import MAX_BUCKETS, Timeline
+from sites.local.rank_messages import Digest, Metric, Reduce, Reduced, ReductionTimes, Region
+from sites.worker.bucket_pipeline import Round
+from sites.worker.gateway_link import AloneLink, Link, SiteOnlyLink
+from sites.worker.step_records import MAX_BUCKETS, StepLog, timeline_of
 from tests.fakes.lone_exchanges import lone_exchange
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -40,9 +38,9 @@ class Gateway(AloneLink):
         super().start(on_reduced, on_failed)
         self.on_failed = on_failed
 
-    def add_region(self, region: int, numel: int, descriptor: int) -> None:
-        super().add_region(region, numel, descriptor)
-        self.regions.append(region)
+    def add_region(self, region: Region, descriptor: int) -> None:
+        super().add_region(region, descriptor)
+        self.regions.append(region.region)
 
     def reduce(self, request: Reduce) -> None:
         self.posted.append(request.bucket)
@@ -51,23 +49,17 @@ class Gateway(AloneLink):
                 round=request.round,
                 bucket=request.bucket,
                 weight=request.weight,
-                wait_s=0.5,
+                times=ReductionTimes(wait_s=0.5, encode_s=0.25, decode_s=0.125),
                 wire_bytes=10,
-                encode_s=0.25,
-                decode_s=0.125,
             )
         )
 
-    def send_metric(
-        self, kind: str, step: int, values: Mapping[str, float], labels: Mapping[str, str]
-    ) -> None:
-        assert labels == {}
-        self.metrics.append((kind, step, values))
-
-    def send_digest(
-        self, step: int, combined: int, tensors: Sequence[int], names: Sequence[str]
-    ) -> None:
-        self.hashed.append(step)
+    def report(self, message: Metric | Digest) -> None:
+        if isinstance(message, Metric):
+            assert message.labels == {}
+            self.metrics.append((message.kind, message.step, message.values))
+        else:
+            self.hashed.append(message.step)
 
     def leave(self) -> None:
         self.ends.append("leave")
@@ -93,7 +85,7 @@ def test_a_serial_exchange_hands_over_at_the_end() -> None:
     assert [each.submitted_s for each in done.buckets] == [0.0, 1.0, 2.0]
     assert done.last_submit_s == 2.0
     assert min(each.start_s for each in done.buckets) > done.last_submit_s
-    log = StepLog(link, sends=True, timeline_every=0, now_s=lambda: -1.0)
+    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, now_s=lambda: -1.0)
     log.end_step([done])
     log.flush()
     ((_, _, values),) = link.metrics
@@ -111,7 +103,7 @@ def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
         done = exchange.wait()
     first, second = done.buckets
     assert first.reduced_s < second.submitted_s
-    log = StepLog(link, sends=True, timeline_every=0, now_s=lambda: -1.0)
+    log = StepLog(link, sends=True, timeline_every=0, verify_every=0, now_s=lambda: -1.0)
     log.end_step([done])
     log.flush()
     ((_, _, values),) = link.metrics
@@ -120,7 +112,7 @@ def test_an_overlapped_one_does_not_wait_for_the_end() -> None:
 
 def test_costs_of_the_gateway_are_told() -> None:
     link = Gateway()
-    log = StepLog(link, sends=True, timeline_every=0)
+    log = StepLog(link, sends=True, timeline_every=0, verify_every=0)
     log.end_step([one_round(link, overlaps=True), one_round(link, overlaps=True)])
     log.flush()
     ((kind, step, values),) = link.metrics
@@ -139,9 +131,9 @@ def test_a_site_by_itself_asks_nobody() -> None:
     assert all(
         torch.equal(each.pieces[0], torch.ones_like(each.pieces[0])) for each in done.buckets
     )
-    link.send_metric("step", 1, {"loss": 1.0}, {})
+    link.report(Metric(kind="step", step=1, values={"loss": 1.0}, labels={}))
     assert gateway.metrics == [("step", 1, {"loss": 1.0})]
-    link.send_digest(2, 17, [17], ["weight"])
+    link.report(Digest(step=2, combined=17, tensors=(17,), names=("weight",)))
     assert gateway.hashed == [2]
     link.leave()
     link.close()
@@ -160,26 +152,25 @@ def test_a_site_by_itself_hears_that_the_run_failed() -> None:
 @pytest.mark.parametrize(("every", "kept"), [(0, []), (4, [1, 2, 3, 4, 8]), (100, [1, 2, 3])])
 def test_which_steps_are_kept(every: int, kept: list[int]) -> None:
     link = Gateway()
-    timeline = Timeline(link, every)
-    for step in range(1, 10):
-        timeline.send(step, 0.0, 1.0, [])
+    log = StepLog(link, sends=True, timeline_every=every, verify_every=0)
+    for _ in range(9):
+        log.end_step([])
     assert [step for kind, step, _ in link.metrics if kind == metrics.TIMELINE] == kept
 
 
 def test_a_kept_step_s_records() -> None:
-    link = Gateway()
-    done = [one_round(link, overlaps=False), one_round(link, overlaps=True, sizes=(7,))]
+    done = [one_round(Gateway(), overlaps=False), one_round(Gateway(), overlaps=True, sizes=(7,))]
     before_s, offset_s = time.time(), time.time() - time.perf_counter()
-    Timeline(link, 1).send(1, -5.0, 99.0, done)
-    (kind, _, step), *buckets = link.metrics
-    assert kind == metrics.TIMELINE
+    first, *rest = timeline_of(1, -5.0, 99.0, done)
+    assert first.kind == metrics.TIMELINE
+    step, buckets = first.values, [each.values for each in rest]
     # One offset for all times: differences are those of the exchange's clock.
     assert step[metrics.END_S] - step[metrics.BEGIN_S] == pytest.approx(104.0)
     assert step[metrics.COMPUTED_S] - step[metrics.BEGIN_S] == pytest.approx(7.0)
     assert step[metrics.BEGIN_S] == pytest.approx(offset_s - 5.0, abs=before_s * 1e-6)
-    assert [values[metrics.BUCKET_INDEX] for _, _, values in buckets] == [0, 1, 2, 3]
-    for kind, _, values in buckets:
-        assert kind == metrics.BUCKET
+    assert [values[metrics.BUCKET_INDEX] for values in buckets] == [0, 1, 2, 3]
+    assert {each.kind for each in rest} == {metrics.BUCKET}
+    for values in buckets:
         ordered = [
             values[name]
             for name in (
@@ -192,11 +183,9 @@ def test_a_kept_step_s_records() -> None:
         assert ordered == sorted(ordered)
         assert (values[metrics.WIRE_BYTES], values[metrics.WAIT_S]) == (10.0, 0.5)
         assert (values[metrics.ENCODE_S], values[metrics.DECODE_S]) == (0.25, 0.125)
-    assert [values[metrics.RAW_BYTES] for _, _, values in buckets] == [20.0, 12.0, 8.0, 28.0]
+    assert [values[metrics.RAW_BYTES] for values in buckets] == [20.0, 12.0, 8.0, 28.0]
 
 
 def test_a_step_of_very_many_buckets_is_cut_short() -> None:
-    link = Gateway()
-    done = one_round(link, overlaps=True, sizes=[1] * (MAX_BUCKETS + 5))
-    Timeline(link, 1).send(1, 0.0, 1.0, [done])
-    assert len(link.metrics) == 1 + MAX_BUCKETS
+    done = one_round(Gateway(), overlaps=True, sizes=[1] * (MAX_BUCKETS + 5))
+    assert len([*timeline_of(1, 0.0, 1.0, [done])]) == 1 + MAX_BUCKETS

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sites.worker.average import TensorAverage
+from sites.local.regions import FIRST_TENSOR_REGION
 from sites.worker.exactness import Exactness
-from sites.worker.shared_tensors import FIRST_REGION, SharedTensors
+from sites.worker.slots import SharedTensors
+from sites.worker.tensor_average import TensorAverage
 from tests.fakes.lone_exchanges import CountingLink, lone_exchange
 from tests.fakes.ranks import results, run_ranks
 from tests.fakes.two_sites import bits, gateway_processes
@@ -56,11 +57,11 @@ def test_each_bucket_is_a_part_of_the_tensor(
     average.average([("a", tensor)], tokens)
     assert torch.equal(tensor, wanted)
     assert [(each.region, each.offset, each.numel) for each in link.requests] == [
-        (FIRST_REGION, 0, BUCKET),
-        (FIRST_REGION, BUCKET, BUCKET),
-        (FIRST_REGION, 2 * BUCKET, 8),
+        (FIRST_TENSOR_REGION, 0, BUCKET),
+        (FIRST_TENSOR_REGION, BUCKET, BUCKET),
+        (FIRST_TENSOR_REGION, 2 * BUCKET, 8),
     ]
-    assert link.regions == [FIRST_REGION], "no other memory"
+    assert link.regions == [FIRST_TENSOR_REGION], "no other memory"
 
 
 def test_without_tokens_nothing_is_contributed(
@@ -84,7 +85,7 @@ def test_neighbours_are_one_bucket_where_they_lie(
     average.average([("a", first), ("b", second)], 1.0)
     assert torch.equal(whole, torch.arange(12.0))
     assert [(each.region, each.offset, each.numel) for each in link.requests] == [
-        (FIRST_REGION, 2, 9)
+        (FIRST_TENSOR_REGION, 2, 9)
     ]
 
 
@@ -125,16 +126,16 @@ def test_memory_that_nobody_has_any_more_makes_room_for_the_next(
     gc.collect()
     assert shared.find([torch.zeros(3)]) is None
     shared.forget()
-    assert link.sizes[FIRST_REGION + 1] == 1, "what the gateway keeps of it"
+    assert link.sizes[FIRST_TENSOR_REGION + 1] == 1, "what the gateway keeps of it"
     again, more = shared.empty(7), shared.empty(8)
     places = [shared.find([each]) for each in (kept, again, more)]
     assert [each and each.region for each in places] == [
-        FIRST_REGION,
-        FIRST_REGION + 1,
-        FIRST_REGION + 2,
+        FIRST_TENSOR_REGION,
+        FIRST_TENSOR_REGION + 1,
+        FIRST_TENSOR_REGION + 2,
     ]
-    assert link.regions == [FIRST_REGION + index for index in (0, 1, 1, 1, 2)]
-    assert [link.sizes[FIRST_REGION + index] for index in range(3)] == [5, 7, 8]
+    assert link.regions == [FIRST_TENSOR_REGION + index for index in (0, 1, 1, 1, 2)]
+    assert [link.sizes[FIRST_TENSOR_REGION + index] for index in range(3)] == [5, 7, 8]
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from sites.local.rank_messages import Welcome
 from sites.worker.environment import lone_topology
-from sites.worker.link import Welcome
 from sites.worker.site import Site
 from tests.fakes.lone_exchanges import RecordingLink
 from topology.job import Job

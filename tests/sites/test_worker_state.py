@@ -7,11 +7,10 @@ import torch
 
 from protos.errors import LocalProtocolError, PeerLostError, StaleGenerationError
 from protos.limits import CONTROL_MESSAGE_BYTES
-from sites.worker.digest import Digest, digest_of, hash_of
+from sites.local.rank_messages import error_for
 from sites.worker.initial_state import _numbers, _write_back
-from sites.worker.layout import layout_of
-from sites.worker.link import error_for
-from sites.worker.tokens import TokenCount
+from sites.worker.step_records import TokenCount
+from sites.worker.tensor_hashes import ParameterHashes, hash_of, hashes_of, layout_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
 
@@ -38,23 +37,23 @@ def test_a_large_models_digest_fits_in_a_message() -> None:
     names = tuple(
         f"transformer.layers.{index}.attention.projection.weight" for index in range(9999)
     )
-    digest = Digest(names, tuple(range(2**64 - 9999, 2**64)))
+    digest = ParameterHashes(names, tuple(range(2**64 - 9999, 2**64)))
     shown = digest.bounded()
     assert len(json.dumps([shown.names, shown.tensors])) <= CONTROL_MESSAGE_BYTES // 2
     assert shown.names[0].startswith(f"{names[0]} .. ")
     assert shown.names[-1].endswith(names[-1])
-    changed = Digest(names, (*digest.tensors[:-1], 1)).bounded()
+    changed = ParameterHashes(names, (*digest.tensors[:-1], 1)).bounded()
     different = [
         one for one, other in zip(shown.tensors, changed.tensors, strict=True) if one != other
     ]
     assert different == [shown.tensors[-1]], "only the last group"
-    assert Digest(names[:3], (1, 2, 3)).bounded() == Digest(names[:3], (1, 2, 3))
+    assert ParameterHashes(names[:3], (1, 2, 3)).bounded() == ParameterHashes(names[:3], (1, 2, 3))
 
 
 def test_the_combined_hash_depends_on_order() -> None:
     one, other = torch.ones(3), torch.zeros(3)
-    forth = digest_of([("a", one), ("b", other)])
-    back = digest_of([("a", other), ("b", one)])
+    forth = hashes_of([("a", one), ("b", other)])
+    back = hashes_of([("a", other), ("b", one)])
     assert forth.combined != back.combined
 
 

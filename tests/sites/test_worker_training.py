@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from protos import metrics
-from sites.worker.exchange import MAX_BUCKETS
+from sites.worker.bucket_pipeline import MAX_BUCKETS
 from tests.fakes.gateways import FakeGateways
 from tests.fakes.ranks import Program, results, run_ranks
 from tests.fakes.two_sites import bits

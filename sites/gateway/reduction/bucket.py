@@ -29,7 +29,7 @@ from sites.codecs.parts import Floats
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.reduction.chunk_reduction import BucketReduction, ChunkReduction, Event, Own
 from sites.gateway.reduction.credit import FRAME_BYTES
-from sites.local.rank_messages import Form
+from sites.local.rank_messages import Form, Reduced, ReductionTimes
 
 BucketKey = tuple[int, int]
 """Round and bucket."""
@@ -78,39 +78,6 @@ class Post:
             there, here = getattr(first, what), getattr(self, what)
             if there != here:
                 raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduced:
-    """One rank's part of a bucket, reduced over all sites."""
-
-    round: int
-    bucket: int
-    weight: float
-    """Tokens of all sites. NaN where no chunk belongs to this node: then nothing tells it."""
-    inter_s: float
-    wait_s: float
-    encode_s: float
-    """CPU time that this gateway took to encode the rank's chunks."""
-    decode_s: float
-    """CPU time that it took to decode and sum them."""
-    wire_bytes: int
-
-    def to_rank(self) -> dict[str, object]:
-        """Return the message for a rank."""
-        return {
-            "op": "reduced",
-            "round": self.round,
-            "bucket": self.bucket,
-            "weight": self.weight,
-            "times": {
-                "inter_s": self.inter_s,
-                "wait_s": self.wait_s,
-                "encode_s": self.encode_s,
-                "decode_s": self.decode_s,
-            },
-            "wire_bytes": self.wire_bytes,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,10 +313,12 @@ class OpenBucket:
             round=self.key[0],
             bucket=self.key[1],
             weight=math.nan if self._weight is None else self._weight,
-            inter_s=inter_s,
-            wait_s=min(late_s, inter_s),
-            encode_s=shard.encode_s,
-            decode_s=shard.decode_s,
+            times=ReductionTimes(
+                inter_s=inter_s,
+                wait_s=min(late_s, inter_s),
+                encode_s=shard.encode_s,
+                decode_s=shard.decode_s,
+            ),
             wire_bytes=shard.wire_bytes,
         )
 

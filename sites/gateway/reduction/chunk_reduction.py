@@ -32,10 +32,9 @@ from sites.codecs.kernels import floats
 from sites.codecs.parts import FloatPart, Floats, Part
 from sites.gateway.reduction.residuals import BucketResiduals, Residual
 from sites.local.chunk_grid import Grid
+from sites.local.rank_messages import WEIGHT_MAX
 from topology.trees.trees import ReductionPlan
 
-WEIGHT_MAX = float(1 << 53)
-"""Tokens behind one bucket: up to here every whole number is a float64."""
 _ONE = np.float32(1)
 
 

@@ -46,7 +46,6 @@ from sites.gateway.reduction.bucket import (
     Expected,
     OpenBucket,
     Post,
-    Reduced,
     RoundHistory,
 )
 from sites.gateway.reduction.chunk_reduction import (
@@ -62,7 +61,7 @@ from sites.gateway.reduction.plan_schedule import Begun, PlanSchedule
 from sites.gateway.reduction.pool import Pool, Priority
 from sites.gateway.reduction.residuals import Residuals
 from sites.local.chunk_grid import grid
-from sites.local.rank_messages import Form
+from sites.local.rank_messages import Form, Reduced
 from sites.silence import Standstills
 
 _HERE_BYTES = 2 << 20

@@ -1,38 +1,81 @@
-"""Averages lists of tensors over all ranks of all sites: with no backward pass to hide behind."""
+"""Averages lists of tensors over all ranks of all sites, with no backward pass to hide behind.
+
+Also cuts tensors, one after another, into buckets: `Packer`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
+from sites.local.regions import FLOAT_BYTES
+from sites.worker.bucket_pipeline import MAX_BUCKETS, BucketPipeline, Round
 from sites.worker.exactness import Exactness
-from sites.worker.exchange import MAX_BUCKETS, Exchange
-from sites.worker.layout import layout_of
-from sites.worker.packing import Packer
-from sites.worker.region import FLOAT_BYTES
-from sites.worker.rounds import Round
+from sites.worker.tensor_hashes import layout_of
 
 IN_FLIGHT_BYTES = 256 << 20
-"""Of float32 that are under way at once: twice what fills 10 Gbit/s over 100 ms."""
+"""float32 bytes that are on their way at once: twice what fills 10 Gbit/s over 100 ms."""
 MAX_LISTS = 64
 """Different lists whose rounding errors a lossy codec may owe to their next average."""
 
 Named = Sequence[tuple[str, torch.Tensor]]
 
 
+class Flat(Protocol):
+    """Elements in a row: a tensor of one dimension, or one that ranks hold shards of."""
+
+    def numel(self) -> int:
+        """Return how many there are."""
+
+    def __getitem__(self, part: slice, /) -> Self:
+        """Return a view of those in `part`, whose ends are given."""
+
+
+FlatT = TypeVar("FlatT", bound=Flat)
+
+
+class Packer(Generic[FlatT]):
+    """Fills buckets with views of what comes, in the order in which it comes."""
+
+    def __init__(self, bucket_numel: int) -> None:
+        """Start with an empty bucket of `bucket_numel` elements."""
+        self._bucket_numel = bucket_numel
+        self._room = bucket_numel
+        self._bucket: list[FlatT] = []
+
+    def add(self, flat: FlatT) -> Iterator[list[FlatT]]:
+        """Put all of `flat` in; yield each bucket as it is full."""
+        start, numel = 0, flat.numel()
+        while start < numel:
+            stop = min(numel, start + self._room)
+            self._bucket.append(flat[start:stop])
+            self._room -= stop - start
+            start = stop
+            if self._room == 0:
+                yield self.take()
+
+    def take(self) -> list[FlatT]:
+        """Return what the bucket holds, and start another one."""
+        bucket, self._bucket, self._room = self._bucket, [], self._bucket_numel
+        return bucket
+
+
 class TensorAverage:
     """Cuts lists of tensors into buckets and sends each list in a round of its own."""
 
-    def __init__(self, exchange: Exchange, *, bucket_bytes: int, exactness: Exactness) -> None:
-        """Do nothing yet.
+    def __init__(
+        self, pipeline: BucketPipeline, *, bucket_bytes: int, exactness: Exactness
+    ) -> None:
+        """Send nothing yet.
 
         Args:
-            exchange: takes the buckets.
+            pipeline: takes the buckets.
             bucket_bytes: of float32 a bucket, at most.
             exactness: says what crosses exactly though the codec rounds.
         """
-        self._exchange = exchange
+        self._pipeline = pipeline
         self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
         self._num_slots = max(2, IN_FLIGHT_BYTES // (self._bucket_numel * FLOAT_BYTES))
         self._exactness = exactness
@@ -57,7 +100,7 @@ class TensorAverage:
         if not held:
             return None
         layout = layout_of(named)
-        self._exchange.begin(
+        self._pipeline.begin(
             tokens, first_bucket=self._first_bucket(layout), num_slots=self._num_slots
         )
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -65,9 +108,9 @@ class TensorAverage:
         for group, is_exact in self._exactness.split(held, exact=exact):
             tensors = [each for _, each in group]
             for pieces in _packed(_flat(tensors, copies), self._bucket_numel):
-                future = self._exchange.submit(pieces, layout, exact=is_exact)
+                future = self._pipeline.submit(pieces, layout, exact=is_exact)
                 futures.append(future)
-        finished = self._exchange.wait()
+        finished = self._pipeline.wait()
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
         for tensor, copy in copies:

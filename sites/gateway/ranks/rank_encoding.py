@@ -7,15 +7,13 @@ results can be written chunk by chunk over what has been read, in any order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from protos.errors import LocalProtocolError
 from sites.codecs.codec import BodyCodec, Codec
 from sites.codecs.registry import codec_named
 from sites.gateway.config import GatewayConfig
-from sites.gateway.ranks.messages import Reduce
 from sites.local.chunk_grid import grid
-from sites.local.rank_messages import Form
+from sites.local.rank_messages import EncodingOffer, Form, Reduce
 from topology.trees.codec_turns import has_same_turns
 from topology.trees.trees import ReductionPlan
 
@@ -53,18 +51,19 @@ class RankEncoding:
             "start which chunk has which codec: that would change"
         )
 
-    def to_json(self) -> dict[str, Any] | None:
-        """Return the welcome's field: None offers nothing."""
+    @property
+    def offer(self) -> EncodingOffer | None:
+        """What a rank's welcome says; None offers nothing."""
         if not self._offers:
             return None
         config = self._config
         is_one = len(set(config.codecs)) == 1
-        return {
-            "codecs": list(config.codecs),
-            "turns": [0] if is_one else list(config.plan.turns),
-            "chunk_numel": config.chunk_numel,
-            "error_feedback": config.error_feedback,
-        }
+        return EncodingOffer(
+            codecs=tuple(config.codecs),
+            turns=(0,) if is_one else tuple(config.plan.turns),
+            chunk_numel=config.chunk_numel,
+            error_feedback=config.error_feedback,
+        )
 
     def check(self, rank: int, reduce: Reduce) -> None:
         """See that what a rank hands over has a form and a size that it may have.

@@ -14,9 +14,9 @@ from typing import Final
 import torch
 
 from sites.local.chunk_grid import grid
+from sites.local.rank_messages import EncodingOffer
+from sites.local.regions import FLOAT_BYTES
 from sites.worker.device_codecs import DEVICE_CODECS, DeviceCodec
-from sites.worker.link import EncodingOffer
-from sites.worker.region import FLOAT_BYTES
 from topology.errors import ConfigError
 
 _VARIABLE: Final = "ISTHMUS_ENCODE"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import functools
 import logging
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -15,18 +17,121 @@ from typing import Any, Final, Protocol
 
 from protos.errors import IsthmusError, LocalProtocolError, failure_of
 from protos.failure import Failure
+from protos.limits import LOCAL_MESSAGE_BYTES
+from sites.codecs.parts import Floats
 from sites.gateway.config import GatewayConfig
-from sites.gateway.ranks.connection import RankConnection, close_all
-from sites.gateway.ranks.encoding import RankEncoding
-from sites.gateway.ranks.messages import Join, LeaveNotice, Message, Passed, Reduce, RegionOffer
-from sites.gateway.reduction.bucket import Post, Reduced
+from sites.gateway.ranks.rank_encoding import RankEncoding
+from sites.gateway.reduction.bucket import Post
 from sites.local.chunk_grid import shard_numel, shard_of
+from sites.local.rank_messages import (
+    Digest,
+    FromGateway,
+    FromRank,
+    Join,
+    Leave,
+    Metric,
+    Reduce,
+    Reduced,
+    Region,
+    Welcome,
+    decode_from_rank,
+    encode,
+    to_json,
+)
+from sites.local.regions import map_received
 
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 0.5
 _PATH_BYTES_MAX: Final = 107
 """The kernel's limit on a Unix socket's path."""
+
+
+_SEND_DEADLINE_S: Final = 10
+"""A rank that does not read for so long is stuck."""
+_DESCRIPTORS_MAX: Final = 4
+
+
+class RankConnection:
+    """One rank's socket and the memory that it shares."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.regions: dict[int, Floats] = {}
+        self._socket = accepted
+        self._send_lock = threading.Lock()
+        deadline = struct.pack("ll", _SEND_DEADLINE_S, 0)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, deadline)
+
+    def receive(self) -> FromRank | None:
+        """Return the next message; None at the end. A region is mapped before it is returned.
+
+        Raises:
+            LocalProtocolError: it is no message, or a region without its memory.
+        """
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(
+                LOCAL_MESSAGE_BYTES, socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsize)
+            )
+        except OSError:
+            return None
+        descriptors = _descriptors(ancillary)
+        try:
+            if not data:
+                return None
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise LocalProtocolError(f"a message of more than {LOCAL_MESSAGE_BYTES} bytes")
+            message = decode_from_rank(data)
+            if isinstance(message, Region):
+                self.regions[message.region] = map_received(message, descriptors)
+            return message
+        finally:
+            for each in descriptors:
+                os.close(each)
+
+    def shard(self, message: Reduce, count: int) -> Floats:
+        """Return the rank's part of a bucket: float32, shape (count,), a view of the named region.
+
+        Raises:
+            LocalProtocolError: there is no such region, or it ends before.
+        """
+        region = self.regions.get(message.region)
+        if region is None:
+            raise LocalProtocolError(f"reduce.region: no region {message.region} was sent")
+        end = message.offset + count
+        if end > len(region):
+            raise LocalProtocolError(
+                f"reduce.offset: elements {message.offset} to {end} of a region of {len(region)}"
+            )
+        return region[message.offset : end]
+
+    def send(self, message: FromGateway) -> None:
+        """Send a message; a rank that has gone, or does not read, is found out by its reader."""
+        try:
+            with self._send_lock:
+                self._socket.send(encode(message), socket.MSG_NOSIGNAL)
+        except OSError as error:
+            _log.warning("a message to a rank was not taken: %s", error)
+            self.shut()
+
+    def shut(self, how: int = socket.SHUT_RDWR) -> None:
+        """Make the waits at one end, or both, come to an end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(how)
+
+    def close(self) -> None:
+        """Release the socket; a region ends with the last view of it."""
+        self.shut()
+        self._socket.close()
+        self.regions.clear()
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the file descriptors that came with a message."""
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
 
 
 class Ranks(Protocol):
@@ -92,7 +197,7 @@ class LocalServer:
         with self._lock:
             connection = self._connections.get(rank)
         if connection is not None:
-            connection.send(reduced.to_rank())
+            connection.send(reduced)
 
     def fail_all(self, failure: Failure) -> None:
         """Tell every rank that no collective will complete any more."""
@@ -100,7 +205,7 @@ class LocalServer:
             self._closed = True
             connections = list(self._connections.values())
         for connection in connections:
-            connection.send(failure.to_line())
+            connection.send(failure)
 
     def close(self) -> None:
         """End all connections and remove the socket."""
@@ -143,11 +248,11 @@ class LocalServer:
         try:
             rank = self._admit(connection)
             while rank is not None:
-                received = connection.receive()
-                if received is None or isinstance(received[0], LeaveNotice):
-                    self._end(rank, clean=received is not None)
+                message = connection.receive()
+                if message is None or isinstance(message, Leave):
+                    self._end(rank, clean=message is not None)
                     return
-                self._handle(rank, connection, *received)
+                self._handle(rank, connection, message)
         except IsthmusError as error:
             self._reject(rank, connection, error)
         except Exception as error:  # noqa: BLE001 - a thread's root: reported, ends the gateway
@@ -166,11 +271,9 @@ class LocalServer:
         Raises:
             LocalProtocolError: it may not join.
         """
-        received = connection.receive()
-        if received is None:
+        message = connection.receive()
+        if message is None:
             return None
-        message, fds = received
-        close_all(fds)
         if not isinstance(message, Join):
             raise LocalProtocolError("the first message must be a join")
         config = self._config
@@ -191,34 +294,30 @@ class LocalServer:
                 self.encoding.take(message.rank)
             complete = len(self._joined) == len(self._expected)  # some may have left already
         connection.send(
-            {
-                "op": "welcome",
-                "site": config.site,
-                "site_index": config.site_index,
-                "sites": list(config.sites),
-                "ranks_per_site": list(config.ranks_per_site),
-                "verify_every": config.verify_every,
-                "config_hash": config.config_hash,
-                "encoding": self.encoding.to_json(),
-            }
+            Welcome(
+                site=config.site,
+                site_index=config.site_index,
+                sites=config.sites,
+                ranks_per_site=config.ranks_per_site,
+                verify_every=config.verify_every,
+                config_hash=config.config_hash,
+                encoding=self.encoding.offer,
+            )
         )
         if complete:
             self._ranks.joined(list(self._expected))
         return message.rank
 
-    def _handle(
-        self, rank: int, connection: RankConnection, message: Message, fds: list[int]
-    ) -> None:
-        if isinstance(message, RegionOffer):
-            connection.map(message, fds)
-            return
-        close_all(fds)
-        if isinstance(message, Reduce):
-            self._ranks.post(rank, self._post(rank, connection, message))
-        elif isinstance(message, Passed):
-            self._ranks.passed({"rank": rank, **message.fields})
-        else:
-            raise LocalProtocolError("a rank joins once")
+    def _handle(self, rank: int, connection: RankConnection, message: FromRank) -> None:
+        match message:
+            case Region():
+                pass  # The connection has mapped it.
+            case Reduce():
+                self._ranks.post(rank, self._post(rank, connection, message))
+            case Metric() | Digest():
+                self._ranks.passed({"rank": rank, **to_json(message)})
+            case _:
+                raise LocalProtocolError("a rank joins once")
 
     def _post(self, rank: int, connection: RankConnection, message: Reduce) -> Post:
         config = self._config
@@ -260,7 +359,7 @@ class LocalServer:
     def _reject(self, rank: int | None, connection: RankConnection, error: IsthmusError) -> None:
         """A stranger is only turned away; a rank that breaks the protocol ends the run."""
         failure = failure_of(error, self._config.site)
-        connection.send(failure.to_line())
+        connection.send(failure)
         if rank is None:
             _log.warning("refused a connection: %s", error)
             return

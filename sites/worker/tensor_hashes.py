@@ -1,4 +1,8 @@
-"""Hashes of tensors, bit for bit: equal on all ranks of all sites, or the run ends."""
+"""Hashes that tell tensors apart: of their values, and of their names, shapes and dtypes.
+
+Hashes of parameters are equal on all ranks of all sites, bit for bit, or the run ends. A layout is
+one number that differs where two sites' tensors differ in name, order, shape or dtype.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,19 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import google_crc32c
 import torch
 import xxhash
 
 from protos.limits import CONTROL_MESSAGE_BYTES
-from sites.worker.sharded import whole_of
+from sites.worker.sharding import whole_of
 
 _MESSAGE_BYTES = CONTROL_MESSAGE_BYTES // 2
 """The most that names and hashes may take as JSON, so that every message on the way has room."""
 
 
 @dataclass(frozen=True, slots=True)
-class Digest:
+class ParameterHashes:
     """xxh3-64 of each tensor, in order, and of all of them."""
 
     names: tuple[str, ...]
@@ -28,7 +33,7 @@ class Digest:
         """One hash for all: equal where every tensor's is."""
         return _combine(self.tensors)
 
-    def bounded(self) -> Digest:
+    def bounded(self) -> ParameterHashes:
         """Return one that fits in a message: of a large model, neighbours share a hash.
 
         A shared hash is named `first .. last`.
@@ -39,7 +44,7 @@ class Digest:
             per_group *= 2
             starts = range(0, len(self.names), per_group)
             groups = [slice(start, start + per_group) for start in starts]
-            grouped = Digest(
+            grouped = ParameterHashes(
                 tuple(_name_of(self.names[each]) for each in groups),
                 tuple(_combine(self.tensors[each]) for each in groups),
             )
@@ -48,14 +53,14 @@ class Digest:
         return grouped
 
 
-def digest_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> Digest:
+def hashes_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> ParameterHashes:
     """Hash tensors of any dtype and device; one on a device is copied to the host first.
 
     Sharded ones are gathered one after another, by collectives of their ranks, so that a hash does
     not depend on how many those are.
     """
     named = [(name, hash_of(each)) for name, each in tensors]
-    return Digest(tuple(name for name, _ in named), tuple(number for _, number in named))
+    return ParameterHashes(tuple(name for name, _ in named), tuple(number for _, number in named))
 
 
 def hash_of(tensor: torch.Tensor) -> int:
@@ -74,3 +79,13 @@ def _combine(hashes: tuple[int, ...]) -> int:
 
 def _name_of(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+
+
+def layout_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> int:
+    """Return the crc32c of names, shapes and dtypes, in order."""
+    return layout_of_labels(f"{name} {tuple(each.shape)} {each.dtype}" for name, each in tensors)
+
+
+def layout_of_labels(labels: Iterable[str]) -> int:
+    """Return the crc32c of what tells tensors from others, in order."""
+    return int(google_crc32c.value("\n".join(labels).encode()))

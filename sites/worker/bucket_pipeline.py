@@ -1,0 +1,501 @@
+"""Averages buckets over all ranks of all sites, several at once, in the order of their submission.
+
+    autograd thread   scale, start the reduce-scatter                       submit()
+    posting thread    wait for it in order, hand the shard to the gateway   _post()
+    link's thread     hear of results, in any order                         OpenRound.note_reduced()
+    finishing thread  take results in order, all-gather, complete futures   _finish()
+
+Each thread does its part for every bucket in the same order on every rank, so that ranks never
+disagree on the order of collectives. The first error of any thread is kept, completes all futures
+that are still open, and is raised by every later call.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from protos.errors import (
+    DeadlineExceededError,
+    IsthmusError,
+    LocalProtocolError,
+    NoTokensError,
+    RankLostError,
+    RemoteProtocolError,
+)
+from sites.local.rank_messages import Reduce, Reduced, ReductionTimes
+from sites.local.regions import FLOAT_BYTES
+from sites.worker.collectives import wait
+from sites.worker.gateway_link import Link
+from sites.worker.shard_encoder import ShardEncoder
+from sites.worker.sharding import Route
+from sites.worker.slots import SharedTensors, Slots
+from sites.worker.transfer import Pending, Slot, Transfer, write_pieces
+from topology.model.step_parts import Crossing, RoundTimes
+
+MAX_BUCKETS = 1 << 16
+"""Of one round. 4 MiB a bucket, the shipped setting, reaches 256 GiB."""
+_CAUSE_S = 1.0
+"""For the gateway to say, or show by its end, why another rank of the site has gone."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """One bucket on its way to the other sites and back."""
+
+    number: int
+    """What the gateway knows it by."""
+    slot: Slot
+    pieces: Sequence[torch.Tensor]
+    layout: int
+    exact: bool
+    pending: Pending
+    future: torch.futures.Future[torch.Tensor]
+    raw_bytes: int
+    """float32 bytes of this rank's shard, without padding."""
+    submitted_s: float
+    """When backward had computed it."""
+    start_s: float = 0.0
+    """When the gateway was told of it."""
+    reduced_s: float = 0.0
+    finished_s: float = 0.0
+    """When its result was in place; on CUDA, when that was enqueued."""
+    reduced: Reduced | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Round:
+    """One synchronisation of all sites: a sequence of buckets with one weight."""
+
+    number: int
+    tokens: float
+    """Of this rank."""
+    total: torch.Tensor
+    pending: Pending
+    first_bucket: int
+    """The number of its first bucket."""
+    num_slots: int | None
+    """Buckets under way, at most; None: a backward pass goes on meanwhile, and all may be."""
+    site_weight: float = 0.0
+    """Tokens of this site."""
+    weight: float = 0.0
+    """Tokens of all sites."""
+    buckets: list[Bucket] = field(default_factory=list)
+    num_posted: int = 0
+    """Of the buckets, from the first on, that the posting thread was given."""
+    num_finished: int = 0
+    last_submit_s: float = 0.0
+    """When the last bucket was computed that backward goes on to hide; else the first."""
+    end_s: float = 0.0
+
+    def note_computed(self, index: int, at_s: float) -> None:
+        """From when nothing more than communication is left, as far as this bucket tells."""
+        if self.num_slots is None or index == 0:
+            self.last_submit_s = at_s
+
+    def find(self, reduced: Reduced) -> Bucket | None:
+        """Return the bucket that a result is of; None: of none of this round."""
+        index = reduced.bucket - self.first_bucket
+        if reduced.round != self.number or not 0 <= index < len(self.buckets):
+            return None
+        return self.buckets[index]
+
+    @property
+    def raw_bytes(self) -> int:
+        """float32 bytes that this rank handed over."""
+        return sum(each.raw_bytes for each in self.buckets)
+
+    @property
+    def wire_bytes(self) -> int:
+        """What the gateway sent for this rank's shards."""
+        return sum(each.reduced.wire_bytes for each in self.buckets if each.reduced)
+
+    @property
+    def results(self) -> list[ReductionTimes]:
+        """What the gateway measured of each bucket that is back."""
+        return [each.reduced.times for each in self.buckets if each.reduced]
+
+    @property
+    def times(self) -> RoundTimes:
+        """When what happened."""
+        crossings = tuple(
+            Crossing(each.start_s, each.reduced_s, each.reduced.times.wait_s)
+            for each in self.buckets
+            if each.reduced
+        )
+        return RoundTimes(self.last_submit_s, self.end_s, crossings)
+
+
+class OpenRound:
+    """The round that is open, what came back of it, who waits for that, and the first error.
+
+    All threads of the pipeline meet here, and only here: every method may be called from any. At
+    most one round is open.
+    """
+
+    def __init__(self, *, deadline_s: float, now_s: Callable[[], float]) -> None:
+        """Begin before the first round.
+
+        Args:
+            deadline_s: for every wait.
+            now_s: the clock.
+        """
+        self.round: Round | None = None
+        self.error: IsthmusError | None = None
+        """The first."""
+        self._deadline_s = deadline_s
+        self._now_s = now_s
+        self._changed = threading.Condition()
+
+    @property
+    def current(self) -> Round:
+        """The open round."""
+        assert self.round is not None, "begin comes first"
+        return self.round
+
+    def check(self) -> None:
+        """Raise the first error, if there was one."""
+        if self.error is not None:
+            raise self.error
+
+    def open(self, opened: Round) -> None:
+        """Go on to the next round; every bucket of the previous one is finished."""
+        with self._changed:
+            self.round = opened
+
+    def add(self, current: Round, bucket: Bucket) -> None:
+        """Add the next bucket to the open round."""
+        with self._changed:
+            current.buckets.append(bucket)
+            current.note_computed(len(current.buckets) - 1, bucket.submitted_s)
+
+    # ---------------------------------------------------------------- errors
+
+    def fail(self, error: IsthmusError) -> None:
+        """Keep the first error and complete every open future with it."""
+        with self._changed:
+            if self.error is None:
+                self.error = error
+            opened = [] if self.round is None else [b for b in self.round.buckets if not b.done]
+            for bucket in opened:
+                bucket.done = True
+            self._changed.notify_all()
+        for bucket in opened:
+            bucket.future.set_exception(error)  # type: ignore[arg-type] # annotated wrongly by torch
+
+    def run(self, part: Callable[[], None]) -> None:
+        """Do a thread's part; whatever ends it fails the round."""
+        try:
+            part()
+        except RankLostError as error:
+            # It may have gone for what this rank is about to hear, too: that says more.
+            with self._changed:
+                self._changed.wait_for(lambda: self.error is not None, _CAUSE_S)
+            self.fail(error)
+        except IsthmusError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 - a thread's root; the error reaches backward
+            failure = LocalProtocolError(f"{type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.fail(failure)
+
+    # ---------------------------------------------------------------- results
+
+    def note_reduced(self, reduced: Reduced) -> None:
+        """Keep a result; one that was not asked for is an error of the gateway."""
+        with self._changed:
+            bucket = None if self.round is None else self.round.find(reduced)
+            if bucket is not None and bucket.reduced is None:
+                bucket.reduced = reduced
+                bucket.reduced_s = self._now_s()
+                self._changed.notify_all()
+                return
+        self.fail(
+            RemoteProtocolError(
+                f"the gateway sent round {reduced.round} bucket {reduced.bucket}, not asked for"
+            )
+        )
+
+    def wait_reduced(self, current: Round, bucket: Bucket) -> Reduced | None:
+        """Wait for a bucket's result and return it; None: an error came first.
+
+        Raises:
+            DeadlineExceededError: neither came in time.
+        """
+        with self._changed:
+            self._changed.wait_for(partial(self._is_back, bucket), self._deadline_s)
+        if self.error is not None:
+            return None
+        if bucket.reduced is None:
+            raise DeadlineExceededError(self._late(current))
+        return bucket.reduced
+
+    def complete(self, bucket: Bucket) -> None:
+        """Complete a future with its result, unless a failure was faster."""
+        with self._changed:
+            if bucket.done:
+                return
+            bucket.done = True
+        bucket.future.set_result(bucket.pieces[0])
+
+    def note_finished(self, current: Round, bucket: Bucket) -> None:
+        """A bucket's result is in place; on CUDA, that is enqueued."""
+        with self._changed:
+            current.num_finished += 1
+            bucket.finished_s = current.end_s = self._now_s()
+            self._changed.notify_all()
+
+    def wait_finished(self, current: Round, num_buckets: int) -> None:
+        """Wait until the first `num_buckets` of a round are in place.
+
+        Raises:
+            IsthmusError: the first error.
+            DeadlineExceededError: they were not in time; that fails the round.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.error or current.num_finished >= num_buckets, self._deadline_s
+            )
+            complete = current.num_finished >= num_buckets
+        self.check()
+        if not complete:
+            self.fail(DeadlineExceededError(self._late(current)))
+            self.check()
+
+    def _is_back(self, bucket: Bucket) -> bool:
+        return self.error is not None or bucket.reduced is not None
+
+    def _late(self, current: Round) -> str:
+        return (
+            f"round {current.number}: {current.num_finished} of {len(current.buckets)} buckets "
+            f"were back after {self._deadline_s:g} s; is another site still computing?"
+        )
+
+
+class BucketPipeline:
+    """The pipeline of one rank."""
+
+    def __init__(
+        self,
+        link: Link,
+        transfer: Transfer,
+        *,
+        rank: int,
+        world_size: int,
+        deadline_s: float,
+        overlaps: bool = True,
+        encoder: ShardEncoder | None = None,
+        shared: SharedTensors | None = None,
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            link: the way to the other sites.
+            transfer: the way to the link.
+            rank: inside the site.
+            world_size: ranks of the site.
+            deadline_s: for every wait.
+            overlaps: hand buckets over as they come; else all of a round at its end, which shows
+                what overlapping is worth.
+            encoder: encodes what is not exact; None: the gateway does.
+            shared: tensors that are averaged where they lie; None: there are none.
+            now_s: the clock.
+        """
+        self._link = link
+        self._transfer = transfer
+        self._rank = rank
+        self._overlaps = overlaps
+        self._encoder = encoder
+        self._now_s = now_s
+        self._slots = Slots(link, transfer, world_size, shared)
+        self._open = OpenRound(deadline_s=deadline_s, now_s=now_s)
+        self._num_rounds = 0
+        self._to_post: queue.Queue[tuple[Round, list[Bucket]] | None]
+        self._to_post = queue.Queue(MAX_BUCKETS + 1)
+        self._to_finish: queue.Queue[tuple[Round, Bucket] | None] = queue.Queue(MAX_BUCKETS + 1)
+        self._threads = [
+            threading.Thread(target=self._open.run, args=(each,), name=name, daemon=True)
+            for each, name in [(self._post, "isthmus-post"), (self._finish, "isthmus-finish")]
+        ]
+
+    def start(self) -> None:
+        """Start the threads and listen to the link."""
+        for thread in self._threads:
+            thread.start()
+        self._link.start(self._open.note_reduced, self._open.fail)
+
+    def close(self) -> None:
+        """End the threads; what is under way is abandoned. Idempotent."""
+        self._open.fail(LocalProtocolError("this rank has left"))
+        ends = (self._to_post.put_nowait, self._to_finish.put_nowait)
+        for thread, end in zip(self._threads, ends, strict=True):
+            try:
+                end(None)
+            except queue.Full:
+                continue  # A thread that is stuck in a collective ends with the process.
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout=1.0)
+
+    def begin(self, tokens: float, *, first_bucket: int = 0, num_slots: int | None = None) -> None:
+        """Open the next round. The previous one is complete, and every rank opens this one.
+
+        Args:
+            tokens: this rank's weight in the round's averages; not negative.
+            first_bucket: the number of its first bucket. What a lossy codec loses of a bucket is
+                owed to the next one of the same number, so each sequence of buckets that comes
+                again and again has numbers of its own.
+            num_slots: buckets under way, at most: then `submit` waits. None: as many as there
+                are, for a backward pass goes on meanwhile.
+        """
+        self._open.check()
+        previous = self._open.round
+        if previous is not None and previous.num_finished < len(previous.buckets):
+            raise LocalProtocolError(
+                "an average over sites began before the previous one, a backward pass say, "
+                "was complete"
+            )
+        self._slots.forget()
+        total, pending = self._transfer.launch_sum(tokens)
+        self._open.open(Round(self._num_rounds, tokens, total, pending, first_bucket, num_slots))
+        self._num_rounds += 1
+
+    def submit(
+        self,
+        pieces: Sequence[torch.Tensor],
+        layout: int,
+        *,
+        exact: bool = False,
+        route: Route | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Average a bucket over all ranks of all sites, weighted by their tokens, in place.
+
+        Args:
+            pieces: what it consists of, one at least: floating point, shape (n,). Overwritten.
+            layout: equal on all ranks of all sites, or the run ends with LAYOUT_MISMATCH.
+            exact: let nothing but fp32 cross the WAN.
+            route: of a bucket whose elements the ranks hold shards of: `pieces` are this rank's,
+                and hold the average over the site's ranks, weighted by their tokens, already.
+
+        Returns:
+            Completed with the first of `pieces`. Open futures end with the error that `wait`
+            raises.
+
+        Steps inside the site: P - 1 each for reduce-scatter and all-gather, P ranks.
+        """
+        self._open.check()
+        current = self._open.current
+        index = len(current.buckets)
+        if index == MAX_BUCKETS:
+            raise LocalProtocolError(f"more than {MAX_BUCKETS} buckets: make them larger")
+        slot_index = self._free_slot(current, index)
+        numel = sum(each.numel() for each in pieces) if route is None else route.numel
+        slot = self._slots.get(slot_index, numel, route, pieces)
+        with torch.no_grad():
+            tokens = current.tokens if route is None else self.site_tokens()
+            write_pieces(pieces, tokens, slot.padded)
+        pending = self._transfer.launch(slot)
+        future = self._transfer.make_future()
+        first = min(self._rank * slot.region.numel(), slot.numel)
+        raw_bytes = FLOAT_BYTES * min(slot.region.numel(), slot.numel - first)
+        now_s = self._now_s()
+        number = current.first_bucket + index
+        if self._encoder is not None and not exact:
+            slot.encode = partial(self._encoder.encode, bucket=number, numel=numel, layout=layout)
+        bucket = Bucket(number, slot, pieces, layout, exact, pending, future, raw_bytes, now_s)
+        self._open.add(current, bucket)
+        if self._overlaps:
+            self._release(current)
+        return future
+
+    def site_tokens(self) -> torch.Tensor:
+        """Return the tokens of all ranks of the site, this round: float64[1], on this stream."""
+        wait(self._open.current.pending)
+        return self._open.current.total
+
+    def wait(self) -> Round:
+        """Wait until every bucket of the round is in place; return the round.
+
+        Raises:
+            IsthmusError: the first error of any thread or of the gateway.
+            DeadlineExceededError: results did not come in time.
+        """
+        current = self._open.current
+        self._release(current)
+        self._open.wait_finished(current, len(current.buckets))
+        return current
+
+    def _release(self, current: Round) -> None:
+        """Give the posting thread all buckets that it has not had."""
+        released = current.buckets[current.num_posted :]
+        if released:
+            current.num_posted += len(released)
+            self._to_post.put_nowait((current, released))
+
+    def _free_slot(self, current: Round, index: int) -> int:
+        """Return which buffers a bucket gets, once an earlier one has gone from them."""
+        if current.num_slots is None:
+            return index
+        earlier = index - current.num_slots
+        if earlier >= 0:
+            self._release(current)
+            self._open.wait_finished(current, earlier + 1)
+            current.buckets[earlier].future.wait()  # on CUDA this stream does
+        return index % current.num_slots
+
+    def _post(self) -> None:
+        """Hand shards to the gateway, in order, as their reduce-scatters complete."""
+        while (item := self._to_post.get()) is not None and self._open.error is None:
+            current, buckets = item
+            if buckets[0].number == current.first_bucket:
+                current.site_weight = self._transfer.read_sum(current.total, current.pending)
+            for bucket in buckets:
+                computed_s = self._transfer.collect(bucket.slot, bucket.pending)
+                if computed_s is not None:
+                    # Submitted long before: the device still computed what was only enqueued.
+                    bucket.submitted_s = self._now_s() - computed_s
+                    current.note_computed(bucket.number - current.first_bucket, bucket.submitted_s)
+            for bucket in buckets:
+                self._hand_over(current, bucket)
+
+    def _hand_over(self, current: Round, bucket: Bucket) -> None:
+        bucket.start_s = self._now_s()
+        # Before the gateway can answer, the finishing thread may know of the bucket.
+        self._to_finish.put_nowait((current, bucket))
+        self._link.reduce(
+            Reduce(
+                round=current.number,
+                bucket=bucket.number,
+                region=bucket.slot.region_id,
+                offset=bucket.slot.offset,
+                numel=bucket.slot.numel,
+                layout=bucket.layout,
+                weight=current.site_weight,
+                exact=bucket.exact,
+                form=bucket.slot.form,
+                encoded_bytes=bucket.slot.encoded_bytes,
+            )
+        )
+
+    def _finish(self) -> None:
+        """Put results in place, in order."""
+        while (item := self._to_finish.get()) is not None:
+            current, bucket = item
+            reduced = self._open.wait_reduced(current, bucket)
+            if reduced is None:
+                return
+            if reduced.weight == 0.0:
+                raise NoTokensError("no rank of any site has tokens (count_tokens)")
+            complete = partial(self._open.complete, bucket)
+            self._transfer.deliver(bucket.slot, bucket.pieces, complete)
+            if not math.isnan(reduced.weight):
+                current.weight = reduced.weight
+            self._open.note_finished(current, bucket)

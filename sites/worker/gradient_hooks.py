@@ -1,0 +1,314 @@
+"""Where training loops hand gradients over: DistributedDataParallel, fully_shard, any optimizer.
+
+Annotations are evaluated here, not postponed: DDP compares its hook's with its own classes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket  # what DDP compares the annotation with
+from torch.nn.parallel import DistributedDataParallel
+
+from sites.local.regions import FLOAT_BYTES
+from sites.worker.arguments import why_not_averaged
+from sites.worker.bucket_pipeline import BucketPipeline, Round
+from sites.worker.collectives import Collectives
+from sites.worker.exactness import Exactness
+from sites.worker.sharding import ShardedFlat, check_sharding, is_sharded, route
+from sites.worker.step_records import TokenCount
+from sites.worker.tensor_average import Packer, TensorAverage
+from sites.worker.tensor_hashes import layout_of, layout_of_labels
+
+
+class GradientHook:
+    """What all hooks have in common: the rounds in which they averaged gradients."""
+
+    def __init__(self, tokens: TokenCount) -> None:
+        """Take what counts this rank's weight."""
+        self._tokens = tokens
+        self._rounds: list[Round] = []
+
+    def take_rounds(self) -> list[Round]:
+        """Return the rounds since the last call: one for each time that gradients were averaged."""
+        rounds, self._rounds = self._rounds, []
+        return rounds
+
+
+class ReplicaHook(GradientHook):
+    """Sends each bucket of DistributedDataParallel to the other sites while backward goes on."""
+
+    def __init__(
+        self,
+        pipeline: BucketPipeline,
+        tokens: TokenCount,
+        model: DistributedDataParallel,
+        *,
+        exactness: Exactness,
+    ) -> None:
+        """Register nothing yet.
+
+        Args:
+            pipeline: takes the buckets.
+            tokens: this rank's weight.
+            model: whose gradients they are.
+            exactness: says what crosses exactly though the codec rounds.
+
+        Raises:
+            ConfigError: it names parameters that there are not.
+        """
+        super().__init__(tokens)
+        self._pipeline = pipeline
+        self._exactness = exactness
+        self._names = {each: name for name, each in model.module.named_parameters()}
+        exactness.check([*self._names.values()])
+        self._layouts: dict[tuple[int, ...], int] = {}
+
+    def reduce(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Start a bucket's average over all sites; what DDP calls for each, in order."""
+        if bucket.index() == 0:
+            # Runs at the end of backward, before DDP looks at the futures: DDP would turn an
+            # exception in a future into an unreadable one.
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._pipeline.begin(self._tokens.take())
+        layout, buffer = self._layout(bucket), bucket.buffer()
+        if not self._exactness.is_lossy:
+            return self._pipeline.submit([buffer], layout)
+        names = [self._names[each] for each in bucket.parameters()]
+        named = zip(names, bucket.gradients(), strict=True)
+        futures = []
+        for group, is_exact in self._exactness.split(named, exact=False):
+            pieces = [_memory_of(each, buffer) for _, each in group]
+            futures.append(self._pipeline.submit(pieces, layout, exact=is_exact))
+
+        def whole(last: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+            last.value()  # raises what went wrong
+            return buffer
+
+        # Buckets are completed in the order in which they were submitted.
+        return futures[-1].then(whole)
+
+    def _end_backward(self) -> None:
+        self._rounds.append(self._pipeline.wait())
+
+    def _layout(self, bucket: GradBucket) -> int:
+        parameters = bucket.parameters()
+        key = tuple(id(each) for each in parameters)
+        if key not in self._layouts:
+            self._layouts[key] = layout_of((self._names[each], each) for each in parameters)
+        return self._layouts[key]
+
+
+def _memory_of(grad: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """Return where in the bucket a gradient lies, flat, whatever its strides are."""
+    start = grad.storage_offset() - buffer.storage_offset()
+    return buffer[start : start + grad.numel()]
+
+
+class ShardHook(GradientHook):
+    """Sends each shard of a gradient of fully_shard (FSDP2) while backward goes on.
+
+    FSDP weighs ranks alike. In its place, a reduce-scatter of ours weighs them by tokens, so that
+    `.grad` is the site's mean for a moment. As each gradient is there, it is packed into buckets;
+    their averages over sites are in place when backward returns.
+    """
+
+    def __init__(
+        self,
+        pipeline: BucketPipeline,
+        tokens: TokenCount,
+        *,
+        bucket_bytes: int,
+        exactness: Exactness,
+    ) -> None:
+        """Register nothing yet.
+
+        Args:
+            pipeline: takes the buckets.
+            tokens: this rank's weight.
+            bucket_bytes: of float32 a bucket, all ranks' shards of it.
+            exactness: says what crosses exactly though the codec rounds.
+        """
+        super().__init__(tokens)
+        self._pipeline = pipeline
+        self._exactness = exactness
+        bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
+        self._packers: dict[bool, Packer[ShardedFlat]] = {
+            is_exact: Packer(bucket_numel) for is_exact in (False, True)
+        }
+        self._is_open = False
+        self._taken = 0.0
+        self._futures: list[torch.futures.Future[torch.Tensor]] = []
+
+    def register(self, model: nn.Module) -> None:
+        """Hook into every parameter and every module that fully_shard was called on.
+
+        Raises:
+            TypeError: a parameter is not sharded over all ranks of the site.
+            ConfigError: parameters are to cross exactly that there are not.
+        """
+        # Imported only by scripts that shard: it takes torch half a second.
+        from torch.distributed.fsdp import FSDPModule
+
+        self._exactness.check([name for name, _ in model.named_parameters()])
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                check_sharding(name, parameter)
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    self._collector(name)
+                )
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(WeightedReduceScatter(self.weigh))  # type: ignore[arg-type] # by its methods
+
+    def weigh(self, values: torch.Tensor) -> None:
+        """Scale a rank's gradients so that their sum over the site's ranks is the site's mean."""
+        self._begin()
+        if self._taken == 0.0:
+            values.zero_()  # Not a product: a loss over no tokens is often NaN.
+        else:
+            values.mul_(self._taken / self._pipeline.site_tokens()[0])
+
+    def _begin(self) -> None:
+        """Open a round with what is first of a backward pass."""
+        if not self._is_open:
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            self._taken = self._tokens.take()
+            self._pipeline.begin(self._taken)
+            self._is_open = True
+
+    def _collector(self, name: str) -> Callable[[torch.Tensor], None]:
+        def collect(parameter: torch.Tensor) -> None:
+            self._begin()
+            grad = parameter.grad
+            assert grad is not None
+            assert is_sharded(grad)
+            is_exact = self._exactness.spares(name, grad)
+            for bucket in self._packers[is_exact].add(ShardedFlat.of(name, grad)):
+                self._submit(bucket, is_exact=is_exact)
+
+        return collect
+
+    def _submit(self, bucket: Sequence[ShardedFlat], *, is_exact: bool) -> None:
+        alone = dist.get_world_size() == 1
+        future = self._pipeline.submit(
+            [each.held for each in bucket],
+            layout_of_labels(each.label for each in bucket),
+            exact=is_exact,
+            route=None if alone else route(tuple(each.cuts for each in bucket), dist.get_rank()),
+        )
+        self._futures.append(future)
+
+    def _end_backward(self) -> None:
+        for is_exact, packer in self._packers.items():
+            if rest := packer.take():
+                self._submit(rest, is_exact=is_exact)
+        self._is_open = False
+        futures, self._futures = self._futures, []
+        self._rounds.append(self._pipeline.wait())
+        for future in futures:
+            future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
+
+
+class WeightedReduceScatter:
+    """FSDP's reduce-scatter of a module's gradients, weighted by tokens. By its interface."""
+
+    def __init__(self, weigh: Callable[[torch.Tensor], None]) -> None:
+        self._weigh = weigh
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return a buffer, as FSDP itself would."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: object,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Sum what each rank has weighed.
+
+        Raises:
+            TypeError: FSDP was told to divide in a way of its own.
+        """
+        if op != dist.ReduceOp.AVG:
+            raise TypeError(
+                "site.synchronize: fully_shard would reduce gradients in another way than by their "
+                "mean: use reduce_dtype=torch.float32, and set no divide factor"
+            )
+        self._weigh(input_tensor)
+        return Collectives.reduce_scatter_over(
+            group, output_tensor, input_tensor, async_op=async_op
+        )
+
+
+class OptimizerHook(GradientHook):
+    """Averages all gradients of an optimizer's parameters, once a step, before the step."""
+
+    def __init__(
+        self, average: TensorAverage, tokens: TokenCount, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Check the parameters.
+
+        Raises:
+            TypeError: one of them cannot be averaged.
+        """
+        super().__init__(tokens)
+        self._average = average
+        self._optimizer = optimizer
+        for name, parameter in self.parameters():
+            problem = why_not_averaged(parameter)
+            if problem is not None:
+                raise TypeError(f"site.average_gradients: parameter {name} is {problem}")
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Return all parameters with the names that the optimizer knows, else their places."""
+        named: list[tuple[str, torch.Tensor]] = []
+        for group_index, group in enumerate(self._optimizer.param_groups):
+            places = [f"{group_index}.{index}" for index in range(len(group["params"]))]
+            named += zip(group.get("param_names", places), group["params"], strict=True)
+        return named
+
+    def before_step(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Average the gradients in place; what the optimizer calls before each step.
+
+        A parameter without a gradient here counts as zeros. If no rank of any site has one (whose
+        tokens count), it stays without, so that the optimizer leaves the parameter alone
+        everywhere.
+        """
+        if any(callable(each) for each in (*args, kwargs.get("closure"))):
+            raise RuntimeError(
+                "site.average_gradients: optimizer.step was called with a closure, which computes "
+                "gradients that would not be averaged: compute them before optimizer.step()"
+            )
+        trained = [(name, each) for name, each in self.parameters() if each.requires_grad]
+        grads = [_gradient(name, each) for name, each in trained]
+        is_used = torch.tensor([float(each.grad is not None) for _, each in trained])
+        names = [name for name, _ in trained]
+        named = [*zip(names, grads, strict=True), ("is_used", is_used)]
+        finished = self._average.average(named, self._tokens.take())
+        if finished is not None:
+            self._rounds.append(finished)
+        for (_, parameter), grad, used in zip(trained, grads, is_used.tolist(), strict=True):
+            if parameter.grad is None and used > 0.0:
+                parameter.grad = grad
+
+
+def _gradient(name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a parameter's gradient, or zeros.
+
+    Raises:
+        TypeError: it cannot be averaged.
+    """
+    if parameter.grad is None:
+        return torch.zeros_like(parameter, requires_grad=False)
+    problem = why_not_averaged(parameter.grad)
+    if problem is not None:
+        raise TypeError(f"site.average_gradients: the gradient of {name} is {problem}")
+    return parameter.grad

@@ -1,0 +1,245 @@
+"""What the coordinator is told of a rank's optimizer steps: their records, pictures and digests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from protos import metrics
+from protos.errors import LocalProtocolError
+from sites.local.rank_messages import Digest, Metric, Reduced
+from sites.worker.bucket_pipeline import Bucket, Round
+from sites.worker.gateway_link import Link
+from sites.worker.tensor_hashes import hashes_of
+from topology.model.step_parts import step_parts
+
+MAX_BUCKETS = 256
+"""A step's picture has so many of its first buckets: more than anybody can see."""
+FIRST_STEPS = 3
+"""Their pictures are always kept, for DDP changes its buckets after the first step."""
+
+_WALL_OFFSET_S = time.time() - time.perf_counter()
+"""From the pipeline's clock to the wall's. Taken once, so that times of one process never go
+back."""
+
+Parameters = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+
+
+class TokenCount:
+    """How much data is behind this rank's next gradient: its weight in the average of all ranks.
+
+    Adds up what the script counts until a backward pass takes it.
+    """
+
+    def __init__(self) -> None:
+        self._counted: int | None = None
+        self._ever_counted = False
+
+    def add(self, tokens: int) -> None:
+        """Count tokens of the current step.
+
+        Raises:
+            ValueError: a negative count.
+        """
+        if tokens < 0:
+            raise ValueError(f"count_tokens: want >= 0, got {tokens}")
+        self._counted = (self._counted or 0) + tokens
+        self._ever_counted = True
+
+    def take(self) -> float:
+        """Return the step's tokens and start anew; 1 in a script that never counts.
+
+        Raises:
+            LocalProtocolError: the script counted before other steps, but not before this one.
+        """
+        if self._counted is None and self._ever_counted:
+            raise LocalProtocolError(
+                "count_tokens was called for earlier steps, but not before this backward pass: "
+                "its gradient would weigh 1 token"
+            )
+        tokens = 1 if self._counted is None else self._counted
+        self._counted = None
+        return float(tokens)
+
+
+class StepLog:
+    """Counts the steps of one optimizer, and reports each.
+
+    Every rank sends the digests of the steps that are verified. Only a site's first rank sends the
+    steps' records.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        *,
+        sends: bool,
+        timeline_every: int,
+        verify_every: int,
+        now_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Start the clock of the first step.
+
+        Args:
+            link: takes the records and digests.
+            sends: whether this rank sends records.
+            timeline_every: steps between those that are kept in detail; 0: none is.
+            verify_every: steps between digests; 0: there is none.
+            now_s: the clock, the pipeline's too.
+        """
+        self._link = link
+        self._sends = sends
+        self._timeline_every = timeline_every
+        self._verify_every = verify_every
+        self._now_s = now_s
+        self._start_s = now_s()
+        self._values: dict[str, float] = {}
+        self._has_begun = False
+        self.num_steps = 0
+
+    def begin(self, caller: str) -> None:
+        """Claim the run's steps for what one method of the site synchronises.
+
+        Raises:
+            RuntimeError: another one has.
+        """
+        if self._has_begun:
+            raise RuntimeError(f"site.{caller}: a model is synchronised already")
+        self._has_begun = True
+
+    def follow(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Parameters,
+        take_rounds: Callable[[], list[Round]],
+    ) -> None:
+        """Count the optimizer's steps from now on, and send the digest of what they begin with.
+
+        Args:
+            optimizer: a hook after its steps is registered.
+            parameters: all that sites are to hold alike, by name.
+            take_rounds: returns those since the last step.
+        """
+        self._send_digest(parameters)
+        self._start_s = self._now_s()
+
+        def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
+            self.end_step(take_rounds())
+            self._send_digest(parameters)
+
+        optimizer.register_step_post_hook(end_step)
+
+    def end_step(self, rounds: Sequence[Round]) -> None:
+        """Count a step that synchronised in `rounds`, and make its record."""
+        self.flush()
+        start_s, end_s = self._start_s, self._now_s()
+        parts = step_parts(start_s, end_s, [each.times for each in rounds])
+        self.num_steps += 1
+        if self._sends and is_kept(self.num_steps, self._timeline_every):
+            for metric in timeline_of(self.num_steps, start_s, end_s, rounds):
+                self._link.report(metric)
+        self._start_s = end_s
+        times = [each for at in rounds for each in at.results]
+        self._values = {
+            metrics.STEP_S: end_s - start_s,
+            metrics.COMPUTE_S: parts.compute_s,
+            metrics.INTRA_S: parts.intra_s,
+            metrics.EXPOSED_INTER_S: parts.exposed_inter_s,
+            metrics.WAIT_S: parts.wait_s,
+            metrics.HIDDEN_INTER_S: parts.hidden_inter_s,
+            metrics.INTER_S: parts.inter_s,
+            metrics.ENCODE_S: sum(each.encode_s for each in times),
+            metrics.DECODE_S: sum(each.decode_s for each in times),
+            metrics.TOKENS: sum(each.weight for each in rounds),
+            metrics.SITE_TOKENS: sum(each.site_weight for each in rounds),
+            metrics.RAW_BYTES: float(sum(each.raw_bytes for each in rounds)),
+            metrics.WIRE_BYTES: float(sum(each.wire_bytes for each in rounds)),
+        }
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Put values into the last step's record and send it.
+
+        Raises:
+            RuntimeError: no step has been completed yet.
+        """
+        if self.num_steps == 0:
+            raise RuntimeError("site.log: there is no completed optimizer step to add to")
+        self._values.update(values)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the last step's record if it has not been sent."""
+        values, self._values = self._values, {}
+        if values and self._sends:
+            self._link.report(
+                Metric(kind=metrics.STEP, step=self.num_steps, values=values, labels={})
+            )
+
+    def _send_digest(self, parameters: Parameters) -> None:
+        """Send hashes of all parameters, after the steps that are verified.
+
+        Buffers are left out: a running mean is each rank's own, as in DistributedDataParallel.
+        """
+        if self._verify_every == 0 or self.num_steps % self._verify_every != 0:
+            return
+        hashes = hashes_of(parameters())
+        shown = hashes.bounded()
+        self._link.report(
+            Digest(
+                step=self.num_steps,
+                combined=hashes.combined,
+                tensors=shown.tensors,
+                names=shown.names,
+            )
+        )
+
+
+def is_kept(step: int, every: int) -> bool:
+    """Return whether a step's picture is kept: `every` so many, and the first; 0: none is."""
+    return every > 0 and (step <= FIRST_STEPS or step % every == 0)
+
+
+def timeline_of(
+    step: int, begin_s: float, end_s: float, rounds: Sequence[Round]
+) -> Iterable[Metric]:
+    """Return a step's picture: records of kind `timeline` and `bucket`.
+
+    Args:
+        step: counts completed ones, from 1.
+        begin_s: when it began, as `time.perf_counter` says.
+        end_s: when the optimizer's step was done.
+        rounds: in which it synchronised.
+    """
+    values = {
+        metrics.BEGIN_S: _wall_s(begin_s),
+        metrics.COMPUTED_S: _wall_s(max((each.last_submit_s for each in rounds), default=end_s)),
+        metrics.END_S: _wall_s(end_s),
+    }
+    yield Metric(kind=metrics.TIMELINE, step=step, values=values, labels={})
+    buckets = [bucket for each in rounds for bucket in each.buckets]
+    for index, bucket in enumerate(buckets[:MAX_BUCKETS]):
+        if bucket.reduced is not None:
+            values = _bucket_values(index, bucket, bucket.reduced)
+            yield Metric(kind=metrics.BUCKET, step=step, values=values, labels={})
+
+
+def _bucket_values(index: int, bucket: Bucket, reduced: Reduced) -> dict[str, float]:
+    return {
+        metrics.BUCKET_INDEX: float(index),
+        metrics.SUBMITTED_S: _wall_s(bucket.submitted_s),
+        metrics.POSTED_S: _wall_s(bucket.start_s),
+        metrics.REDUCED_S: _wall_s(bucket.reduced_s),
+        metrics.FINISHED_S: _wall_s(bucket.finished_s),
+        metrics.RAW_BYTES: float(bucket.raw_bytes),
+        metrics.WIRE_BYTES: float(reduced.wire_bytes),
+        metrics.WAIT_S: reduced.times.wait_s,
+        metrics.ENCODE_S: reduced.times.encode_s,
+        metrics.DECODE_S: reduced.times.decode_s,
+    }
+
+
+def _wall_s(at_s: float) -> float:
+    return at_s + _WALL_OFFSET_S
