@@ -10,7 +10,7 @@ import pytest
 from protos.errors import RemoteProtocolError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.config import gateway_config as gateway_config_of
-from sites.gateway.links.transport import window_of
+from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
 from sites.local.chunk_grid import grid
 from tests.fakes.gateway_sites import gateway_config

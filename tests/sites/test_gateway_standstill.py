@@ -17,9 +17,10 @@ import pytest
 from protos.errors import PeerLostError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links import peer_watch
+from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox
-from sites.gateway.links.transport import Peer, window_of
+from sites.gateway.links.transport import Peer
 from sites.silence import Silence, Standstills
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateway_rank import DEADLINE_S, GatewayRank

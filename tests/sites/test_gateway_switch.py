@@ -20,10 +20,11 @@ from protos.failure import Failure
 from sites.gateway.agent_port import Decide, Prepare, read_commands
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links import peer_watch
+from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.links.peer_links import Link, PeerLinks
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox
-from sites.gateway.links.transport import Peer, window_of
+from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.rank_encoding import RankEncoding

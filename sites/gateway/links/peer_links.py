@@ -29,10 +29,11 @@ from protos.frame import Frame
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
 from sites.gateway.links.congestion.kernel import Pacing, Pauses, holds_little
+from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
-from sites.gateway.links.transport import Peer, details, window_of
+from sites.gateway.links.transport import Peer, details
 
 _log = logging.getLogger(__name__)
 

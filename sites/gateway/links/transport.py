@@ -24,11 +24,10 @@ from protos.errors import (
 )
 from protos.exchange.v1.exchange_pb2 import HelloRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
-from protos.frame import HEADER_BYTES
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
-from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.links.congestion.rate import Window
+from sites.gateway.config import GatewayConfig
+from sites.gateway.links.congestion.rate import widest_window_bytes
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
@@ -92,11 +91,6 @@ SESSION_KEY: Final = "isthmus-session"
 
 _HTTP2_WINDOW_MIN_BYTES = 4 << 20
 _HTTP2_WINDOW_MAX_BYTES = 256 << 20
-_WINDOW_MIN_BYTES = 32 << 20
-"""Up to here a window may always grow, however slow the link is said to be."""
-_FEW_FRAMES = 4
-"""Or so far, where chunks are large: with one frame at a time the link rests while it is taken
-over."""
 _HTTP2_FRAME_BYTES = (16 << 20) - 1
 """HTTP/2's most. With its least, 16 KiB, a message falls into so many pieces, each with memory of
 its own."""
@@ -105,24 +99,6 @@ _ATTEMPT_MS = 100
 _ATTEMPT_RTTS = 4
 """For a connection attempt, beside _ATTEMPT_MS: more than its round trips, for links have
 queues."""
-
-
-def window_of(config: GatewayConfig, link: PeerLink) -> Window:
-    """Return the window of what may be unacknowledged to one gateway of a site."""
-    return Window(
-        bytes_per_s=link.bytes_per_s,
-        rtt_s=link.rtt_s,
-        most_bytes=widest_window_bytes(config, link),
-        fixed_bytes=config.window_bytes,
-    )
-
-
-def widest_window_bytes(config: GatewayConfig, link: PeerLink) -> int:
-    """Return how many bytes to a peer may be unacknowledged at most, whatever is measured."""
-    if config.window_bytes is not None:
-        return config.window_bytes
-    frames_bytes = _FEW_FRAMES * (config.chunk_bytes + HEADER_BYTES)
-    return max(int(4 * link.bytes_per_s * link.rtt_s), _WINDOW_MIN_BYTES, frames_bytes)
 
 
 def client_options(config: GatewayConfig) -> Options:

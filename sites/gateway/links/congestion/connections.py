@@ -1,17 +1,18 @@
-"""How many TCP connections a link takes as it is measured, and what a pause costs them. Pure.
+"""How many TCP connections a link has: what fills it at first, then what its losses ask for.
 
-Where packets are lost at random, a connection carries what its congestion control believes in, not
-what the link could: CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
-Reno's 1.2 / sqrt(loss) (RFC 9438, section 5.2), be the link as wide as it may. Several connections
-carry so much each. BBR does not take a lost packet for a full queue, and needs no help.
+A job that names a number has exactly that many. Otherwise a link begins with what fills it
+(`topology/model/channels.py`), and `ChannelGrowth` follows the losses that the kernel counts.
+
+Where packets are lost at random, a connection carries what its congestion control believes in, and
+not what the link could. CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
+Reno's 1.2 / sqrt(loss) (RFC 9438, section 5.2), however wide the link is. Several connections carry
+so much each. BBR does not take a lost packet for a full queue, and needs no help.
 
 A connection that sends nothing loses half its window in each time-out, down to ten packets (RFC
-2861; Linux, tcp_cwnd_restart), and doubles it in each round trip once it sends again. BBR keeps it.
+2861; Linux, tcp_cwnd_restart). Once it sends again, it doubles the window in each round trip. BBR
+keeps it.
 
-How many connections a link has: what fills it at first, then what its losses ask for.
-
-A job that names a number has exactly that. Where a setting of the kernel would help more than
-anything done here, the log says so, once.
+Where a setting of the kernel would help more than anything done here, the log says so, once.
 """
 
 from __future__ import annotations
@@ -36,16 +37,25 @@ from topology.model.channels import first_channels
 _log = logging.getLogger(__name__)
 
 CHANNELS_MAX = 64
-"""Of one link, whatever its topology allows."""
+"""Connections of one link at most, whatever its topology allows."""
 _RESTART_BYTES = 10 * 1448
 _TIMEOUT_MIN_S = 0.2
 """Linux: the time-out is the round trip and at least this."""
 _PACKET_BYTES = 1448
 _LOST_MIN = 5
 _SEGMENTS_MAX = 200_000
-"""Fewer losses say nothing, until so much has been sent that they are none worth mentioning."""
+"""Fewer than _LOST_MIN losses say nothing, until so much has been sent that there are as good as
+none."""
 _ENOUGH = 0.8
-"""Of the configured rate: a link that carries so much needs no more connections."""
+"""Share of the configured rate: a link that carries so much needs no more connections."""
+_EVERY_S = 1.0
+_PAUSES_MIN = 5
+"""Fewer pauses say nothing of how long they are."""
+_LOCAL_RTT_S = 0.001
+"""Connections that stay on one host lose BBR where the link is said to be shorter than this. A link
+that is said to be longer is an emulated one: its connections stay as they are."""
+_WORTH_S = 0.05
+"""The log mentions what a pause costs from here on."""
 
 
 def loss_of(before: Segments, now: Segments) -> float | None:
@@ -97,17 +107,8 @@ def idle_cost_s(idle_s: float, bytes_per_s: float, rtt_s: float, num_connections
     return cost_s
 
 
-_EVERY_S = 1.0
-_PAUSES_MIN = 5
-_LOCAL_RTT_S = 0.001
-"""A link said to be longer is emulated where both ends are on one host: such connections stay as
-they are."""
-_WORTH_S = 0.05
-"""What a pause costs, before the log mentions it."""
-
-
 class ChannelGrowth:
-    """Of one link. `begin`, then `run` on a thread."""
+    """Opens the connections of one link. `begin`, then `run` on a thread."""
 
     def __init__(
         self, wanted: int | None, link: PeerLink, peer: Peer, outbox: Outbox, streams: Streams
@@ -115,11 +116,11 @@ class ChannelGrowth:
         """Open nothing.
 
         Args:
-            wanted: connections, as the job says; None: as many as it takes.
-            link: the configured figures.
+            wanted: how many connections the job says; None: as many as it takes.
+            link: what the link is said to carry.
             peer: where the connections lead.
             outbox: tells what was sent, and how long there was nothing to send.
-            streams: what grows.
+            streams: carry frames, a connection each.
         """
         self._wanted = wanted
         self._link = link

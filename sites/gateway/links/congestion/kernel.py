@@ -1,28 +1,13 @@
-"""What the kernel knows of this process's TCP connections to a peer: gRPC does not tell.
+"""What the kernel knows of this process's TCP connections, and what it is told about them.
 
-Their sockets are found among the process's open files, by where they lead, and asked; BBR's are
-told two things that it cannot know, and all how fast packets may leave. Each is asked through a
-duplicate that lives for one call, so that gRPC's own is neither closed nor kept.
+gRPC hands out neither its sockets nor what TCP counts. So the sockets are found among the process's
+open files, by where they lead. Each is asked through a duplicate that lives for one call: gRPC's
+own is neither closed nor kept. The kernel is
 
-Has the kernel spread packets over time, on links that hold but a few frames.
-
-A frame is written to its connection at once, and TCP sends as much of it at once as its window
-permits: all of it, once the connection is warm. Where a router holds no more than what is on the
-way, the queue of a narrow or short link overflows at each frame, and what was lost is waited for.
-BBR does no better: it looks for the link's rate for as long as senders have pauses, at nearly three
-times the rate that it knows (Linux, tcp_bbr.c: rounds that were limited by the application do not
-end BBR_STARTUP), and frames that leave at a link's pace have pauses between them.
-
-Links that hold more gain little by it, and it costs gateways wake-ups: docs/benchmarks.md.
-
-Uses a link's pauses, so that BBR makes none of its own.
-
-Where BBR has seen no shorter round trip for ten seconds, it sends no more than four packets in
-each, for a fifth of a second and one round trip more, to let queues of its own run dry and measure
-again (Linux, tcp_bbr.c, PROBE_RTT; draft-ietf-ccwg-bbr, section 5.3.4). In the last parts of a
-backward pass all sites wait for that. A link that has just had everything acknowledged has no queue
-of its own, and steps leave such moments; but Linux takes them for what they are only if the ten
-seconds end in one.
+- asked how many segments it sent, and sent again (`segments_to`);
+- told to use no BBR on connections that stay on this host (`free_local`);
+- told how fast packets may leave, where a link holds but a few frames (`Pacing`);
+- told to have BBR begin anew in a link's pauses (`Pauses`).
 """
 
 from __future__ import annotations
@@ -60,12 +45,28 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 _SEND_BUFFER_MAX = Path("/proc/sys/net/ipv4/tcp_wmem")
 _SLOW_AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _PAYLOAD_SHARE: Final = 0.75
-"""Of a send buffer's limit; the rest is the kernel's bookkeeping. Measured: 0.6 to 0.85."""
+"""Share of a send buffer's limit that is payload; the rest is the kernel's bookkeeping. Measured:
+0.6 to 0.85."""
 _LONGER: Final = 2.0
-"""BBR keeps twice a round trip on the way: where that has become longer than this, it has to
-know."""
+"""BBR keeps twice a round trip on the way. It has to know where the round trip has become longer
+than that."""
+
+_PACING_LOOK_S = 0.05
+"""How often `Pacing` looks: twice within the time that a search for the link's rate waits for more
+(`rate.py`, `_FLAT_S`), so that what is set here does not hold it back."""
+_PACING_AGAIN_S = 1.0
+"""The kernel is told again after so long: connections that broke are new ones."""
+_PACING_CHANGE = 0.02
+"""Share of the rate; less is no change."""
+_LITTLE_BYTES = 256 << 10
+"""What a link carries in a round trip where packets are paced."""
+_PAUSES_EVERY_S = 2.0
+"""Several times in BBR's ten seconds, and in the five of its third version."""
+_PAUSES_LOOK_S = 0.1
 
 Answer = TypeVar("Answer")
+Addresses = frozenset[tuple[str, int]]
+"""Where connections lead: hosts as numbers, and ports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,14 @@ class Segments:
     """Counted over all connections to a peer that are open."""
 
     sent: int = 0
-    """Segments with data, those that were sent again included."""
+    """Segments with data; those that were sent again count again."""
     sent_again: int = 0
     congestion_control: str = ""
-    """Of the connections; empty where there is none."""
+    """The algorithm of the connections, by Linux's name; empty where there is no connection."""
 
 
-def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
-    """Return where connections to a host lead, as `segments_to` compares it.
+def addresses_of(host: str, port: int) -> Addresses:
+    """Return where connections to a host lead.
 
     Raises:
         OSError: the name is not known.
@@ -89,7 +90,7 @@ def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
     return frozenset((_plain(str(address[0])), port) for *_, address in found)
 
 
-def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
+def segments_to(addresses: Addresses) -> Segments:
     """Count the segments of all connections that lead to one of `addresses`."""
     found = _ask(addresses, _segments)
     return Segments(
@@ -99,37 +100,42 @@ def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
     )
 
 
-def free_local(addresses: frozenset[tuple[str, int]]) -> bool:
+def free_local(addresses: Addresses) -> bool:
     """Take BBR from connections to `addresses` that stay on this host; return whether some do.
 
-    BBR spreads what is sent over time, by a timer. Between two processes of a host no queue is
-    spared by that, and a transfer takes up to twice as long.
+    BBR spreads what is sent over time, by a timer. Between two processes of a host that spares no
+    queue, and a transfer takes up to twice as long.
     """
     return any(_ask(addresses, _free))
 
 
-def begin_bbr_anew(addresses: frozenset[tuple[str, int]], rtt_s: float) -> int:
-    """Have BBR begin anew where nothing is on the way to `addresses`; return on how many.
+def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
+    """Have BBR begin anew where nothing is on the way to `addresses`.
 
-    On those connections it takes the shortest round trip that the kernel has seen for just
-    measured, and keeps its window. Where the path has become more than twice as long, BBR is left
-    to find that out.
+    It then takes the shortest round trip that the kernel has seen for just measured, and keeps its
+    window. Where the path has become more than twice as long, BBR is left to find that out.
 
     Args:
-        addresses: as of `addresses_of`.
-        rtt_s: the idle link's round trip of late.
+        addresses: from `addresses_of`.
+        rtt_s: the idle link's round trip, as measured lately.
+
+    Returns:
+        On how many connections it has begun anew.
     """
     return sum(_ask(addresses, partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
 
 
-def pace(addresses: frozenset[tuple[str, int]], bytes_per_s: float | None) -> int:
-    """Have packets leave no faster, connection by connection; return on how many.
+def pace(addresses: Addresses, bytes_per_s: float | None) -> int:
+    """Have packets leave no faster than this, connection by connection.
 
-    Connections that stay on this host are left alone: no queue is spared there.
+    Connections that stay on this host are left alone: that would spare no queue there.
 
     Args:
-        addresses: as of `addresses_of`.
-        bytes_per_s: of payload; None: as fast as TCP itself would have it.
+        addresses: from `addresses_of`.
+        bytes_per_s: payload; None: as fast as TCP itself would have it.
+
+    Returns:
+        How many connections were told.
     """
     rate = _UNPACED if bytes_per_s is None else int(bytes_per_s)
     return sum(_ask(addresses, partial(_pace, rate=rate)))
@@ -150,6 +156,103 @@ def starts_slowly_after_idle() -> bool:
         return _SLOW_AFTER_IDLE.read_text().strip() != "0"
     except OSError:
         return False
+
+
+def holds_little(bytes_per_s: float, rtt_s: float) -> bool:
+    """Return whether a link holds but a few frames, so that its packets are to be paced."""
+    return bytes_per_s * rtt_s <= _LITTLE_BYTES
+
+
+class Pacing:
+    """Has the kernel spread one link's packets over time. `run` on a thread.
+
+    A frame is written to its connection at once, and TCP sends as much of it at once as its window
+    permits: all of it, once the connection is warm. Where a router holds no more than what is on
+    the way, the queue of a narrow or short link overflows at each frame, and everybody waits for
+    what was lost. BBR does no better. It looks for the link's rate at nearly three times the rate
+    that it knows, for as long as senders have pauses (Linux, tcp_bbr.c: rounds that the application
+    limited do not end BBR_STARTUP); and frames that leave at a link's pace have pauses between
+    them.
+
+    Links that hold more gain little by pacing, and it costs wake-ups: docs/benchmarks.md.
+    """
+
+    def __init__(self, peer: Peer, outbox: Outbox) -> None:
+        """Do nothing yet.
+
+        Args:
+            peer: where the connections lead.
+            outbox: tells how fast packets may leave.
+        """
+        self._peer = peer
+        self._outbox = outbox
+
+    def run(self) -> None:
+        """Follow what the link carries, until it is over."""
+        paced, paced_s = math.nan, -math.inf
+        while not self._outbox.closed.wait(_PACING_LOOK_S) and not self._outbox.is_over:
+            if self._outbox.is_empty:
+                continue
+            rate, now_s = self._outbox.paced_bytes_per_s, time.monotonic()
+            wanted = math.inf if rate is None else rate
+            if now_s < paced_s + _PACING_AGAIN_S and math.isclose(
+                wanted, paced, rel_tol=_PACING_CHANGE
+            ):
+                continue
+            try:
+                pace(addresses_of(self._peer.host, self._peer.port), rate)
+            except OSError as error:  # the connections that there are do without the name
+                _log.debug("%s: %s", self._peer, error)
+                continue
+            paced, paced_s = wanted, now_s
+
+
+class Pauses:
+    """Uses one link's pauses, so that BBR makes none of its own. `run` on a thread.
+
+    BBR lets a connection run dry where it has seen no shorter round trip for ten seconds. It then
+    sends four packets a round trip at most, for a fifth of a second and one round trip more, so
+    that queues of its own run empty and it can measure again (Linux, tcp_bbr.c, PROBE_RTT;
+    draft-ietf-ccwg-bbr, section 5.3.4). If that falls into the last parts of a backward pass, all
+    sites wait for it.
+
+    A link that has just had everything acknowledged has no queue of its own, and steps leave such
+    moments. But Linux takes them for what they are only if the ten seconds end in one.
+    """
+
+    def __init__(self, peer: Peer, outbox: Outbox, rtt_s: float) -> None:
+        """Do nothing yet.
+
+        Args:
+            peer: where the connections lead.
+            outbox: tells whether anything is on the way.
+            rtt_s: the configured round trip, until one is measured.
+        """
+        self._peer = peer
+        self._outbox = outbox
+        self._rtt_s = rtt_s
+
+    def run(self) -> None:
+        """Have BBR begin anew in pauses, until the link is over."""
+        used_s = time.monotonic()
+        while not self._outbox.closed.wait(
+            max(_PAUSES_LOOK_S, used_s + _PAUSES_EVERY_S - time.monotonic())
+        ):
+            if self._outbox.is_over:
+                return
+            if self._outbox.is_empty:
+                used_s = time.monotonic()
+                self._use()
+
+    def _use(self) -> None:
+        try:
+            addresses = addresses_of(self._peer.host, self._peer.port)
+        except OSError as error:  # the connections that there are do without the name
+            _log.debug("%s: %s", self._peer, error)
+            return
+        if not self._outbox.is_empty:  # a resolver can take longer than a pause
+            return
+        begin_bbr_anew(addresses, self._outbox.totals().idle_rtt_s or self._rtt_s)
 
 
 def _congestion_control(connection: socket.socket) -> str:
@@ -215,12 +318,10 @@ def _choose(connection: socket.socket, name: bytes) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
 
 
-def _ask(
-    addresses: frozenset[tuple[str, int]], ask: Callable[[socket.socket], Answer]
-) -> list[Answer]:
-    """Return the answers of all connections to one of `addresses`.
+def _ask(addresses: Addresses, ask: Callable[[socket.socket], Answer]) -> list[Answer]:
+    """Return the answers of all connections that lead to one of `addresses`.
 
-    But of those that end meanwhile or may not be asked.
+    Connections that end meanwhile, or may not be asked, are left out.
     """
     answers = []
     for duplicate in _sockets():
@@ -234,7 +335,7 @@ def _ask(
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of each of this process's sockets; the caller's to close."""
+    """Yield a duplicate of each of this process's sockets, which the caller closes."""
     with contextlib.suppress(OSError):  # no such file system here
         for file in _OPEN_FILES.iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -250,96 +351,8 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def _plain(host: str) -> str:
-    """Return an address without the wrapping of IPv4 in IPv6."""
+    """Return an address; IPv4 that is wrapped in IPv6 is unwrapped."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host.split("%", 1)[0])
         return str(getattr(address, "ipv4_mapped", None) or address)
     return host
-
-
-_PACING_LOOK_S = 0.05
-"""Half of what a search for the link's rate waits for more (`startup.py`): it must not be held
-back by what is set here."""
-_AGAIN_S = 1.0
-"""Connections that broke are new ones."""
-_CHANGE = 0.02
-_LITTLE_BYTES = 256 << 10
-
-
-def holds_little(bytes_per_s: float, rtt_s: float) -> bool:
-    """Return whether a link is one of those: described with what it carries, and its round trip."""
-    return bytes_per_s * rtt_s <= _LITTLE_BYTES
-
-
-class Pacing:
-    """Of one link. `run` on a thread."""
-
-    def __init__(self, peer: Peer, outbox: Outbox) -> None:
-        """Do nothing yet.
-
-        Args:
-            peer: where the connections lead.
-            outbox: tells how fast packets may leave.
-        """
-        self._peer = peer
-        self._outbox = outbox
-
-    def run(self) -> None:
-        """Follow what the link carries, until it is over."""
-        paced, paced_s = math.nan, -math.inf
-        while not self._outbox.closed.wait(_PACING_LOOK_S) and not self._outbox.is_over:
-            if self._outbox.is_empty:
-                continue
-            rate, now_s = self._outbox.paced_bytes_per_s, time.monotonic()
-            wanted = math.inf if rate is None else rate
-            if now_s < paced_s + _AGAIN_S and math.isclose(wanted, paced, rel_tol=_CHANGE):
-                continue
-            try:
-                pace(addresses_of(self._peer.host, self._peer.port), rate)
-            except OSError as error:  # the connections that there are do without the name
-                _log.debug("%s: %s", self._peer, error)
-                continue
-            paced, paced_s = wanted, now_s
-
-
-_EVERY_S = 2.0
-"""Several times in BBR's ten seconds, and in the five of its third version."""
-_PAUSE_LOOK_S = 0.1
-
-
-class Pauses:
-    """Of one link. `run` on a thread."""
-
-    def __init__(self, peer: Peer, outbox: Outbox, rtt_s: float) -> None:
-        """Do nothing yet.
-
-        Args:
-            peer: where the connections lead.
-            outbox: tells whether anything is on the way.
-            rtt_s: the configured round trip, until one is measured.
-        """
-        self._peer = peer
-        self._outbox = outbox
-        self._rtt_s = rtt_s
-
-    def run(self) -> None:
-        """Have BBR begin anew in pauses, until the link is over."""
-        used_s = time.monotonic()
-        while not self._outbox.closed.wait(
-            max(_PAUSE_LOOK_S, used_s + _EVERY_S - time.monotonic())
-        ):
-            if self._outbox.is_over:
-                return
-            if self._outbox.is_empty:
-                used_s = time.monotonic()
-                self._use()
-
-    def _use(self) -> None:
-        try:
-            addresses = addresses_of(self._peer.host, self._peer.port)
-        except OSError as error:  # the connections that there are do without the name
-            _log.debug("%s: %s", self._peer, error)
-            return
-        if not self._outbox.is_empty:  # a resolver can take longer than a pause
-            return
-        begin_bbr_anew(addresses, self._outbox.totals().idle_rtt_s or self._rtt_s)

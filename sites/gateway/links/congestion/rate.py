@@ -1,39 +1,19 @@
-"""Finds out, within a few round trips, how much faster a link is than its description says.
+"""How much may be on the way to one peer, and how fast it may leave. Pure.
 
-Pure. The idea is BBR's startup (draft-ietf-ccwg-bbr, section 5.3.1), with a condition before it. A
-window that is a little too large, sent a little too fast, brings acknowledgements no faster than
-the link carries: on a link as described, at the described rate. If they come a tenth faster two
-round trips in a row, the link is a faster one, and the search begins: twice as much, twice as fast,
-in each round trip, until three in a row bring hardly more. A link that is as described is never
-sent more than before.
+A link is full when as much is on the way as it carries in a round trip. What goes beyond waits in a
+router's queue. What goes beyond that is dropped, which costs TCP far more than it brings: CUBIC at
+1 Gbit/s and 20 ms takes ten seconds to recover from one overflow. Three mechanisms keep links full
+and queues short:
 
-A round trip counts only if every frame of it had to wait for the window or its turn: otherwise its
-rate is the sender's, not the link's.
+- `Window`: at most a fifth more than rate times round trip is unacknowledged, plus what streams are
+  in the midst of. Frames leave a quarter faster than the link carries them, and not all at once:
+  a whole window that leaves at once after a pause overflows the same queue.
+- `Startup`: finds out within a few round trips that a link is faster than described.
+- `LimitedRate`: adds up what the link carried while it was the limit, for plans to come.
 
-How many bytes to one peer may be unacknowledged, and how fast they may leave.
+The rate and the round trip are the configured ones at first, and then what is measured.
 
-Pure. A link is full when as much is on the way as it carries in a round trip. What goes beyond
-waits in a router's queue, and beyond that is dropped, which costs TCP far more than it brings:
-CUBIC at 1 Gbit/s and 20 ms takes ten seconds to recover from one overflow. So the window is a fifth
-more, and what streams are in the midst of, for a frame is acknowledged as a whole; and frames leave
-a quarter faster than the link carries them, for a window that leaves at once after a pause
-overflows the same queue. Where a link holds but a few frames, a single one does: there TCP is told
-a rate, too (`pacing.py`).
-
-Rate and round trip are the configured ones at first, and then what is measured. The round trip: the
-shortest greeting of those that found the link idle, for they wait in no queue. The rate: the
-fastest at which acknowledgements came, once frames have waited for the window long enough to tell;
-what is sent in short bursts says nothing about a link, nor does what left within a round trip after
-them (draft-ietf-ccwg-bbr, section 4.1.2.4, has the same rule). A rate that was taken for too small
-grows by a fifth in each round trip; at a link's first use it is found faster (`startup.py`).
-
-What a link carried while it was the limit, and not whoever had nothing to send. Pure.
-
-A frame that left a round trip before the acknowledgement of the one before it was at the link when
-that one was through: from then until its own acknowledgement the link had something to carry all
-the time. What passes between two such acknowledgements is what the link carries, whatever window or
-sender were up to. After a pause, the first round trips do not count: connections start slowly, and
-plans know that.
+All times are monotonic seconds. Bytes are counted from the link's beginning.
 """
 
 from __future__ import annotations
@@ -42,30 +22,75 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
 
+from protos.frame import HEADER_BYTES
+from sites.gateway.config import GatewayConfig, PeerLink
+
+_GAIN = 1.2
+"""Times what the link carries in a round trip: the window."""
+_SLACK_S = 0.003
+"""Time that both gateways take for a frame, and that a thread waits for its turn."""
+_PACE = 1.25
+"""Times the link's rate: how fast frames leave."""
+_PACKETS_PACE = 1.15
+"""Times the link's rate: how fast the kernel lets packets leave. On a link that is faster than
+described it has to be fast enough for `Startup` to see that."""
+_WINDOW_MIN_BYTES = 32 << 20
+"""A window may always grow up to here, however slow the link is said to be."""
+_FEW_FRAMES = 4
+"""A window of fewer frames is rounded up to whole ones, and may always grow to so many: with one
+frame at a time the link rests while it is taken over."""
+_EPOCH_SAMPLES = 64
+_EPOCH_S = 5.0
+"""The measured rate is the fastest of this epoch and the one before: so it can fall, too."""
+_LEAST_SHARE = 1 / 8
+"""Of the configured rate; the measured one counts for no less. Else a peer that took nothing for a
+while would be left waiting."""
+_IDLE_ROUND_TRIPS = 8
+"""Of the latest so many that found the link idle, the shortest counts."""
+
 _EVIDENCE = 1.1
-"""Times the described rate: half of what a window and pace that are too large allow."""
+"""A round trip this many times faster than described is evidence of a faster link. It is half of
+what the window's and the pace's gains allow."""
 _EVIDENCE_ROUNDS = 2
-"""In a row: one whose acknowledgements only came late looks fast, but the one before it slow."""
+"""Round trips in a row that have to be so fast. One whose acknowledgements only came late looks
+fast, but then the one before it looked slow."""
 _GROWTH = 1.25
+"""A round trip has grown if it is so many times faster than the fastest before it."""
 _FLAT_ROUNDS = 3
+"""Round trips in a row without growth end the search."""
 _FLAT_S = 0.1
-"""And so long at least: on a short link, three round trips may pass while a thread waits for its
-turn."""
+"""And they take so long at least: on a short link, three round trips may pass while a thread waits
+for its turn."""
 _SEARCH_GAIN = 2.0
-"""Of window and pace, while it searches: enough to double the rate in a round trip."""
+"""Of window and pace during the search: enough to double the rate in a round trip."""
+
+WARM_ROUND_TRIPS = 8
+"""After a pause, connections start slowly for so many round trips: ten packets, doubled in each,
+are 2 MB in the last of them."""
 
 
 class Startup:
-    """One link's search. Bytes are counted from the link's beginning; times are monotonic."""
+    """Finds out, within a few round trips, how much faster a link is than its description says.
+
+    The idea is BBR's startup (draft-ietf-ccwg-bbr, section 5.3.1), with a condition before it. A
+    window and a pace that are a little too large bring acknowledgements no faster than the link
+    carries: on a link as described, at the described rate. If they come a tenth faster two round
+    trips in a row, the link is a faster one, and the search begins. Then window and pace are
+    doubled in each round trip, until three in a row bring hardly more. A link that is as described
+    never gets more than before.
+
+    A round trip counts only if every frame of it had to wait for the window or its turn. Otherwise
+    its rate is the sender's, and not the link's.
+    """
 
     def __init__(self, bytes_per_s: float) -> None:
         """Begin with the described rate."""
         self.bytes_per_s = bytes_per_s
-        """The fastest of a whole round trip; at first the described."""
+        """The rate of the fastest round trip; at first the described rate."""
         self.is_searching = False
-        """The link is faster than described, and how much is not known yet."""
+        """Whether the link is faster than described, and by how much is not known yet."""
         self.is_over = False
-        """It has searched: what is measured from now on is as good."""
+        """Whether the search has ended: what is measured from now on is as good."""
         self._described_bytes_per_s = bytes_per_s
         self._num_fast = 0
         self._num_flat = 0
@@ -75,7 +100,7 @@ class Startup:
         self._began_bytes = 0
         self._began_s: float | None = None
         self._is_limited = True
-        """Whether the link was what held the frames of this round back."""
+        """Whether the link was what held back the frames of this round."""
 
     def arrive(
         self, delivered_bytes: int, left_at_bytes: int, now_s: float, *, was_held: bool
@@ -116,40 +141,31 @@ class Startup:
             self.is_searching = False
 
 
-_GAIN = 1.2
-_SLACK_S = 0.003
-"""For what both gateways do with a frame, and for when a thread's turn comes."""
-_PACE = 1.25
-_PACKETS_PACE = 1.15
-"""Of packets. Of a link that is faster than described, it must be fast enough to show
-(`startup.py`)."""
-_FEW_FRAMES = 4
-_EPOCH_SAMPLES = 64
-_EPOCH_S = 5.0
-"""The measured rate is the fastest of this epoch and the one before: so it can fall, too."""
-_LEAST_SHARE = 1 / 8
-"""Of the configured rate: below, a peer that took nothing for a while would be left waiting."""
-_IDLE_ROUND_TRIPS = 8
-"""Of the latest so many that found the link idle, the shortest counts."""
-
-
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How things stood when a frame left. Bytes are counted from the link's beginning."""
+    """How things stood when a frame left."""
 
     left_s: float
     delivered_bytes: int
     delivered_s: float
-    """When the latest of them was acknowledged; `left_s` if nothing else was on the way."""
+    """When the latest frame before was acknowledged; `left_s` if nothing else was on the way."""
     delivered_left_s: float
-    """When that had left; likewise."""
+    """When that frame had left; `left_s` if nothing else was on the way."""
     was_held: bool
-    """Whether it had to wait, and all of a round trip before it: only then the link, and not the
-    sender, was the limit."""
+    """Whether this frame had to wait, and every frame of a round trip before it. Only then the link
+    was the limit, and not the sender."""
 
 
 class Window:
-    """The window of one link. Times are monotonic."""
+    """The window and the pace of one link.
+
+    The round trip is the shortest of the greetings that found the link idle, for they wait in no
+    queue. The rate is the fastest at which acknowledgements came, once frames have waited for the
+    window long enough to tell. What is sent in short bursts says nothing about a link, nor does
+    what left within a round trip after them (draft-ietf-ccwg-bbr, section 4.1.2.4, has the same
+    rule). A rate that was taken for too small grows by a fifth in each round trip; at a link's
+    first use `Startup` finds it faster.
+    """
 
     def __init__(
         self,
@@ -163,11 +179,11 @@ class Window:
         """Begin with what is configured.
 
         Args:
-            bytes_per_s: of the link.
-            rtt_s: of the link.
+            bytes_per_s: what the link is said to carry.
+            rtt_s: its round trip, as described.
             most_bytes: the window's limit, whatever is measured.
             num_streams: how many connections carry frames side by side.
-            fixed_bytes: the window itself, if it is not to be measured.
+            fixed_bytes: the window itself, if nothing is to be measured.
         """
         self.num_streams = num_streams
         self._configured_bytes_per_s = bytes_per_s
@@ -180,7 +196,7 @@ class Window:
         self._delivered = Departure(0.0, 0, 0.0, 0.0, was_held=False)
         self._dry_until_bytes = 0
         """Until so much is delivered, acknowledgements tell of a sender that had nothing to
-        send."""
+        send, and not of the link."""
         self._epoch_s: float | None = None
         self._num_samples = 0
         self._fastest = 0.0
@@ -196,8 +212,8 @@ class Window:
     def idle_rtt_s(self) -> float | None:
         """The median of the latest greetings that found the link idle; None before the first.
 
-        Of two the shorter one: a greeting may have had to connect, which takes two or three round
-        trips.
+        The median of two is the shorter one: the other may have had to connect, which takes two or
+        three round trips.
         """
         return median_low(self._rtts_s) if self._is_rtt_measured else None
 
@@ -212,19 +228,20 @@ class Window:
 
     @property
     def num_bytes(self) -> int:
-        """The window."""
+        """Bytes that may be unacknowledged."""
         if self._fixed_bytes is not None:
             return self._fixed_bytes
         gain = _SEARCH_GAIN if self._startup.is_searching else _GAIN
         on_the_way = int(self.bytes_per_s * (gain * self.rtt_s + _SLACK_S))
-        # Of the frames that streams are in the midst of, half has arrived on average. Where there
-        # are very many, for the sake of losses, each fills but a small part of the link.
+        # A frame is acknowledged as a whole. Of those that streams are in the midst of, half has
+        # arrived on average. Very many streams are there for the sake of losses: then each fills
+        # but a small part of the link.
         in_the_midst = (self.num_streams + 1) * self._frame_bytes // 2
         most = max(2 * self._frame_bytes, on_the_way // 4)
         window = on_the_way + min(in_the_midst, most)
         if window < _FEW_FRAMES * self._frame_bytes:
-            # Only whole frames leave: of so few, the part of one would be missed, and the last
-            # chunk of a bucket, however small, would take a whole one's place.
+            # Only whole frames leave. Of so few, a part of one would be missed; and the last chunk
+            # of a bucket, however small, would take the place of a whole one.
             window = -(-(window + self._frame_bytes // 2) // self._frame_bytes) * self._frame_bytes
         return min(window, self._most_bytes)
 
@@ -232,9 +249,9 @@ class Window:
     def paced_bytes_per_s(self) -> float | None:
         """How fast packets of one connection may leave; None: as fast as TCP would have it.
 
-        So it is while a link's rate is being found out. Of one that seems slower than described, as
-        fast as if it were as described: losses look the same, and to slow down for these would have
-        it seem slower still.
+        Nothing holds packets back while `Startup` searches. A link that seems slower than described
+        is paced as if it were as described: losses look the same, and to slow down for them would
+        have it seem slower still.
         """
         if self._startup.is_searching:
             return None
@@ -247,7 +264,7 @@ class Window:
     def note_round_trip(self, rtt_s: float, *, is_idle: bool) -> None:
         """A greeting was answered. One that waited in a queue can only be too long."""
         if is_idle and not self._is_rtt_measured:
-            # Not emptied and filled: whoever asks for the window meanwhile holds no lock.
+            # Replaced at once: whoever asks for the window meanwhile holds no lock.
             self._rtts_s = deque([rtt_s], maxlen=_IDLE_ROUND_TRIPS)
             self._is_rtt_measured = True
         elif is_idle or rtt_s < self.rtt_s:
@@ -268,7 +285,7 @@ class Window:
         """
         self._frame_bytes = max(self._frame_bytes, size_bytes)
         pace = _SEARCH_GAIN if self._startup.is_searching else _PACE
-        # A turn that was taken late is made up for, or every wake-up would cost some of the pace.
+        # A turn that was taken late is made up for. Else every wake-up would cost some of the pace.
         began_s = max(self._next_s, now_s - _SLACK_S)
         self._next_s = began_s + size_bytes / (pace * self.bytes_per_s)
         latest = self._delivered
@@ -305,12 +322,15 @@ class Window:
             self._epoch_s, self._num_samples = now_s, 0
 
 
-WARM_ROUND_TRIPS = 8
-"""Ten packets, doubled in each, are 2 MB in the last of them."""
-
-
 class LimitedRate:
-    """Sums over one link's time. Times are monotonic."""
+    """Adds up what a link carried while it was the limit, and not a sender with nothing to send.
+
+    A frame that left a round trip before the acknowledgement of the one before it was at the link
+    when that one was through. From then until its own acknowledgement, the link had something to
+    carry all the time. So what passes between two such acknowledgements is what the link carries,
+    whatever window or sender were up to. After a pause the first round trips do not count:
+    connections start slowly, and plans know that.
+    """
 
     def __init__(self) -> None:
         self.limited_bytes = 0
@@ -336,3 +356,21 @@ class LimitedRate:
         if before_s >= max(self._warm_s, left_s + rtt_s):
             self.limited_bytes += size_bytes
             self.limited_s += now_s - before_s
+
+
+def window_of(config: GatewayConfig, link: PeerLink) -> Window:
+    """Return the window of a link to one gateway."""
+    return Window(
+        bytes_per_s=link.bytes_per_s,
+        rtt_s=link.rtt_s,
+        most_bytes=widest_window_bytes(config, link),
+        fixed_bytes=config.window_bytes,
+    )
+
+
+def widest_window_bytes(config: GatewayConfig, link: PeerLink) -> int:
+    """Return how many bytes to a peer may be unacknowledged at most, whatever is measured."""
+    if config.window_bytes is not None:
+        return config.window_bytes
+    frames_bytes = _FEW_FRAMES * (config.chunk_bytes + HEADER_BYTES)
+    return max(int(4 * link.bytes_per_s * link.rtt_s), _WINDOW_MIN_BYTES, frames_bytes)
