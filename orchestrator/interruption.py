@@ -8,7 +8,7 @@ nothing is held, as in computing, the handler raises itself, and what is lost th
 raises again.
 
 Waits look rather than are woken: a signal that comes just before a wait's system call does not end
-that, and its handler has to wait, too.
+that, and its handler has to wait, too. An event loop is woken instead: `first_signal`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio  # imported where it is used: `isthmus --help` needs none
 
 SAME_S = 0.5
 """What comes so soon is no second wish.
@@ -33,6 +36,7 @@ LOOK_S = 0.1
 SHOW_CURSOR = b"\x1b[?25h"
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -164,7 +168,7 @@ class Interruption:
             raise self.raised
 
     def answered(self) -> None:
-        """A signal was taken elsewhere (signals.py): the next one is a second."""
+        """An event loop has taken a signal (`first_signal`): the next one is a second."""
         if self._first_s is None:
             self._first_s = self._now_s()
 
@@ -177,3 +181,61 @@ class Interruption:
 
 INTERRUPTION = Interruption()
 """This process's: signals are told to the whole of it."""
+
+
+def run_command(main: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Run the coroutine that `main` makes, in a command; a signal cancels it.
+
+    Raises:
+        Interrupted: the command was told to end, and the coroutine has.
+    """
+    import asyncio
+
+    async def until_signalled() -> Result:
+        with first_signal() as signalled:
+            running = asyncio.create_task(main(), name="command")
+            waits: list[asyncio.Future[Any]] = [signalled, running]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                raise Interrupted(signalled.result())
+            return running.result()
+
+    with INTERRUPTION.holding():
+        return asyncio.run(until_signalled())
+
+
+@contextmanager
+def first_signal() -> Iterator[asyncio.Future[int]]:
+    """Give what the first SIGTERM or SIGINT resolves; a second one ends the process at once.
+
+    Raises:
+        Interrupted: one came before it would have been seen here, while a command held something.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[int] = loop.create_future()
+    first_s = 0.0
+
+    def on_signal(signum: int) -> None:
+        nonlocal first_s
+        if not first.done():
+            first_s = loop.time()
+            first.set_result(signum)
+        elif loop.time() - first_s > SAME_S:
+            INTERRUPTION.leave(signum)
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in before:
+        loop.add_signal_handler(each, on_signal, int(each))
+    try:
+        INTERRUPTION.check()
+        yield first
+    finally:
+        if first.done():
+            INTERRUPTION.answered()
+        for each, handler in before.items():
+            loop.remove_signal_handler(each)
+            signal.signal(each, handler)

@@ -31,7 +31,7 @@ from orchestrator.emulator.self_check import (
 from orchestrator.emulator.site_namespaces import netns_problem
 from orchestrator.evidence.view import formats as shown
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.signals import run_command
+from orchestrator.interruption import run_command
 
 FULL = Effort(window_s=3.0, datagrams=NUM_DATAGRAMS)
 TABLE_WIDTH = 120

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.cli.options import RunChoice
 from orchestrator.cli.views import TERMINAL
 from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
-from orchestrator.client.recorded import RecordedRun
+from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.evidence.record.run_record import RunRecord, read_record
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import SUMMARY, RunFolder, find_run, home_folder

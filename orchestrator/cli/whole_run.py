@@ -13,7 +13,7 @@ from orchestrator.cli.options import RunChoice
 from orchestrator.cli.reader import reading
 from orchestrator.cli.submission import submit
 from orchestrator.cli.views import reason_code
-from orchestrator.client.recorded import RecordedRun
+from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.coordinator.journal import JournalError
 from orchestrator.documents import Pair
 from orchestrator.evidence.bench.scaling import Ended

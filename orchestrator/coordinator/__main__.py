@@ -23,12 +23,12 @@ from orchestrator.coordinator.control import Control
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.local_agents import LocalAgents
 from orchestrator.coordinator.own_log import OwnLines, bound
+from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.service import CoordinatorService, listen, make_server
-from orchestrator.coordinator.wan import FaultPlan
 from orchestrator.documents import load_faults_file, load_topology_file
+from orchestrator.interruption import first_signal
 from orchestrator.run_folder.home import ANNOUNCED, LOG
 from orchestrator.run_folder.run_files import write_atomically
-from orchestrator.signals import first_signal
 from protos.catalogue import CATALOGUE
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
@@ -231,7 +231,8 @@ async def _running(
 def _fault_plan(settings: Settings, agents: LocalAgents) -> FaultPlan | None:
     if settings.faults is None:
         return None
-    return FaultPlan(script=settings.faults, seed=settings.seed, pause=agents.pause)
+    seed = settings.faults.seed if settings.seed is None else settings.seed
+    return FaultPlan(script=settings.faults, seed=seed, pause=agents.pause)
 
 
 @contextmanager

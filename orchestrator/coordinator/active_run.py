@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from orchestrator.coordinator.control_messages import (
+    endpoint_messages,
+    namespace_message,
+    run_message,
+)
 from orchestrator.coordinator.journal import Journal, JournalError
-from orchestrator.coordinator.messages import endpoint_messages, namespace_message, run_message
 from orchestrator.coordinator.replanner import Replanner
 from orchestrator.coordinator.replanning import Replanning, link_reported, settings_of
-from orchestrator.coordinator.run_wan import RunWan
+from orchestrator.coordinator.run_wan import FaultPlan, RunWan
 from orchestrator.coordinator.submission import Submission
-from orchestrator.coordinator.wan import FaultPlan
 from orchestrator.core import replan_machine, run_events
 from orchestrator.core.run_events import RunState
 from orchestrator.core.run_machine import RunMachine

@@ -1,7 +1,4 @@
-"""All that a coordinator knows and does, without the wire.
-
-Sessions, leases, the journal, the latest run.
-"""
+"""All that a coordinator knows and does, without the wire: sessions, leases, journal, runs."""
 
 from __future__ import annotations
 
@@ -12,17 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.coordinator.active_run import ActiveRun
+from orchestrator.coordinator.control_messages import (
+    digest_from,
+    endpoints_from,
+    failure_from,
+    run_message,
+)
 from orchestrator.coordinator.journal import Journal
-from orchestrator.coordinator.known_runs import KnownRuns
-from orchestrator.coordinator.run_messages import OF_RUN, take
+from orchestrator.coordinator.replanning import prepared_from
+from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Session, Sessions
 from orchestrator.coordinator.submission import checked
-from orchestrator.coordinator.wan import FaultPlan
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
+from orchestrator.core.replan_machine import ReductionBegun
+from orchestrator.core.run_view import RecordedEvent
 from orchestrator.run_folder.home import is_run_id
 from protos.control.v1 import control_pb2
 from protos.errors import (
+    NotFoundError,
     RemoteProtocolError,
     StaleGenerationError,
     StateConflictError,
@@ -33,6 +38,9 @@ from topology.timeouts import Timeouts
 from topology.world import Topology
 
 TICK_S = 0.05
+LISTED_RUNS = 200
+"""The newest: their views fit into one message."""
+
 log = logging.getLogger(__name__)
 
 
@@ -68,7 +76,6 @@ class Control:
         self._leases = Leases(self.timeouts.lease_s)
         self._ended_agents: dict[str, run_events.AgentEnded] = {}
         self._journal = journal
-        self.known = KnownRuns(journal, lambda: self.latest)
         self._runs = runs
         self._faults = faults
         for run_id in journal.end_abandoned(time.time()):
@@ -145,22 +152,41 @@ class Control:
             case "heartbeat":
                 ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
                 session.send(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
-            case str() if kind in OF_RUN:
-                self._receive_of_run(session, kind, message)
-            case _:
+            case None | "hello":
                 raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
+            case _:
+                self._receive_of_run(session.site, kind, message)
 
-    def _receive_of_run(
-        self, session: Session, kind: str, message: control_pb2.AgentMessage
-    ) -> None:
-        site, content = session.site, getattr(message, kind)
+    def _receive_of_run(self, site: str, kind: str, message: control_pb2.AgentMessage) -> None:
+        """Hand a run what a site says; every kind but the two of the session is about a run."""
+        content = getattr(message, kind)
         try:
             run = self.fenced(content.run_id, content.generation)
         except StaleGenerationError:
             if kind == "ended":  # the news that nothing is left is never too late
                 return
             raise
-        take(run, site, message, self._sites)
+        match kind:
+            case "prepared":
+                endpoints = endpoints_from(message.prepared.endpoints, site)
+                run.handle(run_events.SitePrepared(site, endpoints))
+            case "running":
+                run.handle(run_events.SiteRunning(site))
+            case "ended":
+                now_s = time.monotonic()
+                failures = tuple(
+                    failure_from(each, site, self._sites, now_s) for each in message.ended.failures
+                )
+                run.handle(run_events.SiteEnded(site, message.ended.succeeded, failures))
+            case "metrics":
+                run.add_metrics(site, message.metrics)
+            case "digest":
+                run.handle(digest_from(site, message.digest))
+            case "reduction_prepared":
+                run.replan(prepared_from(site, message.reduction_prepared))
+            case "reduction_begun":
+                begun = message.reduction_begun
+                run.replan(ReductionBegun(site, begun.epoch, begun.round))
 
     def fenced(self, run_id: str, generation: int) -> ActiveRun:
         """Return the latest run, if a message is about it.
@@ -228,10 +254,50 @@ class Control:
         Raises:
             NotFoundError: there is no such run.
         """
-        run_id = self.known.find(run_id)
+        run_id = self.find(run_id)
         if self.latest is not None and self.latest.run_id == run_id:
             self.latest.handle(run_events.CancelRequested(why))
-        return self.known.message(run_id)
+        return self.message(run_id)
+
+    # ------------------------------------------------------------ what is known of runs
+
+    def find(self, run_id: str) -> str:
+        """Return a run's id, of the latest if it is empty.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        run_ids = self._journal.run_ids()
+        if not run_id and run_ids:
+            return run_ids[0]
+        if run_id not in run_ids:
+            raise NotFoundError(f"there is no run {run_id!r}" if run_id else "there is no run yet")
+        return run_id
+
+    def message(self, run_id: str) -> control_pb2.Run:
+        """Return a run, which `find` has found: the latest from memory, others from the journal."""
+        if self.latest is not None and self.latest.run_id == run_id:
+            return self.latest.message()
+        return run_message(self._journal.view(run_id), self._journal.progress(run_id))
+
+    def messages(self) -> list[control_pb2.Run]:
+        """Return the newest runs, newest first."""
+        return [self.message(run_id) for run_id in self._journal.run_ids()[:LISTED_RUNS]]
+
+    def change_of(self, run_id: str) -> asyncio.Event | None:
+        """Return what the run's next change of state sets; None if the run has ended."""
+        latest = self.latest
+        if latest is None or latest.run_id != run_id or latest.has_ended:
+            return None
+        return latest.changed
+
+    def events_of(self, run_id: str, after: int) -> list[RecordedEvent]:
+        """Return a run's recorded events with a sequence above `after`."""
+        return self._journal.events(run_id, after)
+
+    def folder_of(self, run_id: str) -> Path:
+        """Return the folder of a run that `find` has found."""
+        return Path(self._journal.view(run_id).folder)
 
     # ------------------------------------------------------------ inside
 

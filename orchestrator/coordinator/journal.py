@@ -17,9 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from orchestrator.coordinator.journal_rows import COLUMNS, ended_after, event_of, object_of
 from orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
-from orchestrator.state_lock import LOCK, is_abandoned, lock
+from orchestrator.run_folder.state_lock import LOCK, is_abandoned, lock
 from protos.errors import IsthmusError
 
 FILE = "journal.sqlite3"
@@ -51,6 +50,10 @@ CREATE TABLE runs (
     progress TEXT NOT NULL DEFAULT '{}'
 );
 """
+
+
+_COLUMNS = "sequence, wall_s, run_id, generation, kind, site, detail"
+"""A row of `events`, in this order."""
 
 
 class JournalError(IsthmusError):
@@ -106,9 +109,9 @@ class JournalReader:
 
     def events(self, run_id: str, after: int = 0) -> list[RecordedEvent]:
         """Return a run's events with a sequence above `after`, in order."""
-        query = f"SELECT {COLUMNS} FROM events WHERE run_id = ? AND sequence > ? ORDER BY sequence"  # noqa: S608
+        query = f"SELECT {_COLUMNS} FROM events WHERE run_id = ? AND sequence > ? ORDER BY sequence"  # noqa: S608
         with self._told(), self.damage_told():
-            return [event_of(row) for row in self._connection.execute(query, (run_id, after))]
+            return [_event_of(row) for row in self._connection.execute(query, (run_id, after))]
 
     def view(self, run_id: str) -> RunView:
         """Return a run as its events tell it, unfinished if they do.
@@ -133,7 +136,7 @@ class JournalReader:
         view = self.view(run_id)
         if not view.state.is_terminal and self.is_abandoned():
             last = self.events(run_id)[-1]
-            view.apply(ended_after(last, coordinator_lost(view)))
+            view.apply(_ended_after(last, coordinator_lost(view)))
         return view
 
     def progress(self, run_id: str) -> dict[str, Any]:
@@ -145,7 +148,7 @@ class JournalReader:
         with self._told():
             row = self._connection.execute(query, (run_id,)).fetchone()
         with self.damage_told():
-            return object_of(row[0]) if row else {}
+            return _object_of(row[0]) if row else {}
 
     def is_abandoned(self) -> bool:
         """Whether no coordinator holds the state folder."""
@@ -259,7 +262,7 @@ class Journal(JournalReader):
             if kind == "run.submitted":
                 run = (run_id, sequence)
                 connection.execute("INSERT INTO runs (run_id, submitted) VALUES (?, ?)", run)
-        return event_of((sequence, wall_s, run_id, generation, kind, site, text))
+        return _event_of((sequence, wall_s, run_id, generation, kind, site, text))
 
     def save_progress(self, run_id: str, progress: Mapping[str, Any]) -> None:
         """Overwrite a run's last metrics."""
@@ -299,3 +302,48 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
         return sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}") from error
+
+
+def _event_of(row: tuple[Any, ...]) -> RecordedEvent:
+    """Return what a row of _COLUMNS says.
+
+    Raises:
+        TypeError: its detail is no object.
+        ValueError: or not JSON.
+    """
+    sequence, wall_s, run_id, generation, kind, site, detail = row
+    return RecordedEvent(
+        sequence=sequence,
+        wall_s=wall_s,
+        run_id=run_id,
+        generation=generation,
+        kind=kind,
+        site=site,
+        detail=_object_of(detail),
+    )
+
+
+def _object_of(text: str) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is not JSON.
+    """
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError(f"want an object, got {text:.100}")
+    return value
+
+
+def _ended_after(last: RecordedEvent, detail: dict[str, Any]) -> RecordedEvent:
+    """Return the event that would follow `last` if a coordinator were there to write it."""
+    return RecordedEvent(
+        sequence=last.sequence + 1,
+        wall_s=last.wall_s,
+        run_id=last.run_id,
+        generation=last.generation,
+        kind="run.ended",
+        site="",
+        detail=detail,
+    )

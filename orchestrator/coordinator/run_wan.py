@@ -1,22 +1,56 @@
-"""The emulated WAN of one run: opened when the core asks for it, and what it tells."""
+"""The emulated WAN of one run: one emulator process, and the faults that are played on it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.coordinator.wan import FaultPlan, Listeners, NamespacesRefusedError, Wan
 from orchestrator.core import run_events
-from orchestrator.emulator.backend import EmulatorError
+from orchestrator.core.run_events import Endpoint, Namespace
+from orchestrator.emulator.backend import (
+    NETNS,
+    RELAY,
+    Backend,
+    Counters,
+    EmulatorError,
+    parse_ready,
+)
+from orchestrator.emulator.emulator_config import (
+    NetnsConfig,
+    RelayConfig,
+    RelayEndpoint,
+    dialled,
+    parse_listening,
+    shapes_of,
+)
+from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
+from orchestrator.emulator.site_namespaces import netns_problem
 from orchestrator.run_folder.home import LOG
-from topology.faults.script import Pause, TimedChange
+from protos import metrics
+from topology.errors import ConfigError
+from topology.faults.script import Change, FaultScript, Pause, TimedChange
 from topology.timeouts import Timeouts
 from topology.world import Topology
 
+COUNTERS_KEPT_EVERY_S = 5.0
+"""They come each second, which would be most of a long run's metrics."""
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """What is to happen to the WAN and the sites of a run."""
+
+    script: FaultScript
+    seed: int
+    pause: Callable[[Pause], None]
+    """Stops a site's processes, or lets them go on."""
 
 
 class RunWan:
@@ -32,42 +66,65 @@ class RunWan:
         record: Callable[[str, str, dict[str, Any]], None],
         add_metrics: Callable[[Iterable[Mapping[str, Any]]], None],
     ) -> None:
-        """Start nothing.
+        """Start nothing yet.
 
         Args:
-            topology: of the run.
-            faults: played from `play` on.
-            folder: of the run, where an embedded coordinator's log is.
-            handle: told that it is up, that it cannot be, or that it is gone.
-            record: an event of the run: kind, site, detail.
-            add_metrics: what the emulator has counted.
+            topology: Whose links are emulated.
+            faults: Played from `play` on.
+            folder: The run's, where an embedded coordinator's log is.
+            handle: Told that the WAN is up, that it cannot be, or that it is gone.
+            record: Writes an event of the run: kind, site, detail.
+            add_metrics: Takes records of the kinds `fault` and `emulated_link`, without the run's
+                name.
         """
+        self._topology = topology
+        self._start_s = Timeouts.derive(topology.failure).start_s
+        self._faults = faults
         self._folder = folder
         self._handle = handle
         self._record = record
+        self._add_metrics = add_metrics
+        self._backend: Backend | None = None
         self._opening: asyncio.Task[None] | None = None
-        listeners = Listeners(on_end=self._ended, on_fault=self._faulted, on_metrics=add_metrics)
-        self._wan = Wan(topology, Timeouts.derive(topology.failure).start_s, faults, listeners)
+        self._playing: asyncio.Task[None] | None = None
+        self._counters_kept_s = 0.0
 
     def open(self, asked: run_events.OpenNamespaces | run_events.OpenRelay) -> None:
         """Begin to open what the core asks for; it is told what came of it."""
-        opening = (
-            self._namespaces()
-            if isinstance(asked, run_events.OpenNamespaces)
-            else self._relay(asked)
-        )
-        self._opening = asyncio.create_task(self._open(opening), name="open-wan")
+        if isinstance(asked, run_events.OpenNamespaces):
+            opening = self._open(self._open_namespaces())
+        else:
+            opening = self._open(self._open_relay(asked.endpoints))
+        self._opening = asyncio.create_task(opening, name="open-wan")
 
     def play(self) -> None:
-        """Let the faults' time begin."""
-        self._wan.play()
+        """Begin with the faults; their times count from now. A second call changes nothing."""
+        if self._faults is not None and self._playing is None:
+            player = FaultPlayer(self._faults.script, self._faults.seed, self, self._played)
+            self._playing = asyncio.create_task(player.play(), name="faults")
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """Change links, all at once; EmulatorError when the emulator is gone."""
+        assert self._backend is not None, "faults begin after the WAN is open"
+        await self._backend.apply(changes)
+
+    def pause(self, pause: Pause) -> None:
+        """Stop a site's processes, or let them go on."""
+        assert self._faults is not None, "a pause comes from a fault script"
+        self._faults.pause(pause)
 
     async def close(self) -> None:
-        """Return when the emulator has ended, if there was one."""
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
-        await self._wan.close()
+        """End the faults and the emulator; return when it is gone. Idempotent."""
+        for task in (self._opening, self._playing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        if self._backend is not None:
+            await self._backend.close()
+            self._keep(self._backend.counters)  # those of the end: it says them when it is told
+            self._backend = None
+
+    # ------------------------------------------------------------ opening
 
     async def _open(self, opening: Awaitable[run_events.Event]) -> None:
         """Wait for the emulator and tell the core that it is up, or that it is not."""
@@ -81,21 +138,112 @@ class RunWan:
         else:
             self._handle(event)
 
-    async def _namespaces(self) -> run_events.Event:
-        try:
-            return run_events.NamespacesOpened(await self._wan.open_namespaces())
-        except NamespacesRefusedError as error:
-            return run_events.NamespacesRefused(str(error))
+    async def _open_namespaces(self) -> run_events.Event:
+        """Emulate packets, where that can be done here and with these faults.
 
-    async def _relay(self, action: run_events.OpenRelay) -> run_events.Event:
-        return run_events.RelayOpened(await self._wan.open_relay(action.endpoints))
+        Raises:
+            EmulatorError: the emulator did not come up.
+        """
+        why = needs_relay(self._faults.script.faults) if self._faults else None
+        why = why or await asyncio.to_thread(netns_problem)
+        if why is not None:
+            return run_events.NamespacesRefused(why)
+        try:
+            config = NetnsConfig(
+                sites=tuple(site.name for site in self._topology.sites),
+                links=shapes_of(self._topology),
+                seed=self._seed,
+            )
+        except ConfigError as error:
+            return run_events.NamespacesRefused(error.problems[0].message)
+        line = await self._start(NETNS, config.to_json())
+        return run_events.NamespacesOpened(
+            {
+                each.site: Namespace(user=each.user, net=each.net, address=each.address)
+                for each in parse_ready(line)
+            }
+        )
+
+    async def _open_relay(self, listening: Iterable[Endpoint]) -> run_events.Event:
+        """Emulate connections between the gateways that listen.
+
+        Raises:
+            EmulatorError: the relay did not come up.
+        """
+        config = RelayConfig(
+            links=shapes_of(self._topology),
+            endpoints=dialled(self._topology, listening),
+            seed=self._seed,
+        )
+        line = await self._start(RELAY, config.to_json())
+        try:
+            return run_events.RelayOpened(_books(parse_listening(line)))
+        except ConfigError as error:
+            raise EmulatorError(error.problems[0].message) from error
+
+    @property
+    def _seed(self) -> int:
+        return self._faults.seed if self._faults is not None else 0
+
+    async def _start(self, module: str, config: Mapping[str, Any]) -> bytes:
+        deadline_s = asyncio.get_running_loop().time() + self._start_s
+        self._backend, line = await Backend.start(module, config, deadline_s)
+        self._backend.on_counters = self._keep_now_and_then
+        self._backend.watch(self._ended)
+        return line
+
+    # ------------------------------------------------------------ what it tells
 
     def _ended(self, message: str) -> None:
         # What the emulator wrote to stderr is there too, if the run is an embedded one.
-        log = self._folder / LOG
-        self._handle(run_events.EmulatorEnded(message, str(log) if log.is_file() else ""))
+        path = self._folder / LOG
+        self._handle(run_events.EmulatorEnded(message, str(path) if path.is_file() else ""))
 
-    def _faulted(self, timed: TimedChange) -> None:
-        site = timed.change.site if isinstance(timed.change, Pause) else ""
-        detail = {"what": str(timed.change), "at_s": timed.at_s, "change": timed.change.to_json()}
+    def _played(self, timed: TimedChange) -> None:
+        """A fault's change was made: it is an event of the run, and among its metrics."""
+        change = timed.change
+        fields = change.to_json()
+        site = change.site if isinstance(change, Pause) else ""
+        detail = {"what": str(change), "at_s": timed.at_s, "change": fields}
         self._record("wan.fault", site, detail)
+        figures = change.figures() if isinstance(change, Change) else {}
+        labels = {
+            key: str(value) for key, value in fields.items() if key != "kind" and key not in figures
+        }
+        self._add_metrics(
+            [
+                {
+                    "kind": metrics.FAULT,
+                    "values": {metrics.AT_S: timed.at_s, **figures},
+                    "labels": {"what": fields["kind"], **labels},
+                }
+            ]
+        )
+
+    def _keep_now_and_then(self, counters: Counters) -> None:
+        if time.monotonic() - self._counters_kept_s >= COUNTERS_KEPT_EVERY_S:
+            self._keep(counters)
+
+    def _keep(self, counters: Counters) -> None:
+        self._counters_kept_s = time.monotonic()
+        self._add_metrics(
+            {
+                "kind": metrics.EMULATED_LINK,
+                "values": {
+                    key: float(value)
+                    for key, value in link.items()
+                    if isinstance(value, int | float)
+                },
+                "labels": {"source": str(link["source"]), "target": str(link["target"])},
+            }
+            for link in counters
+        )
+
+
+def _books(endpoints: Iterable[RelayEndpoint]) -> dict[str, tuple[Endpoint, ...]]:
+    """Return the address book of each dialling site: where it reaches the others' gateways."""
+    books: dict[str, tuple[Endpoint, ...]] = {}
+    for each in endpoints:
+        endpoint = Endpoint(each.target, each.node, each.host, each.port)
+        books[each.source] = (*books.get(each.source, ()), endpoint)
+    return books

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from orchestrator.coordinator.control import Control
-from orchestrator.coordinator.messages import event_message
+from orchestrator.coordinator.control_messages import event_message
 from orchestrator.run_folder.log_files import LogReader
 from protos.control.v1 import control_pb2, control_pb2_grpc
 from protos.errors import STATUS, IsthmusError, RemoteProtocolError
@@ -117,14 +117,14 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def GetRun(self, request: control_pb2.GetRunRequest, context: Context) -> control_pb2.Run:
         """Return a run as it is."""
         async with _answering(context):
-            return self._control.known.message(self._control.known.find(request.run_id))
+            return self._control.message(self._control.find(request.run_id))
 
     async def ListRuns(
         self, request: control_pb2.ListRunsRequest, context: Context
     ) -> control_pb2.ListRunsResponse:
         """Return the newest runs."""
         async with _answering(context):
-            return control_pb2.ListRunsResponse(runs=self._control.known.messages())
+            return control_pb2.ListRunsResponse(runs=self._control.messages())
 
     async def CancelRun(
         self, request: control_pb2.CancelRunRequest, context: Context
@@ -139,11 +139,11 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Yield a run now, at each change of its state and each second, until it has ended."""
         async with _answering(context):
             with self._streaming():
-                run_id = self._control.known.find(request.run_id)
-                while (changed := self._control.known.change_of(run_id)) is not None:
-                    yield self._control.known.message(run_id)
+                run_id = self._control.find(request.run_id)
+                while (changed := self._control.change_of(run_id)) is not None:
+                    yield self._control.message(run_id)
                     await _wait(changed, WATCH_S)
-                yield self._control.known.message(run_id)
+                yield self._control.message(run_id)
 
     async def ReadLogs(
         self, request: control_pb2.ReadLogsRequest, context: Context
@@ -151,13 +151,13 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Yield log lines; with `follow` until the run has ended and all have been read."""
         async with _answering(context):
             with self._streaming():
-                run_id = self._control.known.find(request.run_id)
-                folder = self._control.known.folder(run_id)
+                run_id = self._control.find(request.run_id)
+                folder = self._control.folder_of(run_id)
                 reader = LogReader(folder, site=request.site, rank=request.rank)
                 if request.tail:
                     # All that was written is read: of a long run seconds, in which agents wait.
                     await asyncio.to_thread(reader.skip_to_tail, request.tail)
-                while (changed := self._control.known.change_of(run_id)) and request.follow:
+                while (changed := self._control.change_of(run_id)) and request.follow:
                     for line in reader.read():
                         yield line
                     await _wait(changed, FOLLOW_S)
@@ -170,13 +170,13 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         """Yield events; with `follow` until the run has ended."""
         async with _answering(context):
             with self._streaming():
-                run_id, after = self._control.known.find(request.run_id), request.after
-                while (changed := self._control.known.change_of(run_id)) and request.follow:
-                    for event in self._control.known.events_of(run_id, after):
+                run_id, after = self._control.find(request.run_id), request.after
+                while (changed := self._control.change_of(run_id)) and request.follow:
+                    for event in self._control.events_of(run_id, after):
                         after = event.sequence
                         yield event_message(event)
                     await _wait(changed, WATCH_S)
-                for event in self._control.known.events_of(run_id, after):
+                for event in self._control.events_of(run_id, after):
                     yield event_message(event)
 
     @contextmanager

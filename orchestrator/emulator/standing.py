@@ -33,8 +33,8 @@ from orchestrator.emulator.emulator_config import (
 )
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
 from orchestrator.emulator.site_namespaces import netns_problem
+from orchestrator.interruption import first_signal
 from orchestrator.run_folder.run_files import write_atomically
-from orchestrator.signals import first_signal
 from topology.errors import ConfigError, Problem
 from topology.faults.loading import load_faults
 from topology.faults.script import Change, FaultScript, Pause, TimedChange

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import platformdirs
 
-from orchestrator.state_lock import is_abandoned
+from orchestrator.run_folder.state_lock import is_abandoned
 from protos.errors import NotFoundError, StateConflictError
 
 ANNOUNCED = "coordinator.json"

@@ -22,7 +22,7 @@ from orchestrator.client.coordinator_client import Client
 from orchestrator.coordinator.journal import Journal
 from orchestrator.run_folder.home import ANNOUNCED, LOG, run_folders
 from orchestrator.run_folder.log_files import last_line
-from orchestrator.state_lock import LOCK
+from orchestrator.run_folder.state_lock import LOCK
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder
 

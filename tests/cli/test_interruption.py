@@ -21,9 +21,15 @@ import pytest
 from orchestrator.cli.main import main
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import load_pair
-from orchestrator.interruption import INTERRUPTION, SAME_S, Interrupted, Interruption
+from orchestrator.interruption import (
+    INTERRUPTION,
+    SAME_S,
+    Interrupted,
+    Interruption,
+    first_signal,
+    run_command,
+)
 from orchestrator.run_folder.home import run_folders
-from orchestrator.signals import first_signal, run_command
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus, Result
 from tests.cli.runs import a_run

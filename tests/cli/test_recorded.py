@@ -14,7 +14,7 @@ import pytest
 from orchestrator.coordinator.journal import Journal
 from orchestrator.run_folder.home import LOG, SUMMARY, RunFolder
 from orchestrator.run_folder.log_files import LogWriter
-from orchestrator.state_lock import LOCK
+from orchestrator.run_folder.state_lock import LOCK
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce

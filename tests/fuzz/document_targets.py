@@ -8,7 +8,7 @@ import json
 import sqlite3
 from pathlib import Path
 
-from orchestrator.client.recorded import RecordedRun
+from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.coordinator.journal import FILE, JournalError
 from orchestrator.evidence.record.bench_record import BENCH, read_bench
 from orchestrator.evidence.record.run_record import read_record

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.coordinator.journal import FILE, Journal, JournalError, JournalReader
 from orchestrator.core.run_events import RunState, SiteState
-from orchestrator.state_lock import StateLockedError
+from orchestrator.run_folder.state_lock import StateLockedError
 
 SUBMITTED = {
     "name": "small",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from orchestrator.client.recorded import RecordedRun
+from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.evidence.record.bench_record import BENCH, read_bench
 from orchestrator.evidence.record.run_record import read_record
 from orchestrator.evidence.report.page import page

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from orchestrator.client.recorded import RecordedRun
+from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.coordinator.journal import Journal
 from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
 from orchestrator.evidence.record.run_record import MAX_SAMPLES, RunRecord, read_record

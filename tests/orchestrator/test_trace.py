@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.client.recorded import RecordedRun
+from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.evidence.record.run_record import LinkSample, read_record
 from orchestrator.evidence.trace_events import rates, trace
 from orchestrator.run_folder.home import RunFolder

@@ -1,21 +1,33 @@
-"""A real server over loopback, agents that only talk.
+"""A real server over loopback, and agents that only talk.
 
-Gang start, ends, fencing, operators' calls.
+Gang start, ends, fencing; who may join, and what becomes of a run whose agent is gone; operators'
+calls, and what is streamed to them.
 """
 
 import asyncio
 import json
+import threading
+from collections.abc import AsyncIterable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from orchestrator.coordinator.control_messages import run_message
 from orchestrator.coordinator.journal import Journal, JournalError, JournalReader
-from orchestrator.coordinator.messages import run_message
+from orchestrator.core.leases import Leases
 from orchestrator.core.run_view import RecordedEvent
+from orchestrator.run_folder.log_files import LogReader
 from protos.control.v1 import control_pb2 as pb
-from tests.fakes.coordinators import DEADLINE_S, active, coordinating, run_scenario, status_of
+from tests.fakes.coordinators import (
+    DEADLINE_S,
+    FakeAgent,
+    active,
+    coordinating,
+    run_scenario,
+    status_of,
+)
 from tests.fakes.worlds import JOB, topology_text
 
 pytestmark = pytest.mark.slow
@@ -231,5 +243,202 @@ def test_an_event_that_could_not_be_written_ends_the_coordinator(
             monkeypatch.undo()  # there is space again, but nobody would ever tell the end
             with pytest.raises(JournalError, match="disk is full"):
                 await asyncio.wait_for(bench.control.run(), DEADLINE_S)
+
+    run_scenario(scenario())
+
+
+def test_a_broken_session_is_a_lost_site(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+            b.call.cancel()
+            stop = (await a.hear("stop")).stop
+            assert "site b" in stop.reason
+            assert stop.grace_s == 1
+            await a.end()
+            ended = await bench.ended()
+            assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
+
+    run_scenario(scenario())
+
+
+def test_a_silent_agent_loses_its_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        topology = topology_text(detect_within="1s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench:
+            a, b = await active(bench, "a", "b")
+
+            async def beat() -> None:
+                for sequence in range(1000):
+                    await a.say(heartbeat=pb.Heartbeat(sequence=sequence))
+                    await asyncio.sleep(0.1)
+
+            beating = asyncio.create_task(beat())
+            try:
+                code, detail = await b.end_of_session()
+                assert code == grpc.StatusCode.ABORTED
+                assert "its lease has ended" in detail
+                ended = await bench.ended()
+            finally:
+                beating.cancel()
+            assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
+            assert "silent for 1." in ended.reason
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"site": "c"}, grpc.StatusCode.FAILED_PRECONDITION, "no site 'c'; there are a, b"),
+        ({"topology_hash": "0" * 64}, grpc.StatusCode.FAILED_PRECONDITION, "another topology"),
+        ({"protocol_min": 7, "protocol_max": 9}, grpc.StatusCode.FAILED_PRECONDITION, "7 to 9"),
+        ({"incarnation": "a-2"}, grpc.StatusCode.ABORTED, "has an agent already, on host host-a"),
+    ],
+    ids=["site", "topology", "version", "second agent"],
+)
+def test_who_may_not_join(
+    tmp_path: Path, fields: dict[str, object], code: grpc.StatusCode, said: str
+) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            await bench.join("a")
+            refused = await bench.dial("a", **fields)
+            status, detail = await refused.end_of_session()
+            assert status == code
+            assert said in detail
+
+    run_scenario(scenario())
+
+
+def test_the_same_agent_may_replace_its_own_session(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            (old,) = await bench.join("a")
+            (new,) = await bench.join("a")
+            assert (await old.end_of_session())[0] == grpc.StatusCode.ABORTED
+            await new.say(heartbeat=pb.Heartbeat(sequence=7))
+            assert (await new.hear("heartbeat_ack")).heartbeat_ack.sequence == 7
+
+    run_scenario(scenario())
+
+
+def test_a_session_begins_with_hello_and_keeps_to_its_limits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            rude = FakeAgent("a", bench.stub.Session(timeout=60))
+            await rude.say(heartbeat=pb.Heartbeat())
+            code, detail = await rude.end_of_session()
+            assert (code, "Hello" in detail) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            (again,) = await bench.join("a")
+            await again.say(digest=pb.Digest(names=["x" * 70_000]))
+            code, detail = await again.end_of_session()
+            assert (code, "limit" in detail) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+    run_scenario(scenario())
+
+
+def test_a_site_that_is_lost_after_a_stall_tells_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+            monkeypatch.setattr(Leases, "stall_s", lambda _self, _now_s: 12.0)
+            b.call.cancel()
+            await a.hear("stop")
+            await a.end()
+            said = (await bench.ended()).failure.message
+            assert "site b" in said
+            assert "this coordinator had itself stood still for 12.0 s" in said
+
+    run_scenario(scenario())
+
+
+async def collect(stream: AsyncIterable[pb.LogLine]) -> list[tuple[str, int, str]]:
+    return [(f"{each.site}/{each.source}", each.sequence, each.text) async for each in stream]
+
+
+def test_logs_come_once_in_order_and_are_followed_to_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await active(bench, "a", "b")
+
+            async def ship(agent: FakeAgent, source: str, first: int, *texts: str) -> None:
+                lines = [
+                    pb.LogLine(site=agent.site, source=source, sequence=first + place, text=text)
+                    for place, text in enumerate(texts)
+                ]
+                request = pb.ShipLogsRequest(
+                    run_id="run-1", generation=agent.generation, site=agent.site, lines=lines
+                )
+                await bench.stub.ShipLogs(request, timeout=DEADLINE_S)
+
+            await ship(a, "rank0", 0, "one", "two")
+            follow = pb.ReadLogsRequest(rank=-1, follow=True)
+            following = asyncio.create_task(
+                collect(bench.stub.ReadLogs(follow, timeout=DEADLINE_S))
+            )
+            await ship(a, "rank0", 1, "two", "three\nfour")
+            await ship(b, "gateway0", 0, "x" * 9000)
+            code, _ = await status_of(ship(b, "../../evil", 0, "x"))
+            assert code == grpc.StatusCode.INVALID_ARGUMENT
+            for agent in (a, b):
+                await agent.end(succeeded=True)
+            lines = await following
+            assert [line for line in lines if line[0] == "a/rank0"] == [
+                ("a/rank0", 0, "one"),
+                ("a/rank0", 1, "two"),
+                ("a/rank0", 2, "three four"),
+            ]
+            (cut,) = [text for name, _, text in lines if name == "b/gateway0"]
+            assert cut.endswith("[cut: 9000 bytes]")
+            tail = pb.ReadLogsRequest(site="a", rank=0, tail=1)
+            last = await collect(bench.stub.ReadLogs(tail, timeout=DEADLINE_S))
+            assert last == [("a/rank0", 2, "three four")]
+
+    run_scenario(scenario())
+
+
+def test_events_are_followed_to_the_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            agents = await active(bench, "a", "b")
+            request = pb.ReadEventsRequest(follow=True)
+            stream = bench.stub.ReadEvents(request, timeout=DEADLINE_S)
+            for agent in agents:
+                await agent.end(succeeded=True)
+            events = [event async for event in stream]
+            kinds = [event.kind for event in events]
+            assert kinds[0] == "run.submitted"
+            assert kinds[-1] == "run.ended"
+            assert kinds.index("run.preparing") < kinds.index("site.starting")
+            after = pb.ReadEventsRequest(after=events[-2].sequence)
+            rest = bench.stub.ReadEvents(after, timeout=DEADLINE_S)
+            assert [event.kind async for event in rest] == ["run.ended"]
+            await bench.service.wait_for_streams(DEADLINE_S)
+
+    run_scenario(scenario())
+
+
+def test_a_long_log_does_not_hold_up_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    def skip_to_tail(_reader: LogReader, _num_lines: int) -> None:
+        begun.set()
+        assert answered.wait(5), "the coordinator answered nobody in the meantime"
+
+    async def scenario() -> None:
+        monkeypatch.setattr(LogReader, "skip_to_tail", skip_to_tail)
+        async with coordinating(tmp_path) as bench:
+            await bench.submit()
+            request = pb.ReadLogsRequest(rank=-1, tail=3)
+            reading = bench.stub.ReadLogs(request, timeout=DEADLINE_S)
+            assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+            await bench.get()
+            answered.set()
+            assert [line async for line in reading] == []
 
     run_scenario(scenario())

@@ -1,4 +1,4 @@
-"""Between the contract's messages and the core's facts."""
+"""Translations between the control contract's messages and the core's facts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.core import run_events
 from orchestrator.core.run_events import Endpoint, Namespace
 from orchestrator.core.run_view import RecordedEvent, RunView
 from protos.catalogue import CATALOGUE
@@ -111,3 +112,15 @@ def endpoint_messages(endpoints: Iterable[Endpoint]) -> list[control_pb2.Gateway
 def namespace_message(namespace: Namespace) -> control_pb2.Namespace:
     """Return where a site's gateways are to run."""
     return control_pb2.Namespace(user=namespace.user, net=namespace.net, address=namespace.address)
+
+
+def digest_from(site: str, digest: control_pb2.Digest) -> run_events.DigestReported:
+    """Return one rank's hashes."""
+    return run_events.DigestReported(
+        site=site,
+        rank=digest.rank,
+        step=digest.step,
+        combined=digest.combined,
+        tensors=tuple(digest.tensors),
+        names=tuple(digest.names),
+    )

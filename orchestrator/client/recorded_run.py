@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.coordinator.control_messages import event_message, run_message
 from orchestrator.coordinator.journal import JournalReader
-from orchestrator.coordinator.messages import event_message, run_message
 from orchestrator.run_folder.home import LOG, RunFolder
 from orchestrator.run_folder.log_files import LogReader, last_line
 from protos.control.v1 import control_pb2
