@@ -1,13 +1,14 @@
-"""What measures an emulated link, at one of its ends: `python -m orchestrator.emulator.link_meter`.
+"""One end of an emulated link that `isthmus emulate --check` measures.
 
-It is told on stdin, one JSON object a line, and answers each on stdout with another:
+`python -m orchestrator.emulator.link_meter` and one of
 
-    {"op": "serve", "host"}                                     → {"port", "datagram_port"}
-    {"op": "count"}                                             → {"bytes", "datagrams", "now_s"}
-    {"op": "echo", "host", "port", "count"}                     → {"times_s": [..]}
-    {"op": "send", "host", "port", "connections"}               → {}, and sends until `stop`
-    {"op": "stop"}                                              → {}
-    {"op": "datagrams", "host", "port", "count", "per_s"}       → {"sent"}
+    serve HOST                       receives
+    echo HOST PORT COUNT             times small messages
+    send HOST PORT CONNECTIONS       sends until it is killed
+    datagrams HOST PORT COUNT PER_S  sends so many
+
+Each prints one JSON object when it is up, or when it is done. `serve` prints what has come in by
+then for each further line of its stdin, and ends with it.
 
 Threads, not an event loop: they sleep in the kernel, and the GIL is not held while bytes are
 copied. Only the standard library, for it starts inside namespaces many times.
@@ -22,131 +23,144 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
 
 ECHO, SINK = b"e", b"s"
 """The first byte of a connection says what it is for."""
 ECHO_BYTES = 32
 PIECE_BYTES = 256 << 10
 DATAGRAM = b"\0" * 100
-DIAL_S = 20.0
+WAIT_S = 20.0
 """A few round trips of any link that can be worked with, also while it is full."""
-_ECHO_S = 20.0
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER with 0 s: what is buffered when a sender is killed would cross the link for seconds."""
 _BURST_S = 0.002
 _BUFFER_BYTES = 8 << 20
 
 
-class Probe:
-    """One end of the links that are measured."""
+class Receiver:
+    """Takes whatever comes, and counts it."""
 
-    def __init__(self) -> None:
-        self._received: list[int] = []
-        """Bytes, one entry a connection: each is written by one thread only."""
-        self._datagrams = 0
-        self._sending: list[socket.socket] = []
-
-    def handle(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what a message asks for; OSError when the network does not allow it."""
-        match message["op"]:
-            case "serve":
-                return self._serve(message["host"])
-            case "count":
-                return {
-                    "bytes": sum(self._received),
-                    "datagrams": self._datagrams,
-                    "now_s": time.monotonic(),
-                }
-            case "echo":
-                return {"times_s": _echo(message["host"], message["port"], message["count"])}
-            case "send":
-                for _ in range(message["connections"]):
-                    self._send(message["host"], message["port"])
-                return {}
-            case "stop":
-                return self._stop()
-            case "datagrams":
-                address = (message["host"], message["port"])
-                return {"sent": _send_datagrams(address, message["count"], message["per_s"])}
-        raise ValueError(f"unknown op {message['op']!r}")
-
-    def _serve(self, host: str) -> dict[str, Any]:
-        listener = socket.create_server((host, 0), backlog=64)
-        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        datagrams.bind((host, 0))
+    def __init__(self, host: str) -> None:
+        self.num_datagrams = 0
+        self.received_bytes: list[int] = []
+        """One entry a connection: each is written by one thread only."""
+        self.listener = socket.create_server((host, 0), backlog=64)
+        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.datagrams.bind((host, 0))
         # A datagram that waits too long here would count as lost on the link.
-        datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        _start(self._accept, listener)
-        _start(self._receive_datagrams, datagrams)
-        return {
-            "port": listener.getsockname()[1],
-            "datagram_port": datagrams.getsockname()[1],
-        }
+        self.datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        # Daemons: the process ends with its stdin, whatever they wait for.
+        for target in (self._accept, self._count_datagrams):
+            threading.Thread(target=target, daemon=True).start()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
         while True:
-            connection, _ = listener.accept()
-            _start(self._receive, connection)
+            connection, _ = self.listener.accept()
+            threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
 
     def _receive(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            kind = connection.recv(1)
-            if kind == ECHO:
+            if connection.recv(1) == ECHO:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 while data := connection.recv(ECHO_BYTES):
                     connection.sendall(data)
-            elif kind == SINK:
-                self._sink(connection)
+                return
+            index = len(self.received_bytes)
+            self.received_bytes.append(0)
+            buffer = bytearray(PIECE_BYTES)
+            while num_bytes := connection.recv_into(buffer):
+                self.received_bytes[index] += num_bytes
 
-    def _sink(self, connection: socket.socket) -> None:
-        index = len(self._received)
-        self._received.append(0)
-        buffer = bytearray(PIECE_BYTES)
-        while num_bytes := connection.recv_into(buffer):
-            self._received[index] += num_bytes
-
-    def _receive_datagrams(self, datagrams: socket.socket) -> None:
+    def _count_datagrams(self) -> None:
         buffer = bytearray(2048)
         while True:
-            datagrams.recv_into(buffer)
-            self._datagrams += 1
-
-    def _send(self, host: str, port: int) -> None:
-        connection = _dial(host, port, SINK)
-        self._sending.append(connection)
-        _start(_send_until_closed, connection)
-
-    def _stop(self) -> dict[str, Any]:
-        for connection in self._sending:
-            # Reset, or what is buffered would go on crossing the link for seconds.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)
-            connection.close()
-        self._sending.clear()
-        return {}
+            self.datagrams.recv_into(buffer)
+            self.num_datagrams += 1
 
 
-def main() -> int:
-    """Answer until stdin ends."""
-    probe = Probe()
-    for line in sys.stdin:
-        try:
-            answer = probe.handle(json.loads(line))
-        except OSError as error:
-            answer = {"error": str(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+def serve(host: str) -> None:
+    """Receive until stdin ends, and print the counts for each of its lines."""
+    receiver = Receiver(host)
+    _say(
+        port=receiver.listener.getsockname()[1],
+        datagram_port=receiver.datagrams.getsockname()[1],
+    )
+    for _ in sys.stdin:
+        _say(
+            bytes=sum(receiver.received_bytes),
+            datagrams=receiver.num_datagrams,
+            now_s=time.monotonic(),
+        )
+
+
+def echo(host: str, port: int, count: int) -> None:
+    """Print how long each of `count` small messages took there and back; one at a time."""
+    times_s = []
+    with _dialled(host, port, ECHO) as connection:
+        connection.settimeout(WAIT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            began_s = time.perf_counter()
+            connection.sendall(b"\0" * ECHO_BYTES)
+            missing = ECHO_BYTES
+            while missing:
+                data = connection.recv(missing)
+                if not data:
+                    raise ConnectionResetError("the other end has closed the connection")
+                missing -= len(data)
+            times_s.append(time.perf_counter() - began_s)
+    _say(times_s=times_s)
+
+
+def send(host: str, port: int, num_connections: int) -> None:
+    """Send over so many connections until this process is killed."""
+    connections = [_dialled(host, port, SINK) for _ in range(num_connections)]
+    _say()
+    for connection in connections:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        threading.Thread(target=_send_until_closed, args=(connection,)).start()
+
+
+def send_datagrams(host: str, port: int, count: int, per_s: float) -> None:
+    """Send datagrams at a steady rate, and print how many the kernel took."""
+    began_s = time.monotonic()
+    sent = 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        datagrams.connect((host, port))
+        while sent < count:
+            due = min(count, int((time.monotonic() - began_s) * per_s) + 1)
+            # Behind by much, it would send a burst that no queue holds: it goes on from here.
+            if due - sent > per_s * _BURST_S * 8:
+                began_s += (due - sent) / per_s
+                continue
+            for _ in range(due - sent):
+                datagrams.send(DATAGRAM)
+            sent = due
+            time.sleep(_BURST_S)
+    _say(sent=sent)
+
+
+def main(words: list[str]) -> int:
+    """Do what the command line says; print an `error` where the network does not allow it."""
+    try:
+        match words:
+            case ["serve", host]:
+                serve(host)
+            case ["echo", host, port, count]:
+                echo(host, int(port), int(count))
+            case ["send", host, port, num_connections]:
+                send(host, int(port), int(num_connections))
+            case ["datagrams", host, port, count, per_s]:
+                send_datagrams(host, int(port), int(count), float(per_s))
+            case _:
+                raise ValueError(f"unknown command line {words}")
+    except OSError as error:
+        _say(error=str(error))
     return 0
 
 
-def _start(target: Any, *arguments: Any) -> None:  # noqa: ANN401 - any function
-    # Daemons: the process ends with its stdin, whatever they wait for.
-    threading.Thread(target=target, args=arguments, daemon=True).start()
-
-
-def _dial(host: str, port: int, kind: bytes) -> socket.socket:
-    connection = socket.create_connection((host, port), timeout=DIAL_S)
+def _dialled(host: str, port: int, kind: bytes) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=WAIT_S)
     connection.settimeout(None)
     # It is the link that is measured: of what Linux has, this fills a path with one BDP of queue.
     with contextlib.suppress(OSError):
@@ -162,43 +176,10 @@ def _send_until_closed(connection: socket.socket) -> None:
             connection.sendall(piece)
 
 
-def _echo(host: str, port: int, count: int) -> list[float]:
-    """Return how long each of `count` small messages took there and back; one at a time."""
-    times_s = []
-    with _dial(host, port, ECHO) as connection:
-        connection.settimeout(_ECHO_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(count):
-            began_s = time.perf_counter()
-            connection.sendall(b"\0" * ECHO_BYTES)
-            missing = ECHO_BYTES
-            while missing:
-                data = connection.recv(missing)
-                if not data:
-                    raise ConnectionResetError("the other end has closed the connection")
-                missing -= len(data)
-            times_s.append(time.perf_counter() - began_s)
-    return times_s
-
-
-def _send_datagrams(address: tuple[str, int], count: int, per_s: float) -> int:
-    """Send datagrams at a steady rate; return how many the kernel took."""
-    began_s = time.monotonic()
-    sent = 0
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-        datagrams.connect(address)
-        while sent < count:
-            due = min(count, int((time.monotonic() - began_s) * per_s) + 1)
-            # Behind by much, it would send a burst that no queue holds: it goes on from here.
-            if due - sent > per_s * _BURST_S * 8:
-                began_s += (due - sent) / per_s
-                continue
-            for _ in range(due - sent):
-                datagrams.send(DATAGRAM)
-            sent = due
-            time.sleep(_BURST_S)
-    return sent
+def _say(**values: object) -> None:
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

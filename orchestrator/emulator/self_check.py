@@ -1,10 +1,7 @@
-"""How well an emulated link does what it was configured to.
+"""Compares emulated links with their configuration: what `isthmus emulate --check` measures.
 
-Which settings, and what is good enough.
-
-A probe in a process of its own: started, told and heard by the check.
-
-Measures emulated links: an emulator, a probe at each site, and figures of what came through.
+A scene is one emulation with a receiver at each of its sites (link_meter.py). Senders and echoes
+are processes of their own, so that a full link beside the measured one takes no time from it.
 
 TCP is measured once it is warm: from when two pieces of time in a row carried the same, which a
 slow start and its losses on a long path delay by many round trips.
@@ -18,7 +15,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +30,7 @@ from orchestrator.emulator.emulator_config import (
     shapes_of,
 )
 from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.evidence.view import formats as shown
+from orchestrator.evidence.view import formats
 from topology.world import Topology
 
 RTT_S, RTT_SHARE = 0.001, 0.02
@@ -52,6 +49,20 @@ NUM_DATAGRAMS = 100_000
 QUICK_DATAGRAMS = 20_000
 MIN_LOST = 30
 """Fewer lost packets than this say nothing about a share within 10 %."""
+ECHOES = 21
+WARM_S = 25.0
+"""After this TCP is measured, warm or not."""
+SAME_SHARE = 0.02
+"""Two pieces of time that differ by less have carried the same."""
+PIECE_RTTS = 6
+MIN_PIECE_S = 0.5
+COLD_PIECES = 4
+"""For slow start and what it loses at its end, which may look steady for a while."""
+DATAGRAMS_PER_S = 16_000.0
+START_S = 30.0
+_ANSWER_S = 120.0
+_SETTLE_S = 0.5
+"""For the last datagrams to be read, beyond the link's own delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,327 +202,265 @@ def _both(
     )
 
 
-ANSWER_S = 120.0
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long is measured."""
+
+    window_s: float
+    """Of one rate; at least twelve round trips."""
+    datagrams: int
 
 
-class ProbeProcess:
-    """One end of what is measured."""
+class Meter:
+    """A process of link_meter.py."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, host: str) -> None:
         self._process = process
-        self.host = ""
+        self.host = host
         self.port = 0
         self.datagram_port = 0
 
-    async def serve(self, host: str) -> None:
-        """Listen at an address of the place where it runs."""
-        answer = await self.ask(op="serve", host=host)
-        self.host, self.port, self.datagram_port = host, answer["port"], answer["datagram_port"]
-
-    async def ask(self, **message: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values
-        """Tell it something and return its answer.
+    async def heard(self) -> dict[str, Any]:
+        """Return the next object that it prints.
 
         Raises:
-            EmulatorError: it has ended, or could not.
+            EmulatorError: it has ended, or could not do what it was started for.
         """
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            async with asyncio.timeout(ANSWER_S):
-                self._process.stdin.write(json.dumps(message).encode() + b"\n")
-                await self._process.stdin.drain()
+            async with asyncio.timeout(_ANSWER_S):
                 line = await self._process.stdout.readline()
-        except (TimeoutError, ConnectionError):
+        except TimeoutError:
             line = b""
-        answer = json.loads(line) if line else {"error": "it does not answer"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "it does not answer"}
         if "error" in answer:
-            raise EmulatorError(f"a probe could not {message['op']}: {answer['error']}")
-        assert isinstance(answer, dict)
+            raise EmulatorError(f"a link could not be measured: {answer['error']}")
         return answer
+
+    async def count(self) -> dict[str, Any]:
+        """Return what a receiver has received by now."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        return await self.heard()
 
 
 @contextlib.asynccontextmanager
-async def running_probe(enter: tuple[str, ...]) -> AsyncIterator[ProbeProcess]:
-    """Run a probe while the block does.
+async def _running_meter(host: str, enter: tuple[str, ...], *words: object) -> AsyncIterator[Meter]:
+    """Run a meter while the block does.
 
     Args:
-        enter: Words for sites.leash that lead it into a site; empty: it stays here.
+        host: where it listens, if it does.
+        enter: words for sites.leash that lead it into a site; empty: it stays here.
+        words: its command line.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sites.leash", str(os.getpid()), *enter, "--"),
-        *(sys.executable, "-m", "orchestrator.emulator.link_meter"),
+        *(sys.executable, "-m", "orchestrator.emulator.link_meter", *map(str, words)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        yield ProbeProcess(process)
+        yield Meter(process, host)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
 
-START_S = 30.0
-ECHOES = 21
-SAME_SHARE = 0.02
-"""Two pieces of time carried the same."""
-WARM_S = 25.0
-"""After this it is measured, warm or not."""
-PIECE_RTTS = 6
-MIN_PIECE_S = 0.5
-COLD_PIECES = 4
-"""For slow start and what it loses at its end, which may look steady for a while."""
-DATAGRAMS_PER_S = 16_000.0
-_SETTLE_S = 0.5
-"""For the last datagrams to be read, beyond the link's own delay."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long is measured."""
-
-    window_s: float
-    datagrams: int
-
-    def estimate_s(self, scenes: list[Scene]) -> float:
-        """Return about how long it will take."""
-        total_s = 0.0
-        for scene in scenes:
-            total_s += 1.0
-            for pair in scene.pairs:
-                rtt_s = scene.rtt_s(pair)
-                total_s += (ECHOES + 2) * rtt_s
-                if pair.rate:
-                    total_s += 2 * ((COLD_PIECES + 3) * _piece_s(rtt_s) + self._window_s(rtt_s))
-                if pair.loss:
-                    total_s += self.datagrams / DATAGRAMS_PER_S + rtt_s + _SETTLE_S
-        return total_s
-
-    def _window_s(self, rtt_s: float) -> float:
-        return max(self.window_s, 2 * PIECE_RTTS * rtt_s)
-
-
 class Bench:
     """One scene that is up."""
 
-    def __init__(self, scene: Scene, backend: Backend, probes: dict[str, ProbeProcess]) -> None:
-        self._scene = scene
-        self._emulator = psutil.Process(backend.pid)
-        self._probes = probes
-        self._ports: dict[tuple[str, str], tuple[str, int]] = {}
+    def __init__(self, scene: Scene) -> None:
+        self.receivers: dict[str, Meter] = {}
+        """By site."""
+        self.enter: dict[str, tuple[str, ...]] = {}
+        """By site: what leads a process into it."""
+        self.emulator_pid = 0
+        self.ports: dict[tuple[str, str], tuple[str, int]] = {}
+        """Where a site reaches another through the relay."""
         self.payload = 1.0
         """What a link's rate allows for payload."""
+        self._scene = scene
 
-    def dial(self, source: str, target: str) -> tuple[str, int]:
-        """Return where a site reaches another's probe."""
-        probe = self._probes[target]
-        return self._ports.get((source, target), (probe.host, probe.port))
+    async def receive_at(self, stack: contextlib.AsyncExitStack, site: str, host: str) -> None:
+        """Start the receiver of a site; `enter` knows the way into it."""
+        running = _running_meter(host, self.enter[site], "serve", host)
+        meter = await stack.enter_async_context(running)
+        ports = await meter.heard()
+        meter.port, meter.datagram_port = ports["port"], ports["datagram_port"]
+        self.receivers[site] = meter
 
     async def measure(self, effort: Effort) -> AsyncIterator[Figure]:
         """Yield one figure after the other."""
         for pair in self._scene.pairs:
-            async with self._load(pair):
+            async with contextlib.AsyncExitStack() as stack:
+                if pair.beside is not None:
+                    await stack.enter_async_context(self._full(*pair.beside, 4))
                 yield await self._rtt(pair)
-                if pair.rate:
-                    for connections in (1, 4):
-                        yield await self._rate(pair, connections, effort)
+                for num_connections in (1, 4) if pair.rate else ():
+                    yield await self._rate(pair, num_connections, effort)
                 if pair.loss:
                     yield await self._loss(pair, effort)
 
-    @contextlib.asynccontextmanager
-    async def _load(self, pair: Pair) -> AsyncIterator[None]:
-        """Fill the other link, if there is one to be filled, while the block runs."""
-        if pair.beside is None:
-            yield
-            return
-        source, target = pair.beside
-        rtt_s = self._scene.rtt_s(Pair(source=source, target=target))
-        async with self._sent(source, target, 4):
-            await self._warm(target, _piece_s(rtt_s))
-            yield
+    def _meter(
+        self, source: str, target: str, *words: object
+    ) -> contextlib.AbstractAsyncContextManager[Meter]:
+        """Return a meter at `source` that reaches the receiver of `target`."""
+        receiver = self.receivers[target]
+        operation, *rest = words
+        host, port = self.ports.get((source, target), (receiver.host, receiver.port))
+        if operation == "datagrams":
+            port = receiver.datagram_port
+        return _running_meter(host, self.enter[source], operation, host, port, *rest)
 
     async def _rtt(self, pair: Pair) -> Figure:
-        # The site's own probe may be sending on another link: echoes have a probe of their own.
-        host, port = self.dial(pair.source, pair.target)
-        answer = await self._probes[pair.source].ask(op="echo", host=host, port=port, count=ECHOES)
+        async with self._meter(pair.source, pair.target, "echo", ECHOES) as meter:
+            times_s = (await meter.heard())["times_s"]
         rtt_s = self._scene.rtt_s(pair)
-        jitter_s = max(
-            self._scene.link(pair.source, pair.target).jitter_s,
-            self._scene.link(pair.target, pair.source).jitter_s,
+        links = (
+            self._scene.link(pair.source, pair.target),
+            self._scene.link(pair.target, pair.source),
         )
-        return self._figure(
-            pair,
-            what="RTT",
-            unit="s",
-            expected=rtt_s,
-            measured=statistics.median(answer["times_s"]),
-            allowed=allowed_rtt_s(rtt_s, jitter_s),
-        )
+        allowed = allowed_rtt_s(rtt_s, max(link.jitter_s for link in links))
+        return self._figure(pair, "RTT", "s", rtt_s, statistics.median(times_s), allowed)
 
-    async def _rate(self, pair: Pair, connections: int, effort: Effort) -> Figure:
-        rtt_s = self._scene.rtt_s(pair)
-        link = self._scene.link(pair.source, pair.target)
-        async with self._sent(pair.source, pair.target, connections):
-            await self._warm(pair.target, _piece_s(rtt_s))
+    async def _rate(self, pair: Pair, num_connections: int, effort: Effort) -> Figure:
+        window_s = max(effort.window_s, 2 * PIECE_RTTS * self._scene.rtt_s(pair))
+        async with self._full(pair.source, pair.target, num_connections):
             used_s = self._cpu_s()
-            rate, over_s = await self._received(pair.target, effort._window_s(rtt_s))
+            rate, over_s = await self._received(pair.target, window_s)
             used_s = self._cpu_s() - used_s
+        link = self._scene.link(pair.source, pair.target)
         expected = link.bytes_per_s * self.payload
         # What congestion control makes of losses is no matter of the emulator's.
         allowed = float("inf") if link.loss else RATE_SHARE * expected
-        what = f"{connections} connection" + ("s" if connections > 1 else "")
-        return self._figure(
-            pair,
-            what=what,
-            unit="bytes/s",
-            expected=expected,
-            measured=rate,
-            allowed=allowed,
-            cpu=used_s / over_s,
-        )
-
-    def _cpu_s(self) -> float:
-        try:
-            return sum(self._emulator.cpu_times()[:2])
-        except psutil.NoSuchProcess:
-            raise EmulatorError("the emulator has ended") from None
+        what = f"{num_connections} connection" + ("s" if num_connections > 1 else "")
+        return self._figure(pair, what, "bytes/s", expected, rate, allowed, used_s / over_s)
 
     async def _loss(self, pair: Pair, effort: Effort) -> Figure:
-        link = self._scene.link(pair.source, pair.target)
-        probe, target = self._probes[pair.source], self._probes[pair.target]
-        before = await target.ask(op="count")
-        sent = await probe.ask(
-            op="datagrams",
-            host=target.host,
-            port=target.datagram_port,
-            count=effort.datagrams,
-            per_s=min(DATAGRAMS_PER_S, link.bytes_per_s / 4 / 128),
-        )
-        await asyncio.sleep(self._scene.rtt_s(pair) + _SETTLE_S)
-        after = await target.ask(op="count")
-        lost = sent["sent"] - (after["datagrams"] - before["datagrams"])
-        is_enough = link.loss * sent["sent"] >= MIN_LOST
-        return self._figure(
-            pair,
-            what="loss",
-            unit="share",
-            expected=link.loss,
-            measured=lost / sent["sent"],
-            allowed=LOSS_SHARE * link.loss if is_enough else float("inf"),
-        )
+        link, target = self._scene.link(pair.source, pair.target), self.receivers[pair.target]
+        before = await target.count()
+        per_s = min(DATAGRAMS_PER_S, link.bytes_per_s / 4 / 128)
+        async with self._meter(
+            pair.source, pair.target, "datagrams", effort.datagrams, per_s
+        ) as meter:
+            sent = (await meter.heard())["sent"]
+            await asyncio.sleep(self._scene.rtt_s(pair) + _SETTLE_S)
+        after = await target.count()
+        lost = sent - (after["datagrams"] - before["datagrams"])
+        allowed = LOSS_SHARE * link.loss if link.loss * sent >= MIN_LOST else float("inf")
+        return self._figure(pair, "loss", "share", link.loss, lost / sent, allowed)
 
     @contextlib.asynccontextmanager
-    async def _sent(self, source: str, target: str, connections: int) -> AsyncIterator[None]:
-        """Send as much as will go while the block runs."""
-        host, port = self.dial(source, target)
-        sender = self._probes[f"{source} to {target}"]
-        await sender.ask(op="send", host=host, port=port, connections=connections)
-        try:
+    async def _full(self, source: str, target: str, num_connections: int) -> AsyncIterator[None]:
+        """Send as much as will go: warm when the block begins, and nothing on its way after it."""
+        rtt_s = self._scene.rtt_s(Pair(source=source, target=target))
+        piece_s = max(MIN_PIECE_S, PIECE_RTTS * rtt_s)
+        async with self._meter(source, target, "send", num_connections) as meter:
+            await meter.heard()
+            await asyncio.sleep(COLD_PIECES * piece_s)
+            await self._until(target, piece_s, _is_steady)
             yield
-        finally:
-            await sender.ask(op="stop")
-            await self._drained(source, target)
+        await self._until(target, rtt_s + 0.05, lambda rate, _: rate == 0)
 
-    async def _warm(self, target: str, piece_s: float) -> None:
-        """Return when two pieces of time in a row have carried the same, or it took too long."""
+    async def _until(
+        self, target: str, piece_s: float, is_over: Callable[[float, float], bool]
+    ) -> None:
+        """Return when what comes in at a site is as `is_over` says, or that takes too long.
+
+        Args:
+            target: the site.
+            piece_s: over which bytes are counted.
+            is_over: takes bytes a second of a piece, and of the piece before it.
+        """
         deadline_s = asyncio.get_running_loop().time() + WARM_S
         last = -1.0
-        await asyncio.sleep(COLD_PIECES * piece_s)
         while asyncio.get_running_loop().time() < deadline_s:
             rate, _ = await self._received(target, piece_s)
-            if rate > 0 and abs(rate - last) <= SAME_SHARE * rate:
+            if is_over(rate, last):
                 return
             last = rate
 
-    async def _drained(self, source: str, target: str) -> None:
-        """Return when nothing crosses a link any more; what is measured next finds it empty."""
-        rtt_s = self._scene.rtt_s(Pair(source=source, target=target))
-        deadline_s = asyncio.get_running_loop().time() + WARM_S
-        while asyncio.get_running_loop().time() < deadline_s:
-            rate, _ = await self._received(target, rtt_s + 0.05)
-            if rate == 0:
-                return
-
     async def _received(self, target: str, over_s: float) -> tuple[float, float]:
         """Return bytes a second that come in at a site, and over which time, by its own clock."""
-        probe = self._probes[target]
-        before = await probe.ask(op="count")
+        receiver = self.receivers[target]
+        before = await receiver.count()
         await asyncio.sleep(over_s)
-        after = await probe.ask(op="count")
+        after = await receiver.count()
         took_s = after["now_s"] - before["now_s"]
         return (after["bytes"] - before["bytes"]) / took_s, took_s
 
-    def _figure(self, pair: Pair, what: str, **values: Any) -> Figure:  # noqa: ANN401
-        link = self._scene.link(pair.source, pair.target)
-        setting = f"{shown.rate(link.bytes_per_s)}, {shown.duration(self._scene.rtt_s(pair))}"
-        beside = ", other link full" if pair.beside else ""
-        name = f"{pair.source} -> {pair.target}"
-        return Figure(link=name, setting=setting, what=what + beside, **values)
+    def _cpu_s(self) -> float:
+        try:
+            return sum(psutil.Process(self.emulator_pid).cpu_times()[:2])
+        except psutil.NoSuchProcess:
+            raise EmulatorError("the emulator has ended") from None
+
+    def _figure(
+        self,
+        pair: Pair,
+        what: str,
+        unit: str,
+        expected: float,
+        measured: float,
+        allowed: float,
+        cpu: float | None = None,
+    ) -> Figure:
+        rate = formats.rate(self._scene.link(pair.source, pair.target).bytes_per_s)
+        return Figure(
+            link=f"{pair.source} -> {pair.target}",
+            setting=f"{rate}, {formats.duration(self._scene.rtt_s(pair))}",
+            what=what + (", other link full" if pair.beside else ""),
+            unit=unit,
+            expected=expected,
+            measured=measured,
+            allowed=allowed,
+            cpu=cpu,
+        )
+
+
+def _is_steady(rate: float, last: float) -> bool:
+    return rate > 0 and abs(rate - last) <= SAME_SHARE * rate
 
 
 @contextlib.asynccontextmanager
 async def opened(scene: Scene, module: str) -> AsyncIterator[Bench]:
-    """Bring a scene up: emulator and probes; all gone after the block.
+    """Bring a scene up, emulator and receivers; all are gone after the block.
 
     Raises:
         EmulatorError: one of them does not come up.
     """
     deadline_s = asyncio.get_running_loop().time() + START_S
+    bench = Bench(scene)
     async with contextlib.AsyncExitStack() as stack:
-        probes: dict[str, ProbeProcess] = {}
         if module == NETNS:
             config = NetnsConfig(sites=scene.sites, links=scene.links).to_json()
             backend, line = await Backend.start(NETNS, config, deadline_s)
             stack.push_async_callback(backend.close)
             for place in parse_ready(line):
-                enter = ("--enter", place.user, place.net)
-                await _start_probes(stack, scene, probes, place.site, place.address, enter)
-            bench = Bench(scene, backend, probes)
+                bench.enter[place.site] = ("--enter", place.user, place.net)
+                await bench.receive_at(stack, place.site, place.address)
             bench.payload = PACKET_PAYLOAD
         else:
             for site in scene.sites:
-                await _start_probes(stack, scene, probes, site, "127.0.0.1", ())
-            relay = RelayConfig(links=scene.links, endpoints=_dialled(scene, probes))
+                bench.enter[site] = ()
+                await bench.receive_at(stack, site, "127.0.0.1")
+            pairs = {(link.source, link.target) for link in scene.links}
+            endpoints = tuple(
+                RelayEndpoint(
+                    source=source,
+                    target=target,
+                    node=0,
+                    host=bench.receivers[target].host,
+                    port=bench.receivers[target].port,
+                )
+                for source, target in sorted(pairs)
+                if (target, source) in pairs
+            )
+            relay = RelayConfig(links=scene.links, endpoints=endpoints)
             backend, line = await Backend.start(RELAY, relay.to_json(), deadline_s)
             stack.push_async_callback(backend.close)
-            bench = Bench(scene, backend, probes)
             for each in parse_listening(line):
-                bench._ports[each.source, each.target] = (each.host, each.port)
+                bench.ports[each.source, each.target] = (each.host, each.port)
+        bench.emulator_pid = backend.pid
         yield bench
-
-
-async def _start_probes(
-    stack: contextlib.AsyncExitStack,
-    scene: Scene,
-    probes: dict[str, ProbeProcess],
-    site: str,
-    host: str,
-    enter: tuple[str, ...],
-) -> None:
-    """Start a site's probe, which others reach, and one for each link on which it sends."""
-    probes[site] = await stack.enter_async_context(running_probe(enter))
-    await probes[site].serve(host)
-    for target in _targets(scene, site):
-        probes[f"{site} to {target}"] = await stack.enter_async_context(running_probe(enter))
-
-
-def _targets(scene: Scene, site: str) -> Iterator[str]:
-    """Yield where a site sends to."""
-    wanted = [(pair.source, pair.target) for pair in scene.pairs if pair.rate]
-    wanted += [pair.beside for pair in scene.pairs if pair.beside is not None]
-    yield from dict.fromkeys(target for source, target in wanted if source == site)
-
-
-def _dialled(scene: Scene, probes: dict[str, ProbeProcess]) -> tuple[RelayEndpoint, ...]:
-    pairs = {(link.source, link.target) for link in scene.links}
-    return tuple(
-        RelayEndpoint(
-            source=source, target=target, node=0, host=probes[target].host, port=probes[target].port
-        )
-        for source, target in sorted(pairs)
-        if (target, source) in pairs
-    )
-
-
-def _piece_s(rtt_s: float) -> float:
-    return max(MIN_PIECE_S, PIECE_RTTS * rtt_s)
