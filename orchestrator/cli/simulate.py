@@ -33,7 +33,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_faults_file, load_pair
 from orchestrator.evidence.bench.bench_tables import BenchTables
-from orchestrator.evidence.bench.sweep_settings import parse_sweeps
+from orchestrator.evidence.bench.sweep_settings import Point, load_simulated_points, parse_sweeps
 from orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
@@ -42,7 +42,6 @@ from orchestrator.evidence.record.bench_record import (
     Source,
     write_bench,
 )
-from orchestrator.evidence.simulate.question import Point, load_settings
 from orchestrator.evidence.simulate.simulated_result import (
     further_tables,
     inside_data,
@@ -314,7 +313,7 @@ def command(
     settings, warmup = asked.settings()
     base = load_pair(job, overrides)
     parsed = parse_sweeps(sweeps)
-    points = load_settings(base, overrides, parsed)
+    points = load_simulated_points(base, overrides, parsed)
     note_plans(output, points)
     scripts = [_changes(faults_path, point, asked.seed) for point in points]
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
@@ -355,19 +354,19 @@ def _simulate(
         run_id = f"{bench.name}-{index}"[-64:].lstrip("._-")
         began_s = time.monotonic()
         try:
-            run = simulate(point.pair.job, point.pair.topology, settings)
+            run = simulate(point.together.job, point.together.topology, settings)
         except SimulationError as error:
             blamed = "--faults" if changes else "--mtbf, --checkpoint-every"
             raise CommandError("USAGE", f"{_told(point)}{error}: {blamed}") from error
-        alone = simulate_alone(point.pair.job, point.pair.topology, settings)
+        alone = simulate_alone(point.together.job, point.together.topology, settings)
         took_s = time.monotonic() - began_s
-        write_run(folder, run_id, point.pair, run, time.time(), told=settings.in_words())
+        write_run(folder, run_id, point.together, run, time.time(), told=settings.in_words())
         warmup = bench.question.warmup_steps
         runs = setting_runs(run, alone, run_id, f"runs/{run_id}", took_s, warmup)
         setting = Setting(
             overrides=point.overrides,
             runs=runs,
-            result=result(point.pair, runs, run, alone),
+            result=result(point.together, runs, run, alone),
         )
         kept = [*bench.settings[:index], setting, *bench.settings[index + 1 :]]
         bench = dataclasses.replace(bench, settings=tuple(kept))
@@ -395,7 +394,7 @@ def _changes(path: Path | None, point: Point, seed: int | None) -> tuple[TimedCh
     """Return what a fault script does to a setting's links; ConfigError for mistakes in it."""
     if path is None:
         return ()
-    return expand(load_faults_file(path, point.pair.topology), seed)
+    return expand(load_faults_file(path, point.together.topology), seed)
 
 
 def _told(point: Point) -> str:

@@ -115,7 +115,7 @@ def _split(settings: Sequence[Setting]) -> FittingTable:
 
 
 def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
-    """Return one row a setting and link; nothing where there are no links with formats."""
+    """Return one row a setting and link; nothing where there are no links with figures."""
     rows = [
         (setting, link)
         for setting in settings

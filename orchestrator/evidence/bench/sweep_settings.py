@@ -1,31 +1,29 @@
-"""`--sweep PATH=V1,V2`: which values, of which places in the documents, make the settings. Pure.
+"""The settings that the --sweeps of a benchmark or a simulation make, and the documents of each.
 
-The runs that a question takes.
-
-Documents of every setting, checked before the first run starts.
-
-One site by itself: the same job with that site's share of the batch, on a topology of one site.
-
-Said as overrides of the two documents, so that a solo run is an ordinary run, and can be repeated
-by hand with `isthmus launch --set`.
+All are loaded and checked before the first run starts. What a site runs by itself is said as
+overrides of the same documents, so that a solo run is an ordinary run, and can be repeated by hand
+with `isthmus launch --set`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.documents import Pair, load_pair
 from orchestrator.evidence.record.bench_record import Question, Sweep
 from orchestrator.plans import as_launched
 from topology.cost.compute import site_shares
+from topology.cost.model_shape import degrees_of, misfit, workload_described
 from topology.documents.references import ancestry, site_names
 from topology.errors import ConfigError, Problem
 from topology.hashing import config_hash
 from topology.text.yaml_document import Document, read_with_overrides
+from topology.text.yaml_document import Path as DocumentPath
 from topology.world import Site
 
 MAX_SETTINGS = 500
@@ -166,17 +164,18 @@ def _refused(path: str, message: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One setting: what all sites run together, and each by itself."""
+    """One setting."""
 
     overrides: dict[str, str]
     """Path as in --sweep, and value."""
     together: Pair
-    solo: Mapping[str, Pair]
-    """By site."""
-    solo_keys: Mapping[str, str]
-    """By site: equal where solo runs are, in whichever settings."""
+    """The documents of what all sites run together."""
     plan: str | None = None
     """What a plan decided, in a line, where the job asks for one."""
+    solo: Mapping[str, Pair] = field(default_factory=dict)
+    """What each site runs by itself; empty in a simulation, which needs no documents for it."""
+    solo_keys: Mapping[str, str] = field(default_factory=dict)
+    """By site: equal where solo runs are, in whichever settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,30 +189,75 @@ class Planned:
 
 
 def load_points(question: Question, job_path: Path, topology_path: Path | None) -> list[Point]:
-    """Return the settings in the order of the sweep.
+    """Return a benchmark's settings in the order of the sweep.
 
     Raises:
         ConfigError: a document has mistakes in some setting, or two settings are the same.
     """
     base = load_pair(job_path, question.overrides, topology_path)
+    found: list[Point] = []
+    seen: set[str] = set()
+    for point in _swept(base, question.sweeps, lambda swept: _together(question, base, swept)):
+        pair = point.together
+        key = config_hash(pair.job, pair.described)  # a plan may leave out what is swept
+        if key in seen:
+            raise _no_difference(question, point.overrides)
+        seen.add(key)
+        if pair.job.entrypoint is not None and pair.job.trainer.compute == "modelled":
+            message = (
+                "compute is modelled for the trainer that ships only: with a script of your "
+                "own want --compute real"
+            )
+            raise ConfigError([Problem(str(pair.job_path), 0, 0, message, "entrypoint")])
+        solo = {site.name: alone(pair, site) for site in pair.topology.sites}
+        keys = {site: config_hash(each.job, each.topology) for site, each in solo.items()}
+        found.append(dataclasses.replace(point, solo=solo, solo_keys=keys))
+    return found
+
+
+def load_simulated_points(
+    base: Pair, overrides: Sequence[str], sweeps: Sequence[Sweep]
+) -> list[Point]:
+    """Return a simulation's settings in the order of the sweep.
+
+    Args:
+        base: the documents without any sweep.
+        overrides: each --set.
+        sweeps: as parsed.
+
+    Raises:
+        ConfigError: a document has mistakes in some setting, or no plan, or the job has a script of
+            which nothing is known, or trains nothing.
+    """
+
+    def load(swept: Sequence[str]) -> tuple[Pair, str | None]:
+        pair = load_pair(base.job_path, [*overrides, *swept], base.topology_path)
+        _require_known(pair)
+        pair, plan = as_launched(pair)
+        _require_cut(pair)
+        return pair, plan
+
+    _require_known(base)
+    return list(_swept(base, sweeps, load))
+
+
+def _swept(
+    base: Pair,
+    sweeps: Sequence[Sweep],
+    load: Callable[[Sequence[str]], tuple[Pair, str | None]],
+) -> Iterator[Point]:
+    """Yield each combination with what `load` makes of its --set; a mistake names its --sweep."""
     documents = [
         read_with_overrides(base.topology_text, str(base.topology_path), base.topology_overrides),
         read_with_overrides(base.job_text, str(base.job_path), base.job_overrides),
     ]
-    found: list[Point] = []
-    seen: set[str] = set()
-    for point in points(question.sweeps):
-        swept = overrides_of(point, documents)
+    for values in points(sweeps):
+        swept = overrides_of(values, documents)
         try:
-            pair, plan = _together(question, base, swept)
+            pair, plan = load(swept)
         except ConfigError as error:
-            raise blame_sweep(error, point) from error
-        key = config_hash(pair.job, pair.described)  # a plan may leave out what is swept
-        if key in seen:
-            raise _no_difference(question, point)
-        seen.add(key)
-        found.append(_point(point, pair, plan))
-    return found
+            raise blame_sweep(error, values) from error
+        yield Point(overrides=values, together=pair, plan=plan)
 
 
 def planned_runs(points: Sequence[Point], repeats: int) -> Iterator[Planned]:
@@ -261,38 +305,61 @@ def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pai
     return pair, plan
 
 
-def _point(overrides: dict[str, str], pair: Pair, plan: str | None) -> Point:
-    if pair.job.entrypoint is not None and pair.job.trainer.compute == "modelled":
-        raise ConfigError(
-            [
-                Problem(
-                    str(pair.job_path),
-                    0,
-                    0,
-                    "compute is modelled for the trainer that ships only: with a script of your "
-                    "own want --compute real",
-                    "entrypoint",
-                )
-            ]
-        )
-    solo = {site.name: alone(pair, site) for site in pair.topology.sites}
-    return Point(
-        overrides=overrides,
-        together=pair,
-        solo=solo,
-        plan=plan,
-        solo_keys={site: config_hash(each.job, each.topology) for site, each in solo.items()},
-    )
-
-
 def _no_difference(question: Question, point: dict[str, str]) -> ConfigError:
     said = " ".join(f"--sweep {path}={value}" for path, value in point.items())
-    hint = "a measured figure of a link wins over the described one"
     paths = [SHORT.get(sweep.path, sweep.path) for sweep in question.sweeps]
-    reason = f": {hint}" if any(path.startswith("links.") for path in paths) else ""
+    hint = ": a measured figure of a link wins over the described one"
+    reason = hint if any(path.startswith("links.") for path in paths) else ""
     return ConfigError(
         [Problem(said, 0, 0, f"makes no difference to another setting{reason}", paths[-1])]
     )
+
+
+def _require_known(pair: Pair) -> None:
+    """Refuse a job of which nobody knows how long it computes."""
+    if pair.job.entrypoint is not None and pair.job.workload is None:
+        raise _mistake(
+            pair,
+            ("entrypoint",),
+            "nothing is known of how long a script computes: describe its model in a `workload` "
+            "section, or leave the script out and give trainer.model the shape of its model",
+        )
+    if pair.job.probe is not None:
+        raise _mistake(
+            pair, ("probe",), "measures links and trains nothing: there is nothing to simulate"
+        )
+
+
+def _require_cut(pair: Pair) -> None:
+    """Refuse a described model that nobody has cut over the sites, or that cannot be cut so."""
+    model = pair.job.workload
+    if model is None:
+        return
+    if not pair.job.placement:
+        raise _mistake(
+            pair,
+            ("workload",),
+            "says nothing of how each site cuts the model: want a `plan` section, which decides "
+            "it, or a `placement` with `parallel`, as `isthmus plan` writes it",
+        )
+    for index, placed in enumerate(pair.job.placement):
+        path: DocumentPath = ("placement", index)
+        if placed.parallel is None:
+            raise _mistake(pair, path, "want `parallel`: how this site cuts the model")
+        degrees = degrees_of(placed.parallel, model)
+        why = misfit(workload_described(model), degrees)
+        if why is not None:
+            name, _, message = why.partition(": ")
+            raise _mistake(pair, (*path, "parallel", name), message)
+        if placed.sequences < degrees.data:
+            message = f"want at least {degrees.data}, one for each replica; got {placed.sequences}"
+            raise _mistake(pair, (*path, "sequences"), message)
+
+
+def _mistake(pair: Pair, path: DocumentPath, message: str) -> ConfigError:
+    document = read_with_overrides(pair.job_text, str(pair.job_path), pair.job_overrides)
+    document.add(path, message)
+    return ConfigError(document.problems)
 
 
 _INHERITED = ("nodes", "accelerators_per_node", "accelerator", "fabric", "launcher")

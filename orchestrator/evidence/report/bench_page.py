@@ -82,7 +82,7 @@ def asked(bench: Bench) -> str:
 
 
 def headline(bench: Bench) -> list[tuple[str, str, str]]:
-    """Return the best and the worst setting, or the only one's formats."""
+    """Return the best and the worst setting, or the only one's figures."""
     results = [(setting, setting.result) for setting in bench.settings if setting.result]
     if len(results) == 1:
         ((_, result),) = results
@@ -107,7 +107,7 @@ def headline(bench: Bench) -> list[tuple[str, str, str]]:
 
 
 def settings_grid(bench: Bench) -> Grid:
-    """Return each setting's formats."""
+    """Return each setting's figures."""
     headings = ["setting", "efficiency", "95 %", "tokens/s", "step", "compute", "inside site"]
     headings += ["WAN, exposed", "waiting", "egress, 10⁹ tokens"]
     rows = []

@@ -100,7 +100,7 @@ def comparison(runs: Sequence[RunFacts]) -> Markup:
 
 
 def grid_table(grid: Grid, caption: str = "") -> Markup:
-    """Return a table of words and formats."""
+    """Return a table of words and figures."""
     return table(grid.headings, grid.rows, num_text=grid.num_text, caption=caption)
 
 

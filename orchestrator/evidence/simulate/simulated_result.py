@@ -24,6 +24,7 @@ from rich.text import Text
 
 from orchestrator.documents import Pair
 from orchestrator.evidence.bench.scaling import by_themselves, predict, result_of, together
+from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import (
     LinkBytes,
     Measured,
@@ -32,7 +33,6 @@ from orchestrator.evidence.record.bench_record import (
     Run,
     Split,
 )
-from orchestrator.evidence.simulate.question import Point
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import UNKNOWN
