@@ -15,8 +15,8 @@ from rich.live import Live
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
-from orchestrator.cli.reader import read_summary
 from orchestrator.cli.views import failure_view, outcome_view, reason_code, state_name, where_of
+from orchestrator.client.run_reader import read_summary
 from orchestrator.evidence.view.live import LiveTable, plain_line
 from orchestrator.evidence.view.summary import RunSummary
 from orchestrator.interruption import INTERRUPTION

@@ -13,7 +13,6 @@ from orchestrator.cli.display import finish, progress
 from orchestrator.cli.options import (
     Address,
     Duration,
-    RunChoice,
     RunName,
     faults_option,
     home_option,
@@ -24,12 +23,12 @@ from orchestrator.cli.options import (
     topology_option,
 )
 from orchestrator.cli.output import Output
-from orchestrator.cli.reader import reading
-from orchestrator.cli.submission import submit
+from orchestrator.cli.run_submission import submit
+from orchestrator.client.run_reader import reading
 from orchestrator.documents import Pair, load_faults_file, load_pair
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.plans import as_launched, with_plan
-from orchestrator.run_folder.home import RunFolder, home_folder, new_run_id
+from orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
 from protos.control.v1 import control_pb2
 from topology.world import EMULATORS
 

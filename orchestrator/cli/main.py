@@ -39,7 +39,16 @@ COMMANDS = {
     "agent": "Run the agent of one site here.",
     "completion": "Print the completion script of a shell.",
 }
-"""In the order of --help. The command `x` is `command` in the module orchestrator.cli.x."""
+"""In the order of --help."""
+
+_MODULES = {
+    "run_commands": ("status", "logs", "events", "wait", "cancel"),
+    "document_commands": ("init", "validate", "plan"),
+    "process_commands": ("coordinator", "agent"),
+    "topology_commands": ("topology",),
+}
+"""Modules that hold commands under their own names. Every other command is a module's `command`."""
+_PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names}
 
 
 class LazyGroup(click.Group):
@@ -53,7 +62,8 @@ class LazyGroup(click.Group):
         """Import the command of that name."""
         if cmd_name not in COMMANDS:
             return None
-        found = importlib.import_module(f"orchestrator.cli.{cmd_name}").command
+        module, attribute = _PLACES.get(cmd_name, (cmd_name, "command"))
+        found = getattr(importlib.import_module(f"orchestrator.cli.{module}"), attribute)
         assert isinstance(found, click.Command)
         return found
 

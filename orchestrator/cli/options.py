@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.run_folder.home import is_run_id
+from orchestrator.run_folder.home import RunChoice, is_run_id
 from topology.models.topology_model import is_loopback
 from topology.units import UnitError, parse_duration, parse_rate
 
@@ -150,18 +150,6 @@ faults_option: Decorator = click.option(
 seed_option: Decorator = click.option(
     "--seed", type=int, help="Of the fault script's times, and of losses and jitter. [the script's]"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunChoice:
-    """Which run a command is about, and who is asked about it."""
-
-    run_id: str = ""
-    """Empty: the latest."""
-    home: Path | None = None
-    """Where runs are kept; None: as of `home_folder`."""
-    coordinator: str | None = None
-    """host:port; None: the one that the run was launched with."""
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:

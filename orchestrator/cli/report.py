@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import RunChoice, coordinator_option, home_option, json_option
+from orchestrator.cli.options import coordinator_option, home_option, json_option
 from orchestrator.cli.output import Output
-from orchestrator.cli.reader import read_run_record
+from orchestrator.client.run_reader import read_run_record
 from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
 from orchestrator.evidence.report.markdown import markdown
 from orchestrator.evidence.report.page import page
 from orchestrator.evidence.report.run_facts import RunFacts, run_facts
-from orchestrator.run_folder.home import home_folder, is_run_id
+from orchestrator.run_folder.home import RunChoice, home_folder, is_run_id
 from orchestrator.run_folder.run_files import write_atomically
 from protos.errors import NotFoundError
 from protos.versions import build

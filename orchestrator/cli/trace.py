@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import RunChoice, run_options
+from orchestrator.cli.options import run_options
 from orchestrator.cli.output import Output
-from orchestrator.cli.reader import read_run_record
+from orchestrator.client.run_reader import read_run_record
 from orchestrator.evidence.trace_events import trace
+from orchestrator.run_folder.home import RunChoice
 from orchestrator.run_folder.run_files import strict_json, write_atomically
 
 TRACE = "trace.json"

@@ -10,14 +10,6 @@ from typing import Any
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 
-TERMINAL = frozenset(
-    {
-        control_pb2.RUN_STATE_SUCCEEDED,
-        control_pb2.RUN_STATE_FAILED,
-        control_pb2.RUN_STATE_CANCELLED,
-    }
-)
-
 
 def state_name(run: control_pb2.Run) -> str:
     """Return `ACTIVE` for RUN_STATE_ACTIVE."""

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import RunChoice
-from orchestrator.cli.reader import reading
-from orchestrator.cli.submission import submit
+from orchestrator.cli.run_submission import submit
 from orchestrator.cli.views import reason_code
 from orchestrator.client.recorded_run import RecordedRun
+from orchestrator.client.run_reader import reading
 from orchestrator.coordinator.journal import JournalError
 from orchestrator.documents import Pair
 from orchestrator.evidence.bench.scaling import Ended
 from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import RunFolder
+from orchestrator.run_folder.home import RunChoice, RunFolder
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
 from protos.errors import DeadlineExceededError, IsthmusError

@@ -93,6 +93,18 @@ class RunFolder:
         return _string(announced, "address")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunChoice:
+    """Which run a command is about, and who is asked about it."""
+
+    run_id: str = ""
+    """Empty: the latest."""
+    home: Path | None = None
+    """Where runs are kept; None: as of `home_folder`."""
+    coordinator: str | None = None
+    """host:port; None: the one that the run was launched with."""
+
+
 def run_folders(home: Path) -> list[RunFolder]:
     """Return the folders of all runs, newest first."""
     runs = home / "runs"

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.embedded import started_coordinator
+from orchestrator.cli.run_submission import started_coordinator
 from orchestrator.client.coordinator_client import Client
 from orchestrator.coordinator.journal import Journal
 from orchestrator.run_folder.home import ANNOUNCED, LOG, run_folders

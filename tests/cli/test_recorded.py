@@ -240,7 +240,7 @@ def test_a_coordinator_that_is_stopped_is_unreachable_and_not_lost(
     isthmus: Isthmus, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(folder)
-    monkeypatch.setattr("orchestrator.cli.reader.GONE_S", 0.0)
+    monkeypatch.setattr("orchestrator.client.run_reader.GONE_S", 0.0)
     with Journal(folder.path):  # of this process, which lives
         announce(folder, "127.0.0.1:1")
         for command in ("status", "wait", "logs", "events", "cancel"):

@@ -13,15 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.options import RunChoice
-from orchestrator.cli.views import TERMINAL
 from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.evidence.record.run_record import RunRecord, read_record
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import SUMMARY, RunFolder, find_run, home_folder
+from orchestrator.run_folder.home import SUMMARY, RunChoice, RunFolder, find_run, home_folder
 from protos.control.v1 import control_pb2
 
+TERMINAL = frozenset(
+    {
+        control_pb2.RUN_STATE_SUCCEEDED,
+        control_pb2.RUN_STATE_FAILED,
+        control_pb2.RUN_STATE_CANCELLED,
+    }
+)
+"""States in which a run stays."""
 GONE_S = 5.0
 """The kernel takes a moment to end a process whose connection has already broken."""
 POLL_S = 0.02

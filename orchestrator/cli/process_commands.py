@@ -1,16 +1,53 @@
-"""`isthmus agent`: becomes the process of one site's agent."""
+"""`isthmus coordinator` and `isthmus agent`: each becomes the process that it starts.
+
+It keeps its pid and its streams, with nothing in between.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from orchestrator.cli.become import become
 from orchestrator.cli.options import Address, json_option, require_loopback, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_topology_file
 from topology.suggest import did_you_mean, one_of
+
+
+@click.command("coordinator")
+@click.option("--topology", required=True, type=click.Path(path_type=Path), help="The topology.")
+@click.option(
+    "--state",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the journal and of the runs; one coordinator at a time uses it.",
+)
+@click.option(
+    "--bind",
+    type=Address(),
+    help="Listen here; port 0 lets the system choose. [the topology's coordinator.bind]",
+)
+@set_option
+@json_option
+@click.pass_obj
+def coordinator(
+    output: Output, topology: Path, state: Path, bind: str | None, overrides: tuple[str, ...]
+) -> int:
+    """Run a coordinator until it is stopped. STATE/coordinator.json says where it listens."""
+    load_topology_file(topology, overrides)
+    return _become(
+        output,
+        "orchestrator.coordinator",
+        [
+            *("--topology", str(topology), "--state", str(state)),
+            *(("--bind", bind) if bind else ()),
+            *(word for override in overrides for word in ("--set", override)),
+        ],
+    )
 
 
 @click.command("agent")
@@ -27,7 +64,7 @@ from topology.suggest import did_you_mean, one_of
 @set_option
 @json_option
 @click.pass_obj
-def command(
+def agent(
     output: Output,
     site: str,
     coordinator: str,
@@ -45,7 +82,7 @@ def command(
         )
     if bind is not None:
         require_loopback(bind)
-    return become(
+    return _become(
         output,
         "sites.agent",
         [
@@ -55,3 +92,16 @@ def command(
             *(word for override in overrides for word in ("--set", override)),
         ],
     )
+
+
+def _become(output: Output, module: str, arguments: Sequence[str]) -> int:
+    """Replace this process by `python -m MODULE ARGUMENTS`.
+
+    With --json, MODULE prints the envelope.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    if output.as_json:
+        command.append("--json")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, command)  # noqa: S606 - no shell is wanted

@@ -1,4 +1,4 @@
-"""`isthmus validate`: every mistake of every file at once."""
+"""`isthmus init`, `validate` and `plan`: files to start from, their mistakes, and plans for them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,46 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.options import json_option, set_option
+from orchestrator.cli.command_errors import CommandError
+from orchestrator.cli.options import job_argument, json_option, set_option, topology_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, load_topology_file, read_text
-from orchestrator.plans import read_plan
+from orchestrator.plans import plan_of, read_plan
+from orchestrator.run_folder.home import JOB, TOPOLOGY
+from orchestrator.run_folder.run_files import write_atomically
 from topology.documents.load import document_kind, split_overrides
 from topology.documents.schema import SCHEMAS, schema_text
 from topology.errors import ConfigError
 from topology.faults.loading import check_faults
 from topology.measured.measured_links import drifts
+from topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 from topology.world import Topology
+
+
+@click.command("init")
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default=DEFAULT_PRESET,
+    show_default=True,
+    help="Which case to start from; `isthmus topology presets` says what they are.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@json_option
+@click.pass_obj
+def init(output: Output, folder: Path, preset: str, force: bool) -> int:
+    """Write a commented topology.yaml and job.yaml into DIR; they run as they are."""
+    texts = {folder / TOPOLOGY: topology_yaml(preset), folder / JOB: job_yaml(preset)}
+    there = [str(path) for path in texts if path.exists()]
+    if there and not force:
+        raise CommandError("FILE_EXISTS", f"already there: {', '.join(there)}", {"files": there})
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    files = [str(path) for path in texts]
+    output.note(f"next: isthmus launch {folder / JOB}")
+    return output.result({"files": files}, "\n".join(files))
 
 
 @click.command("validate")
@@ -32,7 +62,7 @@ from topology.world import Topology
 @set_option
 @json_option
 @click.pass_obj
-def command(
+def validate(
     output: Output, files: tuple[Path, ...], schema: str | None, overrides: tuple[str, ...]
 ) -> int:
     """Check topologies, jobs, fault scripts and plans, which are told apart by what is in them.
@@ -128,3 +158,50 @@ def _line(entry: dict[str, Any]) -> str:
         f"{entry['file']}: topology {entry['name']!r} is valid: "
         f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"
     )
+
+
+@click.command("plan")
+@job_argument
+@set_option
+@topology_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the plan here, for `isthmus launch JOB --plan FILE`.",
+)
+@click.option(
+    "--diff",
+    "other",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Say how the plan differs from this one.",
+)
+@json_option
+@click.pass_obj
+def plan(
+    output: Output,
+    job: Path,
+    overrides: tuple[str, ...],
+    topology_path: Path | None,
+    out: Path | None,
+    other: Path | None,
+) -> int:
+    """Decide which sites run JOB, what each computes, and how gradients cross; and say why.
+
+    Nothing is started. The job's `plan` section says what may be decided.
+    """
+    from orchestrator.evidence.view.plan_view import difference, shown
+    from topology.planner.document import plan_text
+
+    pair = load_pair(job, overrides, topology_path, to_plan=True)
+    before = None if other is None else read_plan(other)
+    plan = plan_of(pair)
+    if out is not None:
+        write_atomically(out, plan_text(plan))
+        output.note(f"written: {out}; execute it: isthmus launch {job} --plan {out}")
+    data = {"plan": plan, "out": None if out is None else str(out)}
+    if before is None:
+        return output.result(data, "" if output.as_json else shown(plan))
+    changes = difference(before.plain, plan)
+    lines = [f"{each['path']}: {each['before']} → {each['after']}" for each in changes]
+    text = "\n".join(lines) if lines else f"no difference to {other}"
+    return output.result({**data, "changes": changes}, text)

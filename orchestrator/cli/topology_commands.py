@@ -21,11 +21,11 @@ TABLE_WIDTH = 120
 
 @click.group("topology")
 @json_option
-def command() -> None:
+def topology() -> None:
     """Import maps of networks; show a topology, the presets, and known accelerators."""
 
 
-@command.command("import")
+@topology.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it here. [stdout]"
@@ -92,7 +92,7 @@ def import_command(
     return output.result(data, str(out))
 
 
-@command.command("presets")
+@topology.command("presets")
 @json_option
 @click.pass_obj
 def presets_command(output: Output) -> int:
@@ -103,7 +103,7 @@ def presets_command(output: Output) -> int:
     return output.result({"presets": [{"name": n, "what": w} for n, w in PRESETS.items()]})
 
 
-@command.command("accelerators")
+@topology.command("accelerators")
 @json_option
 @click.pass_obj
 def accelerators_command(output: Output) -> int:
@@ -138,7 +138,7 @@ def accelerators_command(output: Output) -> int:
     return output.result({"accelerators": data})
 
 
-@command.command("show")
+@topology.command("show")
 @click.argument("file", type=click.Path(path_type=Path))
 @set_option
 @json_option

@@ -1,0 +1,169 @@
+"""`isthmus status`, `logs`, `events`, `wait` and `cancel`: what is asked of one run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+from orchestrator.cli.options import Duration, run_options
+from orchestrator.cli.output import Output
+from orchestrator.cli.views import (
+    event_line,
+    event_view,
+    log_line,
+    log_view,
+    run_line,
+    run_view,
+    state_name,
+)
+from orchestrator.client.coordinator_client import Client
+from orchestrator.client.run_reader import TERMINAL, RunReader, reading
+from orchestrator.run_folder.home import RunChoice, home_folder, run_folders
+from protos.control.v1 import control_pb2
+from protos.errors import IsthmusError
+
+Item = TypeVar("Item")
+
+
+@click.command("status")
+@run_options
+@click.option("--watch", is_flag=True, help="Show it until it has ended.")
+@click.option("--all", "every", is_flag=True, help="List all runs, newest first.")
+@click.pass_obj
+def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
+    """Show RUN, by default the latest. The exit status is 0 whatever the run's is: see wait."""
+    from orchestrator.cli.display import print_run  # brings rich
+
+    if every:
+        if choice.run_id or watch:
+            raise click.UsageError("--all takes neither RUN nor --watch")
+        runs = _all_runs(choice)
+        text = "\n".join(run_line(run) for run in runs) or "no runs"
+        return output.result({"runs": [run_view(run) for run in runs]}, text)
+    with reading(choice) as reader:
+        run = _watch(output, reader) if watch else reader.get()
+    if not output.as_json:
+        print_run(run)
+    return output.result(run_view(run))
+
+
+def _watch(output: Output, reader: RunReader) -> control_pb2.Run:
+    """Show the run until it has ended; return it as it is then."""
+    from orchestrator.cli.display import progress
+
+    run = control_pb2.Run()
+    if output.as_json:
+        for run in reader.watch():
+            output.event("run", run_view(run), "")
+        return run
+    with progress() as show:
+        for run in reader.watch():
+            show(run)
+    return run
+
+
+def _all_runs(choice: RunChoice) -> list[control_pb2.Run]:
+    if choice.coordinator is not None:
+        with Client(choice.coordinator) as client:
+            return client.list_runs()
+    return [
+        _one_run(RunChoice(run_id=folder.run_id, home=choice.home))
+        for folder in run_folders(home_folder(choice.home))
+    ]
+
+
+def _one_run(choice: RunChoice) -> control_pb2.Run:
+    """Return a run; where nobody tells about it, a run that says why not."""
+    try:
+        with reading(choice) as reader:
+            return reader.get()
+    except IsthmusError as error:
+        return control_pb2.Run(run_id=choice.run_id, reason_code=error.code, reason=str(error))
+
+
+@click.command("logs")
+@run_options
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.option("--site", default="", help="Only this site.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank of a site.")
+@click.option(
+    "--tail", type=click.IntRange(1, 1_000_000), help="Only the last lines, this many a source."
+)
+@click.pass_obj
+def logs(
+    output: Output,
+    choice: RunChoice,
+    follow: bool,
+    site: str,
+    rank: int | None,
+    tail: int | None,
+) -> int:
+    """Print RUN's logs, by default the latest's: `site/source | line`, `coordinator | line`."""
+    with reading(choice) as reader:
+        lines = reader.logs(
+            follow=follow, site=site, rank=-1 if rank is None else rank, tail=tail or 0
+        )
+        return _print_each(output, "line", lines, log_view, log_line, follow=follow)
+
+
+@click.command("events")
+@run_options
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended.")
+@click.pass_obj
+def events(output: Output, choice: RunChoice, follow: bool) -> int:
+    """Print the events of RUN, by default the latest, in their order."""
+    with reading(choice) as reader:
+        found = reader.events(follow=follow)
+        return _print_each(output, "event", found, event_view, event_line, follow=follow)
+
+
+def _print_each(
+    output: Output,
+    kind: str,
+    items: Iterable[Item],
+    view: Callable[[Item], dict[str, Any]],
+    line: Callable[[Item], str],
+    *,
+    follow: bool,
+) -> int:
+    """Print items as they come; with --json and without --follow, all of them in one envelope."""
+    views, num_items = [], 0
+    for item in items:
+        num_items += 1
+        if output.as_json and not follow:
+            views.append(view(item))
+        else:
+            output.event(kind, view(item), line(item))
+    return output.result({f"{kind}s": views if output.as_json and not follow else num_items})
+
+
+@click.command("wait")
+@run_options
+@click.option(
+    "--timeout", "timeout_s", type=Duration(), help="Exit with 5 after this long, as 90s."
+)
+@click.pass_obj
+def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
+    """Wait until RUN, by default the latest, has ended; its outcome is the exit status."""
+    from orchestrator.cli.display import finish
+
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    with reading(choice) as reader:
+        run = deque(reader.watch(deadline_s), maxlen=1).pop()
+        return finish(output, run)
+
+
+@click.command("cancel")
+@run_options
+@click.pass_obj
+def cancel(output: Output, choice: RunChoice) -> int:
+    """Stop RUN, by default the latest, at all sites. A run that has ended stays as it is."""
+    with reading(choice) as reader:
+        run = reader.cancel()
+    ended = run.state in TERMINAL
+    text = f"{run.run_id}: {state_name(run)}" if ended else f"{run.run_id}: stopping"
+    return output.result(run_view(run), text)
