@@ -1,4 +1,4 @@
-"""`isthmus init`, `validate` and `plan`: files to start from, their mistakes, and plans for them."""
+"""`isthmus init`, `validate`, `plan`: files to start from, their mistakes, and plans for them."""
 
 from __future__ import annotations
 
