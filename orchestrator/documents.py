@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from protos.limits import DOCUMENT_BYTES
 from topology.documents.checks import check_pair
@@ -18,6 +19,16 @@ from topology.text.yaml_document import read_with_overrides
 from topology.world import Topology
 
 _KINDS = {"topology": "a topology", "job": "a job", "faults": "a fault script", "plan": "a plan"}
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPlan:
+    """A plan whose decisions are in a job."""
+
+    decisions: dict[str, Any]
+    """As a plan file has them."""
+    asked_overrides: list[str]
+    """The job's overrides without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,8 @@ class Pair:
     """Of the sites that take part."""
     described: Topology
     """Of all sites that the file has."""
+    plan: AppliedPlan | None = None
+    """What a plan decided is among `job_overrides`; None: there is no plan."""
 
 
 def read_text(path: Path, limit_bytes: int = DOCUMENT_BYTES) -> str:

@@ -1,11 +1,12 @@
-"""Plans of a job: made, read, and put into its documents as overrides: every process gets them."""
+"""Plans of a job: made, read, and put into its documents as overrides."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from orchestrator.documents import Pair, load_pair, mistaken, read_text
+from orchestrator.documents import AppliedPlan, Pair, load_pair, mistaken, read_text
 from topology.errors import ConfigError, Problem
 from topology.hashing import plan_hashes
 from topology.job import Job
@@ -48,7 +49,7 @@ def as_launched(pair: Pair) -> tuple[Pair, str | None]:
     if not pair.job.is_to_plan:
         return pair, None
     plan = plan_of(pair)
-    return _with(pair, overrides_of(plan["decisions"])), plan["why"][0]
+    return _with(pair, plan["decisions"]), plan["why"][0]
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -70,11 +71,12 @@ def with_plan(pair: Pair, path: Path) -> Pair:
     hashes = plan_hashes(pair.job, pair.described)
     plan.check_made_for(hashes, str(pair.job_path), str(pair.topology_path))
     try:
-        return _with(pair, plan.overrides())
+        return _with(pair, plan.plain["decisions"])
     except ConfigError as error:
         raise plan.blamed(error) from error
 
 
-def _with(pair: Pair, overrides: list[str]) -> Pair:
+def _with(pair: Pair, decisions: dict[str, Any]) -> Pair:
     own = [*pair.topology_overrides, *pair.job_overrides]
-    return load_pair(pair.job_path, [*own, *overrides], pair.topology_path)
+    decided = load_pair(pair.job_path, [*own, *overrides_of(decisions)], pair.topology_path)
+    return dataclasses.replace(decided, plan=AppliedPlan(decisions, pair.job_overrides))

@@ -6,8 +6,10 @@ CONTROL_MESSAGE_BYTES = 64 << 10
 """Session, status, events: everything small and frequent."""
 DOCUMENT_BYTES = 1 << 20
 """One YAML file."""
-CONTROL_CHANNEL_BYTES = 3 * DOCUMENT_BYTES
-"""The control channel's limit: Submit and Prepare carry two documents."""
+RUN_SPEC_BYTES = 8 << 20
+"""A run's spec, which spells out each link: a mesh of 32 sites has half a MiB."""
+CONTROL_CHANNEL_BYTES = 3 * DOCUMENT_BYTES + RUN_SPEC_BYTES
+"""The control channel's limit: Prepare carries two documents and a run's spec."""
 LOG_BATCH_BYTES = 32 << 10
 """One ShipLogs request."""
 LOG_LINE_BYTES = 8 << 10

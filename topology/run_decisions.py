@@ -16,21 +16,22 @@ from topology.world import Topology
 
 
 def decide_run(
-    job: Job, topology: Topology, *, folder: PurePath, replan: Replan | None = None
+    job: Job,
+    topology: Topology,
+    reduction: CodedPlan,
+    *,
+    folder: PurePath,
+    replan: Replan | None = None,
 ) -> RunSpec:
     """Return what a job on a topology comes to.
 
     Args:
         job: A plan's decisions are in it.
         topology: Of the sites that take part.
+        reduction: What `decide_reduction` made of the two.
         folder: The job file's: its relative paths begin there.
         replan: When the plan is made again while the run goes on.
-
-    Raises:
-        ConfigError: The reduction that the job asks for is not possible. Problems have paths in
-            the job.
     """
-    reduction = decide_reduction(job, topology)
     return RunSpec(
         job=_anchored(job, folder),
         topology=topology,
@@ -46,7 +47,8 @@ def decide_reduction(job: Job, topology: Topology) -> CodedPlan:
     """Return the trees that a job's reduction means on a topology, and each tree's codec.
 
     Raises:
-        ConfigError: As for `decide_run`.
+        ConfigError: What the job asks for needs a link, or a site, that the topology does not
+            have. Problems have paths in the job.
     """
     plan = plan_reduction(job, topology)
     return CodedPlan(plan, plan_codecs(job, topology, plan))

@@ -86,32 +86,23 @@ def _submit_again(pair: Pair, folder: RunFolder, coordinator: str | None) -> Run
 
 
 def _submit_to(address: str, pair: Pair, run_id: str) -> None:
+    """Send what was asked for, and beside it what a plan decided."""
+    plan = pair.plan
     with Client(address) as client:
         client.submit(
             run_id,
             control_pb2.Document(
                 source=str(pair.job_path.absolute()),
                 text=pair.job_text,
-                overrides=[*pair.job_overrides, *_anchored(pair)],
+                overrides=pair.job_overrides if plan is None else plan.asked_overrides,
             ),
             control_pb2.Document(
                 source=str(pair.topology_path.absolute()),
                 text=pair.topology_text,
                 overrides=pair.topology_overrides,
             ),
+            decisions="" if plan is None else json.dumps(plan.decisions),
         )
-
-
-def _anchored(pair: Pair) -> list[str]:
-    """Return overrides that make the job's relative paths absolute: sites have other folders."""
-    base = pair.job_path.absolute().parent
-    overrides = []
-    if pair.job.entrypoint is not None:
-        overrides.append(f"entrypoint={json.dumps(str(base / pair.job.entrypoint))}")
-    files = pair.job.trainer.data.files
-    if files:
-        overrides.append(f"trainer.data.files={json.dumps([str(base / glob) for glob in files])}")
-    return overrides
 
 
 @contextmanager

@@ -80,16 +80,30 @@ class Client:
         self._channel.close()
         self._held.close()
 
-    def submit(self, run_id: str, job: control_pb2.Document, topology: control_pb2.Document) -> str:
+    def submit(
+        self,
+        run_id: str,
+        job: control_pb2.Document,
+        topology: control_pb2.Document,
+        decisions: str = "",
+    ) -> str:
         """Submit a run and return its id; the same id again answers the same run.
 
         A signal does not end the wait for the answer: nobody would know whether the run goes on.
+
+        Args:
+            run_id: Names it.
+            job: As the operator asked for it.
+            topology: Likewise.
+            decisions: Of a plan for the job, as JSON; empty: there is no plan.
 
         Raises:
             ConfigError: the coordinator found mistakes in the documents.
             IsthmusError: it refused, or does not answer.
         """
-        request = control_pb2.SubmitRequest(run_id=run_id, job=job, topology=topology)
+        request = control_pb2.SubmitRequest(
+            run_id=run_id, job=job, topology=topology, decisions=decisions
+        )
         with self._mapped(invalid=lambda detail: ConfigError([_told(detail)])):
             return self._stub.Submit(request, timeout=self._call_s).run_id
 

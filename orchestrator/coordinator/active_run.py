@@ -17,7 +17,7 @@ from orchestrator.coordinator.control_messages import (
 )
 from orchestrator.coordinator.journal import Journal, JournalError
 from orchestrator.coordinator.replanner import Replanner
-from orchestrator.coordinator.replanning import Replanning, link_reported, settings_of
+from orchestrator.coordinator.replanning import Replanning, link_reported
 from orchestrator.coordinator.run_wan import FaultPlan, RunWan
 from orchestrator.coordinator.submission import Submission
 from orchestrator.core import replan_machine, run_events
@@ -28,7 +28,6 @@ from orchestrator.core.run_view import RunView
 from orchestrator.run_folder.log_files import LogWriter
 from orchestrator.run_folder.run_files import RunFiles
 from protos.control.v1 import control_pb2
-from topology.hashing import config_hash
 
 PROGRESS_S = 1.0
 """Between two writings of the latest metrics into the journal."""
@@ -71,7 +70,7 @@ class ActiveRun:
         self._closing: asyncio.Task[None] | None = None
         self._saved_s = 0.0
         self._unwritten: JournalError | None = None
-        topology = submission.topology
+        topology = submission.spec.topology
         self._wan = RunWan(
             topology,
             faults,
@@ -225,15 +224,12 @@ class ActiveRun:
 
     def _watch_links(self) -> None:
         submission = self._submission
-        settings = settings_of(submission.job, submission.job_document)
-        if settings is not None:
+        spec = submission.spec
+        if spec.replan is not None:
             self._replanning = Replanning(
                 {"run_id": self.run_id, "generation": self.generation},
-                submission.topology,
-                settings,
-                Replanner(
-                    submission.job_document, submission.topology_document, on_answer=self.replan
-                ),
+                spec,
+                Replanner(spec, submission.described, on_answer=self.replan),
                 send=self._send,
                 record=self._record,
             )
@@ -245,7 +241,7 @@ class ActiveRun:
             generation=self.generation,
             topology=submission.topology_document,
             job=submission.job_document,
-            config_hash=config_hash(submission.job, submission.topology),
+            run_spec=submission.written_spec,
             namespace=namespace_message(namespace) if namespace else None,
         )
         return control_pb2.CoordinatorMessage(prepare=prepare)

@@ -19,7 +19,7 @@ from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.replanning import prepared_from
 from orchestrator.coordinator.run_wan import FaultPlan
 from orchestrator.coordinator.sessions import Session, Sessions
-from orchestrator.coordinator.submission import checked
+from orchestrator.coordinator.submission import decided
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
 from orchestrator.core.replan_machine import ReductionBegun
@@ -225,7 +225,7 @@ class Control:
             raise StateConflictError(
                 f"run {self.latest.run_id} is going on: wait for its end or cancel it"
             )
-        submission = checked(request, self._topology_hash)
+        submission = decided(request, self._topology_hash)
         folder = self._runs / run_id
         generation = self._journal.raise_generation()
         try:

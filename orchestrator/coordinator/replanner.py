@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.coordinator.journal import JournalError
-from orchestrator.coordinator.reduction_json import reduction_from, reduction_to
+from orchestrator.coordinator.replan_process import Drifted, Question
 from orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
     RelaunchPlanned,
     SwitchPlanned,
 )
-from protos.control.v1 import control_pb2
+from topology.json_fields import read_json, to_json
+from topology.run_spec import CodedPlan, RunSpec
+from topology.world import Topology
 
 MODULE = "orchestrator.coordinator.replan_process"
 PLAN_S = 300.0
@@ -34,22 +35,20 @@ Answer = SwitchPlanned | RelaunchPlanned | PlanningFailed
 
 
 class Replanner:
-    """One run's. Owns at most one process, until `close`."""
+    """Plans one run again, whenever asked. Owns at most one process, until `close`."""
 
     def __init__(
-        self,
-        job: control_pb2.Document,
-        topology: control_pb2.Document,
-        on_answer: Callable[[Answer], None],
+        self, spec: RunSpec, described: Topology, on_answer: Callable[[Answer], None]
     ) -> None:
         """Start nothing.
 
         Args:
-            job: As submitted.
-            topology: As submitted.
+            spec: The run.
+            described: Of all sites, those that take no part included.
             on_answer: Told from the event loop.
         """
-        self._documents = {"job": _plain(job), "topology": _plain(topology)}
+        self._spec = spec
+        self._described = described
         self._on_answer = on_answer
         self._planning: asyncio.Task[None] | None = None
 
@@ -93,7 +92,7 @@ class Replanner:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(json.dumps(self._request(asked)).encode() + b"\n")
+            process.stdin.write(json.dumps(to_json(self._question(asked))).encode() + b"\n")
             process.stdin.close()
             why, is_answered = "", False
             while line := await process.stdout.readline():
@@ -111,34 +110,27 @@ class Replanner:
                 process.kill()
             await process.wait()
 
-    def _request(self, asked: PlanAgain) -> dict[str, Any]:
-        return {
-            **self._documents,
-            "reduction": reduction_to(asked.reduction) if asked.reduction else None,
-            "figures": [
-                {"source": source, "target": target, **dataclasses.asdict(figures)}
+    def _question(self, asked: PlanAgain) -> Question:
+        return Question(
+            spec=self._spec,
+            described=self._described,
+            reduction=asked.reduction,
+            drifted=tuple(
+                Drifted(source=source, target=target, figures=figures)
                 for (source, target), figures in asked.figures.items()
-            ],
-            "keeps_codecs": asked.keeps_codecs,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+            ),
+            keeps_codecs=asked.keeps_codecs,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
 
 
-def answer_from(message: Mapping[str, Any]) -> Answer:
+def answer_from(message: dict[str, Any]) -> Answer:
     """Return what a line of the process says."""
-    match message["op"]:
+    match message.pop("op"):
         case "switch":
-            fields = {key: value for key, value in message.items() if key != "op"}
-            return SwitchPlanned(**{**fields, "reduction": reduction_from(fields["reduction"])})
+            reduction = read_json(CodedPlan, message.pop("reduction"))
+            return SwitchPlanned(reduction=reduction, **message)
         case "relaunch":
             return RelaunchPlanned(message["step_s"])
         case _:
             return PlanningFailed(str(message["why"]))
-
-
-def _plain(document: control_pb2.Document) -> dict[str, Any]:
-    return {
-        "text": document.text,
-        "source": document.source,
-        "overrides": list(document.overrides),
-    }

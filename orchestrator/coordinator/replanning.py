@@ -6,7 +6,7 @@ Carries out what orchestrator/core/replan_machine.py decides.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.coordinator.replanner import Replanner
@@ -15,11 +15,8 @@ from orchestrator.core.replan_machine import ReductionPrepared, ReplanMachine
 from orchestrator.core.run_events import RecordEvent
 from protos import metrics
 from protos.control.v1 import control_pb2
-from topology.documents.load import load_job
-from topology.errors import ConfigError
-from topology.job import Job, Reduction
-from topology.plan_wishes import Replan
-from topology.world import Topology
+from topology.run_spec import RunSpec
+from topology.trees.trees import ReductionPlan
 
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
 MAX_WHY = 500
@@ -28,34 +25,13 @@ Record = Callable[[str, str, dict[str, Any]], None]
 """Writes an event: kind, site, detail."""
 
 
-def settings_of(job: Job, document: control_pb2.Document) -> Replan | None:
-    """Return when a job's plan is made again.
-
-    None: never, for one that names its reduction keeps it.
-
-    Args:
-        job: As its run executes it.
-        document: That it was read from. A plan's reduction is one override, a mapping.
-    """
-    if job.plan is None or job.probe is not None or job.exchange.schedule == "off":
-        return None
-    own = [each for each in document.overrides if not each.startswith("reduction=")]
-    is_planned = len(document.overrides) - len(own) <= 1
-    try:
-        named = load_job(document.text, document.source, own).reduction
-    except ConfigError:  # only what was put in its place made it right
-        return None
-    return job.plan.replan if is_planned and named == Reduction() else None
-
-
 class Replanning:
-    """One run's, from when it is active until `close`."""
+    """Watches one run's links and switches its plan, from when it is active until `close`."""
 
     def __init__(
         self,
         name: Mapping[str, Any],
-        topology: Topology,
-        settings: Replan,
+        spec: RunSpec,
         planner: Replanner,
         *,
         send: SendTo,
@@ -65,14 +41,14 @@ class Replanning:
 
         Args:
             name: `run_id` and `generation`, for every message.
-            topology: Of the sites that take part.
-            settings: The job's.
+            spec: The run; its plan may be made again.
             planner: Tells `handle`; closed with this.
             send: To a site's agent.
             record: In the journal.
         """
         self._name = name
-        self._machine = ReplanMachine(topology, settings)
+        self._sites = spec.site_names
+        self._machine = ReplanMachine(spec)
         self._planner = planner
         self._send = send
         self._record = record
@@ -101,7 +77,8 @@ class Replanning:
                     **self._name,
                     epoch=action.epoch,
                     from_round=action.from_round,
-                    trees=tree_messages(action.reduction),
+                    trees=tree_messages(action.reduction.plan, self._sites),
+                    codecs=action.reduction.codecs,
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(prepare_reduction=prepare))
             case replan_machine.SendDecideReduction():
@@ -120,11 +97,15 @@ def link_reported(site: str, metric: control_pb2.Metric) -> replan_machine.LinkR
     return replan_machine.LinkReported(site, target, node, metric.step, dict(metric.values))
 
 
-def tree_messages(reduction: Reduction) -> list[control_pb2.ReductionTree]:
-    """Return a reduction's trees; none are a gather."""
+def tree_messages(plan: ReductionPlan, sites: Sequence[str]) -> list[control_pb2.ReductionTree]:
+    """Return a plan's trees with sites by name; none are a gather."""
     return [
-        control_pb2.ReductionTree(root=tree.root, parents=tree.parents, weight=tree.weight)
-        for tree in reduction.trees
+        control_pb2.ReductionTree(
+            root=sites[tree.root],
+            parents={sites[child]: sites[parent] for child, parent in tree.parent.items()},
+            weight=tree.weight,
+        )
+        for tree in plan.trees
     ]
 
 

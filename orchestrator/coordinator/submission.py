@@ -1,38 +1,48 @@
-"""A request for a run, once it is checked."""
+"""A request for a run, checked and decided: what the run is from then on."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from protos.control.v1 import control_pb2
-from protos.errors import ConfigMismatchError
+from protos.errors import ConfigMismatchError, RemoteProtocolError
+from protos.limits import RUN_SPEC_BYTES
 from topology.documents.checks import check_pair
+from topology.documents.load import load_job
 from topology.documents.run_documents import DocumentText, load_run
+from topology.errors import ConfigError
 from topology.hashing import topology_hash
-from topology.job import Job
+from topology.job import Job, Reduction
+from topology.plan_wishes import Replan
+from topology.planner.document import overrides_of
+from topology.run_decisions import decide_run
+from topology.run_spec import RunSpec
 from topology.world import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What a run is."""
+    """One run, and the documents that it was decided from."""
 
     run_id: str
-    job: Job
-    topology: Topology
-    """Of the sites that take part."""
+    spec: RunSpec
+    written_spec: bytes
+    """Serialised once: every site gets these bytes."""
+    described: Topology
+    """Of all sites, those that take no part included."""
     job_document: control_pb2.Document
+    """With a plan's decisions among its overrides."""
     topology_document: control_pb2.Document
 
     def to_json(self, folder: Path) -> dict[str, Any]:
         """Return what the journal keeps: enough to show the run without its documents."""
-        topology = self.topology
         return {
-            "name": self.job.name,
+            "name": self.spec.job.name,
             "folder": str(folder),
-            "sites": [site.name for site in topology.sites],
+            "sites": list(self.spec.site_names),
             "links": [
                 {
                     "source": link.source,
@@ -40,38 +50,86 @@ class Submission:
                     "bytes_per_s": link.bytes_per_s,
                     "rtt_s": link.rtt_s,
                 }
-                for link in topology.links
+                for link in self.spec.topology.links
             ],
             "job_overrides": list(self.job_document.overrides),
             "topology_overrides": list(self.topology_document.overrides),
         }
 
 
-def checked(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
-    """Parse both documents; every mistake of both is told at once.
+def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
+    """Parse both documents and decide the run; every mistake of both is told at once.
 
     Args:
         request: Of an operator.
         own_hash: Of the coordinator's topology.
 
     Raises:
-        ConfigError: they have mistakes.
-        ConfigMismatchError: the topology is another one.
+        ConfigError: They have mistakes.
+        ConfigMismatchError: The topology is another one.
+        RemoteProtocolError: The plan's decisions are not JSON of any plan.
     """
     job_text, topology_text = request.job, request.topology
+    decisions = _overrides(request.decisions)
+    overrides = [*job_text.overrides, *decisions]
     run = load_run(
-        DocumentText(job_text.text, job_text.source, job_text.overrides),
+        DocumentText(job_text.text, job_text.source, overrides),
         DocumentText(topology_text.text, topology_text.source, topology_text.overrides),
     )
-    check_pair(run.job, run.topology, job_text.text, job_text.source, job_text.overrides)
+    reduction = check_pair(run.job, run.topology, job_text.text, job_text.source, overrides)
     if topology_hash(run.described) != own_hash:
         raise ConfigMismatchError(
             f"{topology_text.source}: not the topology that this coordinator was started with"
         )
+    spec = decide_run(
+        run.job,
+        run.topology,
+        reduction,
+        folder=PurePath(job_text.source).parent,
+        replan=_replan(run.job, job_text, is_planned=bool(decisions)),
+    )
+    written = spec.to_bytes()
+    if len(written) > RUN_SPEC_BYTES:
+        raise ConfigError(
+            f"the run's spec has {len(written) >> 20} MiB, and {RUN_SPEC_BYTES >> 20} MiB can be "
+            f"sent to sites: {topology_text.source} has too many links"
+        )
     return Submission(
         run_id=request.run_id,
-        job=run.job,
-        topology=run.topology,
-        job_document=job_text,
+        spec=spec,
+        written_spec=written,
+        described=run.described,
+        job_document=control_pb2.Document(
+            source=job_text.source, text=job_text.text, overrides=overrides
+        ),
         topology_document=topology_text,
     )
+
+
+def _overrides(decisions: str) -> list[str]:
+    """Return a plan's decisions as overrides of the job."""
+    if not decisions:
+        return []
+    try:
+        return overrides_of(json.loads(decisions))
+    except (AttributeError, RecursionError, ValueError) as error:
+        raise RemoteProtocolError("decisions: want JSON of a plan file's decisions") from error
+
+
+def _replan(job: Job, asked: control_pb2.Document, *, is_planned: bool) -> Replan | None:
+    """Return when the plan is made again; None: never, for a job that names its reduction keeps it.
+
+    Args:
+        job: As it will run.
+        asked: What the operator asked for, without the decisions of a plan.
+        is_planned: There is a plan, so the reduction of `job` may be the plan's.
+    """
+    if job.plan is None or job.probe is not None or job.exchange.schedule == "off":
+        return None
+    reduction = job.reduction
+    if is_planned:
+        try:
+            reduction = load_job(asked.text, asked.source, asked.overrides).reduction
+        except ConfigError:  # only what was put in its place made it right
+            return None
+    return job.plan.replan if reduction == Reduction() else None

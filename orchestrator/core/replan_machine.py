@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from orchestrator.core import run_events
 from orchestrator.core.link_watch import LinkDrift, LinkForgotten, LinkWatch
 from orchestrator.core.run_events import RecordEvent
-from topology.job import Reduction
 from topology.measured.measured_links import LinkFigures, Pair
-from topology.plan_wishes import Replan
-from topology.timeouts import Timeouts
+from topology.run_spec import CodedPlan, RunSpec
 from topology.units import format_duration
-from topology.world import Topology
 
 ATTEMPTS = 6
 """At a switch.
@@ -81,9 +78,7 @@ class SwitchPlanned:
     """The best reduction over the links as they are."""
 
     form: str
-    reduction: Reduction
-    plan_hash: str
-    """What sites answer that have understood it."""
+    reduction: CodedPlan
     before_s: float
     """Predicted seconds of a step with the reduction that the run has."""
     after_s: float
@@ -129,8 +124,8 @@ Event = (
 class PlanAgain:
     """Make a plan; SwitchPlanned and RelaunchPlanned, or PlanningFailed, answer."""
 
-    reduction: Reduction | None
-    """That the run has; None: its job's."""
+    reduction: CodedPlan
+    """That the run has by now."""
     figures: Mapping[Pair, LinkFigures]
     """Of links that are not as the topology says."""
     keeps_codecs: bool = False
@@ -144,7 +139,7 @@ class SendPrepareReduction:
     site: str
     epoch: int
     from_round: int
-    reduction: Reduction
+    reduction: CodedPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +163,20 @@ class _Stage(enum.Enum):
 
 
 class ReplanMachine:
-    """One active run's."""
+    """Decides when an active run's plan is made again, and whether its sites switch to it."""
 
-    def __init__(self, topology: Topology, settings: Replan) -> None:
-        """Begin to watch.
-
-        Args:
-            topology: Of the sites that take part, as the run was planned with.
-            settings: The job's.
-        """
-        self._settings = settings
-        self._sites = tuple(site.name for site in topology.sites)
-        self._watch = LinkWatch(topology, settings)
+    def __init__(self, spec: RunSpec) -> None:
+        """Begin to watch a run whose spec says that its plan may be made again."""
+        if spec.replan is None:
+            raise ValueError("the run keeps its plan")
+        topology = spec.topology
+        self._settings = spec.replan
+        self._sites = spec.site_names
+        self._watch = LinkWatch(topology, spec.replan)
         self._clock = RoundClock()
         farthest_s = max((link.rtt_s for link in topology.links), default=0.0)
         self._ahead_s = _AHEAD_S + _AHEAD_ROUND_TRIPS * farthest_s
-        self._decide_within_s = Timeouts.derive(topology.failure).peer_lost_s
+        self._decide_within_s = spec.timeouts.peer_lost_s
         self._stage = _Stage.WATCHING
         self._earliest_s = -math.inf
         """When a plan may be made again, or a switch be tried again."""
@@ -193,7 +186,7 @@ class ReplanMachine:
         """Why that plan was made, the farthest drift first."""
         self._is_trial = False
         """It was made only to try links that are believed to be well again."""
-        self._reduction: Reduction | None = None
+        self._reduction: CodedPlan = spec.reduction
         self._step_s: float | None = None
         """Predicted, of the present plan; None before anything was planned again."""
         self._switched_round = 0
@@ -328,7 +321,7 @@ class ReplanMachine:
         self._switch = PlanSwitch(
             self._sites,
             self._epoch,
-            self._planned.plan_hash,
+            self._planned.reduction.hash,
             now_s + self._decide_within_s,
         )
         detail = {

@@ -16,7 +16,11 @@ from protos.control.v1.control_pb2 import GatewayEndpoint
 from protos.failure import Failure
 from sites.agent.processes import start_leashed
 from sites.agent.site_failures import describe_end
-from sites.gateway.config import GatewayConfig
+from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.probing.config import probing
+from topology.model.channels import FLOWS_MAX
+from topology.run_spec import RunSpec
+from topology.world import Link
 
 MODULE = "sites.gateway"
 """What runs as a gateway."""
@@ -34,6 +38,72 @@ _EXIT_S = 2.0
 """Between the end of a gateway's output and that of its process."""
 
 log = logging.getLogger(__name__)
+
+
+def gateway_config(
+    spec: RunSpec,
+    *,
+    run_id: str,
+    generation: int,
+    config_hash: str,
+    site: str,
+    node: int,
+    bind_host: str,
+    socket_path: str,
+) -> GatewayConfig:
+    """Return what one node's gateway has to know of a run.
+
+    Raises:
+        ConfigError: it is more than a gateway can do.
+    """
+    exchange, sites = spec.job.exchange, spec.topology.sites
+    config = GatewayConfig(
+        run_id=run_id,
+        generation=generation,
+        config_hash=config_hash,
+        site=site,
+        node=node,
+        sites=spec.site_names,
+        nodes_per_site=tuple(each.nodes for each in sites),
+        ranks_per_node=tuple(each.accelerators_per_node for each in sites),
+        plan=spec.reduction.plan,
+        codecs=spec.reduction.codecs,
+        error_feedback=exchange.error_feedback,
+        non_finite=exchange.non_finite,
+        chunk_bytes=spec.chunk_bytes,
+        channels_per_link=exchange.channels_per_link,
+        window_bytes=exchange.window_bytes,
+        pipeline_bytes=spec.pipeline_bytes,
+        verify_every=spec.job.verify_every,
+        bind_host=bind_host,
+        socket_path=socket_path,
+        links=tuple(
+            PeerLink(
+                site=link.target,
+                bytes_per_s=link.bytes_per_s,
+                rtt_s=link.rtt_s,
+                max_flows=link.max_flows or FLOWS_MAX,
+            )
+            for link in _links_of(spec, site)
+        ),
+        peer_lost_s=spec.timeouts.peer_lost_s,
+        keepalive_time_s=spec.timeouts.keepalive_time_s,
+        keepalive_timeout_s=spec.timeouts.keepalive_timeout_s,
+    )
+    if spec.job.probe is not None:
+        return probing(config, spec.job.probe, spec.topology)
+    return config
+
+
+def _links_of(spec: RunSpec, site: str) -> list[Link]:
+    """Return the links to a site's neighbours: of the plan, or of any plan that may come."""
+    topology, names = spec.topology, spec.site_names
+    if spec.replan is None:
+        neighbours = spec.reduction.plan.neighbours(names.index(site))
+        links = [topology.link(site, names[other]) for other in neighbours]
+    else:
+        links = [topology.link(site, other) for other in names if topology.link(other, site)]
+    return [link for link in links if link is not None]
 
 
 class Gateway:

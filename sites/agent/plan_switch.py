@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from protos.control.v1.control_pb2 import (
@@ -15,10 +15,7 @@ from protos.control.v1.control_pb2 import (
 )
 from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
-from topology.job import Job, NamedTree, Reduction
-from topology.model.reduction_plans import plan_reduction
-from topology.trees.link_codecs import plan_codecs
-from topology.world import Topology
+from topology.trees.trees import ReductionPlan, Tree
 
 Tell = Callable[[Mapping[str, Any]], None]
 """Sends one line to all of the site's gateways."""
@@ -27,21 +24,18 @@ Put = Callable[[ReductionPrepared | ReductionBegun], None]
 
 
 class PlanSwitch:
-    """One run's, at one site."""
+    """Passes one run's proposals on to the gateways of this site, and their answers back."""
 
-    def __init__(
-        self, job: Job, topology: Topology, num_gateways: int, tell: Tell, put: Put
-    ) -> None:
+    def __init__(self, sites: Sequence[str], num_gateways: int, tell: Tell, put: Put) -> None:
         """Say nothing yet.
 
         Args:
-            job: Of the run.
-            topology: Of the sites that take part.
+            sites: That take part, in the run's order.
             num_gateways: Of this site.
             tell: All of them.
             put: The coordinator.
         """
-        self._job, self._topology = job, topology
+        self._sites = sites
         self._num_gateways = num_gateways
         self._tell, self._put = tell, put
         self._epoch = 0
@@ -51,10 +45,8 @@ class PlanSwitch:
     def prepare(self, message: PrepareReduction) -> None:
         """Ask the gateways whether they can use a plan; a mistake in it is the answer at once."""
         self._epoch, self._answers = message.epoch, []
-        reduction = reduction_of(message.trees)
         try:
-            job = dataclasses.replace(self._job, reduction=reduction)
-            plan = plan_reduction(job, self._topology)
+            plan = plan_of(message.trees, self._sites)
         except ConfigError as error:
             why = error.problems[0].message
             self._put(ReductionPrepared(epoch=message.epoch, round=-1, why=why))
@@ -63,7 +55,7 @@ class PlanSwitch:
             epoch=message.epoch,
             from_round=message.from_round,
             plan=plan,
-            codecs=plan_codecs(job, self._topology, plan),
+            codecs=tuple(message.codecs),
         )
         self._tell({"op": "prepare_plan", **dataclasses.asdict(proposal)})
 
@@ -105,9 +97,22 @@ class PlanSwitch:
             self._put(ReductionBegun(epoch=message["epoch"], round=message["round"]))
 
 
-def reduction_of(trees: Iterable[ReductionTree]) -> Reduction:
-    """Return trees as a job writes them; none are a gather."""
-    named = tuple(
-        NamedTree(root=tree.root, parents=dict(tree.parents), weight=tree.weight) for tree in trees
-    )
-    return Reduction(trees=named) if named else Reduction(tree="gather")
+def plan_of(trees: Sequence[ReductionTree], sites: Sequence[str]) -> ReductionPlan:
+    """Return the plan of trees whose sites have names; none are a gather.
+
+    Raises:
+        ConfigError: a site that takes no part, or weights that no plan has.
+    """
+    index = {name: at for at, name in enumerate(sites)}
+    try:
+        named = tuple(
+            Tree(
+                index[tree.root],
+                {index[child]: index[parent] for child, parent in tree.parents.items()},
+                tree.weight,
+            )
+            for tree in trees
+        )
+    except KeyError as error:
+        raise ConfigError(f"a tree over site {error}, which takes no part") from None
+    return ReductionPlan(len(sites), named, "as the coordinator says")

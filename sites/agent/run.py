@@ -29,8 +29,8 @@ from protos.control.v1.control_pb2 import (
     SiteRunning,
 )
 from protos.failure import Failure
-from sites.agent.documents import Documents, read_documents
 from sites.agent.logs import LogShipper, OwnLines
+from sites.agent.order import SiteOrder, read_order
 from sites.agent.plan_switch import PlanSwitch
 from sites.agent.processes import kill_descendants
 from sites.agent.session import Session
@@ -74,7 +74,7 @@ class SiteRun:
         self._ending = asyncio.Event()
         self._failures: list[Failure] = []
         self._grace_s: float | None = None
-        self._documents: Documents | None = None
+        self._order: SiteOrder | None = None
         self._processes: SiteProcesses | None = None
         self._switch: PlanSwitch | None = None
 
@@ -138,15 +138,15 @@ class SiteRun:
         self._tell_ended(succeeded, failures)
 
     async def _stages(self, tasks: asyncio.TaskGroup) -> None:
-        """From the documents to the end of all ranks; returns early when a stage fails."""
+        """From the order to the end of all ranks; returns early when a stage fails."""
         try:
-            documents = await asyncio.to_thread(
-                read_documents, self._prepare, self._place.site, self._place.state
+            order = await asyncio.to_thread(
+                read_order, self._prepare, self._place.site, self._place.state
             )
-            self._documents = documents
+            self._order = order
             listeners = Listeners(self._on_metric, self._on_digest, self._on_plan, self.fail)
             processes = SiteProcesses(
-                documents,
+                order,
                 self._place.sockets,
                 self._place.bind_host,
                 self._prepare.namespace if self._prepare.HasField("namespace") else None,
@@ -155,18 +155,17 @@ class SiteRun:
             )
             self._processes = processes
             self._switch = PlanSwitch(
-                documents.job,
-                documents.topology,
-                documents.site.nodes,
+                order.spec.site_names,
+                order.site.nodes,
                 processes.tell_gateways,
                 self._put_switch,
             )
             endpoints = await processes.start_gateways()
             self._put(prepared=SitePrepared(**self._name, endpoints=endpoints))
-            async with asyncio.timeout(2 * documents.timeouts.start_s):
+            async with asyncio.timeout(2 * order.spec.timeouts.start_s):
                 peers = await self._started
             await processes.connect(peers)
-            if documents.job.probe is not None:
+            if order.spec.job.probe is not None:
                 self._put(running=SiteRunning(**self._name))
                 await processes.wait_probed()
             else:
@@ -194,16 +193,16 @@ class SiteRun:
         ending = asyncio.ensure_future(self._ending.wait())
         await asyncio.wait([stages, ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
-        if self._failures and self._documents is not None:
+        if self._failures and self._order is not None:
             # A cause may be told a little later than its consequences.
-            await asyncio.sleep(min(self._documents.timeouts.lease_s / 30, 0.5))
+            await asyncio.sleep(min(self._order.spec.timeouts.lease_s / 30, 0.5))
 
     async def _end_processes(self, stages: asyncio.Task[None]) -> None:
         grace_s = self._grace_s
         if grace_s is None:
             # Nothing is worth saving after a failure, and the other sites' reports wait for this
             # one.
-            grace_s = self._documents.timeouts.stop_grace_s / 2 if self._documents else 0.0
+            grace_s = self._order.spec.timeouts.stop_grace_s / 2 if self._order else 0.0
             self._grace_s = grace_s
         stages.cancel()
         await asyncio.wait([stages])  # it may be starting a process right now

@@ -13,13 +13,11 @@ from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from protos.failure import Failure
-from sites.agent.documents import Documents
-from sites.agent.gateway import Gateway
+from sites.agent.gateway import Gateway, gateway_config
+from sites.agent.order import SiteOrder
 from sites.agent.processes import kill_descendants, send, wait_ended
 from sites.agent.site_failures import SiteError
 from sites.agent.torchrun import TORCHRUN_LOG, Torchrun, rank_files, reserved_port
-from sites.gateway.config import gateway_config
-from sites.gateway.probing.config import probing
 from topology.errors import ConfigError
 
 LEAVE_S = 1.0
@@ -43,7 +41,7 @@ class SiteProcesses:
 
     def __init__(
         self,
-        documents: Documents,
+        order: SiteOrder,
         sockets: Path,
         bind_host: str | None,
         namespace: Namespace | None,
@@ -53,7 +51,7 @@ class SiteProcesses:
         """Start nothing yet.
 
         Args:
-            documents: what to start.
+            order: what to start.
             sockets: folder for the gateways' Unix sockets.
             bind_host: what gateways bind instead of the site's address.
             namespace: where gateways run instead, and bind its address; None: where this process
@@ -61,7 +59,7 @@ class SiteProcesses:
             listeners: told from `tasks`.
             tasks: owns the tasks that listen to the processes; they end with those.
         """
-        self._documents = documents
+        self._order = order
         self._sockets = sockets
         self._namespaces = (namespace.user, namespace.net) if namespace else None
         # Not loopback, but nothing outside the emulated WAN reaches it.
@@ -84,25 +82,22 @@ class SiteProcesses:
         Raises:
             SiteError: one does not listen in time.
         """
-        documents = self._documents
-        for node in range(documents.site.nodes):
+        order = self._order
+        for node in range(order.site.nodes):
             try:
                 config = gateway_config(
-                    documents.job,
-                    documents.topology,
-                    run_id=documents.run_id,
-                    generation=documents.generation,
-                    config_hash=documents.config_hash,
-                    site=documents.site.name,
+                    order.spec,
+                    run_id=order.run_id,
+                    generation=order.generation,
+                    config_hash=order.spec_hash,
+                    site=order.site.name,
                     node=node,
-                    bind_host=self._bind_host or documents.site.address,
+                    bind_host=self._bind_host or order.site.address,
                     socket_path=str(self._socket_path(node)),
                 )
-                if documents.job.probe is not None:
-                    config = probing(config, documents.job.probe, documents.topology)
             except ConfigError as error:
                 raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error
-            log_path = documents.node_folder(node) / "gateway.log"
+            log_path = order.node_folder(node) / "gateway.log"
             gateway = await Gateway.start(config, log_path, self._namespaces)
             self._gateways.append(gateway)
             self._tasks.create_task(
@@ -123,7 +118,7 @@ class SiteProcesses:
         Raises:
             SiteError: it was not in time.
         """
-        own = self._documents.site.name
+        own = self._order.site.name
         peers = [endpoint for endpoint in endpoints if endpoint.site != own]
         for gateway in self._gateways:
             gateway.connect(peers)
@@ -136,21 +131,21 @@ class SiteProcesses:
 
     async def run_ranks(self) -> None:
         """Start torchrun on each node and return when all of them have ended, well or not."""
-        documents = self._documents
+        order = self._order
         port = self._held.enter_context(reserved_port("127.0.0.1"))
-        for node in range(documents.site.nodes):
+        for node in range(order.site.nodes):
             torchrun = await Torchrun.start(
-                site=documents.site.name,
+                site=order.site.name,
                 node=node,
-                nodes=documents.site.nodes,
-                ranks=documents.site.accelerators_per_node,
+                nodes=order.site.nodes,
+                ranks=order.site.accelerators_per_node,
                 endpoint=f"127.0.0.1:{port}",
-                name=documents.name,
-                folder=documents.node_folder(node),
-                start_within_s=documents.timeouts.start_s,
-                grace_s=documents.timeouts.stop_grace_s,
-                command=documents.command,
-                env=documents.environment(self._socket_path(node)),
+                name=order.name,
+                folder=order.node_folder(node),
+                start_within_s=order.spec.timeouts.start_s,
+                grace_s=order.spec.timeouts.stop_grace_s,
+                command=order.command,
+                env=order.environment(self._socket_path(node)),
             )
             self._torchruns.append(torchrun)
         watches = [
@@ -183,12 +178,12 @@ class SiteProcesses:
         """
         for gateway in self._gateways:
             gateway.close()
-        deadline_s = time.monotonic() + self._documents.timeouts.peer_lost_s
+        deadline_s = time.monotonic() + self._order.spec.timeouts.peer_lost_s
         if not await wait_ended([each.process for each in self._gateways], deadline_s):
             raise SiteError(
                 "GATEWAY_EXITED",
                 "a gateway did not leave after the ranks had ended",
-                log_path=str(self._documents.node_folder(0) / "gateway.log"),
+                log_path=str(self._order.node_folder(0) / "gateway.log"),
             )
 
     async def end(self, grace_s: float) -> bool:
@@ -208,17 +203,17 @@ class SiteProcesses:
         await wait_ended(gateways, min(deadline_s, time.monotonic() + LEAVE_S))
         all_gone = await kill_descendants(self.children)
         self._held.close()
-        for node in range(self._documents.site.nodes):
+        for node in range(self._order.site.nodes):
             self._socket_path(node).unlink(missing_ok=True)
         return all_gone
 
     def log_files(self) -> Iterator[tuple[str, Path]]:
         """Return source and path of every log that there is by now."""
-        documents = self._documents
-        for node in range(documents.site.nodes):
-            folder = documents.node_folder(node)
-            first_rank = node * documents.site.accelerators_per_node
-            yield from rank_files(folder, documents.name, first_rank)
+        order = self._order
+        for node in range(order.site.nodes):
+            folder = order.node_folder(node)
+            first_rank = node * order.site.accelerators_per_node
+            yield from rank_files(folder, order.name, first_rank)
             yield f"torchrun{node}", folder / TORCHRUN_LOG
             yield f"gateway{node}", folder / "gateway.log"
 
@@ -234,11 +229,11 @@ class SiteProcesses:
         endpoint = GatewayEndpoint()
         endpoint.CopyFrom(gateway.endpoint)
         if endpoint.host in _WILDCARDS:
-            endpoint.host = self._documents.site.address
+            endpoint.host = self._order.site.address
         return endpoint
 
     async def _wait_for_gateways(self, what: str, events: Sequence[asyncio.Event]) -> None:
-        within_s = self._documents.timeouts.start_s
+        within_s = self._order.spec.timeouts.start_s
         try:
             async with asyncio.timeout(within_s):
                 for event in events:
@@ -247,8 +242,8 @@ class SiteProcesses:
             node = next(node for node, event in enumerate(events) if not event.is_set())
             raise SiteError(
                 "START_TIMED_OUT",
-                f"gateway {node} of site {self._documents.site.name} did not {what} within "
+                f"gateway {node} of site {self._order.site.name} did not {what} within "
                 f"{within_s:g} s",
                 node=node,
-                log_path=str(self._documents.node_folder(node) / "gateway.log"),
+                log_path=str(self._order.node_folder(node) / "gateway.log"),
             ) from None

@@ -8,15 +8,10 @@ from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
 from topology.errors import ConfigError
-from topology.job import Job, Probe
+from topology.job import Probe
 from topology.json_fields import read_json
 from topology.model.channels import FLOWS_MAX
-from topology.model.reduction_plans import plan_reduction
-from topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
-from topology.timeouts import Timeouts
-from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
-from topology.world import Topology
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
 """What no codec makes longer than a frame may be; 1 to 4 MiB is best, and 8 MiB where no link is
@@ -152,66 +147,3 @@ class GatewayConfig:
             ConfigError: it did not; names the field.
         """
         return read_json(cls, fields)
-
-
-def may_switch(job: Job) -> bool:
-    """Return whether other trees may carry a run's later rounds."""
-    return job.plan is not None and job.plan.replan is not None
-
-
-def gateway_config(
-    job: Job,
-    topology: Topology,
-    *,
-    run_id: str,
-    generation: int,
-    config_hash: str,
-    site: str,
-    node: int,
-    bind_host: str,
-    socket_path: str,
-) -> GatewayConfig:
-    """Derive one node's gateway configuration from the run's documents."""
-    plan, names = plan_reduction(job, topology), [each.name for each in topology.sites]
-    timeouts = Timeouts.derive(topology.failure)
-    own = topology.site(site).index
-    neighbours = [topology.sites[index].name for index in plan.neighbours(own)]
-    if may_switch(job):
-        neighbours = [
-            each for each in names if topology.link(site, each) and topology.link(each, site)
-        ]
-    links = [topology.link(site, other) for other in neighbours]
-    return GatewayConfig(
-        run_id=run_id,
-        generation=generation,
-        config_hash=config_hash,
-        site=site,
-        node=node,
-        sites=tuple(names),
-        nodes_per_site=tuple(each.nodes for each in topology.sites),
-        ranks_per_node=tuple(each.accelerators_per_node for each in topology.sites),
-        plan=plan,
-        codecs=plan_codecs(job, topology, plan),
-        error_feedback=job.exchange.error_feedback,
-        non_finite=job.exchange.non_finite,
-        chunk_bytes=chunk_bytes_of(job, topology),
-        channels_per_link=job.exchange.channels_per_link,
-        window_bytes=job.exchange.window_bytes,
-        pipeline_bytes=pipeline_bytes_of(job, topology, plan),
-        verify_every=job.verify_every,
-        bind_host=bind_host,
-        socket_path=socket_path,
-        links=tuple(
-            PeerLink(
-                site=link.target,
-                bytes_per_s=link.bytes_per_s,
-                rtt_s=link.rtt_s,
-                max_flows=link.max_flows or FLOWS_MAX,
-            )
-            for link in links
-            if link is not None
-        ),
-        peer_lost_s=timeouts.peer_lost_s,
-        keepalive_time_s=timeouts.keepalive_time_s,
-        keepalive_timeout_s=timeouts.keepalive_timeout_s,
-    )

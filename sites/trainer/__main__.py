@@ -5,8 +5,6 @@ trains one site with the default settings.
 """
 
 import argparse
-import os
-from pathlib import Path
 
 import sites
 from sites.trainer.train import train
@@ -16,7 +14,7 @@ def main() -> None:
     """Join the run, train, leave."""
     argparse.ArgumentParser(prog="python -m sites.trainer", description=__doc__).parse_args()
     site = sites.join(alone=True)
-    train(site, Path(os.environ.get("ISTHMUS_JOB", "job.yaml")).parent)
+    train(site, site.run_folder)
     site.leave()
 
 

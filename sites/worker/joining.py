@@ -11,12 +11,10 @@ import torch.distributed as dist
 from protos.errors import ConfigMismatchError
 from sites.local.rank_messages import Welcome
 from sites.worker.collectives import choose_device, ensure_process_group, local_rank
-from sites.worker.environment import Environment, NotLaunchedError, lone_topology
+from sites.worker.environment import Environment, NotLaunchedError, lone_spec
 from sites.worker.gateway_link import AloneLink, GatewayLink, Link, SiteOnlyLink
 from sites.worker.shard_encoder import encodes_here
 from sites.worker.site import Site
-from topology.job import Job
-from topology.timeouts import Timeouts
 
 
 def join(*, alone: bool = False) -> Site:
@@ -40,7 +38,8 @@ def join(*, alone: bool = False) -> Site:
         if not alone:
             raise
         return _join_alone()
-    timeouts = Timeouts.derive(environment.topology.failure)
+    spec = environment.spec
+    timeouts = spec.timeouts
     device = choose_device()
     encodes = encodes_here(os.environ, device)
     owns_group = ensure_process_group(device, timeouts.process_group_s)
@@ -58,7 +57,7 @@ def join(*, alone: bool = False) -> Site:
     except BaseException:
         gateway.close()
         raise
-    is_off = environment.job.exchange.schedule == "off"
+    is_off = spec.job.exchange.schedule == "off"
     if is_off or len(welcome.sites) == 1:
         link = SiteOnlyLink(gateway, dist.get_world_size())
         encodes = False  # Nothing crosses.
@@ -69,8 +68,7 @@ def join(*, alone: bool = False) -> Site:
     return Site(
         link=link,
         welcome=welcome,
-        job=environment.job,
-        topology=environment.topology,
+        spec=spec,
         run_folder=environment.run_folder,
         device=device,
         owns_group=owns_group,
@@ -78,9 +76,8 @@ def join(*, alone: bool = False) -> Site:
 
 
 def _join_alone() -> Site:
-    topology_timeouts = Timeouts.derive(lone_topology(1).failure)
     device = choose_device()
-    owns_group = ensure_process_group(device, topology_timeouts.process_group_s)
+    owns_group = ensure_process_group(device, lone_spec(1).timeouts.process_group_s)
     num_ranks = dist.get_world_size()
     welcome = Welcome(
         site="alone",
@@ -93,8 +90,7 @@ def _join_alone() -> Site:
     return Site(
         link=AloneLink(num_ranks),
         welcome=welcome,
-        job=Job(name="alone", topology=""),
-        topology=lone_topology(num_ranks),
+        spec=lone_spec(num_ranks),
         run_folder=Path.cwd(),
         device=device,
         owns_group=owns_group,

@@ -29,7 +29,7 @@ from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
 from sites.worker.transfer import CudaTransfer, HostTransfer
 from topology.job import Job
-from topology.timeouts import Timeouts
+from topology.run_spec import RunSpec
 from topology.world import Topology
 
 
@@ -57,8 +57,7 @@ class Site:
         *,
         link: Link,
         welcome: Welcome,
-        job: Job,
-        topology: Topology,
+        spec: RunSpec,
         run_folder: Path,
         device: torch.device,
         owns_group: bool,
@@ -72,20 +71,21 @@ class Site:
         self.global_rank = sum(welcome.ranks_per_site[: self.index]) + self.rank
         self.global_world_size = sum(welcome.ranks_per_site)
         self.device = device
-        self.job = job
-        self.topology = topology
+        self.job = spec.job
+        self.topology = spec.topology
         self.run_folder = run_folder
         self._link = link
         self._welcome = welcome
+        self._timeouts = spec.timeouts
         self._owns_group = owns_group
         self._tokens = TokenCount()
         self._steps = StepLog(
             link,
             sends=self.rank == 0,
-            timeline_every=job.timeline_every,
+            timeline_every=spec.job.timeline_every,
             verify_every=welcome.verify_every,
         )
-        self._exactness = Exactness(job.exchange)
+        self._exactness = Exactness(spec.job.exchange)
         self._shared: SharedTensors | None = None
         if device.type == "cpu" and self.world_size == 1:
             self._shared = SharedTensors(link)
@@ -294,7 +294,7 @@ class Site:
         That is at the same call at every rank of the site, for these calls are collectives.
         """
         if self._pipeline is None:
-            timeouts = Timeouts.derive(self.topology.failure)
+            timeouts = self._timeouts
             collectives = Collectives(timeouts.process_group_s)
             on_cuda = self.device.type == "cuda"
             self._pipeline = BucketPipeline(

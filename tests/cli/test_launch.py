@@ -14,8 +14,8 @@ from orchestrator.run_folder.home import run_folders
 from protos.control.v1 import control_pb2
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_folder, a_run, announce
+from tests.fakes.run_specs import submission_of
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from topology.documents.load import load_job, load_topology
 
 
 @pytest.fixture
@@ -53,12 +53,10 @@ def test_what_is_submitted_can_be_loaded_anywhere(
 
     assert done.code == 0
     (request,) = scripted.submitted
-    loaded = load_job(request.job.text, request.job.source, request.job.overrides)
-    assert loaded.entrypoint == str(files / "train.py")
-    assert loaded.trainer.data.files == (str(files / "*.txt"),)
-    topology = load_topology(
-        request.topology.text, request.topology.source, request.topology.overrides
-    )
+    spec = submission_of(request).spec
+    assert spec.job.entrypoint == str(files / "train.py")
+    assert spec.job.trainer.data.files == (str(files / "*.txt"),)
+    topology = spec.topology
     assert topology.links[0].rtt_s == pytest.approx(0.12)
     assert not topology.emulate
     assert request.job.source == str(job)

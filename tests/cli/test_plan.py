@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.coordinator.submission import Submission
 from tests.cli.conftest import SMALL_JOB, Isthmus
 from tests.cli.runs import a_run
+from tests.fakes.run_specs import submission_of
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from topology.documents.run_documents import DocumentText, RunDocuments, load_run
 
 
 @pytest.fixture
@@ -27,14 +28,9 @@ def coordinator() -> Iterator[tuple[ScriptedCoordinator, str]]:
         yield scripted, address
 
 
-def submitted(scripted: ScriptedCoordinator) -> RunDocuments:
+def submitted(scripted: ScriptedCoordinator) -> Submission:
     [request] = scripted.submitted
-    return load_run(
-        *(
-            DocumentText(each.text, each.source, list(each.overrides))
-            for each in (request.job, request.topology)
-        )
-    )
+    return submission_of(request)
 
 
 def test_a_plan_is_checked_by_itself(isthmus: Isthmus, plan: Path) -> None:
@@ -102,10 +98,10 @@ def test_a_plan_is_executed_as_it_is(
     done = isthmus("launch", job, "--plan", plan, "--set", "trainer.steps=3", "--detach", *at)
     assert done.code == 0, done.err
     run = submitted(scripted)
-    assert [site.name for site in run.topology.sites] == ["a", "b"]
+    assert [site.name for site in run.spec.topology.sites] == ["a", "b"]
     assert len(run.described.sites) == 3
-    assert run.job.exchange.codec == "int8"
-    assert run.job.trainer.steps == 3
+    assert run.spec.job.exchange.codec == "int8"
+    assert run.spec.job.trainer.steps == 3
 
 
 def test_a_job_that_says_plan_is_planned(
@@ -116,7 +112,7 @@ def test_a_job_that_says_plan_is_planned(
     done = isthmus("launch", job, "--detach", "--coordinator", address)
     assert done.code == 0, done.err
     assert "plan: 2 of 3 sites take part" in done.err
-    assert [each.site for each in submitted(scripted).job.placement] == ["a", "b"]
+    assert [each.site for each in submitted(scripted).spec.job.placement] == ["a", "b"]
 
 
 def test_a_job_that_does_not_is_not(
@@ -126,7 +122,7 @@ def test_a_job_that_does_not_is_not(
     done = isthmus("launch", job, "--detach", "--coordinator", address)
     assert done.code == 0
     assert "plan" not in done.err
-    assert submitted(scripted).job.placement == ()
+    assert submitted(scripted).spec.job.placement == ()
 
 
 @pytest.mark.parametrize(
@@ -185,6 +181,6 @@ def test_a_batch_too_small_for_all_sites_is_planned_for_some_and_launched(
     assert "is left out: each rank takes a sequence at least" in planned.out.replace("\n", " ")
     done = isthmus("launch", job, "--plan", path, "--detach", "--coordinator", address)
     assert done.code == 0, done.err
-    assert submitted(scripted).topology.num_ranks <= 2
+    assert submitted(scripted).spec.topology.num_ranks <= 2
     job.write_text(job.read_text() + "plan: {}\n")
     assert isthmus("validate", job).code == 0

@@ -9,9 +9,9 @@ import pytest
 from tests.cli.conftest import Isthmus
 from tests.cli.runs import a_run
 from tests.fakes.described import TWO_SITES_YAML
+from tests.fakes.run_specs import submission_of
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
 from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML
-from topology.documents.run_documents import DocumentText, load_run
 
 
 @pytest.fixture
@@ -49,12 +49,7 @@ def test_a_launch_hands_the_degrees_on(isthmus: Isthmus, job: Path) -> None:
         done = isthmus("launch", job, "--plan", plan, "--detach", "--coordinator", address)
     assert done.code == 0, done.err
     [request] = scripted.submitted
-    run = load_run(
-        *(
-            DocumentText(each.text, each.source, list(each.overrides))
-            for each in (request.job, request.topology)
-        )
-    )
+    run = submission_of(request).spec
     assert [each.site for each in run.job.placement] == ["a", "b"]
     for each in run.job.placement:
         assert each.parallel is not None

@@ -14,9 +14,8 @@ from pathlib import Path
 from protos.control.v1 import control_pb2 as control
 from tests.fakes.agent_coordinator import AgentCoordinator
 from tests.fakes.marked_processes import MarkedProcesses, kill_if_there
+from tests.fakes.run_specs import spec_of_texts
 from tests.fakes.waiting import PROCESSES_S, until
-from topology.documents.load import load_job, load_topology
-from topology.hashing import config_hash
 
 SCRIPT = Path(__file__).with_name("agent_rank.py")
 _END_S = 30.0
@@ -55,9 +54,7 @@ def prepare(topology: str, job: str, run_id: str = "r1", generation: int = 1) ->
         generation=generation,
         topology=control.Document(source="topology.yaml", text=topology),
         job=control.Document(source="job.yaml", text=job),
-        config_hash=config_hash(
-            load_job(job, "job.yaml", ()), load_topology(topology, "topology.yaml", ())
-        ),
+        run_spec=spec_of_texts(job, topology).to_bytes(),
     )
 
 

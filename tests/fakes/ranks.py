@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,9 @@ from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+
+from tests.fakes.run_specs import spec_of_texts
+from topology.run_spec import RunSpec
 
 RANKS_S = 90.0
 """By then every rank of a test has ended, even on a busy machine."""
@@ -63,8 +65,7 @@ def run_ranks(
     for site, ranks in enumerate(ranks_per_site):
         for rank in range(ranks):
             name = f"site{site}-rank{rank}"
-            environ = environment(folder, site, rank, ranks_per_site, sockets[site])
-            environ["ISTHMUS_OVERRIDES"] = json.dumps({"job": [*job]})
+            environ = environment(folder, site, rank, ranks_per_site, sockets[site], job)
             processes[name] = context.Process(
                 target=_rank, args=(program, folder, name, environ), daemon=True
             )
@@ -84,20 +85,16 @@ def run_ranks(
 
 
 def environment(
-    folder: Path, site: int, rank: int, ranks_per_site: Sequence[int], path: Path
+    folder: Path,
+    site: int,
+    rank: int,
+    ranks_per_site: Sequence[int],
+    path: Path,
+    job: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return what a launcher would set."""
-    job, topology = folder / "job.yaml", folder / "topology.yaml"
-    job.write_text(JOB)
-    sites = "\n".join(
-        f"  - {{name: site{index}, nodes: 1, accelerators_per_node: {ranks}, accelerator: core}}"
-        for index, ranks in enumerate(ranks_per_site)
-    )
-    links = "\n".join(
-        f"  - {{between: [site{index - 1}, site{index}], bandwidth: 1Gbit/s, rtt: 1ms}}"
-        for index in range(1, len(ranks_per_site))
-    )
-    topology.write_text(TOPOLOGY.format(sites=sites, links=links or "  []"))
+    spec = folder / "run_spec.json"
+    spec.write_bytes(run_spec(ranks_per_site, job).to_bytes())
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -108,11 +105,23 @@ def environment(
         "ISTHMUS_GENERATION": "1",
         "ISTHMUS_SITE": f"site{site}",
         "ISTHMUS_GATEWAY": str(path),
-        "ISTHMUS_JOB": str(job),
-        "ISTHMUS_TOPOLOGY": str(topology),
-        "ISTHMUS_OVERRIDES": "{}",
+        "ISTHMUS_SPEC": str(spec),
         "ISTHMUS_RUN_FOLDER": str(folder),
     }
+
+
+def run_spec(ranks_per_site: Sequence[int], job: Sequence[str] = ()) -> RunSpec:
+    """Return a run on a chain of sites of one node each; `job` are settings as `--set` has them."""
+    sites = "\n".join(
+        f"  - {{name: site{index}, nodes: 1, accelerators_per_node: {ranks}, accelerator: core}}"
+        for index, ranks in enumerate(ranks_per_site)
+    )
+    links = "\n".join(
+        f"  - {{between: [site{index - 1}, site{index}], bandwidth: 1Gbit/s, rtt: 1ms}}"
+        for index in range(1, len(ranks_per_site))
+    )
+    topology = TOPOLOGY.format(sites=sites, links=links or "  []")
+    return spec_of_texts(JOB, topology, job)
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from sites.gateway.config import gateway_config
-from sites.worker.environment import Environment
+from sites.agent.gateway import gateway_config
 from tests.fakes.gateway_process import GatewayProcess
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import Program, environment, results, run_ranks
+from tests.fakes.ranks import Program, results, run_ranks, run_spec
 from tests.sites import worker_programs as programs
 
 SITES = (1, 3)
@@ -72,16 +71,13 @@ def gateway_processes(
 ) -> Iterator[tuple[list[GatewayProcess], list[Path]]]:
     """Start a gateway for each site and connect them."""
     paths = [folder / f"gateway{site}" for site in range(len(ranks_per_site))]
-    environ = environment(folder, 0, 0, ranks_per_site, paths[0])
-    overrides = f'{{"job": ["exchange.codec={codec}"]}}'
-    documents = Environment.read({**environ, "ISTHMUS_OVERRIDES": overrides})
-    names = [site.name for site in documents.topology.sites]
+    spec = run_spec(ranks_per_site, [f"exchange.codec={codec}"])
+    names = spec.site_names
     with ExitStack() as stack:
         processes = [stack.enter_context(GatewayProcess(folder / f"{name}.log")) for name in names]
         for name, path, process in zip(names, paths, processes, strict=True):
             config = gateway_config(
-                documents.job,
-                documents.topology,
+                spec,
                 run_id="run",
                 generation=1,
                 config_hash="hash",

@@ -16,8 +16,9 @@ from orchestrator.emulator.backend import EmulatorError
 from orchestrator.emulator.emulations import named_emulator
 from orchestrator.emulator.standing import answer_to, read_answer
 from protos.errors import IsthmusError
-from sites.worker.environment import read_overrides
 from sites.worker.gateway_link import GatewayLink
+from tests.fakes.run_specs import spec_of
+from tests.fakes.worlds import JOB, topology
 from tests.fuzz.line_targets import json_bytes, line
 from tests.fuzz.target import KIB, Target
 from tests.topology import fault_documents
@@ -25,9 +26,15 @@ from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
 from topology.faults.loading import load_faults
 from topology.faults.script import Change, Pause
+from topology.plan_wishes import Replan
+from topology.run_spec import RunSpec
 
 _CHAIN = load_topology(fault_documents.TOPOLOGY, "chain.yaml")
 _DEADLINE_S = 10.0
+_PLANNED = (
+    "entrypoint: train.py\n"
+    "reduction: {trees: [{root: a, parents: {b: a, c: a}}, {root: b, parents: {a: b, c: b}}]}\n"
+)
 
 
 # ---------------------------------------------------------------- a rank hears its gateway
@@ -145,11 +152,6 @@ def _state(data: bytes) -> None:
             assert named is None or (named[0] > 0 and named[1] >= 0)
 
 
-def _overridden(data: bytes) -> None:
-    overrides = read_overrides(data.decode("utf-8", errors="replace"))
-    load_job("version: 1\nname: j\ntopology: t.yaml\n", "j.yaml", overrides["job"])
-
-
 def _target(
     name: str,
     decode: object,
@@ -188,10 +190,10 @@ LOCAL_TARGETS = (
         200,
     ),
     _target(
-        "overrides",
-        _overridden,
+        "run-spec",
+        RunSpec.from_bytes,
         (ConfigError,),
-        [line({"job": ["exchange.codec=int8"], "topology": []}), b""],
-        60,
+        [spec_of(load_job(JOB + _PLANNED, "job.yaml"), topology(3), Replan()).to_bytes()],
+        200,
     ),
 )

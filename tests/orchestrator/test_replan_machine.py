@@ -33,26 +33,28 @@ from orchestrator.core.replan_machine import (
 )
 from orchestrator.core.run_events import RecordEvent
 from protos import metrics
+from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology
-from topology.job import NamedTree, Reduction
+from topology.job import Job
 from topology.plan_wishes import Replan
+from topology.run_spec import CodedPlan
+from topology.trees.trees import ReductionPlan, star
 
 T = TypeVar("T")
 SITES = ("a", "b", "c")
 PLANNED = 12.5e6
 DETECT_S = 5.0
 SETTINGS = Replan(drift=0.2, lasting_s=10.0)
-STAR = Reduction(trees=(NamedTree(root="c", parents={"a": "c", "b": "c"}),))
-BETTER = SwitchPlanned(
-    form="star at c", reduction=STAR, plan_hash="f" * 64, before_s=2.0, after_s=0.5
-)
+SPEC = spec_of(Job(name="j", topology=""), topology(3), SETTINGS)
+STAR = CodedPlan(ReductionPlan(3, (star(3, 2),), ""), ("fp32",))
+BETTER = SwitchPlanned(form="star at c", reduction=STAR, before_s=2.0, after_s=0.5)
 
 
 class World:
     """A machine, its clock, and rounds that go on: one in half a second."""
 
     def __init__(self) -> None:
-        self.machine = ReplanMachine(topology(3), SETTINGS)
+        self.machine = ReplanMachine(SPEC)
         self.now_s = 100.0
         self.round = 0
         self.actions: list[replan_machine.Action] = []
@@ -117,7 +119,7 @@ def accepted(site: str, asked: SendPrepareReduction, **changes: object) -> Reduc
         "site": site,
         "epoch": asked.epoch,
         "is_accepted": True,
-        "plan_hash": BETTER.plan_hash,
+        "plan_hash": STAR.hash,
         "round": 1,
         "is_late": False,
         "why": "",
@@ -128,7 +130,7 @@ def accepted(site: str, asked: SendPrepareReduction, **changes: object) -> Reduc
 def test_lasting_drift_is_planned_for_once() -> None:
     world = World()
     asked = world.drift()
-    assert asked.reduction is None
+    assert asked.reduction is SPEC.reduction
     assert rates_of(asked) == {("a", "b"): pytest.approx(PLANNED / 10)}
     assert world.kinds() == ["link.drifted"]
     assert world.go(500, PLANNED / 10) == [], "it waits for the plan"
@@ -195,7 +197,7 @@ def test_a_link_that_was_left_is_tried_again_ever_more_seldom() -> None:
 def test_a_plan_that_saves_little_is_no_reason_to_switch() -> None:
     world = World()
     world.drift()
-    little = SwitchPlanned(form="x", reduction=STAR, plan_hash="", before_s=1.0, after_s=0.96)
+    little = SwitchPlanned(form="x", reduction=STAR, before_s=1.0, after_s=0.96)
     (kept,) = world.tell(little)
     assert isinstance(kept, RecordEvent)
     assert kept.kind == "plan.kept"

@@ -15,12 +15,10 @@ import pytest
 from orchestrator.coordinator.journal import Journal
 from protos import metrics
 from protos.control.v1 import control_pb2 as pb
+from sites.agent.plan_switch import plan_of
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
 from tests.fakes.worlds import JOB, topology_text
-from topology.documents.load import load_job, load_topology
-from topology.hashing import reduction_hash
-from topology.model.reduction_plans import plan_reduction
-from topology.trees.link_codecs import plan_codecs
+from topology.run_spec import CodedPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]  # a planner's process
 
@@ -74,14 +72,7 @@ def _link(source: str, target: str, count: int) -> pb.MetricBatch:
 
 def hash_of(prepare: pb.PrepareReduction) -> str:
     """Return what a site answers that has understood a proposal."""
-    trees = [
-        {"root": tree.root, "parents": dict(tree.parents), "weight": tree.weight}
-        for tree in prepare.trees
-    ]
-    job = load_job(PLANNED_JOB, "job.yaml", [f"reduction={{trees: {trees}}}"])
-    world = load_topology(topology_text(3), "topology.yaml")
-    plan = plan_reduction(job, world)
-    return reduction_hash(plan, plan_codecs(job, world, plan))
+    return CodedPlan(plan_of(prepare.trees, SITES), tuple(prepare.codecs)).hash
 
 
 async def accept(agent: FakeAgent, prepare: pb.PrepareReduction) -> None:

@@ -1,4 +1,4 @@
-"""The agent's small parts: outbox, socket folder, documents."""
+"""The agent's small parts: outbox, socket folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ import pytest
 
 from protos.control.v1 import control_pb2 as control
 from protos.limits import CONTROL_MESSAGE_BYTES
-from sites.agent.documents import read_documents
 from sites.agent.outbox import BULK_BYTES, Outbox
-from sites.agent.site_failures import SiteError
 from sites.agent.sockets import SOCKET_PATH_BYTES, socket_folder
-from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
 
 
 def metric(step: int) -> control.Metric:
@@ -113,67 +110,3 @@ def test_a_temporary_folder_with_a_long_path_is_refused(
     with pytest.raises(OSError, match="set TMPDIR"), socket_folder():
         pass
     assert list(long.iterdir()) == []
-
-
-def test_documents_say_what_to_start(tmp_path: Path) -> None:
-    order = prepare(topology_yaml(2, 3), job_yaml("done"))
-    documents = read_documents(order, "a", tmp_path)
-    assert documents.folder == tmp_path / "r1"
-    assert documents.command == (str(SCRIPT), "done")
-    assert documents.node_folder(1).is_dir()
-    environment = documents.environment(Path("/s"))
-    assert Path(environment["ISTHMUS_JOB"]).read_text() == order.job.text
-    assert environment["ISTHMUS_OVERRIDES"] == '{"job": [], "topology": []}'
-    assert documents.name == "r1-1"
-
-
-def test_an_embedded_agents_folder_is_its_runs_already(tmp_path: Path) -> None:
-    state = tmp_path / "runs" / "r1" / "sites" / "a"
-    assert read_documents(prepare(topology_yaml(), job_yaml()), "a", state).folder == state
-
-
-def test_a_relative_script_is_beside_the_job_file(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    order = prepare(topology_yaml(), job_yaml(entrypoint="train.py"))
-    order.job.source = str(tmp_path / "job.yaml")
-    assert read_documents(order, "a", tmp_path).command == (str(tmp_path / "train.py"),)
-
-
-def _other_hash(order: control.Prepare) -> None:
-    order.config_hash = "0" * 64
-
-
-def _bad_yaml(order: control.Prepare) -> None:
-    order.job.text = "version: 1\nnam: x\n"
-
-
-def _bad_name(order: control.Prepare) -> None:
-    order.run_id = "../x"
-
-
-def _no_script(order: control.Prepare) -> None:
-    order.CopyFrom(prepare(topology_yaml(), job_yaml(entrypoint="/no/such.py")))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "code", "said"),
-    [
-        (_other_hash, "CONFIG_MISMATCH", "site a resolves the configuration to"),
-        (_bad_yaml, "INVALID_CONFIG", "nam"),
-        (_bad_name, "PROTOCOL_VIOLATION", "no name of a run"),
-        (_no_script, "LAUNCH_FAILED", "/no/such.py"),
-    ],
-)
-def test_what_cannot_be_started_is_said(
-    tmp_path: Path, spoil: object, code: str, said: str
-) -> None:
-    order = prepare(topology_yaml(), job_yaml())
-    spoil(order)  # type: ignore[operator]
-    with pytest.raises(SiteError, match=said) as caught:
-        read_documents(order, "a", tmp_path)
-    assert caught.value.code == code
-
-
-def test_a_site_that_is_not_in_the_topology_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SiteError, match="no site 'z'"):
-        read_documents(prepare(topology_yaml(), job_yaml()), "z", tmp_path)

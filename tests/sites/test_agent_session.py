@@ -106,7 +106,7 @@ def test_a_site_that_is_still_taken_is_asked_for_again(tmp_path: Path) -> None:
             await _wait_log(bench, "an older session holds the site")
             coordinator.refuses_with = None
             hello = (await coordinator.wait_message("hello")).hello
-            assert (hello.site, hello.protocol_max) == ("a", 1)
+            assert (hello.site, hello.protocol_max) == ("a", 2)
             assert len(hello.topology_hash) == 64
 
     play(story)
@@ -170,7 +170,7 @@ def test_orders_that_do_not_fit_are_answered(tmp_path: Path) -> None:
             coordinator.say(prepare=prepare(topology, job_yaml(), "r1", generation=4))
             assert (await ended(coordinator, "r1")).failures[0].code == "STALE_GENERATION"
             other = prepare(topology, job_yaml(), "r2", generation=5)
-            other.config_hash = "f" * 64
+            other.run_spec = b"{}"
             coordinator.say(prepare=other)
             assert (await ended(coordinator, "r2")).failures[0].code == "CONFIG_MISMATCH"
             coordinator.say(prepare=prepare(topology, job_yaml(), "r3", generation=6))

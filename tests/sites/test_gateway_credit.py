@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from protos.errors import RemoteProtocolError
+from sites.agent.gateway import gateway_config as gateway_config_of
 from sites.gateway.config import GatewayConfig
-from sites.gateway.config import gateway_config as gateway_config_of
 from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
 from sites.local.chunk_grid import grid
 from tests.fakes.gateway_sites import gateway_config
+from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import topology_text
 from topology.documents.load import load_topology
 from topology.job import Exchange, Job
@@ -136,8 +137,7 @@ def test_a_link_never_waits_for_results(nodes: int, bandwidth: str, rtt: str) ->
     described = load_topology(text.replace("nodes: 1", f"nodes: {nodes}"), "topology.yaml")
     job = Job(name="j", topology="topology.yaml", exchange=Exchange(codec="fp32"))
     config = gateway_config_of(
-        job,
-        described,
+        spec_of(job, described),
         run_id="run-1",
         generation=1,
         config_hash="",

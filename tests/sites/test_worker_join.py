@@ -52,24 +52,16 @@ def test_outside_a_run_the_error_says_what_to_do() -> None:
 def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
     whole = environment(tmp_path, 0, 0, [1], tmp_path / "gateway")
     assert Environment.read(whole).site == "site0"
-    assert Environment.read(whole).topology.failure.detect_within_s == 6.0
-    lacking = {name: text for name, text in whole.items() if name != "ISTHMUS_JOB"}
+    assert Environment.read(whole).spec.topology.failure.detect_within_s == 6.0
+    lacking = {name: text for name, text in whole.items() if name != "ISTHMUS_SPEC"}
     for wrong, said in [
-        (lacking, "ISTHMUS_JOB not set"),
+        (lacking, "ISTHMUS_SPEC not set"),
         ({**whole, "ISTHMUS_GENERATION": "new"}, "ISTHMUS_GENERATION: want a whole number"),
-        ({**whole, "ISTHMUS_OVERRIDES": "[]"}, "ISTHMUS_OVERRIDES: want a JSON object"),
-        ({**whole, "ISTHMUS_OVERRIDES": "{"}, "ISTHMUS_OVERRIDES: want a JSON object"),
-        ({**whole, "ISTHMUS_JOB": str(tmp_path / "no.yaml")}, "no.yaml: cannot be read"),
+        ({**whole, "ISTHMUS_SPEC": str(tmp_path / "no.json")}, "no.json: cannot be read"),
+        ({**whole, "ISTHMUS_SPEC": str(SCRIPT)}, "the run's spec is not JSON"),
     ]:
         with pytest.raises(ConfigError, match=said):
             Environment.read(wrong)
-
-
-def test_overrides_are_applied(tmp_path: Path) -> None:
-    whole = environment(tmp_path, 0, 0, [1], tmp_path / "gateway")
-    overrides = '{"topology": ["failure.detect_within=9s"], "job": ["name=other"]}'
-    found = Environment.read({**whole, "ISTHMUS_OVERRIDES": overrides})
-    assert (found.topology.failure.detect_within_s, found.job.name) == (9.0, "other")
 
 
 @pytest.mark.slow

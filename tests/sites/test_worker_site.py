@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from sites.local.rank_messages import Welcome
-from sites.worker.environment import lone_topology
+from sites.worker.environment import lone_spec
 from sites.worker.site import Site
 from tests.fakes.lone_exchanges import RecordingLink
 from topology.job import Job
@@ -39,8 +40,7 @@ def _site(link: RecordingLink) -> Site:
     return Site(
         link=link,
         welcome=welcome,
-        job=Job(name="test", topology="", timeline_every=0),
-        topology=lone_topology(1),
+        spec=dataclasses.replace(lone_spec(1), job=Job(name="test", topology="", timeline_every=0)),
         run_folder=Path(),
         device=torch.device("cpu"),
         owns_group=False,

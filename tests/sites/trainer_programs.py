@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 import sys
 import warnings
@@ -11,6 +11,9 @@ from pathlib import Path
 import torch.distributed as dist
 
 from sites.trainer.__main__ import main
+from tests.fakes.ranks import JOB as JOB_TEXT
+from topology.documents.load import load_job
+from topology.run_spec import RunSpec
 
 JOB = (
     "trainer.steps=12",
@@ -66,7 +69,11 @@ def train_each_site_by_itself(folder: Path, _: str) -> None:
 
 def _run(folder: Path, overrides: tuple[str, ...]) -> None:
     """Be `python -m sites.trainer`; torch.distributed meets in a file, which needs no port."""
-    os.environ["ISTHMUS_OVERRIDES"] = json.dumps({"job": list(overrides)})
+    spec = RunSpec.from_bytes(Path(os.environ["ISTHMUS_SPEC"]).read_bytes())
+    job = load_job(JOB_TEXT, "job.yaml", overrides)
+    own = folder / f"{os.environ['ISTHMUS_SITE']}-{os.environ['RANK']}.json"
+    own.write_bytes(dataclasses.replace(spec, job=job).to_bytes())
+    os.environ["ISTHMUS_SPEC"] = str(own)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{os.environ['TEST_STORE']}",

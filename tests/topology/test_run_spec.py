@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
 import pytest
 
 from tests.fakes.described import described_job
+from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
 from topology.documents.load import load_job
 from topology.errors import ConfigError
 from topology.plan_wishes import Replan
-from topology.run_decisions import decide_run
 from topology.run_spec import REQUIRED, RunSpec, _required, spec_hash
 
 WRITTEN = """
@@ -22,15 +21,14 @@ entrypoint: train.py
 arguments: [--fast]
 exchange: {codec: int8, codecs: [{between: [a, b], codec: bf16}], exact: ["*.norm"]}
 reduction: {trees: [{root: a, parents: {b: a, c: a}, weight: 2}, {root: b, parents: {a: b, c: b}}]}
-placement: [{site: a, sequences: 16, parallel: {data: 2}}, {site: b, sequences: 32}]
+placement: [{site: a, sequences: 16, parallel: {data: 2}}, {site: b, sequences: 16}, {site: c, sequences: 16}]
 trainer: {data: {files: ["text/*.txt"]}}
 plan: {}
 """
 
 
 def spec(written: str = WRITTEN) -> RunSpec:
-    job = load_job(JOB + written, "job.yaml")
-    return decide_run(job, topology(3), folder=PurePath("/jobs"), replan=Replan(gain=0.1))
+    return spec_of(load_job(JOB + written, "job.yaml"), topology(3), Replan(gain=0.1))
 
 
 def with_fields(written: bytes, **fields: object) -> bytes:
@@ -38,11 +36,7 @@ def with_fields(written: bytes, **fields: object) -> bytes:
 
 
 def test_a_spec_is_read_as_it_was_written() -> None:
-    for one in (
-        spec(),
-        spec("probe: {}\n"),
-        decide_run(described_job(), topology(2), folder=PurePath("/jobs")),
-    ):
+    for one in (spec(), spec("probe: {}\n"), spec_of(described_job(), topology(2))):
         written = one.to_bytes()
         read = RunSpec.from_bytes(written)
         assert read == one

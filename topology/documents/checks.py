@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from topology.errors import ConfigError
 from topology.job import Job
-from topology.model.reduction_plans import plan_reduction
+from topology.run_decisions import decide_reduction
+from topology.run_spec import CodedPlan
 from topology.text.yaml_document import Document, Path, read_with_overrides
 from topology.world import Topology
 
@@ -17,8 +18,8 @@ def check_pair(
     overrides: Sequence[str] = (),
     *,
     is_placed: bool = True,
-) -> None:
-    """Check that a job can run on a topology.
+) -> CodedPlan:
+    """Check that a job can run on a topology, and return what its reduction comes to.
 
     Args:
         job: As `load_job` made it from the next arguments.
@@ -32,22 +33,24 @@ def check_pair(
     Raises:
         ConfigError: with every problem, each at the job's line.
     """
-    document = read_with_overrides(text, source, overrides)
+    problems: list[tuple[str, str]] = []
+    reduction: CodedPlan | None = None
     try:
-        plan_reduction(job, topology)
+        reduction = decide_reduction(job, topology)
     except ConfigError as error:
-        for problem in error.problems:
-            document.add(_path(document, problem.path), problem.message)
+        problems += [(each.path, each.message) for each in error.problems]
     batch, ranks = job.trainer.global_batch, topology.num_ranks
     if is_placed and job.entrypoint is None and job.probe is None and batch < ranks:
         fewer = not job.placement and batch >= min(site.num_ranks for site in topology.sites)
         cure = "; with a `plan` section, `launch` leaves sites out" if fewer else ""
-        document.add(
-            ("trainer", "global_batch"),
-            f"want at least {ranks}, a sequence for each rank of {topology.name!r}; "
-            f"got {batch}{cure}",
-        )
-    document.raise_problems()
+        message = f"want at least {ranks}, a sequence for each rank of {topology.name!r}"
+        problems.append(("trainer.global_batch", f"{message}; got {batch}{cure}"))
+    if reduction is not None and not problems:
+        return reduction
+    document = read_with_overrides(text, source, overrides)
+    for path, message in problems:
+        document.add(_path(document, path), message)
+    raise ConfigError(document.problems)
 
 
 def _path(document: Document, dotted: str) -> Path:

@@ -286,16 +286,20 @@ class Prepare(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     TOPOLOGY_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
-    CONFIG_HASH_FIELD_NUMBER: builtins.int
     NAMESPACE_FIELD_NUMBER: builtins.int
+    RUN_SPEC_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
-    config_hash: builtins.str
-    """of the resolved topology and job; the agent computes its own and compares"""
+    run_spec: builtins.bytes
+    """what the run is: JSON of topology/run_spec.py, the same bytes for every site"""
     @property
-    def topology(self) -> global___Document: ...
+    def topology(self) -> global___Document:
+        """as submitted, to be kept beside the logs; nobody reads it again"""
+
     @property
-    def job(self) -> global___Document: ...
+    def job(self) -> global___Document:
+        """likewise"""
+
     @property
     def namespace(self) -> global___Namespace:
         """absent: the site's gateways run where the agent does"""
@@ -307,11 +311,11 @@ class Prepare(google.protobuf.message.Message):
         generation: builtins.int = ...,
         topology: global___Document | None = ...,
         job: global___Document | None = ...,
-        config_hash: builtins.str = ...,
         namespace: global___Namespace | None = ...,
+        run_spec: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "namespace", b"namespace", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config_hash", b"config_hash", "generation", b"generation", "job", b"job", "namespace", b"namespace", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "job", b"job", "namespace", b"namespace", "run_id", b"run_id", "run_spec", b"run_spec", "topology", b"topology"]) -> None: ...
 
 global___Prepare = Prepare
 
@@ -619,6 +623,7 @@ class PrepareReduction(google.protobuf.message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     FROM_ROUND_FIELD_NUMBER: builtins.int
     TREES_FIELD_NUMBER: builtins.int
+    CODECS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
@@ -628,6 +633,10 @@ class PrepareReduction(google.protobuf.message.Message):
     def trees(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReductionTree]:
         """none: gather"""
 
+    @property
+    def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """of each tree; of a gather, one"""
+
     def __init__(
         self,
         *,
@@ -636,8 +645,9 @@ class PrepareReduction(google.protobuf.message.Message):
         epoch: builtins.int = ...,
         from_round: builtins.int = ...,
         trees: collections.abc.Iterable[global___ReductionTree] | None = ...,
+        codecs: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "from_round", b"from_round", "generation", b"generation", "run_id", b"run_id", "trees", b"trees"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["codecs", b"codecs", "epoch", b"epoch", "from_round", b"from_round", "generation", b"generation", "run_id", b"run_id", "trees", b"trees"]) -> None: ...
 
 global___PrepareReduction = PrepareReduction
 
@@ -937,8 +947,11 @@ class SubmitRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     JOB_FIELD_NUMBER: builtins.int
     TOPOLOGY_FIELD_NUMBER: builtins.int
+    DECISIONS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """chosen by the client; the same id again answers the same run"""
+    decisions: builtins.str
+    """of a plan for this job, as JSON of a plan file's `decisions`; empty: there is no plan"""
     @property
     def job(self) -> global___Document: ...
     @property
@@ -949,9 +962,10 @@ class SubmitRequest(google.protobuf.message.Message):
         run_id: builtins.str = ...,
         job: global___Document | None = ...,
         topology: global___Document | None = ...,
+        decisions: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["job", b"job", "topology", b"topology"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job", b"job", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["decisions", b"decisions", "job", b"job", "run_id", b"run_id", "topology", b"topology"]) -> None: ...
 
 global___SubmitRequest = SubmitRequest
 

@@ -1,0 +1,117 @@
+"""What the coordinator's Prepare asks of a site, and what this build refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protos.control.v1 import control_pb2 as control
+from sites.agent.gateway import gateway_config
+from sites.agent.order import SiteOrder, read_order
+from sites.agent.site_failures import SiteError
+from sites.gateway.config import GatewayConfig
+from tests.fakes.agent_bench import SCRIPT, job_yaml, prepare, topology_yaml
+from tests.fakes.run_specs import spec_of
+from tests.fakes.worlds import JOB, topology
+from topology.documents.load import load_job
+from topology.plan_wishes import Replan
+
+
+def test_an_order_says_what_to_start(tmp_path: Path) -> None:
+    message = prepare(topology_yaml(2, 3), job_yaml("done"))
+    order = read_order(message, "a", tmp_path)
+    assert order.folder == tmp_path / "r1"
+    assert order.command == (str(SCRIPT), "done")
+    assert order.node_folder(1).is_dir()
+    environment = order.environment(Path("/s"))
+    assert Path(environment["ISTHMUS_SPEC"]).read_bytes() == message.run_spec
+    assert (order.folder / "job.yaml").read_text() == message.job.text
+    assert order.name == "r1-1"
+
+
+def test_an_embedded_agents_folder_is_its_runs_already(tmp_path: Path) -> None:
+    state = tmp_path / "runs" / "r1" / "sites" / "a"
+    assert read_order(prepare(topology_yaml(), job_yaml()), "a", state).folder == state
+
+
+def test_a_probe_takes_one_node_of_a_site(tmp_path: Path) -> None:
+    order = read_order(prepare(topology_yaml(2, 3), job_yaml() + "probe: {}\n"), "a", tmp_path)
+    assert order.site.nodes == 1
+    config = node_config(order, 0)
+    assert config.probe is not None
+    assert config.nodes_per_site == (1, 1)
+
+
+def node_config(order: SiteOrder, node: int) -> GatewayConfig:
+    return gateway_config(
+        order.spec,
+        run_id=order.run_id,
+        generation=order.generation,
+        config_hash=order.spec_hash,
+        site=order.site.name,
+        node=node,
+        bind_host="127.0.0.1",
+        socket_path="/s",
+    )
+
+
+def test_gateways_have_links_to_the_neighbours_of_every_plan_that_may_come() -> None:
+    def neighbours(replan: Replan | None) -> list[str]:
+        job = load_job(JOB + "reduction: {tree: star, hub: b}\n", "job.yaml")
+        order = SiteOrder(
+            run_id="r1",
+            generation=1,
+            spec=spec_of(job, topology(3), replan),
+            spec_hash="",
+            site=topology(3).sites[0],
+            folder=Path("/r1"),
+            command=(),
+        )
+        return [link.site for link in node_config(order, 0).links]
+
+    assert neighbours(None) == ["b"]
+    assert neighbours(Replan()) == ["b", "c"]
+
+
+def _no_spec(message: control.Prepare) -> None:
+    message.run_spec = b""
+
+
+def _newer_spec(message: control.Prepare) -> None:
+    fields = {**json.loads(message.run_spec), "newer": 1, "required": ["newer"]}
+    message.run_spec = json.dumps(fields).encode()
+
+
+def _bad_name(message: control.Prepare) -> None:
+    message.run_id = "../x"
+
+
+def _no_script(message: control.Prepare) -> None:
+    message.CopyFrom(prepare(topology_yaml(), job_yaml(entrypoint="/no/such.py")))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "said"),
+    [
+        (_no_spec, "CONFIG_MISMATCH", "update isthmus at the coordinator"),
+        (_newer_spec, "CONFIG_MISMATCH", "needs `newer`.* update isthmus at site a"),
+        (_bad_name, "PROTOCOL_VIOLATION", "no name of a run"),
+        (_no_script, "LAUNCH_FAILED", "/no/such.py"),
+    ],
+)
+def test_what_cannot_be_started_is_said(
+    tmp_path: Path, spoil: Callable[[control.Prepare], None], code: str, said: str
+) -> None:
+    message = prepare(topology_yaml(), job_yaml())
+    spoil(message)
+    with pytest.raises(SiteError, match=said) as caught:
+        read_order(message, "a", tmp_path)
+    assert caught.value.code == code
+
+
+def test_a_site_that_is_not_in_the_topology_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="no site 'z'"):
+        read_order(prepare(topology_yaml(), job_yaml()), "z", tmp_path)
