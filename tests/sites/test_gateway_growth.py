@@ -44,7 +44,7 @@ def growing(folder: Path, wanted: int | None) -> tuple[ChannelGrowth, Streams, O
     streams = CountedStreams(
         outbox,
         PeerWatch(config, PEER, outbox),
-        generation=1,
+        config=config,
         on_failure=lambda _error: None,
         on_progress=lambda: None,
     )

@@ -1,12 +1,9 @@
-"""The sending side of one link: frames to one gateway of another site.
+"""The sending side: a `Link` to each gateway of another site, and `PeerLinks`, all of them.
 
-An outbox holds what is to be sent (`outbox.py`), streams carry it over connections of their own
-(`streams.py`), as many as the link takes (`channel_growth.py`), and beside them somebody asks now
-and then whether the peer lives (`peer_watch.py`), and somebody has TCP use the pauses
-(`pauses.py`), and spread packets over time (`pacing.py`). The link starts these, and ends them
-together.
-
-The links of one gateway: those that its plan needs, and those of plans to come.
+A link holds what is to be sent in an outbox (`send_queue.py`). Streams carry it over connections of
+their own (`streams.py`), as many as the link takes (`congestion/connections.py`). Beside them
+threads ask now and then whether the peer lives (`peer_watch.py`), have TCP use the pauses, and have
+it spread packets over time (`congestion/kernel.py`). The link starts these, and ends them together.
 
 A link is made when a plan first needs it. One that is lost when no plan needs it any more is only
 closed, and made again if another plan does.
@@ -43,7 +40,7 @@ _AHEAD_MIN_BYTES = 4 << 20
 
 
 class Link:
-    """Frames to one peer. `open`, then `send`; `drain` before a clean end; `close` always."""
+    """The way to one peer. `open`, then `send`; `drain` before a clean end; `close` always."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class Link:
 
         Args:
             config: this gateway's.
-            link: the configured figures of the link to the peer's site.
+            link: what the link to the peer's site is said to carry.
             peer: whom to dial.
             on_failure: called once, from a thread of the link, when the peer is lost.
             on_progress: called when a frame has left the queue; must not block.
@@ -74,7 +71,7 @@ class Link:
         self._streams = Streams(
             self._outbox,
             self._watch,
-            generation=config.generation,
+            config=config,
             on_failure=self._stream_failed,
             on_progress=on_progress,
         )
@@ -87,10 +84,10 @@ class Link:
 
     @property
     def ahead_bytes(self) -> int:
-        """How many bytes of frames are made before the link can take them.
+        """Bytes of frames that may be made before the link can take them.
 
-        Chunks are admitted in order, so a link that falls behind for a moment holds up the others
-        once so much waits for it: on narrow links a lost packet's recovery is many windows long.
+        Chunks are admitted in order. So once so much waits for a link that has fallen behind, it
+        holds up the others. On narrow links the recovery of a lost packet is many windows long.
         """
         return max(_WINDOWS_AHEAD * self._outbox.window_bytes, _AHEAD_MIN_BYTES)
 
@@ -110,7 +107,7 @@ class Link:
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
             StaleGenerationError: the peer refused: another run or generation.
-            PeerLostError: no answer in time: as of `PeerWatch.greet`.
+            PeerLostError: no answer in time, as `PeerWatch.greet` counts it.
         """
         self._watch.greet(within_s)
         self._growth.begin()
@@ -132,14 +129,7 @@ class Link:
         return num_bytes
 
     def reached(self) -> None:
-        """The peer has said something over its own link to here."""
-        self._watch.reached()
-
-    def wanted_again(self) -> None:
-        """Another plan needs the link.
-
-        The peer may have dropped its own while none did: it is given time anew.
-        """
+        """The peer has said something over its own link to here, or is given time anew to do so."""
         self._watch.reached()
 
     def peer_left(self) -> None:
@@ -160,7 +150,7 @@ class Link:
             request.code, request.message = failure.code, failure.message
             request.site, request.rank = failure.site or self._config.site, failure.rank
         try:
-            with self._watch.channel() as channel:
+            with self.peer.channel(self._config) as channel:
                 if not self._watch.session:  # it ends before it was ever connected
                     self._watch.hello(channel, timeout_s)
                 request.session = self._watch.session
@@ -219,7 +209,10 @@ class Link:
 
 
 class PeerLinks:
-    """`meet` the peers, then `add` sites. All methods may be called from any thread."""
+    """All links of a gateway. `meet` the peers, then `add` sites.
+
+    All methods may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -300,7 +293,7 @@ class PeerLinks:
                 raise LocalProtocolError("this gateway is stopping")
             for sender, link in self._links.items():
                 if sender[0] in wanted:
-                    link.wanted_again()
+                    link.reached()  # it may have dropped its own while no plan needed it
             added = {
                 sender: Link(
                     self._config,

@@ -1,7 +1,7 @@
-"""The receiving side: Hello, Push and Leave from the gateways of other sites.
+"""The receiving side of all links: serves Hello, Push and Leave to the gateways of other sites.
 
-All of them are served by tasks of the gateway's loop (`wire_loop.py`), which never wait for
-anything but peers.
+Each call is a task of the gateway's event loop (`wire_loop.py`), which never waits for anything but
+peers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from sites.gateway.links.wire_loop import WireLoop
 _log = logging.getLogger(__name__)
 
 _CORRUPT_FRAMES_MAX = 3
-"""A peer's frames that may fail their checksum and be asked for again, a run."""
+"""Frames of a peer that may fail their checksum in a run; each is asked for again."""
 _STOP_GRACE_S = 0.2
 _START_S = 10.0
 _STOP_S = 5.0

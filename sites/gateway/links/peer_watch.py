@@ -1,12 +1,13 @@
-"""Is the peer there? Greets it until it answers, then asks from time to time.
+"""Whether a peer is there: it is greeted until it answers, and then asked from time to time.
 
-On a channel of its own, where no chunk is in the way. That, and acknowledgements, is what silence
-is measured by; and greetings tell the link's round trip. The peer asks, too: one that answers but
-has not asked or sent anything for as long has lost its own link to this gateway, and what is waited
-for will never come.
+That happens on a channel of its own, where no chunk is in the way. Silence is measured by these
+answers and by acknowledgements; and the answers tell the link's round trip.
 
-Whoever notices that its own process stood still gives the peer time anew, for that may have stood
-still with it: a greeting that was on its way then is asked again.
+The peer asks, too. One that answers, but has not asked or sent anything for as long, has lost its
+own link to this gateway: what is waited for will never come.
+
+A process that stood still has heard nobody meanwhile. It gives the peer time anew, for that may
+have stood still with it; a greeting that was on its way then is asked again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import logging
 import time
 
 import grpc
-import grpc.aio
 
 from protos.errors import PeerLostError
 from sites.gateway.config import GatewayConfig
@@ -24,7 +24,6 @@ from sites.gateway.links.transport import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     Peer,
-    client_options,
     details,
     refusal_of,
     say_hello,
@@ -37,7 +36,7 @@ _PATIENCE_MIN_S = 0.05
 
 
 class PeerWatch:
-    """One peer. `greet`, then `run` on a thread; `channel` is for others who speak to it."""
+    """Watches one peer. `greet`, then `run` on a thread."""
 
     def __init__(self, config: GatewayConfig, peer: Peer, outbox: Outbox) -> None:
         self.peer = peer
@@ -47,23 +46,10 @@ class PeerWatch:
         self._outbox = outbox
         self._heard = Silence(time.monotonic())
         self._reached: Silence | None = None
-        """Since the peer last said something by itself; None: it has not since this watch was
-        made."""
+        """The peer's silence since it last said something by itself; None: it has never."""
         self._doubted_s: float | None = None
-        """Since when the peer was silent that the look before found silent for too long."""
+        """Where the look before found the peer silent for too long: since when it was silent."""
         self._standstills = self._begin_looks()
-
-    def channel(self) -> grpc.Channel:
-        """Return a fresh connection to the peer; the caller closes it."""
-        return grpc.insecure_channel(
-            f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
-        )
-
-    def stream_channel(self) -> grpc.aio.Channel:
-        """Return a fresh connection for asyncio, of the running loop; the caller closes it."""
-        return grpc.aio.insecure_channel(
-            f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
-        )
 
     def greet(self, within_s: float) -> None:
         """Say Hello until it is answered.
@@ -79,7 +65,7 @@ class PeerWatch:
         backoff_s = BACKOFF_FIRST_S
         while not self.session:
             try:
-                with self.channel() as channel:
+                with self.peer.channel(self._config) as channel:
                     self.hello(channel, self._config.peer_lost_s / 3)
                     # Again, on a connection that is there: this one tells the round trip.
                     self.hello(channel, self._config.peer_lost_s / 3)
@@ -100,7 +86,7 @@ class PeerWatch:
         """
         self._standstills = self._begin_looks()
         interval_s = min(self._config.keepalive_time_s, self._config.peer_lost_s / 5)
-        channel = self.channel()
+        channel = self.peer.channel(self._config)
         try:
             while (
                 not self._is_closed_after(min(interval_s, self._patience_s))
@@ -115,7 +101,7 @@ class PeerWatch:
                     self.raise_if_refused(error)
                     self._raise_if_lost(error, self._config.peer_lost_s)
                     channel.close()
-                    channel = self.channel()
+                    channel = self.peer.channel(self._config)
         finally:
             channel.close()
 
@@ -171,8 +157,8 @@ class PeerWatch:
         silent_s = time.monotonic() - since_s
         if silent_s <= self._config.peer_lost_s:
             return
-        # Of the same silence: if both gateways stand still again and again, each look may find
-        # another.
+        # It takes two looks at the same silence: if both gateways stand still again and again, each
+        # look may find another silence.
         was_doubted, self._doubted_s = self._doubted_s == since_s, since_s
         if was_doubted:
             raise PeerLostError(

@@ -1,11 +1,8 @@
 """What one gateway still has to send to another, and what it waits to have acknowledged.
 
-Pure; the link puts its lock and its clock around it.
-
-The frames of one link, shared by those who queue them and the streams that carry them.
-
-A send queue with a lock and a clock around it. Nobody waits here for a frame: streams ask for the
-next, and if there is none that may leave, they are told once when one is pushed.
+`SendQueue` is pure: frames in order, under a window of unacknowledged bytes. `Outbox` puts a lock
+and a clock around it, for those who queue frames and the streams that carry them. Nobody waits here
+for a frame: streams ask for the next, and if none may leave, they are told once when one is pushed.
 """
 
 from __future__ import annotations
@@ -22,25 +19,33 @@ from sites.gateway.links.congestion.rate import Departure, LimitedRate, Window
 
 PAUSE_S = 0.2
 """What TCP waits at least (Linux) before it takes a connection for idle."""
+_CHECK_S = 1.0
+"""How often a wait looks around, in case that a notification was missed."""
 
 
 @dataclass(order=True, slots=True)
 class Outgoing:
-    """One frame on its way; ordered by round, bucket, chunk, kind."""
+    """One frame to be sent; ordered by round, bucket, chunk, kind."""
 
     order: tuple[int, int, int, int]
     key: ChunkKey = field(compare=False)
     data: bytes = field(compare=False)
     raw_bytes: int = field(compare=False)
     """float32 bytes of the chunk."""
-    stream: int = field(default=-1, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OnTheWay:
+    """A frame that has left and is not acknowledged."""
+
+    item: Outgoing
+    stream: int
     """Which stream took it."""
-    sent_s: float = field(default=0.0, compare=False)
-    departure: Departure | None = field(default=None, compare=False)
+    departure: Departure
 
 
 def outgoing(key: ChunkKey, data: bytes, raw_bytes: int) -> Outgoing:
-    """Return a frame that has not been sent."""
+    """Return a frame that waits to be sent."""
     return Outgoing((key.round, key.bucket, key.chunk, int(key.kind)), key, data, raw_bytes)
 
 
@@ -59,11 +64,11 @@ class LinkTotals:
     paused_s: float = 0.0
     """All of them together."""
     limited_bytes: int = 0
-    """What was carried while the link was the limit (sites/gateway/links/congestion/rate.py)."""
+    """What was carried while the link was the limit (`LimitedRate`)."""
     limited_s: float = 0.0
     """For how long it was."""
     idle_rtt_s: float | None = None
-    """Round trip of the idle link: the median of the latest greetings; None before the first."""
+    """Round trip of the idle link: median of the latest greetings; None before the first."""
 
 
 class SendQueue:
@@ -74,14 +79,14 @@ class SendQueue:
         self.unsent_bytes = 0
         self.unacknowledged_bytes = 0
         self._unsent: list[Outgoing] = []
-        self._unacknowledged: dict[ChunkKey, Outgoing] = {}
+        self.unacknowledged: dict[ChunkKey, OnTheWay] = {}
         self._totals = LinkTotals()
         self._limited = LimitedRate()
         self._busy_since_s = 0.0
         self._idle_since_s: float | None = None
-        """None: before the first frame, and while any is on the way."""
+        """None before the first frame, and while any is on the way."""
         self._is_held = False
-        """The next frame had to wait."""
+        """Whether the next frame has had to wait."""
 
     def push(self, item: Outgoing) -> None:
         """Take a frame; its key was never pushed before."""
@@ -94,7 +99,7 @@ class SendQueue:
         One frame may always be on its way, however small the window.
         """
         size = len(self._unsent[0].data) if self._unsent else 0
-        is_alone = not self._unacknowledged
+        is_alone = not self.unacknowledged
         if self._must_wait(size, now_s):
             self._is_held = bool(self._unsent)
             return None
@@ -102,13 +107,12 @@ class SendQueue:
             self.window.run_dry(self.unacknowledged_bytes)
             return None
         item = heapq.heappop(self._unsent)
-        item.stream, item.sent_s = stream, now_s
-        item.departure = self.window.depart(size, now_s, is_alone=is_alone, was_held=self._is_held)
+        departure = self.window.depart(size, now_s, is_alone=is_alone, was_held=self._is_held)
         self._is_held = False
         if is_alone:
             self._begin_busy(now_s)
             self._limited.begin(now_s, self.window.rtt_s)
-        self._unacknowledged[item.key] = item
+        self.unacknowledged[item.key] = OnTheWay(item, stream, departure)
         self.unsent_bytes -= size
         self.unacknowledged_bytes += size
         return item
@@ -126,48 +130,48 @@ class SendQueue:
 
     def acknowledge(self, key: ChunkKey, now_s: float) -> None:
         """Count a frame as delivered. An unknown or repeated key changes nothing."""
-        item = self._unacknowledged.pop(key, None)
-        if item is None:
+        found = self.unacknowledged.pop(key, None)
+        if found is None:
             return
-        self.unacknowledged_bytes -= len(item.data)
-        assert item.departure is not None
-        self.window.arrive(len(item.data), item.departure, now_s)
-        self._limited.arrive(len(item.data), item.sent_s, now_s, self.window.rtt_s)
+        size, left_s = len(found.item.data), found.departure.left_s
+        self.unacknowledged_bytes -= size
+        self.window.arrive(size, found.departure, now_s)
+        self._limited.arrive(size, left_s, now_s, self.window.rtt_s)
         totals = self._totals
-        totals.sent_bytes += len(item.data)
-        totals.raw_bytes += item.raw_bytes
+        totals.sent_bytes += size
+        totals.raw_bytes += found.item.raw_bytes
         totals.sent_frames += 1
-        totals.rtt_s = min(totals.rtt_s, now_s - item.sent_s)
-        if not self._unacknowledged:
+        totals.rtt_s = min(totals.rtt_s, now_s - left_s)
+        if not self.unacknowledged:
             self._end_busy(now_s)
 
     def requeue(self, stream: int, now_s: float) -> int:
         """A stream broke: what it has not had acknowledged is sent again. Return how many."""
-        lost = [item for item in self._unacknowledged.values() if item.stream == stream]
+        lost = [each.item for each in self.unacknowledged.values() if each.stream == stream]
         for item in lost:
-            del self._unacknowledged[item.key]
+            del self.unacknowledged[item.key]
             self.unacknowledged_bytes -= len(item.data)
             self.push(item)
-        if lost and not self._unacknowledged:
+        if lost and not self.unacknowledged:
             self._end_busy(now_s)
         return len(lost)
 
     def clear(self, now_s: float) -> None:
         """Forget every frame: the peer has what it needs, or will never have it."""
-        if self._unacknowledged:
+        if self.unacknowledged:
             self._end_busy(now_s)
         self._unsent.clear()
-        self._unacknowledged.clear()
+        self.unacknowledged.clear()
         self.unsent_bytes = self.unacknowledged_bytes = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether everything pushed has been acknowledged."""
-        return not self._unsent and not self._unacknowledged
+        return not self._unsent and not self.unacknowledged
 
     def totals(self, now_s: float) -> LinkTotals:
         """Return a copy of the sums, up to now."""
-        busy_s = now_s - self._busy_since_s if self._unacknowledged else 0.0
+        busy_s = now_s - self._busy_since_s if self.unacknowledged else 0.0
         return dataclasses.replace(
             self._totals,
             busy_s=self._totals.busy_s + busy_s,
@@ -190,22 +194,18 @@ class SendQueue:
         self._idle_since_s = now_s
 
 
-_CHECK_S = 1.0
-"""How often a wait looks around, in case that a notification was missed."""
-
-
 class Outbox:
-    """All methods may be called from any thread."""
+    """The frames of one link. All methods may be called from any thread."""
 
     def __init__(self, window: Window) -> None:
         self.closed = threading.Event()
         """This side has ended the link."""
         self.has_left = False
-        """The peer needs nothing more, or is lost."""
+        """The peer needs nothing more, or it is lost."""
         self._lock = threading.Lock()
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[], None] = lambda: None
         self._is_waited_for = False
-        """The latest stream that asked for a frame got none."""
+        """Whether the latest stream that asked for a frame got none."""
         self._emptied = threading.Condition(self._lock)
         self._queue = SendQueue(window)
 
@@ -244,7 +244,7 @@ class Outbox:
             is_waited_for = self._is_waited_for
             if is_waited_for:
                 self._queue.note_idle(time.monotonic())
-            # Where others wait already, it is for the window or the pace.
+            # Where frames wait already, they wait for the window or the pace, and not for a stream.
             is_first = not self._queue.unsent_bytes
             self._queue.push(outgoing(frame.key, data, raw_bytes))
         if is_waited_for and is_first:
@@ -252,14 +252,14 @@ class Outbox:
         return len(data)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have streams that `take` gave nothing told, from any thread, when something may come."""
+        """Set what is called, from any thread, when there may be a frame for streams that wait."""
         self._wake = wake
 
     def take(self, stream: int) -> Outgoing | None:
         """Return what a stream may send now; None: nothing may leave, or the link has ended.
 
-        Then it waits for `wake`, or for the pace, or for what makes room in the window: an
-        acknowledgement.
+        Then the stream waits for `wake`, for the pace, or for an acknowledgement, which makes room
+        in the window.
         """
         with self._lock:
             if self.is_over:
@@ -280,10 +280,7 @@ class Outbox:
                 self._emptied.notify_all()
 
     def requeue(self, stream: int) -> int:
-        """A stream broke: what it has not had acknowledged is sent again.
-
-        Return how many frames.
-        """
+        """Send again what a stream that broke has not had acknowledged; return how many frames."""
         with self._lock:
             again = self._queue.requeue(stream, time.monotonic())
         if again:
@@ -328,7 +325,3 @@ class Outbox:
         """Return what the link has carried so far."""
         with self._lock:
             return self._queue.totals(time.monotonic())
-
-
-def _nobody() -> None:
-    """No stream listens yet."""

@@ -1,12 +1,12 @@
 """The streams of one link: each carries frames of the outbox over a TCP connection of its own.
 
 So a slow connection holds up nothing but its own frame. A stream that breaks gives back what was
-not acknowledged and is opened again on a fresh connection, for after an outage that beats waiting
-for the old one's retransmission.
+not acknowledged, and is opened again on a fresh connection. After an outage that is faster than to
+wait until the old connection sends again.
 
-They are tasks of the gateway's loop (`wire_loop.py`). One of them that has nothing to send is idle;
-idle ones get frames in turn as the outbox lets them go: when one is pushed, when an acknowledgement
-makes room, or when the pace allows it, for which the link has one timer.
+Streams are tasks of the gateway's event loop (`wire_loop.py`). A stream with nothing to send is
+idle. Idle streams get frames in turn as the outbox lets them go: when one is pushed, when an
+acknowledgement makes room, or when the pace allows it, for which the link has one timer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import grpc.aio
 
 from protos.errors import StaleGenerationError
 from protos.frame import unpack_ack
+from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox, Outgoing
 from sites.gateway.links.transport import (
@@ -38,7 +39,7 @@ from sites.gateway.links.wire_loop import WireLoop
 _log = logging.getLogger(__name__)
 
 _CHECK_S = 1.0
-"""How often idle streams look around, whatever nobody told them."""
+"""Idle streams look around this often, in case that nobody told them."""
 _END_S = 2.0
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -52,7 +53,7 @@ class Streams:
         outbox: Outbox,
         watch: PeerWatch,
         *,
-        generation: int,
+        config: GatewayConfig,
         on_failure: Callable[[BaseException], None],
         on_progress: Callable[[], None],
     ) -> None:
@@ -61,7 +62,7 @@ class Streams:
         Args:
             outbox: what they carry.
             watch: knows the peer; hears of every answer.
-            generation: what acknowledgements must name.
+            config: this gateway's.
             on_failure: called on the loop's thread with what ended a stream for good; must not
                 block.
             on_progress: called when a frame has left the outbox; must not block.
@@ -69,7 +70,7 @@ class Streams:
         self.num_streams = 0
         self._outbox = outbox
         self._watch = watch
-        self._generation = generation
+        self._config = config
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._lock = threading.Lock()
@@ -124,7 +125,7 @@ class Streams:
     async def _run(self, index: int) -> None:
         backoff_s = BACKOFF_FIRST_S
         while not self._outbox.is_over:
-            async with self._watch.stream_channel() as channel:
+            async with self._watch.peer.aio_channel(self._config) as channel:
                 if await self._push(channel, index):
                     backoff_s = BACKOFF_FIRST_S
             # Full jitter, so that streams which broke together do not come back together.
@@ -195,7 +196,7 @@ class Streams:
 
     def _acknowledge(self, answer: bytes) -> None:
         key, generation = unpack_ack(answer)
-        if generation != self._generation:
+        if generation != self._config.generation:
             raise StaleGenerationError(f"{self._watch.peer} acknowledged generation {generation}")
         self._watch.heard()
         self._outbox.acknowledge(key)

@@ -1,12 +1,13 @@
-"""How gateways greet each other, and which answers are final.
+"""gRPC between gateways: whom to dial, how to greet, and the arguments of channels and servers.
 
-gRPC's channel arguments, in one place: unknown ones are ignored in silence.
+The arguments stand in one place, because gRPC ignores unknown ones in silence. Measured traps
+behind them:
 
-Measured traps behind them: without keepalive a black-holed peer is noticed by deadlines only; a
-server that does not expect pings answers them with GOAWAY after 40 s; two servers share one port
-unless so_reuseport is off; channels with equal arguments share one connection unless their
-subchannel pool is local; a fixed HTTP/2 window needs its estimator switched off, and the
-guaranteed part of it is only half.
+- Without keepalive, a black-holed peer is noticed by deadlines only.
+- A server that does not expect pings answers them with GOAWAY after 40 s.
+- Two servers share one port unless so_reuseport is off.
+- Channels with equal arguments share one connection unless their subchannel pool is local.
+- A fixed HTTP/2 window needs its estimator switched off, and only half of it is guaranteed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
+import grpc.aio
 
 from protos.errors import (
     ConfigMismatchError,
@@ -29,15 +31,32 @@ from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.congestion.rate import widest_window_bytes
 
+Options = list[tuple[str, int]]
+
+SERVICE: Final = "isthmus.exchange.v1.Exchange"
+PUSH_METHOD: Final = f"/{SERVICE}/Push"
+SESSION_KEY: Final = "isthmus-session"
+
+_HTTP2_WINDOW_MIN_BYTES = 4 << 20
+_HTTP2_WINDOW_MAX_BYTES = 256 << 20
+_HTTP2_FRAME_BYTES = (16 << 20) - 1
+"""The most that HTTP/2 allows. With the least, 16 KiB, a message falls into very many pieces, each
+with memory of its own."""
+_STREAMS_MAX = 64
+_ATTEMPT_MS = 100
+_ATTEMPT_RTTS = 4
+"""Round trips that a connection attempt may take, beside _ATTEMPT_MS: more than it has, for links
+have queues."""
+
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 1.0
-"""Between two attempts to reach a peer: twice as long each time, up to this."""
+"""The wait between two attempts to reach a peer is doubled each time, up to this."""
 _REFUSALS: dict[grpc.StatusCode, type[IsthmusError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: ConfigMismatchError,
     grpc.StatusCode.ABORTED: StaleGenerationError,
     grpc.StatusCode.INVALID_ARGUMENT: RemoteProtocolError,
 }
-"""What makes trying again pointless."""
+"""Answers that make trying again pointless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +70,18 @@ class Peer:
 
     def __str__(self) -> str:
         return f"site {self.site} (gateway {self.node} at {self.host}:{self.port})"
+
+    def channel(self, config: GatewayConfig) -> grpc.Channel:
+        """Return a fresh connection to the peer; the caller closes it."""
+        return grpc.insecure_channel(self._target, options=client_options(config))
+
+    def aio_channel(self, config: GatewayConfig) -> grpc.aio.Channel:
+        """Return a fresh connection for the running event loop; the caller closes it."""
+        return grpc.aio.insecure_channel(self._target, options=client_options(config))
+
+    @property
+    def _target(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) -> str:
@@ -83,29 +114,11 @@ def details(error: grpc.RpcError) -> str:
     return error.details() or error.code().name
 
 
-Options = list[tuple[str, int]]
-
-SERVICE: Final = "isthmus.exchange.v1.Exchange"
-PUSH_METHOD: Final = f"/{SERVICE}/Push"
-SESSION_KEY: Final = "isthmus-session"
-
-_HTTP2_WINDOW_MIN_BYTES = 4 << 20
-_HTTP2_WINDOW_MAX_BYTES = 256 << 20
-_HTTP2_FRAME_BYTES = (16 << 20) - 1
-"""HTTP/2's most. With its least, 16 KiB, a message falls into so many pieces, each with memory of
-its own."""
-_STREAMS_MAX = 64
-_ATTEMPT_MS = 100
-_ATTEMPT_RTTS = 4
-"""For a connection attempt, beside _ATTEMPT_MS: more than its round trips, for links have
-queues."""
-
-
 def client_options(config: GatewayConfig) -> Options:
     """Return the arguments of a channel to a peer.
 
     gRPC gives a connection attempt no longer than the shortest back-off, and an answer takes one
-    and a half round trips: with a constant one, a peer that is far away would never be reached.
+    and a half round trips. With a constant back-off a peer that is far away would never be reached.
     """
     farthest_s = max((link.rtt_s for link in config.links), default=0.0)
     attempt_ms = _ATTEMPT_MS + int(1000 * _ATTEMPT_RTTS * farthest_s)
@@ -122,8 +135,8 @@ def client_options(config: GatewayConfig) -> Options:
 def server_options(config: GatewayConfig) -> Options:
     """Return the arguments of the gateway's server.
 
-    What peers send is bounded by their windows, so the HTTP/2 window is set beyond them: with the
-    estimator it would first have to grow, for up to a second of each new connection.
+    What peers send is bounded by their windows, so the HTTP/2 window is set beyond these. With the
+    estimator it would have to grow first, which takes up to a second of each new connection.
     """
     widest = max((widest_window_bytes(config, link) for link in config.links), default=0)
     http2_bytes = min(max(2 * widest, _HTTP2_WINDOW_MIN_BYTES), _HTTP2_WINDOW_MAX_BYTES)

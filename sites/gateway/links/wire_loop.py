@@ -1,9 +1,9 @@
-"""The thread on which a gateway's streams run, all of them, as tasks of one event loop.
+"""The event loop on which all streams of a gateway run, as tasks on one thread.
 
 With threads of their own, each frame woke seven of them, one after another, and each had to get the
-interpreter's lock from the one before: on a machine with few cores that cost more than carrying it.
-gRPC has one source of events a process for asyncio, so one loop serves all links of all gateways in
-it.
+interpreter's lock from the one before. On a machine with few cores that cost more than to carry the
+frame. For asyncio, gRPC has one source of events a process: so one loop serves all links of all
+gateways of a process.
 """
 
 from __future__ import annotations
