@@ -19,8 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
-from sites.codecs.codec import Codec
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.residuals import Residual
 from sites.local.rank_messages import EncodingOffer

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Floats
 from sites.codecs.registry import BY_NAME, codec_named
 from sites.gateway.reduction.chunk_reduction import (
     Bucket,

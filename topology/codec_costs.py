@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BLOCK = 128
-"""Elements that share a scale where a codec has scales: sites/codecs/blocks.py."""
+"""Elements that share a scale where a codec has scales: sites/codecs/quantising_codecs.py."""
 _SCALE_BYTES = 2 / BLOCK
 """Of an element there."""
 LOSSLESS = frozenset({"fp32", "split"})

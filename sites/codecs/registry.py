@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from sites.codecs.blocks import Fp8, Fp8Zstd, Int4, Int4Zstd, Int8, Int8Zstd
 from sites.codecs.codec import Codec
-from sites.codecs.plain import Bf16, Fp32
-from sites.codecs.planes import Bf16Split, Split
-from sites.codecs.topk import TopK, TopKZstd
+from sites.codecs.float_codecs import Bf16, Bf16Split, Fp32, Split
+from sites.codecs.quantising_codecs import (
+    Fp8,
+    Fp8Zstd,
+    Int4,
+    Int4Zstd,
+    Int8,
+    Int8Zstd,
+    TopK,
+    TopKZstd,
+)
 from topology.errors import ConfigError
 
 _CODECS: tuple[Codec, ...] = (

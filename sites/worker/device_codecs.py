@@ -18,7 +18,7 @@ from topology.codec_costs import BLOCK
 _MAGNITUDE: Final = 0x7FFFFFFF
 _INFINITE: Final = 0x7F800000
 _TOO_LARGE: Final = 0x7F000000
-"""As in sites/codecs/lossy.py: bits of 2**127."""
+"""As in sites/codecs/quantising_codecs.py: bits of 2**127."""
 _SCALE_MIN: Final = 0x0080
 """2**-126 as bfloat16."""
 
@@ -75,7 +75,7 @@ class DeviceCodec(ABC):
 
 
 class DeviceBf16(DeviceCodec):
-    """Upper halves, rounded to nearest even: sites/codecs/plain.py has the arithmetic."""
+    """Upper halves, rounded to nearest even: sites/codecs/float_codecs.py has the arithmetic."""
 
     def body_bytes(self, numel: int) -> int:
         """Return 2 bytes an element."""
@@ -102,7 +102,7 @@ class DeviceBf16(DeviceCodec):
 
 
 class DeviceBlocks(DeviceCodec):
-    """A scale a block of 128: sites/codecs/blocks.py has the arithmetic."""
+    """A scale a block of 128: sites/codecs/quantising_codecs.py has the arithmetic."""
 
     level_max: ClassVar[float]
     level_dtype: ClassVar[torch.dtype]

@@ -21,7 +21,7 @@ import numpy as np
 
 from protos.failure import Failure
 from protos.frame import ChunkKey, Frame, pack, unpack
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayId
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.peer_links import Link

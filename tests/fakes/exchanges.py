@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from protos.failure import Failure
 from protos.frame import Frame, pack, unpack
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction.bucket import Post

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from protos.frame import pack, unpack
-from sites.codecs.codec import Codec
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
 from sites.gateway.reduction.chunk_reduction import (
     Action,
     Bucket,

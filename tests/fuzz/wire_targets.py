@@ -30,8 +30,7 @@ from protos.frame import (
     unpack,
     unpack_ack,
 )
-from sites.codecs.codec import Codec
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.chunk_reduction import (
     Action,

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 
 from protos.errors import CorruptDataError, NonFiniteError
-from sites.codecs.codec import Codec
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME, EXACT
 from sites.local.chunk_grid import grid
 from tests.fakes.exchanges import Exchanges

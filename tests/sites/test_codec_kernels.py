@@ -5,26 +5,17 @@ Codes, what is owed, sums in any order and place, NaN.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
-import platformdirs
 import pytest
 
-from sites.codecs.blocks import BlockCodec
-from sites.codecs.codec import Codec
-from sites.codecs.kernels import compiling, floats
-from sites.codecs.lossy import AS_IT_IS, QUANTISED
-from sites.codecs.parts import FloatPart, Floats, Part
+from sites.codecs.codec import Codec, FloatPart, Floats, Part
+from sites.codecs.kernels import loops
+from sites.codecs.quantising_codecs import AS_IT_IS, QUANTISED, BlockCodec
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.chunk_reduction import add_up
 from tests.fakes import numpy_codecs as oracle
 from topology.codec_costs import BLOCK, LOSSLESS
 
-ROOT = Path(__file__).parents[2]
 SIZES = (1, 2, 3, 63, 64, 127, 128, 129, 255, 256, 1000, 4097)
 SPECIAL = np.array(
     [
@@ -186,10 +177,10 @@ def test_a_sum_that_is_no_number_is_one_nan_and_a_part_alone_is_left_as_it_is(na
 @pytest.mark.parametrize("pattern", [0x7F800000, 0xFF800000, 0x7FC00000, 0xFFFFFFFF])
 def test_the_first_that_is_not_finite_is_found(place: int, pattern: int) -> None:
     values = np.full(3001, 3.4e38, dtype=np.float32)
-    assert floats.first_not_finite(values) == -1
+    assert loops.first_not_finite(values) == -1
     values.view(np.uint32)[[place, 3000]] = pattern
-    assert floats.first_not_finite(values) == place
-    assert floats.first_not_finite(values[:0]) == -1
+    assert loops.first_not_finite(values) == place
+    assert loops.first_not_finite(values[:0]) == -1
 
 
 def test_facts_that_others_know_are_the_codecs_own() -> None:
@@ -200,137 +191,9 @@ def test_facts_that_others_know_are_the_codecs_own() -> None:
             assert codec.level_max == oracle.LEVEL_MAX[codec.name.removesuffix("-zstd")]
 
 
-def run_python(code: str, cache: Path) -> str:
-    environ = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
-DIVIDE = """
-import logging, sys
-logging.basicConfig()
-import numpy as np
-from sites.codecs.kernels import compiling
-from sites.codecs.kernels.signatures import FLOAT, FLOATS, NOTHING
-compiling._FOLDER = compiling._FOLDER.with_name("test")
-def halve(out, divisor):
-    for i in range(out.size):
-        out[i] = out[i] / divisor
-halve.__module__ = "test"
-values = np.ones(3, dtype=np.float32)
-compiling.kernel(NOTHING, FLOATS, FLOAT)(halve)(values, np.float32(2))
-print(values.tolist(), "numba" in sys.modules)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_machine_code_is_kept_and_made_again_where_it_is_damaged(tmp_path: Path) -> None:
-    assert "[0.5, 0.5, 0.5] True" in run_python(DIVIDE, tmp_path)
-    assert "[0.5, 0.5, 0.5] False" in run_python(DIVIDE, tmp_path)
-    (kept,) = tmp_path.glob("isthmus/kernels/test/test_halve.o")
-    kept.write_bytes(kept.read_bytes()[:-1])
-    assert "[0.5, 0.5, 0.5] True" in run_python(DIVIDE, tmp_path)
-    assert "[0.5, 0.5, 0.5] False" in run_python(DIVIDE, tmp_path)
-    assert list(kept.parent.iterdir()) == [kept], "nothing else is left"
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_without_a_folder_to_write_to_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.touch()
-    said = run_python(DIVIDE, blocked)
-    assert "[0.5, 0.5, 0.5] True" in said
-    assert "test_halve is compiled again at the next start" in said
-
-
-def test_machine_code_that_others_could_have_written_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "cache" / "zen-1234"
-    monkeypatch.setattr(compiling, "_FOLDER", folder)
-    compiling._keep("one", b"code")
-    assert compiling._kept("one") == b"code"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    file = folder / "one.o"
-    for path, mode in ((file, 0o620), (file, 0o602), (folder, 0o770), (folder, 0o707)):
-        before = path.stat().st_mode
-        path.chmod(mode)
-        assert compiling._kept("one") is None, (path, mode)
-        if path == folder:
-            compiling._keep("two", b"more")
-            assert "others may write there" in caplog.messages[-1]
-        path.chmod(before)
-        assert compiling._kept("one") == b"code"
-    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-    assert compiling._kept("one") is None, "another user's"
-    monkeypatch.undo()
-    assert list(folder.iterdir()) == [file]
-
-
-def test_machine_code_of_another_place_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One kernel's as another's, or one processor's on another, where somebody moved files."""
-    monkeypatch.setattr(compiling, "_FOLDER", tmp_path / "zen-1234")
-    compiling._keep("one", b"code")
-    (tmp_path / "zen-1234" / "one.o").rename(tmp_path / "zen-1234" / "two.o")
-    assert compiling._kept("two") is None
-    compiling._keep("one", b"code")
-    (tmp_path / "zen-1234").rename(tmp_path / "skylake-5678")
-    monkeypatch.setattr(compiling, "_FOLDER", tmp_path / "skylake-5678")
-    assert compiling._kept("one") is None
-
-
-def test_without_a_home_nothing_is_kept(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unknown(*_: object) -> Path:
-        raise RuntimeError("could not determine the home directory")
-
-    for found in (unknown, lambda *_: Path("~/.cache/isthmus")):  # by the release of platformdirs
-        monkeypatch.setattr(platformdirs, "user_cache_path", found)
-        assert compiling._folder() is None
-    monkeypatch.setattr(compiling, "_FOLDER", None)
-    assert compiling._kept("one") is None
-    compiling._keep("one", b"code")
-    assert "set XDG_CACHE_HOME" in caplog.messages[-1]
-
-
-def test_what_cannot_be_written_to_the_end_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(compiling, "_FOLDER", tmp_path)
-    tmp_path.chmod(0o700)
-    (tmp_path / "one.o").mkdir()  # what nothing can take the place of
-    compiling._keep("one", b"code")
-    assert "one is compiled again" in caplog.messages[-1]
-    assert [each.name for each in tmp_path.iterdir()] == ["one.o"]
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_only_gateways_load_kernels(tmp_path: Path) -> None:
-    """Ranks would import LLVM for nothing."""
-    code = (
-        "import sys, sites.worker.exactness, sites.worker.shard_encoder, sites.agent.site_processes; "
-        "print(sorted({'llvmlite', 'numba', 'sites.codecs'} & set(sys.modules)))"
-    )
-    assert run_python(code, tmp_path).strip() == "[]"
-
-
 def test_an_array_that_is_not_what_a_kernel_takes_is_refused() -> None:
     doubles = np.zeros(4)
     with pytest.raises(AssertionError, match="float64 where float32 belongs"):
-        floats.divide(doubles, np.float32(2))  # type: ignore[arg-type]
+        loops.divide(doubles, np.float32(2))  # type: ignore[arg-type]
     with pytest.raises(AssertionError):
-        floats.divide(np.zeros(8, dtype=np.float32)[::2], np.float32(2))
+        loops.divide(np.zeros(8, dtype=np.float32)[::2], np.float32(2))

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from protos.errors import CorruptDataError
 from protos.frame import MAX_PAYLOAD_BYTES
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Codec
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME, codec_named
 from topology.documents.load import load_job
 from topology.errors import ConfigError

@@ -14,12 +14,9 @@ from hypothesis import given, settings
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.blocks import BlockCodec
-from sites.codecs.codec import Codec
-from sites.codecs.lossy import AS_IT_IS, COMPRESSED, QUANTISED
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
+from sites.codecs.quantising_codecs import AS_IT_IS, COMPRESSED, QUANTISED, BlockCodec, num_kept
 from sites.codecs.registry import BY_NAME
-from sites.codecs.topk import num_kept
 from topology.codec_costs import BLOCK, RATIOS
 
 BLOCKS = [codec for codec in BY_NAME.values() if isinstance(codec, BlockCodec)]

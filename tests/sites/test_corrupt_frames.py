@@ -22,8 +22,7 @@ from protos.frame import (
     pack,
     unpack,
 )
-from sites.codecs.codec import Codec
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.credit import FRAME_BYTES
 from tests.fakes.exchanges import Exchanges, Sent

@@ -7,9 +7,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sites.codecs.codec import BodyCodec
-from sites.codecs.lossy import AS_IT_IS
-from sites.codecs.parts import Floats
+from sites.codecs.codec import BodyCodec, Floats
+from sites.codecs.quantising_codecs import AS_IT_IS
 from sites.codecs.registry import BY_NAME
 from sites.worker.device_codecs import DEVICE_CODECS
 

@@ -19,8 +19,7 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Encoded
-from sites.codecs.parts import FloatPart
+from sites.codecs.codec import Codec, Encoded, FloatPart
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.chunk_reduction import (
     Bucket,

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from protos.frame import pack, unpack
-from sites.codecs.blocks import BlockCodec
-from sites.codecs.codec import Codec
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Floats
+from sites.codecs.quantising_codecs import BlockCodec
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.chunk_reduction import (
     Bucket,

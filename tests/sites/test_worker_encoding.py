@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from sites.codecs.codec import Payload
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Floats, Payload
 from sites.codecs.registry import BY_NAME
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.rank_encoding import RankEncoding

@@ -1,6 +1,4 @@
-"""Makes machine code of a kernel.
-
-Only where there is none yet: numba alone takes a second to import.
+"""Compiles kernels to machine code with numba.
 
 No flag lets the compiler contract a product and a sum, reorder sums or divide by multiplying:
 kernels give the bits that IEEE 754 prescribes, on every processor.
@@ -16,82 +14,69 @@ from typing import Any, Final
 import llvmlite.binding as llvm
 import numba
 
-from sites.codecs.kernels.machine_code import target_machine
-from sites.codecs.kernels.signatures import ARRAY_MACHINE, Type
+from sites.codecs.kernels.kernel_cache import Kernel, machine_types, target_machine
 
 _LLVM_NAMES: Final = {
     ctypes.c_void_p: "ptr",
     ctypes.c_int64: "i64",
-    ctypes.c_uint32: "i32",
     ctypes.c_float: "float",
 }
 
 
-def translate(
-    function: Callable[..., Any],
-    inlined: Set[Callable[..., Any]],
-    returns: Type,
-    arguments: Sequence[Type],
-    symbol: str,
-) -> bytes:
-    """Return an object file for this processor that needs nothing but itself.
+def translate(kernels: Sequence[Kernel], inlined: Set[Callable[..., Any]]) -> bytes:
+    """Return an object file of all kernels for this processor that needs nothing but itself.
 
     Args:
-        function: the kernel.
-        inlined: the functions that it or they may call, by any name of their modules.
-        returns: type of its result.
-        arguments: of each argument.
-        symbol: what the function is called in the file.
+        kernels: what to compile: functions of one module.
+        inlined: the functions of that module that they may call.
     """
-    scope = _scope(function.__globals__, inlined, {})
-    signature = f"{returns.name}({', '.join(each.name for each in arguments)})"
-    copy = types.FunctionType(function.__code__, scope, function.__name__)
-    compiled = numba.njit(signature, error_model="numpy")(copy)
-    overload: Any = next(iter(compiled.overloads.values()))
-    module = llvm.parse_assembly(overload.library.get_llvm_str())
-    return _object_file(module, overload.fndesc.llvm_func_name, symbol, arguments)
+    machine = target_machine()
+    whole = llvm.parse_assembly("")
+    whole.triple = machine.triple
+    whole.data_layout = str(machine.target_data)
+    scope = _scope(kernels[0].function.__globals__, inlined)
+    for each in kernels:
+        whole.link_in(_module_of(each, scope, machine))
+    callees = [each.name for each in whole.functions if each.is_declaration]
+    missing = [each for each in callees if not _is_there(each)]
+    assert not missing, f"kernels call {missing}"
+    return bytes(machine.emit_object(whole))
 
 
-def _scope(
-    names: dict[str, Any], inlined: Set[Callable[..., Any]], known: dict[int, dict[str, Any]]
-) -> dict[str, Any]:
-    """Return a module's names with what is inlined compiled, as in the modules they come from."""
-    scope = known[id(names)] = dict(names)
+def _scope(names: dict[str, Any], inlined: Set[Callable[..., Any]]) -> dict[str, Any]:
+    """Return a module's names with what is inlined compiled."""
+    scope = dict(names)
     for name, each in names.items():
         if isinstance(each, types.FunctionType) and each in inlined:
-            theirs = each.__globals__
-            home = known.get(id(theirs)) or _scope(theirs, inlined, known)
-            copy = types.FunctionType(each.__code__, home, each.__name__)
+            copy = types.FunctionType(each.__code__, scope, each.__name__)
             scope[name] = numba.njit(error_model="numpy")(copy)
     return scope
 
 
-def _object_file(
-    module: llvm.ModuleRef, name: str, symbol: str, arguments: Sequence[Type]
-) -> bytes:
-    """Keep one function, and see that it is called as machine_code.py does and calls nobody."""
-    entry = module.get_function(name)
-    expected: list[Any] = [ctypes.c_void_p, ctypes.c_void_p]
-    for each in arguments:
-        expected += ARRAY_MACHINE if each.machine is None else [each.machine]
+def _module_of(
+    kernel: Kernel, scope: dict[str, Any], machine: llvm.TargetMachine
+) -> llvm.ModuleRef:
+    """Compile one kernel, and see that it is called as kernel_cache.py does."""
+    signature = f"{kernel.returns.name}({', '.join(each.name for each in kernel.arguments)})"
+    copy = types.FunctionType(kernel.function.__code__, scope, kernel.function.__name__)
+    compiled = numba.njit(signature, error_model="numpy")(copy)
+    overload: Any = next(iter(compiled.overloads.values()))
+    module = llvm.parse_assembly(overload.library.get_llvm_str())
+    entry = module.get_function(overload.fndesc.llvm_func_name)
     found = [str(each.type) for each in entry.arguments]
-    wanted = [_LLVM_NAMES[each] for each in expected]
-    assert found == wanted, f"{symbol} takes {found}; expected {wanted}"
-    entry.name = symbol
+    wanted = [_LLVM_NAMES[each] for each in machine_types(kernel.arguments)]
+    assert found == wanted, f"{kernel.symbol} takes {found}; expected {wanted}"
+    entry.name = kernel.symbol
     entry.linkage = "external"
     for each in module.functions:
-        if not each.is_declaration and each.name != symbol:
+        if not each.is_declaration and each.name != kernel.symbol:
             each.linkage = "internal"
-    machine = target_machine()
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
     manager = llvm.create_new_module_pass_manager()
     manager.add_global_dead_code_eliminate_pass()
     manager.add_strip_dead_prototype_pass()
     manager.run(module, builder)
-    callees = [each.name for each in module.functions if each.is_declaration]
-    missing = [each for each in callees if not _is_there(each)]
-    assert not missing, f"{symbol} calls {missing}"
-    return bytes(machine.emit_object(module))
+    return module
 
 
 def _is_there(name: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from protos.errors import IsthmusError, LocalProtocolError, failure_of
 from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.rank_encoding import RankEncoding
 from sites.gateway.reduction.bucket import Post

@@ -23,9 +23,8 @@ from protos.errors import (
     RemoteProtocolError,
 )
 from protos.frame import Frame, Kind
-from sites.codecs.codec import BodyCodec, Codec, Encoded
-from sites.codecs.kernels import floats
-from sites.codecs.parts import Floats
+from sites.codecs.codec import BodyCodec, Codec, Encoded, Floats
+from sites.codecs.kernels import loops
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.reduction.chunk_reduction import BucketReduction, ChunkReduction, Event, Own
 from sites.gateway.reduction.credit import FRAME_BYTES
@@ -61,7 +60,7 @@ class Post:
         Raises:
             NonFiniteError: one is a NaN or an infinity; names the first.
         """
-        first = floats.first_not_finite(self.values)
+        first = loops.first_not_finite(self.values)
         if first >= 0:
             raise NonFiniteError(
                 f"round {self.round} bucket {self.bucket}: element {first} of {len(self.values)} "

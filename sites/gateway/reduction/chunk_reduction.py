@@ -27,9 +27,8 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind
-from sites.codecs.codec import Codec, Encoded, Payload
-from sites.codecs.kernels import floats
-from sites.codecs.parts import FloatPart, Floats, Part
+from sites.codecs.codec import Codec, Encoded, FloatPart, Floats, Part, Payload
+from sites.codecs.kernels import loops
 from sites.gateway.reduction.residuals import BucketResiduals, Residual
 from sites.local.chunk_grid import Grid
 from sites.local.rank_messages import WEIGHT_MAX
@@ -416,7 +415,7 @@ def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> No
         if not first.fills(out):
             first.apart_from(out).write(out)
         if divisor is not None:
-            floats.divide(out, divisor)
+            loops.divide(out, divisor)
         return
     if others[0].fills(out):  # of two, the order changes no bit, and this one need not be moved
         first, others[0] = others[0], first

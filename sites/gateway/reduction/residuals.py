@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sites.codecs.codec import Codec, Encoded
-from sites.codecs.parts import Floats
+from sites.codecs.codec import Codec, Encoded, Floats
 
 
 class Residual:

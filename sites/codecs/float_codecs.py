@@ -1,11 +1,11 @@
-"""The codecs that cut numbers into byte planes and compress the planes that repay it.
+"""The codecs that send floating-point numbers: float32 and bfloat16, as they are or compressed.
 
-Numbers are first rotated left by one bit: the sign goes last, and the exponent fills the highest
-byte alone. Gradients' exponents take few values, so that plane shrinks to a third; mantissas are
-noise, unless there are many zeros.
-
-A payload is a table of one little-endian uint32 a plane, lowest plane first, then the planes. An
-entry is the bytes that the plane takes, with the highest bit set where it is compressed.
+`split` and `bf16-split` cut numbers into byte planes and compress the planes that repay it. Numbers
+are first rotated left by one bit: the sign goes last, and the exponent fills the highest byte
+alone. Gradients' exponents take few values, so that plane shrinks to a third; mantissas are noise,
+unless there are many zeros. Their payload is a table of one little-endian uint32 a plane, lowest
+plane first, then the planes. An entry is the bytes that the plane takes, with the highest bit set
+where it is compressed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,89 @@ import numpy.typing as npt
 
 from protos.errors import CorruptDataError
 from sites.codecs import zstd_guard
-from sites.codecs.codec import Codec, Encoded, Payload
-from sites.codecs.parts import FloatPart, Floats, HalfPart, Part
-from sites.codecs.plain import round_to_bf16
+from sites.codecs.codec import (
+    BodyCodec,
+    Codec,
+    Encoded,
+    FloatPart,
+    Floats,
+    HalfPart,
+    Halves,
+    Octets,
+    Part,
+    Payload,
+    expect_size,
+)
+from sites.codecs.kernels import loops
 
-Plane = npt.NDArray[np.uint8]
 Word = TypeVar("Word", np.uint16, np.uint32)
 
 _COMPRESSED: Final = 1 << 31
+
+
+class Fp32(Codec):
+    """float32, little-endian."""
+
+    name = "fp32"
+    number = 1
+    lossless = True
+
+    def max_bytes(self, numel: int) -> int:
+        """Return 4 bytes an element."""
+        return 4 * numel
+
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+        """Return the bytes where they are."""
+        assert owed is None
+        return Encoded(values.view(np.uint8).data, FloatPart(values))
+
+    def part(self, payload: Payload, numel: int) -> Part:
+        """Give the elements where they are."""
+        expect_size(payload, 4 * numel)
+        return FloatPart(np.frombuffer(payload, dtype=np.float32))
+
+
+class Bf16(BodyCodec):
+    """bfloat16: the upper half of a float32, rounded to nearest even."""
+
+    name = "bf16"
+    number = 2
+    lossless = False
+
+    def max_bytes(self, numel: int) -> int:
+        """Return 2 bytes an element."""
+        return 2 * numel
+
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+        """Round; NaN stays NaN, and infinity infinity."""
+        upper = round_to_bf16(values, owed)
+        return Encoded(upper.view(np.uint8).data, HalfPart(upper))
+
+    def part(self, payload: Payload, numel: int) -> Part:
+        """Widen, exactly."""
+        expect_size(payload, 2 * numel)
+        return HalfPart(np.frombuffer(payload, dtype=np.uint16))
+
+    def body_bytes(self, numel: int) -> int:
+        """Return the payload's size."""
+        return 2 * numel
+
+    def seal(self, body: memoryview, numel: int) -> Encoded:
+        """Copy: a body is a payload."""
+        return Encoded(bytes(body), self.part(body, numel))
+
+
+def round_to_bf16(values: Floats, owed: Floats | None = None) -> Halves:
+    """Return the bits of `values`, and of what is owed, as bfloat16.
+
+    `Codec.encode_owed` says how.
+    """
+    upper = np.empty(len(values), dtype=np.uint16)
+    if owed is None:
+        loops.round_to_halves(values, upper)
+    else:
+        loops.round_owed_to_halves(values, owed, upper)
+    return upper
 
 
 class Split(Codec):
@@ -94,12 +169,12 @@ def _rotate_back(rotated: npt.NDArray[Word]) -> npt.NDArray[Word]:
     return words
 
 
-def _plane(words: npt.NDArray[Word], index: int) -> Plane:
+def _plane(words: npt.NDArray[Word], index: int) -> Octets:
     """Return byte `index` of each word, lowest first, as a contiguous array."""
     return np.ascontiguousarray(words.view(np.uint8)[index :: words.itemsize])
 
 
-def _join(planes: list[Plane], dtype: np.dtype[Word]) -> npt.NDArray[Word]:
+def _join(planes: list[Octets], dtype: np.dtype[Word]) -> npt.NDArray[Word]:
     """Return the words whose bytes are `planes`, lowest first."""
     words = np.empty(len(planes[0]), dtype=dtype)
     octets = words.view(np.uint8)
@@ -108,7 +183,7 @@ def _join(planes: list[Plane], dtype: np.dtype[Word]) -> npt.NDArray[Word]:
     return words
 
 
-def _pack(planes: list[Plane]) -> bytes:
+def _pack(planes: list[Octets]) -> bytes:
     table: list[int] = []
     parts: list[Payload] = []
     for plane in planes:
@@ -122,7 +197,7 @@ def _pack(planes: list[Plane]) -> bytes:
     return b"".join((struct.pack(f"<{len(table)}I", *table), *parts))
 
 
-def _unpack(payload: Payload, num_planes: int, numel: int) -> list[Plane]:
+def _unpack(payload: Payload, num_planes: int, numel: int) -> list[Octets]:
     view = memoryview(payload)
     position = 4 * num_planes
     if len(view) < position:
@@ -130,7 +205,7 @@ def _unpack(payload: Payload, num_planes: int, numel: int) -> list[Plane]:
     table = struct.unpack_from(f"<{num_planes}I", view)
     if position + sum(entry & ~_COMPRESSED for entry in table) != len(view):
         raise CorruptDataError("the planes' sizes do not add up to the payload's")
-    planes: list[Plane] = []
+    planes: list[Octets] = []
     for entry in table:
         taken_bytes = entry & ~_COMPRESSED
         part = view[position : position + taken_bytes]

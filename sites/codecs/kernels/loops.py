@@ -1,0 +1,437 @@
+"""The arithmetic of codecs and sums: loops over chunks, compiled for the processor they run on.
+
+Kernels are compiled, or loaded, when this module is imported. They work on float32 as they are, on
+bfloat16 (the upper half of a float32), and on blocks of 128 elements under one scale.
+
+Numba widens integers to 64 bits. Each step that is named 32 bits again keeps twice as many elements
+in a vector. Loops over blocks take one block at a time, from its first element on, and their index
+begins at zero: so numba sees that no index is negative, and LLVM makes vectors of the loop. For the
+same reason the loops stand apart for each kind of code: a choice inside would cost what the vectors
+gain.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from sites.codecs.kernels.kernel_cache import (
+    FLOAT,
+    FLOATS,
+    HALVES,
+    INTEGER,
+    NOTHING,
+    OCTETS,
+    READ_FLOATS,
+    READ_HALVES,
+    READ_OCTETS,
+    inlined,
+    kernel,
+    load_kernels,
+)
+
+Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.uint16]
+Octets = npt.NDArray[np.uint8]
+
+MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
+"""The bits without the sign. As integers they are in the order of the magnitudes, infinity above
+all numbers and NaN above infinity."""
+INFINITE: Final = np.uint32(0x7F800000)
+"""From here on a magnitude is not of a finite number."""
+TOO_LARGE: Final = np.uint32(0x7F000000)
+"""The bits of 2**127. Below it, a scale that is rounded up cannot push a decoded number over the
+end of float32."""
+_NAN: Final = np.float32(np.nan)
+"""0x7FC00000: what a sum is that is not a number.
+
+Of its own accord, a processor would choose one of the operands.
+"""
+
+
+@inlined
+def magnitude(value: np.float32) -> np.uint32:
+    """Return the bits without the sign."""
+    return np.uint32(np.float32(value).view(np.uint32) & MAGNITUDE)
+
+
+@inlined
+def with_owed(value: np.float32, owed: np.float32) -> np.float32:
+    """Return the sum; a NaN stays as it is, bit for bit."""
+    return np.float32(value + owed if value == value else value)
+
+
+@inlined
+def mean(left: np.float32, right: np.float32, divisor: np.float32) -> np.float32:
+    """Return the divided sum; the one NaN where it is not a number."""
+    quotient = np.float32((left + right) / divisor)
+    return quotient if quotient == quotient else _NAN
+
+
+# ---------------------------------------------------------------- float32
+
+_TILE: Final = 1024
+"""Elements that are looked at together: a loop that may stop at each is none of vectors."""
+
+
+@kernel(NOTHING, READ_FLOATS, FLOATS)
+def owe(values: Floats, owed: Floats) -> None:
+    """Add `values` to what is owed; a NaN among them replaces it, bit for bit."""
+    for i in range(owed.size):
+        owed[i] = with_owed(values[i], owed[i])
+
+
+@kernel(NOTHING, READ_FLOATS, FLOATS, FLOAT)
+def add_floats(values: Floats, out: Floats, divisor: np.float32) -> None:
+    """Add `values` to `out` and divide the sums: float32, shape (n,)."""
+    for i in range(out.size):
+        out[i] = mean(out[i], values[i], divisor)
+
+
+@kernel(NOTHING, FLOATS, FLOAT)
+def divide(out: Floats, divisor: np.float32) -> None:
+    """Divide; a NaN stays as it is, bit for bit."""
+    for i in range(out.size):
+        value = out[i]
+        out[i] = np.float32(value / divisor if value == value else value)
+
+
+@kernel(INTEGER, READ_FLOATS)
+def first_not_finite(values: Floats) -> int:
+    """Return the index of the first NaN or infinity, or -1."""
+    numel = values.size
+    for tile in range((numel + _TILE - 1) // _TILE):
+        first, largest = tile * _TILE, np.uint32(0)
+        count = min(_TILE, numel - first)
+        for i in range(count):
+            largest = max(largest, magnitude(values[first + i]))
+        if largest >= INFINITE:
+            for i in range(count):
+                if magnitude(values[first + i]) >= INFINITE:
+                    return first + i
+    return -1
+
+
+# ---------------------------------------------------------------- bfloat16
+
+
+@inlined
+def _half_of(value: np.float32) -> np.uint16:
+    """Return the upper half, rounded.
+
+    Adding 0x7FFF, and one more where the kept part is odd, carries into the kept part exactly when
+    the dropped part is above one half, or is one half and the kept part odd. The carry of a NaN
+    would make another number of it, so its upper half is kept and made quiet.
+    """
+    bits = np.float32(value).view(np.uint32)
+    upper = np.uint32(bits >> np.uint32(16))
+    odd = np.uint32(upper & np.uint32(1))
+    rounded = np.uint32(np.uint32(np.uint32(bits + odd) + np.uint32(0x7FFF)) >> np.uint32(16))
+    is_nan = np.uint32(bits & MAGNITUDE) > INFINITE
+    return np.uint16(np.uint32(upper | np.uint32(0x40)) if is_nan else rounded)
+
+
+@inlined
+def _widened(half: np.uint16) -> np.float32:
+    return np.uint32(np.uint32(half) << np.uint32(16)).view(np.float32)
+
+
+@kernel(NOTHING, READ_FLOATS, HALVES)
+def round_to_halves(values: Floats, halves: Halves) -> None:
+    """Round to nearest even; NaN stays NaN, and infinity infinity.
+
+    Args:
+        values: float32, shape (n,).
+        halves: uint16, shape (n,).
+    """
+    for i in range(halves.size):
+        halves[i] = _half_of(values[i])
+
+
+@kernel(NOTHING, READ_FLOATS, FLOATS, HALVES)
+def round_owed_to_halves(values: Floats, owed: Floats, halves: Halves) -> None:
+    """Round the sums of `values` and what is owed; owe what that loses, unless it is not finite.
+
+    Args:
+        values: float32, shape (n,). A NaN among them crosses as it is.
+        owed: float32, shape (n,).
+        halves: uint16, shape (n,).
+    """
+    for i in range(halves.size):
+        total = with_owed(values[i], owed[i])
+        half = _half_of(total)
+        halves[i] = half
+        lost = np.float32(total - _widened(half))
+        is_finite = magnitude(lost) < INFINITE
+        owed[i] = lost if is_finite else np.float32(0)
+
+
+@kernel(NOTHING, READ_HALVES, FLOATS)
+def write_halves(halves: Halves, out: Floats) -> None:
+    """Widen, exactly: uint16 and float32, shape (n,)."""
+    for i in range(halves.size):
+        out[i] = _widened(halves[i])
+
+
+@kernel(NOTHING, READ_HALVES, FLOATS, FLOAT)
+def add_halves(halves: Halves, out: Floats, divisor: np.float32) -> None:
+    """Widen, add to `out` and divide the sums."""
+    for i in range(halves.size):
+        out[i] = mean(out[i], _widened(halves[i]), divisor)
+
+
+@kernel(NOTHING, READ_HALVES, READ_HALVES, FLOATS, FLOAT)
+def write_sum_of_halves(halves: Halves, other: Halves, out: Floats, divisor: np.float32) -> None:
+    """Widen two parts, add them and divide the sums."""
+    for i in range(halves.size):
+        out[i] = mean(_widened(halves[i]), _widened(other[i]), divisor)
+
+
+# ---------------------------------------------------------------- blocks of codes under one scale
+
+BLOCK: Final = 128
+"""Elements that share a scale."""
+INT8: Final = 0
+"""-127 to 127, two's complement."""
+INT4: Final = 1
+"""-7 to 7, two's complement; two share a byte, the first in its lower half."""
+FP8: Final = 2
+"""e4m3: a sign, 4 bits of exponent, 3 of mantissa."""
+
+_HALF_BLOCK: Final = BLOCK // 2
+_SCALE_MIN: Final = np.uint32(0x0080)
+"""2**-126 as bfloat16: the smallest normal number, and the largest with a finite inverse."""
+_SUBNORMAL_END: Final = np.int32(0x3C800000)
+"""Bits of 2**-6: below it, numbers of FP8 are multiples of 2**-9."""
+_UNIT_IS_STEP: Final = np.float32(2.0**14)
+"""What has a float32's last bit worth 2**-9: added to a number, it rounds it to a multiple."""
+_UNIT_IS_STEP_BITS: Final = np.int32(0x46800000)
+_BIAS_DIFFERENCE: Final = np.int32((127 - 7) << 3)
+
+
+@inlined
+def scale_of(peak: np.uint32, level_max: np.float32) -> np.uint32:
+    """Return a block's scale as bfloat16: the peak over the largest level, rounded up."""
+    exact = np.float32(np.uint32(peak).view(np.float32) / level_max).view(np.uint32)
+    return max(np.uint32(np.uint32(exact + np.uint32(0xFFFF)) >> np.uint32(16)), _SCALE_MIN)
+
+
+@inlined
+def scale_at(scales: Octets, block: int) -> np.float32:
+    """Return a block's scale."""
+    encoded = np.uint32(scales[2 * block]) | np.uint32(scales[2 * block + 1]) << np.uint32(8)
+    return np.uint32(encoded << np.uint32(16)).view(np.float32)
+
+
+@inlined
+def from_int8(code: np.uint8) -> np.float32:
+    """Return the level of a byte, with its sign."""
+    return np.float32(np.int8(code))
+
+
+@inlined
+def from_lower(code: np.uint8) -> np.float32:
+    """Return the level in a byte's lower half, with its sign."""
+    return np.float32(np.int32(np.int32(code) << np.int32(28)) >> np.int32(28))
+
+
+@inlined
+def from_upper(code: np.uint8) -> np.float32:
+    """Return the level in a byte's upper half, with its sign."""
+    return np.float32(np.int32(np.int32(code) << np.int32(24)) >> np.int32(28))
+
+
+@inlined
+def to_fp8(scaled: np.float32) -> np.int32:
+    """Return the code of the nearest number, of two the even one.
+
+    A code's lower seven bits are in the order of the magnitudes. Normal numbers are those of
+    float32 with 20 mantissa bits fewer and another bias; below 2**-6 codes are multiples of 2**-9.
+    Of the two formulas, each is too small where the other one holds, so that the larger is right
+    everywhere.
+    """
+    bits = np.float32(scaled).view(np.int32)
+    magnitude = np.int32(bits & np.int32(0x7FFFFFFF))
+    sign = np.int32(np.int32(bits >> np.int32(24)) & np.int32(0x80))
+    odd = np.int32(np.int32(magnitude >> np.int32(20)) & np.int32(1))
+    rounded = np.int32(np.int32(magnitude + odd) + np.int32(0x7FFFF))
+    normal = np.int32(np.int32(rounded >> np.int32(20)) - _BIAS_DIFFERENCE)
+    small = np.int32(min(magnitude, _SUBNORMAL_END)).view(np.float32)
+    subnormal = np.int32(np.float32(small + _UNIT_IS_STEP).view(np.int32) - _UNIT_IS_STEP_BITS)
+    return np.int32(np.int32(max(normal, subnormal)) | sign)
+
+
+@inlined
+def from_fp8(code: np.int32) -> np.float32:
+    """Return the number of a code.
+
+    0x7F and 0xFF, which the format defines as NaN, are never sent; here they are the 480 that their
+    bits would say.
+    """
+    magnitude = np.int32(code & np.int32(0x7F))
+    normal = np.int32(np.int32(magnitude + _BIAS_DIFFERENCE) << np.int32(20))
+    subnormal = np.float32(np.float32(magnitude) * np.float32(2.0**-9)).view(np.int32)
+    bits = np.int32(normal if magnitude >= np.int32(8) else subnormal)
+    sign = np.int32(np.int32(code & np.int32(0x80)) << np.int32(24))
+    return np.int32(bits | sign).view(np.float32)
+
+
+@kernel(INTEGER, INTEGER, READ_FLOATS, FLOATS, OCTETS, OCTETS, OCTETS)
+def encode_blocks(
+    kind: int, values: Floats, owed: Floats, scales: Octets, codes: Octets, levels: Octets
+) -> int:
+    """Add `values` to what is `owed`, write the sums' scales and codes, keep there what they lose.
+
+    Args:
+        kind: INT8, INT4 or FP8.
+        values: float32, shape (n,).
+        owed: float32, shape (n,).
+        scales: uint8, shape (2 ceil(n / BLOCK),).
+        codes: uint8, shape (n,), or (ceil(n / 2),) for INT4.
+        levels: uint8, shape (BLOCK,): for what happens in between.
+
+    Returns:
+        How many blocks are done. Where not all are, the next one has a sum of 2**127 or more, or
+        one that is no number: `owed` holds its sums, and what is owed to those after it is as it
+        was.
+    """
+    numel = values.size
+    level_max = np.float32(448)
+    if kind == INT8:
+        level_max = np.float32(127)
+    elif kind == INT4:
+        level_max = np.float32(7)
+    num_blocks = (numel + BLOCK - 1) // BLOCK
+    for block in range(num_blocks):
+        first, peak = block * BLOCK, np.uint32(0)
+        count = min(BLOCK, numel - first)
+        for i in range(count):
+            total = with_owed(values[first + i], owed[first + i])
+            owed[first + i] = total
+            peak = max(peak, magnitude(total))
+        if peak >= TOO_LARGE:
+            return block
+        encoded = scale_of(peak, level_max)
+        scales[2 * block] = encoded & np.uint32(0xFF)
+        scales[2 * block + 1] = encoded >> np.uint32(8)
+        scale = np.uint32(encoded << np.uint32(16)).view(np.float32)
+        inverse = np.float32(1) / scale
+        if kind == INT8:
+            for i in range(count):
+                value = owed[first + i]
+                level = np.rint(value * inverse)
+                codes[first + i] = np.uint8(np.int8(level))
+                owed[first + i] = value - level * scale
+        elif kind == INT4:
+            for i in range(count):
+                value = owed[first + i]
+                level = np.rint(value * inverse)
+                levels[i] = np.uint8(np.int8(level))
+                owed[first + i] = value - level * scale
+            if count < BLOCK:
+                levels[count] = 0  # the upper half of the last byte of an odd number of elements
+            half = block * _HALF_BLOCK
+            for i in range((count + 1) // 2):
+                lower, upper = levels[2 * i], levels[2 * i + 1]
+                codes[half + i] = (lower & np.uint8(15)) | (upper << np.uint8(4))
+        else:
+            for i in range(count):
+                value = owed[first + i]
+                code = to_fp8(value * inverse)
+                codes[first + i] = np.uint8(code)
+                owed[first + i] = value - from_fp8(code) * scale
+    return num_blocks
+
+
+@kernel(NOTHING, INTEGER, READ_OCTETS, READ_OCTETS, FLOATS)
+def write_blocks(kind: int, scales: Octets, codes: Octets, out: Floats) -> None:
+    """Decode: float32, shape (n,). `encode_blocks` says how many scales and codes that takes."""
+    numel = out.size
+    for block in range((numel + BLOCK - 1) // BLOCK):
+        scale = scale_at(scales, block)
+        first, half = block * BLOCK, block * _HALF_BLOCK
+        count = min(BLOCK, numel - first)
+        if kind == INT8:
+            for i in range(count):
+                out[first + i] = from_int8(codes[first + i]) * scale
+        elif kind == INT4:
+            for i in range(count // 2):
+                out[first + 2 * i] = from_lower(codes[half + i]) * scale
+                out[first + 2 * i + 1] = from_upper(codes[half + i]) * scale
+            if count % 2:
+                out[first + count - 1] = from_lower(codes[half + count // 2]) * scale
+        else:
+            for i in range(count):
+                out[first + i] = from_fp8(np.int32(codes[first + i])) * scale
+
+
+@kernel(NOTHING, INTEGER, READ_OCTETS, READ_OCTETS, FLOATS, FLOAT)
+def add_blocks(kind: int, scales: Octets, codes: Octets, out: Floats, divisor: np.float32) -> None:
+    """Decode, add to `out` and divide the sums."""
+    numel = out.size
+    for block in range((numel + BLOCK - 1) // BLOCK):
+        scale = scale_at(scales, block)
+        first, half = block * BLOCK, block * _HALF_BLOCK
+        count = min(BLOCK, numel - first)
+        if kind == INT8:
+            for i in range(count):
+                part = from_int8(codes[first + i]) * scale
+                out[first + i] = mean(out[first + i], part, divisor)
+        elif kind == INT4:
+            for i in range(count // 2):
+                part = from_lower(codes[half + i]) * scale
+                out[first + 2 * i] = mean(out[first + 2 * i], part, divisor)
+                part = from_upper(codes[half + i]) * scale
+                out[first + 2 * i + 1] = mean(out[first + 2 * i + 1], part, divisor)
+            if count % 2:
+                part = from_lower(codes[half + count // 2]) * scale
+                out[first + count - 1] = mean(out[first + count - 1], part, divisor)
+        else:
+            for i in range(count):
+                part = from_fp8(np.int32(codes[first + i])) * scale
+                out[first + i] = mean(out[first + i], part, divisor)
+
+
+@kernel(NOTHING, INTEGER, READ_OCTETS, READ_OCTETS, READ_OCTETS, READ_OCTETS, FLOATS, FLOAT)
+def write_sum_of_blocks(
+    kind: int,
+    scales: Octets,
+    codes: Octets,
+    other_scales: Octets,
+    other_codes: Octets,
+    out: Floats,
+    divisor: np.float32,
+) -> None:
+    """Decode two parts of one kind, add them and divide the sums."""
+    numel = out.size
+    for block in range((numel + BLOCK - 1) // BLOCK):
+        scale, other_scale = scale_at(scales, block), scale_at(other_scales, block)
+        first, half = block * BLOCK, block * _HALF_BLOCK
+        count = min(BLOCK, numel - first)
+        if kind == INT8:
+            for i in range(count):
+                part = from_int8(codes[first + i]) * scale
+                other = from_int8(other_codes[first + i]) * other_scale
+                out[first + i] = mean(part, other, divisor)
+        elif kind == INT4:
+            for i in range(count // 2):
+                part = from_lower(codes[half + i]) * scale
+                other = from_lower(other_codes[half + i]) * other_scale
+                out[first + 2 * i] = mean(part, other, divisor)
+                part = from_upper(codes[half + i]) * scale
+                other = from_upper(other_codes[half + i]) * other_scale
+                out[first + 2 * i + 1] = mean(part, other, divisor)
+            if count % 2:
+                part = from_lower(codes[half + count // 2]) * scale
+                other = from_lower(other_codes[half + count // 2]) * other_scale
+                out[first + count - 1] = mean(part, other, divisor)
+        else:
+            for i in range(count):
+                part = from_fp8(np.int32(codes[first + i])) * scale
+                other = from_fp8(np.int32(other_codes[first + i])) * other_scale
+                out[first + i] = mean(part, other, divisor)
+
+
+load_kernels()

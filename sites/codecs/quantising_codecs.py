@@ -1,0 +1,339 @@
+"""The codecs that quantise: blocks of 128 elements under one scale, and only the largest elements.
+
+Numbers that they cannot hold cross as they are. A payload starts with one byte that says what
+follows: quantised numbers, quantised numbers under zstd, or the float32 themselves. The last is for
+chunks with a NaN, an infinity or a number of 2**127 and more: such a chunk crosses bit for bit, so
+that nothing is ever saturated in silence.
+
+*Blocks.* A payload's body holds one bfloat16 scale a block, then the elements' codes. The scale is
+the block's largest magnitude divided by the codec's largest level, rounded up, so that no element
+falls off the end; and at least 2**-126, so that its inverse is finite. An element times the inverse
+(both rounded to nearest, as IEEE 754 says) is rounded to the nearest level, ties to the even one. A
+maximum is the same in any order and all else is element by element: the bytes do not depend on the
+machine. Why 128 elements share a scale: docs/codecs.md.
+
+*Top-k* sends one element in a hundred, by magnitude; all others count as zero. A body holds the k
+values as bfloat16, in the order of their places, then the places: the number of elements skipped
+before each, in base 255 with a digit of 255 for each carry, so that a place takes one byte up to
+254 skipped ones, and one more for each further 255. k follows from the size of the chunk. Of equal
+magnitudes at the threshold, the first ones go.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from protos.errors import CorruptDataError
+from sites.codecs import zstd_guard
+from sites.codecs.codec import (
+    BlockPart,
+    BodyCodec,
+    Codec,
+    Encoded,
+    FloatPart,
+    Floats,
+    Halves,
+    Octets,
+    Part,
+    Payload,
+    expect_size,
+)
+from sites.codecs.float_codecs import round_to_bf16
+from sites.codecs.kernels import loops
+from topology.codec_costs import BLOCK
+
+assert loops.BLOCK == BLOCK
+
+QUANTISED: Final = 0
+COMPRESSED: Final = 1
+AS_IT_IS: Final = 2
+
+SHARE: Final = 0.01
+"""What top-k sends of a chunk's elements."""
+_CARRY: Final = 255
+
+Places = npt.NDArray[np.int64]
+
+
+class Lossy(Codec):
+    """A codec that quantises finite chunks, and passes others on as they are."""
+
+    lossless = False
+
+    def max_bytes(self, numel: int) -> int:
+        """Return 4 bytes an element and the first one: what a chunk that is not finite takes."""
+        return 1 + 4 * numel
+
+    def part(self, payload: Payload, numel: int) -> Part:
+        """Undo what the first byte says was done."""
+        if not payload:
+            raise CorruptDataError("a payload of 0 bytes, without the one that says what it holds")
+        kind, body = payload[0], memoryview(payload)[1:]
+        if kind == AS_IT_IS:
+            expect_size(body, 4 * numel)
+            return FloatPart(np.frombuffer(body, dtype=np.float32))
+        if kind in (QUANTISED, COMPRESSED):
+            return self._part(body, numel, is_compressed=kind == COMPRESSED)
+        raise CorruptDataError(f"a payload that starts with {kind}")
+
+    @abstractmethod
+    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
+        """Return the numbers that `body` holds.
+
+        Raises:
+            CorruptDataError: it does not hold `numel` elements, or what no encoder sends.
+        """
+
+
+def as_it_is(meant: Floats, owed: Floats | None) -> Encoded:
+    """Return what a chunk becomes that has a number which cannot be quantised.
+
+    Nothing of it is lost.
+    """
+    payload = bytes((AS_IT_IS,)) + meant.tobytes()
+    if owed is not None:
+        owed.fill(0)
+    return Encoded(payload, FloatPart(np.frombuffer(payload, dtype=np.float32, offset=1)))
+
+
+class BlockCodec(Lossy, BodyCodec):
+    """Scales a block; its subclasses say what the levels are."""
+
+    kind: ClassVar[int]
+    """Of the kernels: INT8, INT4 or FP8."""
+    level_max: ClassVar[float]
+    """The largest level: what a block's largest magnitude becomes."""
+    codes_per_byte: ClassVar[int] = 1
+    compresses: ClassVar[bool] = False
+    """Whether zstd follows, where it pays."""
+
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+        """Quantise block by block; or copy all, where one cannot be."""
+        numel = len(values)
+        num_blocks = _num_blocks(numel)
+        payload = np.empty(1 + self.body_bytes(numel), dtype=np.uint8)
+        payload[0] = QUANTISED
+        body = payload[1:]
+        scales, codes = body[: 2 * num_blocks], body[2 * num_blocks :]
+        # To add -0.0 leaves every number as it is, -0.0 too.
+        lost = np.full(numel, -0.0, dtype=np.float32) if owed is None else owed
+        levels = np.empty(BLOCK, dtype=np.uint8)
+        num_done = loops.encode_blocks(self.kind, values, lost, scales, codes, levels)
+        if num_done < num_blocks:
+            return as_it_is(
+                values if owed is None else self._meant(values, owed, body, num_done), owed
+            )
+        frame = self._compressed(body)
+        return Encoded(payload.data if frame is None else frame, self._part_of(body, numel))
+
+    def _meant(self, values: Floats, owed: Floats, body: Octets, num_done: int) -> Floats:
+        """Return the sums of values and what was owed, after the first blocks have been quantised.
+
+        Of these, what they decode to and what that lost add up to it, but for the sign of a zero: a
+        level times a scale has 16 significant bits at most, and what lies between it and the number
+        that it is nearest to is a float32.
+        """
+        meant = owed.copy()
+        done = num_done * BLOCK
+        scales, codes = body[: 2 * num_done], body[2 * _num_blocks(len(values)) :]
+        loops.add_blocks(self.kind, scales, codes, meant[:done], np.float32(1))
+        rest = slice(done + BLOCK, None)
+        with np.errstate(over="ignore", invalid="ignore"):
+            meant[rest] += values[rest]
+        np.copyto(
+            meant[rest].view(np.uint32), values[rest].view(np.uint32), where=np.isnan(values[rest])
+        )
+        return meant
+
+    def body_bytes(self, numel: int) -> int:
+        """Return the bytes of the scales and the codes."""
+        return 2 * _num_blocks(numel) - (-numel // self.codes_per_byte)
+
+    def seal(self, body: memoryview, numel: int) -> Encoded:
+        """Compress where that pays; say before it what follows."""
+        part = self._part(body, numel, is_compressed=False)
+        frame = self._compressed(np.frombuffer(body, dtype=np.uint8))
+        return Encoded(b"".join((bytes((QUANTISED,)), body)) if frame is None else frame, part)
+
+    def _compressed(self, body: Octets) -> bytes | None:
+        """Return a payload under zstd, or None where there is to be none."""
+        frame = zstd_guard.compress_if_skewed(body) if self.compresses else None
+        return None if frame is None else b"".join((bytes((COMPRESSED,)), frame))
+
+    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
+        size = self.body_bytes(numel)
+        if is_compressed:
+            if not self.compresses:
+                raise CorruptDataError(f"a compressed payload of {self.name}")
+            body = memoryview(zstd_guard.decompress(body, size))
+        expect_size(body, size)
+        scales = np.frombuffer(body[: 2 * _num_blocks(numel)], dtype="<u2")
+        if len(scales) and scales.max() > self._scale_max:
+            raise CorruptDataError(f"a scale that {self.name} never has")
+        return self._part_of(np.frombuffer(body, dtype=np.uint8), numel)
+
+    def _part_of(self, body: Octets, numel: int) -> Part:
+        return BlockPart(self.kind, body, _num_blocks(numel))
+
+    @property
+    def _scale_max(self) -> int:
+        """The scale, as bfloat16 rounded up, of a block whose peak is just too large."""
+        exact = loops.TOO_LARGE.view(np.float32) / np.float32(self.level_max)
+        return int(exact.view(np.uint32)) + 0xFFFF >> 16
+
+
+class Int8(BlockCodec):
+    """A byte an element; -127 to 127, so that a sum of roundings has no drift to one side."""
+
+    name = "int8"
+    number = 5
+    kind = loops.INT8
+    level_max = 127.0
+
+
+class Int8Zstd(Int8):
+    """The same under zstd, where that pays."""
+
+    name = "int8-zstd"
+    number = 6
+    compresses = True
+
+
+class Int4(BlockCodec):
+    """Half a byte an element, -7 to 7; the first of two in the lower half."""
+
+    name = "int4"
+    number = 7
+    kind = loops.INT4
+    level_max = 7.0
+    codes_per_byte = 2
+
+
+class Int4Zstd(Int4):
+    """The same under zstd, where that pays."""
+
+    name = "int4-zstd"
+    number = 8
+    compresses = True
+
+
+class Fp8(BlockCodec):
+    """A byte an element, with the same relative error for small and large ones: e4m3."""
+
+    name = "fp8"
+    number = 9
+    kind = loops.FP8
+    level_max = 448.0
+
+
+class Fp8Zstd(Fp8):
+    """The same under zstd, where that pays."""
+
+    name = "fp8-zstd"
+    number = 10
+    compresses = True
+
+
+def _num_blocks(numel: int) -> int:
+    return -(-numel // BLOCK)
+
+
+class TopK(Lossy):
+    """The largest elements of a chunk."""
+
+    name = "topk"
+    number = 11
+    compresses: ClassVar[bool] = False
+    """Whether zstd follows, where it pays."""
+
+    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
+        """Find the largest, and round them; or copy, where a number is too large."""
+        meant = values
+        if owed is not None:
+            meant = owed
+            loops.owe(values, owed)
+        magnitudes = meant.view(np.uint32) & loops.MAGNITUDE
+        if len(meant) and magnitudes.max() >= loops.TOO_LARGE:
+            return as_it_is(meant, owed)
+        places = _largest(magnitudes, num_kept(len(meant)))
+        kept = round_to_bf16(meant[places])
+        decoded = _spread(kept, places, len(meant))
+        if owed is not None:
+            owed -= decoded
+        body = np.concatenate((kept.view(np.uint8), _pack_places(places)))
+        frame = zstd_guard.compress_if_skewed(body) if self.compresses else None
+        kind, rest = (QUANTISED, body.tobytes()) if frame is None else (COMPRESSED, frame)
+        return Encoded(bytes((kind,)) + rest, FloatPart(decoded))
+
+    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
+        count = num_kept(numel)
+        most_bytes = 3 * count + numel // _CARRY
+        size = zstd_guard.content_bytes(body) if is_compressed else len(body)
+        if not 3 * count <= size <= most_bytes:
+            raise CorruptDataError(f"{size} bytes cannot be {count} values and their places")
+        if is_compressed:
+            if not self.compresses:
+                raise CorruptDataError(f"a compressed payload of {self.name}")
+            body = memoryview(zstd_guard.decompress(body, size))
+        places = _unpack_places(np.frombuffer(body[2 * count :], dtype=np.uint8), count, numel)
+        kept = np.frombuffer(body[: 2 * count], dtype=np.uint16)
+        return FloatPart(_spread(kept, places, numel))
+
+
+class TopKZstd(TopK):
+    """The same under zstd, where that pays."""
+
+    name = "topk-zstd"
+    number = 12
+    compresses = True
+
+
+def num_kept(numel: int) -> int:
+    """Return how many elements of a chunk are sent: one at least, unless it is empty."""
+    return min(numel, max(1, round(numel * SHARE)))
+
+
+def _spread(kept: Halves, places: Places, numel: int) -> Floats:
+    """Return the kept values in their places, and zeros elsewhere: float32, shape (numel,)."""
+    widened = np.empty(len(kept), dtype=np.float32)
+    loops.write_halves(kept, widened)
+    values = np.zeros(numel, dtype=np.float32)
+    values[places] = widened
+    return values
+
+
+def _largest(magnitudes: npt.NDArray[np.uint32], count: int) -> Places:
+    """Return the places of the `count` largest, ascending."""
+    if count == 0:
+        return np.empty(0, dtype=np.int64)
+    threshold = np.partition(magnitudes, len(magnitudes) - count)[len(magnitudes) - count]
+    above = np.flatnonzero(magnitudes > threshold)
+    equal = np.flatnonzero(magnitudes == threshold)[: count - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def _pack_places(places: Places) -> npt.NDArray[np.uint8]:
+    skipped = np.diff(places, prepend=-1) - 1
+    ends = np.cumsum(skipped // _CARRY + 1) - 1
+    digits = np.full(ends[-1] + 1 if len(ends) else 0, _CARRY, dtype=np.uint8)
+    digits[ends] = skipped % _CARRY
+    return digits
+
+
+def _unpack_places(digits: npt.NDArray[np.uint8], count: int, numel: int) -> Places:
+    """Return `count` ascending places below `numel`.
+
+    Raises:
+        CorruptDataError: these are not there, or something else is.
+    """
+    ends = np.flatnonzero(digits != _CARRY)
+    if len(ends) != count or (count and ends[-1] != len(digits) - 1) or (not count and len(digits)):
+        raise CorruptDataError(f"{len(ends)} places in {len(digits)} bytes, where {count} belong")
+    places = np.cumsum(digits, dtype=np.int64)[ends] + np.arange(count)
+    if count and places[-1] >= numel:
+        raise CorruptDataError(f"a value for place {places[-1]} of {numel}")
+    return places
