@@ -1,6 +1,7 @@
 """The one JSON object that a command with --json prints on stdout."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,3 +47,15 @@ def failure(
             },
         }
     )
+
+
+def finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return `value` with null for numbers that JSON does not have: a loss may be NaN."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: finite(each) for key, each in value.items()}
+        case list() | tuple():
+            return [finite(each) for each in value]
+    return value

@@ -9,7 +9,14 @@ import click
 from rich.console import Console
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import Duration, RunName, all_of, home_option, json_option, set_option
+from orchestrator.cli.options import (
+    DURATION,
+    RUN_NAME,
+    all_of,
+    home_option,
+    json_option,
+    set_option,
+)
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.emulator.site_namespaces import netns_problem
@@ -123,11 +130,11 @@ _how_options = all_of(
         type=click.Choice(("gloo",)),
         help="Measure that too, on the same links: netns, or none at all.",
     ),
-    click.option("--name", type=RunName(), help="Of the benchmark and its folder. [made up]"),
+    click.option("--name", type=RUN_NAME, help="Of the benchmark and its folder. [made up]"),
     click.option(
         "--timeout",
         "timeout_s",
-        type=Duration(),
+        type=DURATION,
         default="10min",
         show_default=True,
         help="A combination that takes longer has failed.",

@@ -22,8 +22,8 @@ from rich.text import Text
 from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
-    Duration,
-    RunName,
+    DURATION,
+    RUN_NAME,
     all_of,
     home_option,
     job_argument,
@@ -168,12 +168,12 @@ _question_options = all_of(
 @click.command("scaling")
 @job_argument
 @_question_options
-@click.option("--name", type=RunName(), help="Of the benchmark and its folder. [made up]")
+@click.option("--name", type=RUN_NAME, help="Of the benchmark and its folder. [made up]")
 @click.option("--resume", is_flag=True, help="Go on with the benchmark of that --name.")
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Duration(),
+    type=DURATION,
     default="30min",
     show_default=True,
     help="A single run that takes longer has failed.",

@@ -7,7 +7,6 @@ import os
 import tempfile
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -48,24 +47,24 @@ _FILE_ERRNOS = frozenset(
 class CommandError(Exception):
     """A command cannot do what it was asked, or the run that it was about did not end well."""
 
-    def __init__(self, code: str, message: str, where: Where = None) -> None:
+    def __init__(
+        self, code: str, message: str, where: Where = None, details: str = "", hint: str = ""
+    ) -> None:
+        """Describe the error as both streams show it.
+
+        Args:
+            code: A key of protos/catalogue.py.
+            message: One line.
+            where: The place, for programs.
+            details: For people, above the message: the lines with their carets, or how the command
+                is used.
+            hint: For people; empty: the catalogue's.
+        """
         super().__init__(message)
         self.code = code
         self.where = where
-
-
-@dataclass(frozen=True, slots=True)
-class ShownError:
-    """One error as both streams show it."""
-
-    code: str
-    """A key of protos/catalogue.py."""
-    message: str
-    where: Where = None
-    details: str = ""
-    """For people, above the message: the lines with their carets, or how the command is used."""
-    hint: str = ""
-    """More particular than the catalogue's, for people."""
+        self.details = details
+        self.hint = hint or CATALOGUE[code].hint
 
     @property
     def exit_code(self) -> int:
@@ -73,33 +72,33 @@ class ShownError:
         return int(CATALOGUE[self.code].exit_code)
 
 
-def describe(error: Exception) -> ShownError:
+def describe(error: Exception) -> CommandError:
     """Return what to show for `error`; what nobody foresaw becomes INTERNAL, with a file."""
     match error:
         case CommandError():
-            return ShownError(error.code, str(error), error.where)
+            return error
         case click.UsageError():
             return _usage(error)
         case click.ClickException():
-            return ShownError("USAGE", error.format_message())
+            return CommandError("USAGE", error.format_message())
         case ConfigError():
             return _config(error.problems)
         case OSError() if error.errno in _FILE_ERRNOS:
             path = str(error.filename or "")
             message = f"{path}: {error.strerror}" if path else str(error.strerror)
-            return ShownError("FILE_ERROR", message, {"file": path})
+            return CommandError("FILE_ERROR", message, {"file": path})
     return _wire(error) or _internal(error)
 
 
-def _usage(error: click.UsageError) -> ShownError:
+def _usage(error: click.UsageError) -> CommandError:
     if error.ctx is None:
-        return ShownError("USAGE", error.format_message())
+        return CommandError("USAGE", error.format_message())
     path = error.ctx.command_path
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return ShownError(
+        return CommandError(
             "USAGE", "no command was given", {"command": path}, error.format_message()
         )
-    return ShownError(
+    return CommandError(
         "USAGE",
         error.format_message(),
         {"command": path},
@@ -108,12 +107,12 @@ def _usage(error: click.UsageError) -> ShownError:
     )
 
 
-def _config(problems: list[Problem]) -> ShownError:
+def _config(problems: list[Problem]) -> CommandError:
     count = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
     first = problems[0].message
     if problems[0].line == 0 and not problems[0].path:  # of a whole file: which one is the message
         first = f"{problems[0].source}: {first}"
-    return ShownError(
+    return CommandError(
         "INVALID_CONFIG",
         f"{count}: {first}" if len(problems) == 1 else f"{count}, the first: {first}",
         [
@@ -130,17 +129,17 @@ def _config(problems: list[Problem]) -> ShownError:
     )
 
 
-def _wire(error: Exception) -> ShownError | None:
+def _wire(error: Exception) -> CommandError | None:
     """Return an error of the contracts, unless it says that we have a bug."""
     # Imported here: it brings grpc, which most commands that fail early never needed.
     from protos.errors import IsthmusError
 
     if isinstance(error, IsthmusError) and error.code != "INTERNAL":
-        return ShownError(error.code, str(error))
+        return CommandError(error.code, str(error))
     return None
 
 
-def _internal(error: Exception) -> ShownError:
+def _internal(error: Exception) -> CommandError:
     message = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     try:
         handle, path = tempfile.mkstemp(prefix="isthmus-error-", suffix=".txt")
@@ -148,5 +147,5 @@ def _internal(error: Exception) -> ShownError:
             traceback.print_exception(error, file=file)
     except OSError as refused:  # a full disk must not be all that is told
         message = f"{message}; the traceback could not be kept: {refused.strerror}"
-        return ShownError("INTERNAL", message, details="".join(traceback.format_exception(error)))
-    return ShownError("INTERNAL", f"{message}; the traceback is in {path}", {"traceback": path})
+        return CommandError("INTERNAL", message, details="".join(traceback.format_exception(error)))
+    return CommandError("INTERNAL", f"{message}; the traceback is in {path}", {"traceback": path})

@@ -12,7 +12,7 @@ import click
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
-    Address,
+    ADDRESS,
     faults_option,
     home_option,
     json_option,
@@ -165,7 +165,7 @@ def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
             raise click.UsageError(
                 f"--serve {text}: want SITE=HOST:PORT, with one of {', '.join(sites)}"
             )
-        host, _, port = Address().convert(address, None, None).rpartition(":")
+        host, _, port = str(ADDRESS.convert(address, None, None)).rpartition(":")
         node = sum(1 for each in served if each.site == site)
         served.append(Endpoint(site, node, host.strip("[]"), int(port)))
     return tuple(served)

@@ -11,9 +11,9 @@ import click
 
 from orchestrator.cli.display import finish, progress
 from orchestrator.cli.options import (
-    Address,
-    Duration,
-    RunName,
+    ADDRESS,
+    DURATION,
+    RUN_NAME,
     faults_option,
     home_option,
     job_argument,
@@ -37,7 +37,7 @@ from topology.world import EMULATORS
 @job_argument
 @click.option(
     "--coordinator",
-    type=Address(),
+    type=ADDRESS,
     envvar="ISTHMUS_COORDINATOR",
     help="Submit to this coordinator. [$ISTHMUS_COORDINATOR, else one is started here]",
 )
@@ -63,12 +63,12 @@ from topology.world import EMULATORS
 @faults_option
 @seed_option
 @click.option(
-    "--run-id", type=RunName(), help="Name of the run; the same again gives the same run. [made up]"
+    "--run-id", type=RUN_NAME, help="Name of the run; the same again gives the same run. [made up]"
 )
 @click.option(
     "--timeout",
     "timeout_s",
-    type=Duration(),
+    type=DURATION,
     help="Stop following after this long, as 90s; the run goes on.",
 )
 @home_option

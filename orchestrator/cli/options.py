@@ -13,73 +13,59 @@ import click
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.run_folder.home import RunChoice, is_run_id
 from topology.models.topology_model import is_loopback
-from topology.units import UnitError, parse_duration, parse_rate
+from topology.units import parse_duration, parse_rate
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Address(click.ParamType[str]):
-    """HOST:PORT, on this machine: without TLS nothing else may be spoken to."""
+class Parsed(click.ParamType[Any]):
+    """A value that a function makes of its text; what the function raises is a usage error."""
 
-    name = "host:port"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Check the form, and that the host is loopback."""
-        text = str(value)
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdecimal() or int(port) > 65535:
-            self.fail(f"want HOST:PORT, as 127.0.0.1:7443; got {text!r}", param, ctx)
-        require_loopback(host)
-        return text
-
-
-class Duration(click.ParamType[float]):
-    """A duration with its unit, as `90s` or `2h`; given to the command in seconds."""
-
-    name = "duration"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return seconds."""
+    ) -> object:
+        """Return what `parse` makes of it."""
+        if not isinstance(value, str):
+            return value
         try:
-            return parse_duration(value)
-        except UnitError as error:
+            return self._parse(value)
+        except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class RunName(click.ParamType[str]):
-    """What may name a run or a benchmark, and so its folder."""
-
-    name = "name"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Check the letters."""
-        if not is_run_id(str(value)):
-            self.fail("want letters, digits, '.', '_' and '-', at most 64", param, ctx)
-        return str(value)
+def _address(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {text!r}")
+    require_loopback(host)
+    return text
 
 
-class Rate(click.ParamType[float]):
-    """A rate with its unit, as `10Gbit/s`; given to the command in bytes per second."""
+def _run_name(text: str) -> str:
+    if not is_run_id(text):
+        raise ValueError("want letters, digits, '.', '_' and '-', at most 64")
+    return text
 
-    name = "rate"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return bytes per second, more than 0."""
-        try:
-            rate = parse_rate(value)
-        except UnitError as error:
-            self.fail(str(error), param, ctx)
-        if rate <= 0:
-            self.fail("must be more than 0", param, ctx)
-        return rate
+def _rate(text: str) -> float:
+    rate = parse_rate(text)
+    if rate <= 0:
+        raise ValueError("must be more than 0")
+    return rate
+
+
+ADDRESS = Parsed("host:port", _address)
+"""HOST:PORT, on this machine: without TLS nothing else may be spoken to."""
+DURATION = Parsed("duration", parse_duration)
+"""A duration with its unit, as `90s` or `2h`; given to the command in seconds."""
+RUN_NAME = Parsed("name", _run_name)
+"""What may name a run or a benchmark, and so its folder."""
+RATE = Parsed("rate", _rate)
+"""A rate with its unit, as `10Gbit/s`; given to the command in bytes per second."""
 
 
 def require_loopback(host: str) -> None:
@@ -123,7 +109,7 @@ home_option: Decorator = click.option(
 )
 coordinator_option: Decorator = click.option(
     "--coordinator",
-    type=Address(),
+    type=ADDRESS,
     envvar="ISTHMUS_COORDINATOR",
     help="Ask this coordinator. "
     "[$ISTHMUS_COORDINATOR, else the one that the run was launched with]",

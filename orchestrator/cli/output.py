@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,10 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import ShownError
+from orchestrator.cli.command_errors import CommandError
 from orchestrator.interruption import INTERRUPTION
 from protos import envelope
-from protos.catalogue import CATALOGUE
+from protos.envelope import finite
 
 CLOSED_PIPE = 141
 """128 + SIGPIPE, as a shell reports a program that wrote to a closed pipe."""
@@ -59,34 +58,30 @@ class Output:
     def event(self, kind: str, fields: Mapping[str, Any], text: str) -> None:
         """Print one item of something that is followed: a JSON line, or `text`."""
         if self.as_json:
-            _write(json.dumps({"event": kind, **_finite(fields)}), err=False)
+            _write(json.dumps({"event": kind, **finite(fields)}), err=False)
         else:
             _write(text, err=False)
 
     def result(self, data: Mapping[str, Any], text: str = "", exit_code: int = 0) -> int:
         """Print the result and return the exit status."""
         if self.as_json:
-            self._last(envelope.success(self.command, _finite(data), exit_code))
+            self._last(envelope.success(self.command, finite(data), exit_code))
         elif text:
             _write(text, err=False)
         return exit_code
 
-    def failed(self, failure: ShownError) -> int:
+    def failed(self, error: CommandError) -> int:
         """Print an error, to people and with --json to programs; return the exit status."""
         if self.as_json:
-            self._last(
-                envelope.failure(
-                    self.command, failure.code, failure.message, _finite(failure.where)
-                )
-            )
-        if failure.details:
-            self.note(failure.details)
-        self.note(f"{click.style('error:', fg='red', bold=True)} {failure.message}")
-        if isinstance(failure.where, Mapping) and failure.where.get("log_path"):
-            self.note(f"log: {failure.where['log_path']}")
-        hint = failure.hint or CATALOGUE[failure.code].hint
-        self.note(f"{click.style('hint:', fg='cyan')} {hint}")
-        return failure.exit_code
+            where = finite(error.where)
+            self._last(envelope.failure(self.command, error.code, str(error), where))
+        if error.details:
+            self.note(error.details)
+        self.note(f"{click.style('error:', fg='red', bold=True)} {error}")
+        if isinstance(error.where, Mapping) and error.where.get("log_path"):
+            self.note(f"log: {error.where['log_path']}")
+        self.note(f"{click.style('hint:', fg='cyan')} {error.hint}")
+        return error.exit_code
 
     def interrupted(self, exit_code: int) -> int:
         """End after Ctrl-C or SIGTERM; return the exit status. What has been told stays told."""
@@ -117,15 +112,3 @@ def _write(text: str, *, err: bool) -> None:
     color = False if os.environ.get("NO_COLOR") else None  # None: only on a terminal
     with INTERRUPTION.releasing():  # who reads may take its time
         click.echo(text, err=err, color=color)
-
-
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return `value` with null for numbers that JSON does not have: a loss may be NaN."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case Mapping():
-            return {key: _finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-    return value

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
-    Address,
-    Duration,
+    ADDRESS,
+    DURATION,
     home_option,
     json_option,
     set_option,
@@ -74,7 +74,7 @@ class Connections(click.ParamType[tuple[int, ...]]):
 @click.argument("file", metavar="TOPOLOGY", type=click.Path(path_type=Path))
 @click.option(
     "--coordinator",
-    type=Address(),
+    type=ADDRESS,
     envvar="ISTHMUS_COORDINATOR",
     help="Between this coordinator's agents. [$ISTHMUS_COORDINATOR, else all are started here]",
 )
@@ -94,7 +94,7 @@ class Connections(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--window",
     "window_s",
-    type=Duration(),
+    type=DURATION,
     default="2s",
     show_default=True,
     help="For how long bytes are counted: 100ms to 60s.",

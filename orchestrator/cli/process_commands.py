@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from orchestrator.cli.options import Address, json_option, require_loopback, set_option
+from orchestrator.cli.options import ADDRESS, json_option, require_loopback, set_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_topology_file
 from topology.suggest import did_you_mean, one_of
@@ -28,7 +28,7 @@ from topology.suggest import did_you_mean, one_of
 )
 @click.option(
     "--bind",
-    type=Address(),
+    type=ADDRESS,
     help="Listen here; port 0 lets the system choose. [the topology's coordinator.bind]",
 )
 @set_option
@@ -52,7 +52,7 @@ def coordinator(
 
 @click.command("agent")
 @click.option("--site", required=True, help="Which of the topology's sites this is.")
-@click.option("--coordinator", required=True, type=Address(), help="Dial this coordinator.")
+@click.option("--coordinator", required=True, type=ADDRESS, help="Dial this coordinator.")
 @click.option("--topology", required=True, type=click.Path(path_type=Path), help="The topology.")
 @click.option(
     "--state",

@@ -21,8 +21,8 @@ from rich.text import Text
 from orchestrator.cli.bench_folder import note_plans, opened_bench
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
-    Duration,
-    RunName,
+    DURATION,
+    RUN_NAME,
     all_of,
     faults_option,
     home_option,
@@ -151,13 +151,13 @@ _OPTIONS = (
     click.option(
         "--mtbf",
         "mtbf_s",
-        type=Duration(),
+        type=DURATION,
         help="Mean time between failures of one site. [none fails]",
     ),
     click.option(
         "--recovery",
         "recovery_s",
-        type=Duration(),
+        type=DURATION,
         default="5min",
         show_default=True,
         help="From a failure until all sites compute again.",
@@ -284,7 +284,7 @@ def simulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @simulation_options
 @faults_option
-@click.option("--name", type=RunName(), help="Of the simulation and its folder. [made up]")
+@click.option("--name", type=RUN_NAME, help="Of the simulation and its folder. [made up]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import Rate, json_option, set_option
+from orchestrator.cli.options import RATE, json_option, set_option
 from orchestrator.cli.output import Output
 
 MAP_BYTES = 16 << 20
@@ -31,7 +31,7 @@ def topology() -> None:
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it here. [stdout]"
 )
 @click.option("--force", is_flag=True, help="Overwrite the file that is there.")
-@click.option("--bandwidth", type=Rate(), help="Of links that the map gives no speed, as 10Gbit/s.")
+@click.option("--bandwidth", type=RATE, help="Of links that the map gives no speed, as 10Gbit/s.")
 @click.option(
     "--sites",
     metavar="A,B,C",

@@ -10,6 +10,7 @@ from orchestrator.run_folder.home import LOG, RunFolder
 from orchestrator.run_folder.log_files import LogReader, last_line
 from protos.control.v1 import control_pb2
 from protos.errors import NotFoundError
+from protos.failure import Failure
 
 
 class RecordedRun:
@@ -39,15 +40,9 @@ class RecordedRun:
             said = last_line(self._folder.path / LOG)
             if said.startswith("error: "):  # it did not just vanish: it could say why
                 run.reason += f": {said.removeprefix('error: ')}"
-            run.failure.CopyFrom(
-                control_pb2.Failure(
-                    code=run.reason_code,
-                    message=run.reason,
-                    node=-1,
-                    rank=-1,
-                    log_path=str(self._folder.path / LOG),
-                )
-            )
+            path = str(self._folder.path / LOG)
+            lost = Failure(code=run.reason_code, message=run.reason, log_path=path)
+            run.failure.CopyFrom(lost.to_message())
         return run
 
     def events(self, after: int) -> Iterator[control_pb2.Event]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,16 @@ class RunReader:
 
     def get(self) -> control_pb2.Run:
         """Return the run as it is, or as it was when its coordinator went."""
+        return self._ask(Client.get_run)
+
+    def cancel(self) -> control_pb2.Run:
+        """Ask for the end of the run; one that has ended stays as it is."""
+        return self._ask(Client.cancel_run)
+
+    def _ask(self, question: Callable[[Client, str], control_pb2.Run]) -> control_pb2.Run:
         if self._client is not None:
             try:
-                return self._client.get_run(self.run_id)
+                return question(self._client, self.run_id)
             except CoordinatorUnreachableError as error:
                 self._require_gone(error)
         return self._recorded().run()
@@ -102,15 +109,6 @@ class RunReader:
             else:
                 return
         yield from self._recorded().events(after=last)
-
-    def cancel(self) -> control_pb2.Run:
-        """Ask for the end of the run; one that has ended stays as it is."""
-        if self._client is not None:
-            try:
-                return self._client.cancel_run(self.run_id)
-            except CoordinatorUnreachableError as error:
-                self._require_gone(error)
-        return self._recorded().run()
 
     def _recorded(self) -> RecordedRun:
         assert self._folder is not None

@@ -7,8 +7,8 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -137,50 +137,47 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
         self, request: control_pb2.GetRunRequest, context: Context
     ) -> AsyncIterator[control_pb2.Run]:
         """Yield a run now, at each change of its state and each second, until it has ended."""
-        async with _answering(context):
-            with self._streaming():
-                run_id = self._control.find(request.run_id)
-                while (changed := self._control.change_of(run_id)) is not None:
-                    yield self._control.message(run_id)
-                    await _wait(changed, WATCH_S)
+        async with _answering(context), self._streaming():
+            run_id = self._control.find(request.run_id)
+            while (changed := self._control.change_of(run_id)) is not None:
                 yield self._control.message(run_id)
+                await _wait(changed, WATCH_S)
+            yield self._control.message(run_id)
 
     async def ReadLogs(
         self, request: control_pb2.ReadLogsRequest, context: Context
     ) -> AsyncIterator[control_pb2.LogLine]:
         """Yield log lines; with `follow` until the run has ended and all have been read."""
-        async with _answering(context):
-            with self._streaming():
-                run_id = self._control.find(request.run_id)
-                folder = self._control.folder_of(run_id)
-                reader = LogReader(folder, site=request.site, rank=request.rank)
-                if request.tail:
-                    # All that was written is read: of a long run seconds, in which agents wait.
-                    await asyncio.to_thread(reader.skip_to_tail, request.tail)
-                while (changed := self._control.change_of(run_id)) and request.follow:
-                    for line in reader.read():
-                        yield line
-                    await _wait(changed, FOLLOW_S)
+        async with _answering(context), self._streaming():
+            run_id = self._control.find(request.run_id)
+            folder = self._control.folder_of(run_id)
+            reader = LogReader(folder, site=request.site, rank=request.rank)
+            if request.tail:
+                # All that was written is read: of a long run seconds, in which agents wait.
+                await asyncio.to_thread(reader.skip_to_tail, request.tail)
+            while (changed := self._control.change_of(run_id)) and request.follow:
                 for line in reader.read():
                     yield line
+                await _wait(changed, FOLLOW_S)
+            for line in reader.read():
+                yield line
 
     async def ReadEvents(
         self, request: control_pb2.ReadEventsRequest, context: Context
     ) -> AsyncIterator[control_pb2.Event]:
         """Yield events; with `follow` until the run has ended."""
-        async with _answering(context):
-            with self._streaming():
-                run_id, after = self._control.find(request.run_id), request.after
-                while (changed := self._control.change_of(run_id)) and request.follow:
-                    for event in self._control.events_of(run_id, after):
-                        after = event.sequence
-                        yield event_message(event)
-                    await _wait(changed, WATCH_S)
+        async with _answering(context), self._streaming():
+            run_id, after = self._control.find(request.run_id), request.after
+            while (changed := self._control.change_of(run_id)) and request.follow:
                 for event in self._control.events_of(run_id, after):
+                    after = event.sequence
                     yield event_message(event)
+                await _wait(changed, WATCH_S)
+            for event in self._control.events_of(run_id, after):
+                yield event_message(event)
 
-    @contextmanager
-    def _streaming(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _streaming(self) -> AsyncIterator[None]:
         """Count an operator's stream for as long as it is read."""
         self._num_streams += 1
         try:

@@ -1,15 +1,15 @@
-"""What a run's links carry, beside what its plan counts on: which drift so long that it matters.
+"""Which links of a run are no longer as its plan counts on them, for so long that it matters. Pure.
 
-Pure. A figure is the median of a link's latest SAMPLES measurements: one that came about by chance
-moves nothing. Drift begins when it is farther off than `drift`, and is over when it is not half as
-far off: between the two nothing changes, so a link at the limit does not begin anew all the time.
-Time counts from measurement to measurement.
+A figure is the median of a link's latest SAMPLES measurements, so that one that came about by
+chance moves nothing. A figure begins to drift when it is farther off than `drift`. It stops when it
+is less than half as far off; in between nothing changes, so that a link at the limit does not begin
+anew all the time. Time counts from measurement to measurement.
 
-A link that trees have left is not measured any more, and might be well again. So what was measured
-is believed for so long, and then forgotten: the link is taken to be as described, and other trees
-may try it. If it is found to be as slow as before, that is believed twice as long as the last time.
-So of n attempts in vain the last comes after 2^n times the first one's wait, and they cost ever
-less of the run.
+A link that no tree uses any more is not measured, and might be well again. So a measurement is
+believed for some time and then forgotten: the link is taken to be as described, and other trees may
+try it. If it turns out to be as slow as before, that is believed twice as long as the last time.
+The n-th attempt in vain therefore comes 2^n times as late as the first, and attempts cost ever less
+of the run.
 """
 
 from __future__ import annotations
@@ -27,79 +27,65 @@ from topology.units import format_duration, format_rate
 from topology.world import Topology
 
 SAMPLES = 5
-"""A figure is their median."""
+"""Measurements of which a figure is the median."""
 BANDWIDTH, RTT = "bandwidth", "rtt"
 LIMITED_MIN_S = 0.1
-"""Of a measurement: a processor's turns take some milliseconds of it.
+"""The shortest time that counts as a measurement; shorter ones are added up.
 
-Shorter times are added up.
+A processor's turns take some milliseconds of it.
 """
 RTT_MIN_S = 0.01
 """A round trip that differs by less is a processor's turn, not a way through the WAN."""
 BELIEVED = 10
-"""Times `lasting`: so long a link's measurement is believed without another, the first time."""
+"""Times `lasting`: how long a measurement is believed without another one, the first time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkDrift:
-    """One figure of a directed link that has been off for long."""
+class LinkChange:
+    """One figure of a directed link on which the plan no longer counts."""
 
     source: str
     target: str
     what: str
     """`bandwidth` or `rtt`."""
-    assumed: float
-    """Bytes per second or seconds: what the plan counts on."""
-    measured: float
+    planned: float
+    """Bytes per second or seconds: what the plan has counted on."""
+    now: float
+    """What is planned with instead."""
     for_s: float
+    """For how long it has been off, or was not measured."""
+    is_forgotten: bool = False
+    """Not measured for so long that it is taken to be as described; else measured to be off."""
 
     def __str__(self) -> str:
         form = format_rate if self.what == BANDWIDTH else format_duration
+        planned, now = form(_short(self.planned)), form(_short(self.now))
+        told = f"{self.source} to {self.target}: {self.what}"
+        if self.is_forgotten:
+            return (
+                f"{told} {planned} has not been measured again for {self.for_s:.3g} s, so {now} "
+                "is planned with, as described"
+            )
         how = (
             f"median of {SAMPLES} measurements while the link was the limit"
             if self.what == BANDWIDTH
             else "median of greetings on the idle link"
         )
         return (
-            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} for "
-            f"{self.for_s:.3g} s, {form(_short(self.assumed))} planned "
-            f"({self.measured / max(self.assumed, 1e-9) - 1:+.0%}; {how})"
+            f"{told} {now} for {self.for_s:.3g} s, {planned} planned "
+            f"({self.now / max(self.planned, 1e-9) - 1:+.0%}; {how})"
         )
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        names = ("source", "target", "what", "assumed", "measured", "for_s")
-        return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkForgotten:
-    """One figure of a directed link that has not been measured for long.
-
-    It is taken to be as described.
-    """
-
-    source: str
-    target: str
-    what: str
-    """`bandwidth` or `rtt`."""
-    measured: float
-    """Bytes per second or seconds: what the plan has counted on."""
-    described: float
-    for_s: float
-
-    def __str__(self) -> str:
-        form = format_rate if self.what == BANDWIDTH else format_duration
-        return (
-            f"{self.source} to {self.target}: {self.what} {form(_short(self.measured))} has not "
-            f"been measured again for {self.for_s:.3g} s, so {form(_short(self.described))} is "
-            "planned with, as described"
-        )
-
-    def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        names = ("source", "target", "what", "measured", "described", "for_s")
-        return {name: getattr(self, name) for name in names}
+        """Return the fields as JSON values, as the journal names them."""
+        names = ("measured", "described") if self.is_forgotten else ("assumed", "measured")
+        return {
+            "source": self.source,
+            "target": self.target,
+            "what": self.what,
+            **dict(zip(names, (self.planned, self.now), strict=True)),
+            "for_s": self.for_s,
+        }
 
 
 @dataclass(slots=True)
@@ -158,7 +144,7 @@ class LinkWatch:
     def add(self, pair: Pair, node: str, values: Mapping[str, float], now_s: float) -> None:
         """Take what one gateway reports of a link: totals since the run began.
 
-        Of a link or a node that is none, or with figures that are no numbers, nothing is taken.
+        Reports of unknown links or nodes, or with figures that are no numbers, change nothing.
         """
         if (pair, BANDWIDTH) not in self._watched or node not in self._nodes[pair[0]]:
             return
@@ -182,7 +168,7 @@ class LinkWatch:
         if len(begun) == len(self._nodes[pair[0]]):
             self._close(pair, now_s)
 
-    def drifts(self) -> tuple[LinkDrift, ...]:
+    def drifts(self) -> tuple[LinkChange, ...]:
         """Return what has drifted for long, the farthest off first."""
         found = []
         for ((source, target), what), watched in self._watched.items():
@@ -191,23 +177,22 @@ class LinkWatch:
             for_s = watched.latest_s - watched.since_s
             off = _off(what, watched.value, watched.assumed)
             if off > self._settings.drift and for_s >= self._settings.lasting_s:
-                found.append(
-                    LinkDrift(
-                        source=source,
-                        target=target,
-                        what=what,
-                        assumed=watched.assumed,
-                        measured=watched.value,
-                        for_s=for_s,
-                    )
+                change = LinkChange(
+                    source=source,
+                    target=target,
+                    what=what,
+                    planned=watched.assumed,
+                    now=watched.value,
+                    for_s=for_s,
                 )
-        return tuple(sorted(found, key=lambda each: -_times_off(each.measured, each.assumed)))
+                found.append(change)
+        return tuple(sorted(found, key=lambda each: -_times_off(each.now, each.planned)))
 
     def figures(self) -> dict[Pair, LinkFigures]:
         """Return what to plan with, of the figures that are not as described.
 
-        Of those that are off, lasting or not, the measured ones; else what was counted on last, for
-        figures vary by chance.
+        A figure that is off, lasting or not, counts as measured; any other as it was counted on
+        last, since figures vary by chance.
         """
         known = {
             key: each.assumed if each.since_s is None else each.value
@@ -229,7 +214,7 @@ class LinkWatch:
                     watched = self._watched[pair, what]
                     watched.assumed, watched.since_s = value, None
 
-    def forget(self, now_s: float) -> tuple[LinkForgotten, ...]:
+    def forget(self, now_s: float) -> tuple[LinkChange, ...]:
         """Take links as described again that were not measured for long; return which."""
         found = []
         for ((source, target), what), watched in self._watched.items():
@@ -239,16 +224,16 @@ class LinkWatch:
             watched.samples.clear()
             watched.since_s = None
             if not self._is_near(what, watched.assumed, watched.described):
-                found.append(
-                    LinkForgotten(
-                        source=source,
-                        target=target,
-                        what=what,
-                        measured=watched.assumed,
-                        described=watched.described,
-                        for_s=for_s,
-                    )
+                change = LinkChange(
+                    source=source,
+                    target=target,
+                    what=what,
+                    planned=watched.assumed,
+                    now=watched.described,
+                    for_s=for_s,
+                    is_forgotten=True,
                 )
+                found.append(change)
                 watched.believed_s *= 2
             watched.assumed = watched.described
         return tuple(found)

@@ -1,48 +1,50 @@
 """Keeps a running job's plan fit for its links: watch, plan again, switch all sites at one round.
 
-Pure: events in, actions out. Planned again is what a run can change while it goes on, which is who
-sums what and where; a switch has to save `gain` of the predicted step. After it comes nothing for
-`gap_s`: a link that goes up and down must not make plans follow it. What a plan was made with is
-what the next drift counts from. Links that trees have left are tried again, ever more seldom
-(`link_watch.py`).
+Pure: events in, actions out. What is planned again is what a run can change while it goes on: which
+site sums what, and where. A switch has to save `gain` of the predicted step. After a switch the
+plan stays for `gap_s`, so that plans do not follow a link that goes up and down. The next drift
+counts from the figures that the present plan was made with. Links that trees have left are tried
+again, ever more seldom (`link_watch.py`).
+
+All sites switch at one round, or none does. Every site answers once whether it can, with the hash
+of what it understood. The first refusal, another hash, a site that goes away or a deadline mean
+that nobody switches. An outcome is final: what comes later changes nothing, so no two sites hear
+different outcomes.
 """
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core import run_events
-from orchestrator.core.link_watch import LinkDrift, LinkForgotten, LinkWatch
+from orchestrator.core.link_watch import LinkChange, LinkWatch
 from orchestrator.core.run_events import RecordEvent
 from topology.measured.measured_links import LinkFigures, Pair
 from topology.run_spec import CodedPlan, RunSpec
 from topology.units import format_duration
 
 ATTEMPTS = 6
-"""At a switch.
-
-Each looks twice as far ahead as the one before, and after a silence beyond its own deadline.
-"""
+"""At one switch. Each proposes a round twice as far ahead as the attempt before."""
 _AHEAD_OF_SILENCE = 2.0
-"""Times the deadline, for rounds were fewer while ranks waited than they will be."""
+"""How much farther ahead after a site did not answer, in deadlines for an answer.
+
+Fewer rounds were made while ranks waited than will be.
+"""
 _AHEAD_S = 1.0
-"""For reports, which are half a second old, and for the agents' turns."""
+"""How far ahead at least: reports are half a second old, and agents take their turns."""
 _AHEAD_ROUND_TRIPS = 8
-"""Of the farthest link: a proposal and its answers, and new links' connections and greetings."""
+"""And for each round trip of the farthest link: a proposal, its answers, new links' greetings."""
 _AGAIN_S = 1.0
 """Between two attempts."""
 RELAUNCH_GAIN = 0.1
-"""Of a step, that everything a plan decides would have to save, for people to be told."""
+"""Part of a step that a relaunch has to save before people are told of it."""
 _LOOK_BACK_S = 30.0
+"""Over how long rounds a second are counted."""
 ROUND_MAX = 1 << 40
-"""No run gets so far.
-
-Whoever says that it has is not believed, for a message could not even name what comes after.
-"""
+"""No run gets so far; a message could not even name what comes after a much larger number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class ReductionPrepared:
     round: int
     """The latest that it has begun."""
     is_late: bool
-    """It had begun the proposal's first round: a later one may do."""
+    """It had begun the proposal's first round, so a later one may do."""
     why: str
     must_keep_codecs: bool = False
     """Its ranks encode: every chunk has to keep its codec."""
@@ -154,12 +156,21 @@ class SendDecideReduction:
 Action = PlanAgain | SendPrepareReduction | SendDecideReduction | RecordEvent
 
 
-class _Stage(enum.Enum):
-    WATCHING = enum.auto()
-    PLANNING = enum.auto()
-    SWITCHING = enum.auto()
-    WAITING = enum.auto()
-    """For the next attempt at a switch."""
+@dataclass(slots=True)
+class _Candidate:
+    """A plan that sites are asked to switch to, attempt by attempt."""
+
+    planned: SwitchPlanned
+    causes: Sequence[LinkChange]
+    """Why it was made, the farthest drift first."""
+    attempts: int = 0
+    """Made so far."""
+    from_round: int = 0
+    """Of the latest attempt."""
+    switch: PlanSwitch | None = None
+    """The proposal that is open; None between two attempts."""
+    was_silent: bool = False
+    """A site did not answer, and ranks waited for it: they shall not a second time."""
 
 
 class ReplanMachine:
@@ -177,32 +188,23 @@ class ReplanMachine:
         farthest_s = max((link.rtt_s for link in topology.links), default=0.0)
         self._ahead_s = _AHEAD_S + _AHEAD_ROUND_TRIPS * farthest_s
         self._decide_within_s = spec.timeouts.peer_lost_s
-        self._stage = _Stage.WATCHING
         self._earliest_s = -math.inf
         """When a plan may be made again, or a switch be tried again."""
+        self._planning: Sequence[LinkChange] | None = None
+        """Why a plan is being made, the farthest drift first; None: none is."""
+        self._candidate: _Candidate | None = None
+        """Set while sites are asked to switch. Without this and `_planning` links are watched."""
         self._figures: Mapping[Pair, LinkFigures] = {}
         """What the plan was made with that is being made or switched to."""
-        self._causes: tuple[LinkDrift | LinkForgotten, ...] = ()
-        """Why that plan was made, the farthest drift first."""
-        self._is_trial = False
-        """It was made only to try links that are believed to be well again."""
         self._reduction: CodedPlan = spec.reduction
         self._step_s: float | None = None
         """Predicted, of the present plan; None before anything was planned again."""
         self._switched_round = 0
         """From which on the present plan carries rounds."""
-        self._planned: SwitchPlanned | None = None
-        self._switch: PlanSwitch | None = None
-        self._from_round = 0
         self._epoch = 0
-        self._attempt = 0
+        """Of the latest proposal."""
         self._keeps_codecs = False
-        """Ranks encode, as a site has said.
-
-        Only plans come into question that leave chunks their codecs.
-        """
-        self._was_silent = False
-        """A site did not answer, and ranks waited for it: they shall not a second time."""
+        """A site has said that its ranks encode: then every plan has to keep each chunk's codec."""
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
@@ -212,91 +214,89 @@ class ReplanMachine:
             now_s: The coordinator's monotonic clock; never less than in the call before.
         """
         actions: list[Action] = []
+        switch = self._candidate.switch if self._candidate is not None else None
         match event:
             case LinkReported():
                 self._clock.note(event.round, now_s)
                 self._watch.add((event.source, event.target), event.node, event.values, now_s)
-            case SwitchPlanned():
-                actions += self._planned_again(event, now_s)
-            case PlanningFailed() if self._stage is _Stage.PLANNING:
+            case SwitchPlanned() if self._planning is not None:
+                actions += self._planned_again(self._planning, event, now_s)
+            case PlanningFailed() if self._planning is not None:
                 actions += self._give_up({"why": f"no plan can be made: {event.why}"}, now_s)
             case RelaunchPlanned():
                 actions += self._relaunch(event)
             case ReductionPrepared():
                 self._clock.note(event.round, now_s)
-                if self._switch is not None:
-                    self._switch.answer(event)
+                if switch is not None:
+                    switch.answer(event)
             case ReductionBegun():
                 detail = {"epoch": event.epoch, "round": event.round}
                 actions.append(RecordEvent("site.replanned", event.site, detail))
-            case run_events.SiteEnded() | run_events.SiteLost():
-                if self._switch is not None:
-                    self._switch.gone(event.site)
-            case run_events.Ticked():
-                if self._switch is not None:
-                    self._switch.tick(now_s)
+            case run_events.SiteEnded() | run_events.SiteLost() if switch is not None:
+                switch.gone(event.site)
+            case run_events.Ticked() if switch is not None:
+                switch.tick(now_s)
         return [*actions, *self._settle(now_s), *self._go_on(now_s)]
 
     # ------------------------------------------------------------ planning
 
     def _go_on(self, now_s: float) -> list[Action]:
-        """Do what it is time for."""
-        if now_s < self._earliest_s:
+        """Do what it is time for: the next attempt at a switch, or another plan."""
+        if now_s < self._earliest_s or self._planning is not None:
             return []
-        if self._stage is _Stage.WAITING:
-            return self._propose(now_s)
-        if self._stage is not _Stage.WATCHING:
-            return []
+        if self._candidate is not None:
+            return self._propose(self._candidate, now_s) if not self._candidate.switch else []
         forgotten, drifts = self._watch.forget(now_s), self._watch.drifts()
-        if not drifts and not forgotten:
+        causes = (*drifts, *forgotten)
+        if not causes:
             return []
-        self._stage, self._causes = _Stage.PLANNING, (*drifts, *forgotten)
-        self._is_trial = not drifts
         self._figures = self._watch.figures()
         recorded = [
             RecordEvent(
-                "link.drifted" if isinstance(each, LinkDrift) else "link.forgotten",
+                "link.forgotten" if each.is_forgotten else "link.drifted",
                 detail={"note": str(each), **each.to_json()},
             )
-            for each in self._causes
+            for each in causes
         ]
-        return [*recorded, self._plan_again()]
+        return [*recorded, self._plan_again(causes)]
 
-    def _plan_again(self) -> PlanAgain:
+    def _plan_again(self, causes: Sequence[LinkChange]) -> PlanAgain:
+        self._planning, self._candidate = causes, None
         return PlanAgain(self._reduction, self._figures, self._keeps_codecs)
 
-    def _planned_again(self, planned: SwitchPlanned, now_s: float) -> list[Action]:
-        """Switch, if that is worth it and possible."""
-        if self._stage is not _Stage.PLANNING:
-            return []
-        self._planned, self._step_s = planned, planned.before_s
-        figures = {"before_s": planned.before_s, "after_s": planned.after_s, "plan": planned.form}
+    def _planned_again(
+        self, causes: Sequence[LinkChange], planned: SwitchPlanned, now_s: float
+    ) -> list[Action]:
+        """Ask sites to switch, if that is worth it."""
+        self._planning, self._step_s = None, planned.before_s
         saved = 1 - planned.after_s / planned.before_s
-        if saved < self._settings.gain:
-            why = (
-                f"the best other trees, {planned.form}, would save {saved:.1%} of a step: "
-                f"less than {self._settings.gain:.0%}"
-                if saved > 0
-                else "no other trees are predicted to be faster"
-            )
-            return self._give_up({"why": why, **figures}, now_s)
-        self._attempt, self._was_silent = 0, False
-        return self._propose(now_s)
+        if saved >= self._settings.gain:
+            self._candidate = _Candidate(planned, causes)
+            return self._propose(self._candidate, now_s)
+        why = (
+            f"the best other trees, {planned.form}, would save {saved:.1%} of a step: "
+            f"less than {self._settings.gain:.0%}"
+            if saved > 0
+            else "no other trees are predicted to be faster"
+        )
+        figures = {"before_s": planned.before_s, "after_s": planned.after_s, "plan": planned.form}
+        return self._give_up({"why": why, **figures}, now_s)
 
     def _give_up(self, detail: Mapping[str, object], now_s: float) -> list[Action]:
-        """Keep the plan; what was measured is from now on what it counts on."""
+        """Keep the plan; it counts on what was measured from now on."""
         self._rest(now_s, self._settings.lasting_s)
         note = f"the plan is kept: {detail['why']}"
         return [RecordEvent("plan.kept", detail={"note": note, **detail})]
 
     def _rest(self, now_s: float, for_s: float) -> None:
-        self._stage, self._planned = _Stage.WATCHING, None
+        """Watch again, and plan nothing for a while."""
+        self._planning, self._candidate = None, None
         self._earliest_s = now_s + for_s
         self._watch.assume(self._figures)
 
     def _relaunch(self, planned: RelaunchPlanned) -> list[Action]:
         """Tell people what only another launch could change, if that is much."""
-        present_s = self._step_s if self._planned is None else self._planned.after_s
+        present_s = self._candidate.planned.after_s if self._candidate else self._step_s
         if present_s is None or planned.step_s > (1 - RELAUNCH_GAIN) * present_s:
             return []
         note = (
@@ -308,79 +308,68 @@ class ReplanMachine:
 
     # ------------------------------------------------------------ switching
 
-    def _propose(self, now_s: float) -> list[Action]:
-        """Ask all sites; the round is one that none has begun, as far as anybody knows."""
-        assert self._planned is not None
-        self._stage = _Stage.SWITCHING
+    def _propose(self, candidate: _Candidate, now_s: float) -> list[Action]:
+        """Ask all sites to switch at a round that none has begun, as far as anybody knows."""
         self._epoch += 1
-        ahead_s = self._ahead_s * 2**self._attempt
-        if self._was_silent:
+        ahead_s = self._ahead_s * 2**candidate.attempts
+        if candidate.was_silent:
             ahead_s += _AHEAD_OF_SILENCE * self._decide_within_s
-        self._from_round = max(self._clock.after(ahead_s), self._switched_round + 1)
-        self._attempt += 1
-        self._switch = PlanSwitch(
-            self._sites,
-            self._epoch,
-            self._planned.reduction.hash,
-            now_s + self._decide_within_s,
-        )
-        detail = {
-            "epoch": self._epoch,
-            "from_round": self._from_round,
-            "plan": self._planned.form,
-        }
-        return [
-            RecordEvent("plan.proposed", detail=detail),
-            *(
-                SendPrepareReduction(site, self._epoch, self._from_round, self._planned.reduction)
-                for site in self._sites
-            ),
+        from_round = max(self._clock.after(ahead_s), self._switched_round + 1)
+        candidate.attempts += 1
+        candidate.from_round = from_round
+        planned = candidate.planned
+        deadline_s = now_s + self._decide_within_s
+        candidate.switch = PlanSwitch(self._sites, self._epoch, planned.reduction.hash, deadline_s)
+        detail = {"epoch": self._epoch, "from_round": from_round, "plan": planned.form}
+        asked = [
+            SendPrepareReduction(site, self._epoch, from_round, planned.reduction)
+            for site in self._sites
         ]
+        return [RecordEvent("plan.proposed", detail=detail), *asked]
 
     def _settle(self, now_s: float) -> list[Action]:
         """Tell all sites what came of a proposal, once that is known."""
-        if self._switch is None or self._switch.outcome is None:
+        candidate = self._candidate
+        if candidate is None or candidate.switch is None or candidate.switch.outcome is None:
             return []
-        outcome, self._switch = self._switch.outcome, None
+        outcome, candidate.switch = candidate.switch.outcome, None
         decide = [
             SendDecideReduction(site, self._epoch, outcome.is_committed) for site in self._sites
         ]
         if outcome.is_committed:
             # Written down first: of what sites do, there is always a record.
-            return [self._replanned(now_s), *decide]
-        return [*decide, *self._aborted(outcome, now_s)]
+            return [self._replanned(candidate, now_s), *decide]
+        return [*decide, *self._aborted(candidate, outcome, now_s)]
 
-    def _aborted(self, outcome: Outcome, now_s: float) -> list[Action]:
+    def _aborted(self, candidate: _Candidate, outcome: Outcome, now_s: float) -> list[Action]:
         detail = {"epoch": self._epoch, "why": outcome.why}
         recorded = RecordEvent("plan.aborted", outcome.site, detail)
-        if outcome.may_try_again and self._attempt < ATTEMPTS:
-            self._was_silent |= outcome.is_silent
-            self._stage, self._earliest_s = _Stage.WAITING, now_s + _AGAIN_S
+        if outcome.may_try_again and candidate.attempts < ATTEMPTS:
+            candidate.was_silent |= outcome.is_silent
+            self._earliest_s = now_s + _AGAIN_S
             return [recorded]
         if outcome.must_keep_codecs and not self._keeps_codecs:
             self._keeps_codecs = True
-            self._stage, self._planned = _Stage.PLANNING, None
-            return [recorded, self._plan_again()]
+            return [recorded, self._plan_again(candidate.causes)]
         why = f"not all sites could switch: site {outcome.site}: {outcome.why}"
         return [recorded, *self._give_up({"why": why}, now_s)]
 
-    def _replanned(self, now_s: float) -> RecordEvent:
-        planned, causes = self._planned, self._causes
-        assert planned is not None
+    def _replanned(self, candidate: _Candidate, now_s: float) -> RecordEvent:
+        planned, causes = candidate.planned, candidate.causes
         self._reduction, self._step_s = planned.reduction, planned.after_s
-        self._switched_round = self._from_round
-        # What was tried in vain is soon taken back.
-        rest_s = self._settings.lasting_s if self._is_trial else self._settings.gap_s
-        self._rest(now_s, rest_s)
+        self._switched_round = candidate.from_round
+        # A plan that only tries links again is soon taken back, if it was tried in vain.
+        is_trial = all(each.is_forgotten for each in causes)
+        self._rest(now_s, self._settings.lasting_s if is_trial else self._settings.gap_s)
         note = (
-            f"from round {self._from_round} on gradients cross by another plan, {planned.form}: "
-            f"predicted {_time(planned.after_s)} a step instead of {_time(planned.before_s)}, "
-            f"for {causes[0]}"
+            f"from round {candidate.from_round} on gradients cross by another plan, "
+            f"{planned.form}: predicted {_time(planned.after_s)} a step instead of "
+            f"{_time(planned.before_s)}, for {causes[0]}"
         )
         detail = {
             "note": note,
             "epoch": self._epoch,
-            "from_round": self._from_round,
+            "from_round": candidate.from_round,
             "plan": planned.form,
             "before_s": planned.before_s,
             "after_s": planned.after_s,
@@ -470,7 +459,7 @@ class PlanSwitch:
 
 
 class RoundClock:
-    """Takes the reports of all gateways of a run."""
+    """How far a run's rounds have got, by what all its gateways report."""
 
     def __init__(self) -> None:
         self.newest = -1
@@ -495,8 +484,6 @@ class RoundClock:
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
 
     def after(self, ahead_s: float) -> int:
-        """Return a round that nobody begins within `ahead_s`, as far as rounds go on as they did.
-
-        One that is about to begin is not it: reports are half a second old.
-        """
+        """Return a round that nobody begins within `ahead_s`, if rounds go on as they did."""
+        # Reports are half a second old, so the next round may be about to begin.
         return self.newest + 2 + math.ceil(min(self.per_s * ahead_s, ROUND_MAX))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from orchestrator.run_folder.home import JOB, SUMMARY, TOPOLOGY
 from orchestrator.run_folder.rotated_lines import Limits, PartWriter, parts_of
+from protos.envelope import finite
 
 METRICS = "metrics.jsonl"
 METRICS_LIMITS = Limits(part_bytes=64 << 20, num_parts=16)
@@ -112,14 +112,4 @@ def write_atomically(path: Path, text: str) -> None:
 
 def strict_json(value: object, indent: int | None = None) -> str:
     """Return JSON that every parser reads: a loss that is not finite becomes null."""
-    return json.dumps(_finite(value), allow_nan=False, indent=indent)
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return json.dumps(finite(value), allow_nan=False, indent=indent)

@@ -129,5 +129,5 @@ def test_a_bug_is_told_even_where_its_traceback_cannot_be_kept(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     failure = describe(ZeroDivisionError("one by none"))
     assert failure.code == "INTERNAL"
-    assert "ZeroDivisionError: one by none; the traceback could not be kept" in failure.message
+    assert "ZeroDivisionError: one by none; the traceback could not be kept" in failure.args[0]
     assert "ZeroDivisionError" in failure.details

@@ -55,10 +55,10 @@ def test_drift_counts_once_it_has_lasted() -> None:
     reports.carry(PLANNED / 10)
     (drift,) = reports.watch.drifts()
     assert (drift.source, drift.target, drift.what) == ("a", "b", BANDWIDTH)
-    assert drift.measured == pytest.approx(PLANNED / 10)
-    assert (drift.assumed, drift.for_s) == (PLANNED, 10.0)
+    assert drift.now == pytest.approx(PLANNED / 10)
+    assert (drift.planned, drift.for_s) == (PLANNED, 10.0)
     assert str(drift).startswith("a to b: bandwidth 10Mbit/s for 10 s, 100Mbit/s planned (-90%; ")
-    assert reports.watch.figures() == {AB: LinkFigures(bytes_per_s=drift.measured)}
+    assert reports.watch.figures() == {AB: LinkFigures(bytes_per_s=drift.now)}
 
 
 def test_single_measurements_move_nothing() -> None:
@@ -101,8 +101,8 @@ def test_what_a_plan_was_made_with_is_what_counts_from_then_on() -> None:
     assert narrow_bytes_per_s == pytest.approx(PLANNED / 10), "later plans count on it, too"
     reports.carry(*[PLANNED] * 20)
     (drift,) = reports.watch.drifts()
-    assert drift.assumed == pytest.approx(PLANNED / 10)
-    assert drift.measured == pytest.approx(PLANNED)
+    assert drift.planned == pytest.approx(PLANNED / 10)
+    assert drift.now == pytest.approx(PLANNED)
 
 
 def believe(reports: Reports, rate: float) -> None:
@@ -177,7 +177,7 @@ def test_round_trips_drift_too_but_not_by_milliseconds() -> None:
     assert reports.watch.drifts() == ()
     reports.greet(*[0.05] * 20)
     (drift,) = reports.watch.drifts()
-    assert (drift.what, drift.measured) == (RTT, 0.05)
+    assert (drift.what, drift.now) == (RTT, 0.05)
     assert reports.watch.figures() == {AB: LinkFigures(rtt_s=0.05)}
 
 
@@ -193,7 +193,7 @@ def test_nodes_of_a_site_carry_together() -> None:
         reports.carry(PLANNED / 20, node="0")
         reports.at_once(PLANNED / 20, node="1")
     (drift,) = reports.watch.drifts()
-    assert drift.measured == pytest.approx(PLANNED / 10)
+    assert drift.now == pytest.approx(PLANNED / 10)
 
 
 def test_a_shared_link_never_counts_for_more_than_its_share() -> None:
