@@ -31,7 +31,7 @@ from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LinkShape
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
 from sites.gateway.config import HELD_BYTES
-from topology.model.channels import FLOWS_MAX
+from topology.channels import FLOWS_MAX
 from topology.model.wire_load import chunk_bytes_for
 
 

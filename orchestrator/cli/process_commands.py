@@ -14,6 +14,7 @@ import click
 
 from orchestrator.cli.options import ADDRESS, json_option, require_loopback, set_option
 from orchestrator.cli.output import Output
+from orchestrator.coordinator.local_agents import AGENT, agent_arguments
 from orchestrator.documents import load_topology_file
 from topology.suggest import did_you_mean, one_of
 
@@ -74,7 +75,8 @@ def agent(
     overrides: tuple[str, ...],
 ) -> int:
     """Run the agent of SITE until it is stopped; it dials out to the coordinator."""
-    names = [each.name for each in load_topology_file(topology, overrides).sites]
+    described = load_topology_file(topology, overrides)
+    names = [each.name for each in described.sites]
     if site not in names:
         raise click.UsageError(
             f"--site: {topology} has no site {site!r}{did_you_mean(site, names)}; "
@@ -84,12 +86,10 @@ def agent(
         require_loopback(bind)
     return _become(
         output,
-        "sites.agent",
+        AGENT,
         [
-            *("--site", site, "--coordinator", coordinator),
-            *("--topology", str(topology), "--state", str(state)),
+            *agent_arguments(described, site, coordinator, state),
             *(("--bind", bind) if bind else ()),
-            *(word for override in overrides for word in ("--set", override)),
         ],
     )
 

@@ -62,8 +62,6 @@ class Settings:
     topology: Topology
     agents: tuple[str, ...]
     """Sites that an embedded coordinator starts an agent for."""
-    topology_path: Path
-    overrides: tuple[str, ...]
     state: Path
     runs: Path
     bind: Endpoint
@@ -109,8 +107,6 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings(
         topology=topology,
         agents=tuple(site.name for site in here.sites),
-        topology_path=options.topology.absolute(),
-        overrides=tuple(options.set),
         state=options.state.absolute(),
         runs=(options.runs or options.state / "runs").absolute(),
         bind=bind,
@@ -216,8 +212,7 @@ async def _running(
             await agents.start(
                 settings.agents,
                 address=address,
-                topology=settings.topology_path,
-                overrides=settings.overrides,
+                topology=settings.topology,
                 state=settings.state,
                 on_end=on_end,
             )

@@ -1,4 +1,4 @@
-"""The agents of an embedded run: one a site, children of the coordinator, gone when it is."""
+"""How agents are started, and those of an embedded run: children of the coordinator."""
 
 from __future__ import annotations
 
@@ -13,12 +13,35 @@ from pathlib import Path
 import psutil
 
 from topology.faults.script import Pause
+from topology.hashing import topology_hash
+from topology.world import Topology
 
 TERMINATE_S = 5.0
 """For an agent to end its site; its processes die with it after that."""
 
+AGENT = "sites.agent"
+"""The module that runs as an agent."""
 OnEnd = Callable[[str, str], None]
 """Site, and how its agent ended."""
+
+
+def agent_arguments(topology: Topology, site: str, coordinator: str, state: Path) -> list[str]:
+    """Return what an agent's command line says: all that it needs before a run's spec comes.
+
+    Args:
+        topology: Described in full.
+        site: That it is for.
+        coordinator: HOST:PORT.
+        state: The agent's folder.
+    """
+    detection = topology.failure
+    return [
+        *("--site", site, "--coordinator", coordinator),
+        *("--state", str(state), "--address", topology.site(site).address),
+        *("--topology-hash", topology_hash(topology)),
+        *("--detect-within", repr(detection.detect_within_s)),
+        *("--start-within", repr(detection.start_within_s)),
+    ]
 
 
 class LocalAgents:
@@ -33,8 +56,7 @@ class LocalAgents:
         sites: Sequence[str],
         *,
         address: str,
-        topology: Path,
-        overrides: Sequence[str],
+        topology: Topology,
         state: Path,
         on_end: OnEnd,
     ) -> None:
@@ -45,8 +67,7 @@ class LocalAgents:
         Args:
             sites: their names.
             address: where the coordinator listens.
-            topology: the file that it was given.
-            overrides: its --set.
+            topology: that it was started with.
             state: its folder; the agents' lie below.
             on_end: called when one ends before `stop`.
 
@@ -56,10 +77,8 @@ class LocalAgents:
         for site in sites:
             self._processes[site] = process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-                *(sys.executable, "-m", "sites.agent", "--site", site, "--coordinator", address),
-                *("--topology", str(topology)),
-                *(word for override in overrides for word in ("--set", override)),
-                *("--state", str(state / "sites" / site)),
+                *(sys.executable, "-m", AGENT),
+                *agent_arguments(topology, site, address, state / "sites" / site),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
             )

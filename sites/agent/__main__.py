@@ -1,4 +1,8 @@
-"""`python -m sites.agent`: the command line of a site's agent."""
+"""`python -m sites.agent`: the command line of a site's agent.
+
+People start `isthmus agent`, which reads the topology and hands over what an agent needs of it.
+Everything else comes with a run's spec.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,15 @@ from protos.catalogue import CATALOGUE
 from protos.control.v1.control_pb2 import Hello
 from protos.envelope import failure, success
 from protos.errors import IsthmusError
-from protos.limits import DOCUMENT_BYTES
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
 from sites.agent.logs import OwnLines
 from sites.agent.processes import adopt_orphans
 from sites.agent.run import Place
 from sites.agent.sockets import socket_folder
-from topology.documents.load import load_topology
 from topology.errors import ConfigError
-from topology.hashing import topology_hash
 from topology.timeouts import Timeouts
-from topology.world import Topology
+from topology.world import Detection
 
 COMMAND = "agent"
 
@@ -67,19 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     """Check what the operator gave, then serve."""
-    topology = load_topology(_text(options.topology), str(options.topology), options.set)
-    names = [site.name for site in topology.sites]
-    if options.site not in names:
-        raise ConfigError(f"--site: no site {options.site!r}; there are {', '.join(names)}")
     _check_loopback(options.coordinator.rpartition(":")[0])
-    _check_loopback(options.bind or topology.site(options.site).address)
-    timeouts = Timeouts.derive(topology.failure)
+    _check_loopback(options.bind or options.address)
+    detection = Detection(
+        detect_within_s=options.detect_within, min_sites=1, start_within_s=options.start_within
+    )
+    timeouts = Timeouts.derive(detection)
     options.state.mkdir(parents=True, exist_ok=True)
     adopt_orphans()
     with socket_folder() as sockets:
         membership = Membership(
             coordinator=options.coordinator,
-            hello=_hello(options.site, topology),
+            hello=_hello(options.site, options.topology_hash),
             timeouts=timeouts,
             join_within_s=options.join_within,
         )
@@ -93,29 +93,16 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
         return asyncio.run(Agent(membership, place).serve())
 
 
-def _hello(site: str, topology: Topology) -> Hello:
+def _hello(site: str, topology_hash: str) -> Hello:
     return Hello(
         protocol_min=CONTROL_PROTOCOL_MIN,
         protocol_max=CONTROL_PROTOCOL_MAX,
         build=build(),
-        topology_hash=topology_hash(topology),
+        topology_hash=topology_hash,
         site=site,
         incarnation=uuid.uuid4().hex,
         host=platform.node(),
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(DOCUMENT_BYTES + 1)
-        if len(content) > DOCUMENT_BYTES:
-            raise ConfigError(f"{path}: larger than {DOCUMENT_BYTES >> 20} MiB")
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8: {error}") from error
 
 
 def _check_loopback(host: str) -> None:
@@ -157,8 +144,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--site", required=True, help="which site of the topology this is")
     parser.add_argument("--coordinator", required=True, type=_host_port, metavar="HOST:PORT")
-    parser.add_argument("--topology", required=True, type=Path, metavar="FILE")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--topology-hash", required=True, metavar="HEX", help="as it was read")
+    parser.add_argument("--address", required=True, metavar="HOST", help="the site's, for gateways")
+    parser.add_argument("--detect-within", required=True, type=float, metavar="S")
+    parser.add_argument("--start-within", required=True, type=float, metavar="S")
     parser.add_argument("--state", required=True, type=Path, metavar="DIR", help="logs go here")
     parser.add_argument("--bind", metavar="HOST", help="gateways bind this, not the site's address")
     parser.add_argument("--join-within", type=float, default=60.0, metavar="S")

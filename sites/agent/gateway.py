@@ -18,7 +18,7 @@ from sites.agent.processes import start_leashed
 from sites.agent.site_failures import describe_end
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.probing.config import probing
-from topology.model.channels import FLOWS_MAX
+from topology.channels import FLOWS_MAX
 from topology.run_spec import RunSpec
 from topology.world import Link
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
+from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
 from topology.job import Probe
 from topology.json_fields import read_json
-from topology.model.channels import FLOWS_MAX
 from topology.trees.trees import ReductionPlan
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64

@@ -38,7 +38,7 @@ from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.sharding import Route
 from sites.worker.slots import SharedTensors, Slots
 from sites.worker.transfer import Pending, Slot, Transfer, write_pieces
-from topology.model.step_parts import Crossing, RoundTimes
+from topology.step_parts import Crossing, RoundTimes
 
 MAX_BUCKETS = 1 << 16
 """Of one round. 4 MiB a bucket, the shipped setting, reaches 256 GiB."""

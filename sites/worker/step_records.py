@@ -14,7 +14,7 @@ from sites.local.rank_messages import Digest, Metric, Reduced
 from sites.worker.bucket_pipeline import Bucket, Round
 from sites.worker.gateway_link import Link
 from sites.worker.tensor_hashes import hashes_of
-from topology.model.step_parts import step_parts
+from topology.step_parts import step_parts
 
 MAX_BUCKETS = 256
 """A step's picture has so many of its first buckets: more than anybody can see."""

@@ -11,11 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.coordinator.local_agents import agent_arguments
 from protos.control.v1 import control_pb2 as control
 from tests.fakes.agent_coordinator import AgentCoordinator
 from tests.fakes.marked_processes import MarkedProcesses, kill_if_there
 from tests.fakes.run_specs import spec_of_texts
 from tests.fakes.waiting import PROCESSES_S, until
+from topology.documents.load import load_topology
 
 SCRIPT = Path(__file__).with_name("agent_rank.py")
 _END_S = 30.0
@@ -121,14 +123,15 @@ async def agent_bench(
         fault: what the fake gateway does wrong; None: the real gateway runs.
     """
     address = coordinator if isinstance(coordinator, str) else coordinator.address
-    (folder / "agent-topology.yaml").write_text(topology)
     marked = MarkedProcesses()
     module = "sites.agent" if fault is None else "tests.fakes.agent_with_fake_gateway"
     with (folder / "agent.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, "--site", "a", "--coordinator", address),
-            *("--topology", str(folder / "agent-topology.yaml")),
-            *("--state", str(folder / "state"), *arguments),
+            *(sys.executable, "-m", module),
+            *agent_arguments(
+                load_topology(topology, "topology.yaml"), "a", address, folder / "state"
+            ),
+            *arguments,
             env={**marked.env, "FAKE_GATEWAY": fault or ""},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

@@ -32,11 +32,13 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
 
 def agent(folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
     """Run an agent that cannot get far."""
-    (folder / "topology.yaml").write_text(topology_yaml())
     given = {
         "site": "a",
         "coordinator": "127.0.0.1:1",
-        "topology": str(folder / "topology.yaml"),
+        "topology-hash": "0" * 64,
+        "address": "127.0.0.1",
+        "detect-within": "6",
+        "start-within": "60",
         "state": str(folder / "state"),
         **options,
     }
@@ -53,10 +55,8 @@ def agent(folder: Path, **options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("options", "status", "code", "said"),
     [
-        ({"site": "z"}, 2, "INVALID_CONFIG", "no site 'z'; there are a, b"),
-        ({"topology": "/no/such.yaml"}, 2, "INVALID_CONFIG", "/no/such.yaml: No such file"),
         ({"state": "/proc/none"}, 8, "FILE_ERROR", "/proc/none: No such file or directory"),
-        ({"set": "failure.detect_within=x"}, 2, "INVALID_CONFIG", "failure.detect_within"),
+        ({"detect-within": "0.1"}, 2, "INVALID_CONFIG", "failure.detect_within"),
         ({"coordinator": "10.0.0.1:7"}, 3, "INSECURE_ADDRESS", "10.0.0.1"),
         ({"bind": "0.0.0.0"}, 3, "INSECURE_ADDRESS", "0.0.0.0"),
         ({"join-within": "0.3"}, 4, "COORDINATOR_UNREACHABLE", "no coordinator"),

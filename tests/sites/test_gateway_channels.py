@@ -26,7 +26,7 @@ from sites.gateway.links.congestion.kernel import (
 )
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from topology.model.channels import first_channels
+from topology.channels import first_channels
 from topology.model.wire_load import chunk_bytes_for
 
 

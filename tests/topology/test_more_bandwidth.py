@@ -15,9 +15,9 @@ from tests.fakes.plannable import (
     randomly_widened,
     widened,
 )
+from topology.channels import SEND_BUFFER_BYTES, chunks_abreast
 from topology.documents.load import load_job, load_topology
 from topology.job import Job, Model, Reduction
-from topology.model.channels import SEND_BUFFER_BYTES, chunks_abreast
 from topology.model.reduction_plans import packings, weighted
 from topology.model.step_model import StepModel
 from topology.model.tree_times import plan_times_s

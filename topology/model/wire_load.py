@@ -8,10 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
 from topology.cost.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unused_s
 from topology.job import Job
-from topology.model.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
 from topology.trees.link_codecs import codec_between, plan_codecs
 from topology.trees.trees import ReductionPlan
 from topology.world import Link, Topology

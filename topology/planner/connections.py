@@ -1,6 +1,6 @@
 """With how many TCP connections the gateways of a link begin, and why. Pure.
 
-A job may name a number. Else gateways decide, by topology/model/channels.py before anything has
+A job may name a number. Else gateways decide, by topology/channels.py before anything has
 crossed, and by the losses that their kernels count from then on
 (sites/gateway/links/congestion/connections.py). A plan writes down what that comes to by the
 topology's figures; it changes nothing.
@@ -8,6 +8,7 @@ topology's figures; it changes nothing.
 
 from __future__ import annotations
 
+from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
 from topology.cost.tcp import (
     CONGESTION_CONTROLS,
     PAYLOAD_SHARE,
@@ -17,7 +18,6 @@ from topology.cost.tcp import (
     link_bytes_per_s,
 )
 from topology.job import Job
-from topology.model.channels import FLOWS_MAX, SEND_BUFFER_BYTES, first_channels
 from topology.model.wire_load import send_buffer_bytes_of
 from topology.units import format_fraction, format_rate, format_size
 from topology.world import Link, Topology

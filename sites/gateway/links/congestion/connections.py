@@ -1,7 +1,7 @@
 """How many TCP connections a link has: what fills it at first, then what its losses ask for.
 
 A job that names a number has exactly that many. Otherwise a link begins with what fills it
-(`topology/model/channels.py`), and `ChannelGrowth` follows the losses that the kernel counts.
+(`topology/channels.py`), and `ChannelGrowth` follows the losses that the kernel counts.
 
 Where packets are lost at random, a connection carries what its congestion control believes in, and
 not what the link could. CUBIC's window is on average 1.054 (RTT / loss)^0.75 packets, and at least
@@ -32,7 +32,7 @@ from sites.gateway.links.congestion.kernel import (
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer
-from topology.model.channels import first_channels
+from topology.channels import first_channels
 
 _log = logging.getLogger(__name__)
 
