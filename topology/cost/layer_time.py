@@ -141,12 +141,12 @@ A100 = Device(
     gemm_efficiency=0.88,
     memory_bytes_per_s=2.039e12,
     fused_efficiency=0.55,
-    launch_s=2.2e-3,
+    launch_s=0.9e-3,
     contention=CONTENTION,
 )
 """A100 SXM 80 GB, bf16 or fp16 (NVIDIA's data sheet). cuBLAS reaches 270 to 280 TFLOP/s,
-FlashAttention-2 about 175. `launch_s` is that of the software which the steps were measured with,
-Megatron-LM of 2021 and 2022."""
+FlashAttention-2 about 175. `launch_s` is what vTrain's 1,440 steps of small models on one node of
+Megatron-LM need (docs/cost-model.md)."""
 H100 = Device(
     peak_flops_per_s=989.4e12,
     gemm_efficiency=0.74,
