@@ -10,11 +10,12 @@ import dataclasses
 import pytest
 
 from tests.fakes.described import described_job, sites_of_nodes
-from topology.cost.model_shape import Degrees, workload_described
+from topology.cost.model_shape import Degrees, layers_per_stage, workload_described
 from topology.job import Job, Placed
 from topology.model.buckets import gradient_bytes
 from topology.model.reduction_plans import plan_reduction
 from topology.planner.joint_step import JointModel
+from topology.planner.parallelism import every_cut
 from topology.planner.placed_cuts import placed_timings
 from topology.simulator.settings import Settings
 from topology.simulator.simulation import SimulatedRun, efficiency, simulate, simulate_alone
@@ -85,6 +86,24 @@ def test_a_step_is_that_of_the_planner(cut: Parallel, bytes_per_s: float) -> Non
     assert run.mean_step_s == pytest.approx(model.step_s(timings), rel=0.035)
     alone = simulate_alone(job, topology, PLAIN)
     assert alone.mean_step_s == pytest.approx(timings[0].alone_s, rel=0.01)
+
+
+def test_stages_may_be_uneven() -> None:
+    """126 layers over 16 stages are 14 stages of 8 layers and 2 of 7: the widest counts."""
+    uneven = dataclasses.replace(MODEL, layers=126)
+    cut, site = Parallel(pipeline=16), sites_of_nodes([4], []).sites[0]
+    assert any(degrees.pipeline == 16 for degrees in every_cut(uneven, site))
+    assert layers_per_stage(workload_described(uneven), Degrees(pipeline=16)) == 8
+    job, topology = cut_job(cut, 32, 32, model=uneven), pair()
+    run = simulate(job, topology, Settings(slow_start=False))
+    model = JointModel(job, topology, plan_reduction(job, topology))
+    assert run.mean_step_s == pytest.approx(model.step_s(placed_timings(job, topology)), rel=0.035)
+    in_order(run)
+    wider = cut_job(cut, 32, 32, model=dataclasses.replace(MODEL, layers=128))
+    slower = simulate(wider, topology, Settings(slow_start=False))
+    assert run.work.inside[0].pipeline.step_s == pytest.approx(
+        slower.work.inside[0].pipeline.step_s
+    )
 
 
 def test_links_that_cost_nothing_give_an_efficiency_of_one() -> None:

@@ -1,8 +1,9 @@
 """How a site could cut a model over its ranks: every way in question, and what fits its memory.
 
-Degrees are divisors: tensor groups stay within a node, stages have equally many layers, and all
-ranks take part. What is left after tensor, pipeline and context is data. ZeRO 2 and 3 come without
-a pipeline only: cut gradients or parameters would cross the fabric again for every micro-batch.
+Degrees are divisors of a site's ranks: tensor groups stay within a node, and all ranks take part.
+What is left after tensor, pipeline and context is data. Stages may differ by a layer; the widest
+one counts. ZeRO 2 and 3 come without a pipeline only: cut gradients or parameters would cross the
+fabric again for every micro-batch.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def every_cut(model: DescribedModel, site: Site) -> Iterator[Degrees]:
 
 def _cuts(model: DescribedModel, site: Site) -> Iterator[Degrees]:
     for tensor in _divisors(math.gcd(site.accelerators_per_node, model.heads)):
-        for pipeline in _divisors(math.gcd(model.layers, site.num_ranks // tensor)):
+        for pipeline in _pipelines(model, site.num_ranks // tensor):
             for context in _contexts(model, site.num_ranks // (tensor * pipeline)):
                 data = site.num_ranks // (tensor * pipeline * context)
                 base = Degrees(
@@ -87,10 +88,26 @@ def _zero_stages(base: Degrees) -> tuple[int, ...]:
     return (0, 1, 2, 3) if base.pipeline == 1 else (0, 1)
 
 
+def _pipelines(model: DescribedModel, ranks: int) -> list[int]:
+    """Return the numbers of stages, but for those of which fewer have as narrow a widest stage."""
+    counts = [each for each in _divisors(ranks) if each <= model.layers]
+    return [each for each in counts if math.ceil(model.layers / _widest(model, each)) == each]
+
+
+def _widest(model: DescribedModel, num_parts: int) -> int:
+    return math.ceil(model.layers / num_parts)
+
+
 def _virtual_stages(model: DescribedModel, pipeline: int) -> list[int]:
+    """Return the numbers of parts of a stage that do not make the widest stage wider."""
     if pipeline == 1:
         return [1]
-    return [each for each in _divisors(model.layers // pipeline) if each <= VIRTUAL_STAGES_MAX]
+    most = min(VIRTUAL_STAGES_MAX, model.layers // pipeline)
+    return [
+        each
+        for each in range(1, most + 1)
+        if each * _widest(model, pipeline * each) == _widest(model, pipeline)
+    ]
 
 
 def parallel_of(degrees: Degrees) -> Parallel:

@@ -411,16 +411,16 @@ def _layers_done(
 ) -> tuple[list[float], list[int]]:
     """Return when each layer's gradient is there, and the stage that has it; 0 is the embedding."""
     num_parts = degrees.pipeline * degrees.virtual_stages
-    per_part = math.ceil(workload.layers / num_parts)
-    backward_s = inside.step.window_s / degrees.virtual_stages
+    layer_s = inside.step.window_s / layers_per_stage(workload, degrees)
     done_s, stages = [], []
-    for layer in range(workload.layers):
-        part = layer // per_part
-        stage = part % degrees.pipeline
-        end_s = inside.pipeline.gradients_s[stage][part // degrees.pipeline]
-        later = layer - part * per_part  # layers of the part whose turn comes after this one's
-        done_s.append(end_s - backward_s * later / per_part)
-        stages.append(stage)
+    # Where stages are uneven, parts differ by a layer at most.
+    begins = [workload.layers * part // num_parts for part in range(num_parts + 1)]
+    for part, (begin, end) in enumerate(itertools.pairwise(begins)):
+        virtual_stage, stage = divmod(part, degrees.pipeline)
+        end_s = inside.pipeline.gradients_s[stage][virtual_stage]
+        # Backward goes from the part's last layer to its first one.
+        done_s += [end_s - layer_s * (layer - begin) for layer in range(begin, end)]
+        stages += [stage] * (end - begin)
     return [done_s[0], *done_s, done_s[-1]], [stages[0], *stages, stages[-1]]
 
 
