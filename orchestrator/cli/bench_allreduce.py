@@ -176,15 +176,15 @@ def command(
     """
     name = name or f"allreduce-{new_run_id()}"
     folder = home_folder(home) / "bench" / name
+    own = [] if streams is None else [f"exchange.channels_per_link={streams}"]
+    own += [] if chunk_bytes is None else [f"exchange.chunk={chunk_bytes}B"]
     wanted = Wanted(
         sizes_bytes=tuple(dict.fromkeys(sizes_bytes)),
         codecs=tuple(dict.fromkeys(codecs)),
         trees=tuple(dict.fromkeys(trees)),
         topology_path=topology,
-        overrides=overrides,
+        overrides=(*overrides, *own),
         count=warmup + repeats,
-        channels_per_link=streams,
-        chunk_bytes=chunk_bytes,
         is_one_rank_a_site=not all_ranks,
         is_copied=copied,
         emulator=emulator,

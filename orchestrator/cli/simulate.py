@@ -362,7 +362,7 @@ def _simulate(
         took_s = time.monotonic() - began_s
         write_run(folder, run_id, point.together, run, time.time(), told=settings.in_words())
         warmup = bench.question.warmup_steps
-        runs = setting_runs(run, alone, run_id, f"runs/{run_id}", took_s, warmup)
+        runs = setting_runs(run, alone, run_id, took_s, warmup)
         setting = Setting(
             overrides=point.overrides,
             runs=runs,

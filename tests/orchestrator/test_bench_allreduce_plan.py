@@ -29,8 +29,6 @@ def told(folder: Path, *overrides: str, emulator: str | None) -> tuple[float, fl
         topology_path=path,
         overrides=overrides,
         count=2,
-        channels_per_link=None,
-        chunk_bytes=None,
         is_one_rank_a_site=True,
         is_copied=False,
         emulator=emulator,

@@ -1,17 +1,10 @@
-"""allreduce.json: what was asked of the exchange between sites, and what it took.
+"""The all-reduce benchmark: its record (allreduce.json), its runs, and the figures of each.
 
 All times are seconds, all sizes bytes. The file is written anew after each measurement.
 
-The runs of `isthmus bench allreduce`: one job that ships, and the overrides of each setting.
-
-From the metric records of a run of the all-reduce script to its figures. Pure.
-
-The bound is `topology/model/step_model.py`'s time for the bytes that were sent, on links that lose
-to packet headers what TCP must (3.5 % of the rate where packets are emulated) but never start
-slowly: connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest
-link.
-
-Makes an all-reduce benchmark's runs one after the other, and writes each down as it ends.
+The bound of a figure is the step model's time for the bytes that were sent, on links that lose to
+packet headers what TCP must (3.5 % of the rate where packets are emulated) but never start slowly:
+connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest link.
 """
 
 from __future__ import annotations
@@ -30,13 +23,16 @@ from typing import Any, Final
 import yaml
 
 from orchestrator.documents import Pair, load_pair, load_topology_file
-from orchestrator.evidence.bench.scaling import RUNS, Launch
+from orchestrator.evidence.bench.scaling import Launch, run_and_measure
 from orchestrator.evidence.record.bench_record import Failed
-from orchestrator.evidence.record.measured_steps import MeasurementError
+from orchestrator.evidence.record.measured_steps import (
+    LinkTotals,
+    MeasurementError,
+    add_link_totals,
+    bytes_by_link,
+    wire_ratio,
+)
 from orchestrator.run_folder.run_files import (
-    METRICS,
-    MetricsError,
-    read_metrics,
     strict_json,
     write_atomically,
 )
@@ -173,21 +169,24 @@ class AllReduceBench:
 def to_json(bench: AllReduceBench) -> dict[str, object]:
     """Return the file's object; times also with what is formed of them."""
     fields = dataclasses.asdict(bench)
-    for setting, made in zip(fields["settings"], bench.settings, strict=True):
-        if made.figures is not None:
-            setting["figures"]["times"] |= _formed(made.figures.times)
-    for entry, gloo in zip(fields["gloo"], bench.gloo, strict=True):
-        entry["times"] |= _formed(gloo.times)
+    formed = [
+        (each["figures"], made.figures)
+        for each, made in zip(fields["settings"], bench.settings, strict=True)
+    ]
+    for entry, made in (*formed, *zip(fields["gloo"], bench.gloo, strict=True)):
+        if made is not None:
+            times = made.times
+            entry["times"] |= {
+                "median_s": times.median_s,
+                "min_s": times.min_s,
+                "max_s": times.max_s,
+            }
     return fields
 
 
 def write(folder: Path, bench: AllReduceBench) -> None:
     """Write allreduce.json; OSError when the disk refuses."""
     write_atomically(folder / ALLREDUCE, strict_json(to_json(bench), indent=1) + "\n")
-
-
-def _formed(times: Times) -> dict[str, float]:
-    return {"median_s": times.median_s, "min_s": times.min_s, "max_s": times.max_s}
 
 
 _LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
@@ -206,11 +205,9 @@ class Wanted:
     trees: tuple[str, ...]
     topology_path: Path
     overrides: tuple[str, ...]
-    """The user's own, of both documents; what stands in the fields here wins over them."""
+    """The user's own, of both documents; what stands in the other fields wins over them."""
     count: int
     """Repetitions a run, the warm-up included."""
-    channels_per_link: int | None
-    chunk_bytes: int | None
     is_one_rank_a_site: bool
     is_copied: bool
     """Whether the tensor lies in the rank's own memory, and not in what `site.empty` returns."""
@@ -252,55 +249,38 @@ def combinations(wanted: Wanted) -> list[Combination]:
     Raises:
         ConfigError: a document has mistakes in some setting.
     """
-    shared = _shared_overrides(wanted)
-    found = []
+    # An invalid topology is refused before its parts are looked at.
+    topology = load_topology_file(wanted.topology_path, split_overrides(wanted.overrides)[0])
+    shared = [*wanted.overrides]
+    if wanted.emulator == "none":
+        shared += ["emulate=false", *_loopback(wanted)]
+    elif wanted.emulator is not None:
+        shared += ["emulate=true", f"emulator={wanted.emulator}"]
+    if wanted.is_one_rank_a_site:
+        for site in topology.sites:
+            shared += [f"sites.{site.index}.nodes=1", f"sites.{site.index}.accelerators_per_node=1"]
     choices = itertools.product(
         wanted.sizes_bytes,
         [[f"exchange.codec={codec}"] for codec in wanted.codecs] or [[]],
         [[f"reduction.tree={tree}"] for tree in wanted.trees] or [[]],
     )
     memory = "own" if wanted.is_copied else "shared"
+    found = []
     for size_bytes, codec, tree in choices:
-        arguments = [str(size_bytes), str(wanted.count), memory]
-        own = [*codec, *tree, f"arguments={json.dumps(arguments)}"]
-        pair = load_pair(_job_path(), [*shared, *own], wanted.topology_path)
+        arguments = f"arguments={json.dumps([str(size_bytes), str(wanted.count), memory])}"
+        pair = load_pair(_job_path(), [*shared, *codec, *tree, arguments], wanted.topology_path)
         found.append(Combination(size_bytes, pair))
     return found
 
 
-def _shared_overrides(wanted: Wanted) -> list[str]:
-    overrides = list(wanted.overrides)
-    if wanted.channels_per_link is not None:
-        overrides.append(f"exchange.channels_per_link={wanted.channels_per_link}")
-    if wanted.chunk_bytes is not None:
-        overrides.append(f"exchange.chunk={wanted.chunk_bytes}B")
-    if wanted.emulator == "none":
-        overrides += ["emulate=false", *_loopback(wanted)]
-    elif wanted.emulator is not None:
-        overrides += ["emulate=true", f"emulator={wanted.emulator}"]
-    if wanted.is_one_rank_a_site:
-        topology = load_topology_file(wanted.topology_path, split_overrides(wanted.overrides)[0])
-        for site in topology.sites:
-            overrides += [
-                f"sites.{site.index}.nodes=1",
-                f"sites.{site.index}.accelerators_per_node=1",
-            ]
-    return overrides
-
-
 def _loopback(wanted: Wanted) -> list[str]:
-    """Return what describes links of this machine."""
+    """Return what describes links of this machine, where the user says nothing of them."""
     own = [override.split("=")[0] for override in wanted.overrides]
-    found = []
+    found = [f"{key}={size}" for key, size in _LOOPBACK_PIECES.items() if key not in own]
     if not any(key.split(".")[0] == "links" for key in own):
-        load_topology_file(
-            wanted.topology_path, split_overrides(wanted.overrides)[0]
-        )  # it is valid
         links = yaml.safe_load(wanted.topology_path.read_text()).get("links") or []
         found += [f"links.{index}.measured={_LOOPBACK}" for index in range(len(links))]
-    if wanted.chunk_bytes is not None:
-        own.append("exchange.chunk")
-    return found + [f"{key}={size}" for key, size in _LOOPBACK_PIECES.items() if key not in own]
+    return found
 
 
 def _job_path() -> Path:
@@ -309,11 +289,6 @@ def _job_path() -> Path:
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent / "bench" / "allreduce.yaml"
-
-
-def sizes_of(found: Sequence[Combination]) -> tuple[int, ...]:
-    """Return each size once, in order."""
-    return tuple(dict.fromkeys(each.size_bytes for each in found))
 
 
 PAYLOAD_SHARE = 0.965
@@ -351,15 +326,23 @@ def figures_of(records: Iterable[Mapping[str, Any]], asked: Asked) -> Figures:
         MeasurementError: a rank lacks a repetition, or the results of two ranks differ.
     """
     repeats, links = _sorted_out(records)
-    _check_complete(repeats, asked)
-    _check_identical(repeats)
-    times = _times(repeats, asked)
+    _check(repeats, asked)
+    times = times_of(
+        (
+            [
+                (each["values"][metrics.BEGIN_S], each["values"][metrics.END_S])
+                for each in repeats[repeat].values()
+            ]
+            for repeat in range(asked.count)
+        ),
+        asked.warmup,
+    )
     sent = {pair: values[metrics.SENT_BYTES] / asked.count for pair, values in links.items()}
     bound_s = _bound_s(links, asked)
     site_sent: dict[str, float] = defaultdict(float)
     for (source, _), num_bytes in sent.items():
         site_sent[source] += num_bytes
-    error = _values(repeats[asked.count - 1][asked.topology.sites[0].name, 0])
+    error = repeats[asked.count - 1][asked.topology.sites[0].name, 0]["values"]
     return Figures(
         times=times,
         algorithm_bytes_per_s=asked.size_bytes / times.median_s,
@@ -392,35 +375,26 @@ def _sorted_out(
 ) -> tuple[Repeats, dict[tuple[str, str], dict[str, float]]]:
     """Return the repetitions, and each directed link's last totals, of all gateways together."""
     repeats: Repeats = defaultdict(dict)
-    totals: dict[tuple[str, str, str], Mapping[str, float]] = {}
+    totals: LinkTotals = {}
     for record in records:
-        labels = record.get("labels") or {}
         if record.get("kind") == metrics.ALLREDUCE:
             repeats[record["step"]][record["site"], record["rank"]] = record
-        elif record.get("kind") == metrics.LINK:
-            totals[record["site"], labels["target"], labels["node"]] = record["values"]
-    links: dict[tuple[str, str], dict[str, float]] = {}
-    for (source, target, _), values in totals.items():
-        link = links.setdefault((source, target), defaultdict(float))
-        for name in (metrics.SENT_BYTES, metrics.RAW_BYTES):
-            link[name] += values.get(name, 0.0)
-    return repeats, links
+        else:
+            add_link_totals(totals, record)
+    return repeats, bytes_by_link(totals)
 
 
-def _check_complete(repeats: Repeats, asked: Asked) -> None:
-    ranks = {(site.name, rank) for site in asked.topology.sites for rank in range(site.num_ranks)}
+def _check(repeats: Repeats, asked: Asked) -> None:
+    """Refuse repetitions that lack a rank, or results that are not equal bit for bit at all."""
+    ranks = [(site.name, rank) for site in asked.topology.sites for rank in range(site.num_ranks)]
     for repeat in range(asked.count):
-        missing = sorted(ranks - repeats.get(repeat, {}).keys())
-        if missing:
-            site, rank = missing[0]
-            raise MeasurementError(
-                f"rank {rank} of {site} has no record of repetition {repeat + 1} of {asked.count}"
-            )
-
-
-def _check_identical(repeats: Repeats) -> None:
-    """Refuse results that are not equal bit for bit at all ranks of all sites."""
-    for repeat, records in repeats.items():
+        records = repeats.get(repeat, {})
+        for site, rank in ranks:
+            if (site, rank) not in records:
+                raise MeasurementError(
+                    f"rank {rank} of {site} has no record of repetition {repeat + 1} of "
+                    f"{asked.count}"
+                )
         digests = {place: each["labels"][metrics.DIGEST] for place, each in records.items()}
         (first, expected), *others = sorted(digests.items())
         for place, digest in others:
@@ -429,19 +403,6 @@ def _check_identical(repeats: Repeats) -> None:
                     f"repetition {repeat + 1}: the results of rank {first[1]} of {first[0]} and "
                     f"rank {place[1]} of {place[0]} differ: {expected} and {digest}"
                 )
-
-
-def _times(repeats: Repeats, asked: Asked) -> Times:
-    return times_of(
-        (
-            [
-                (_values(each)[metrics.BEGIN_S], _values(each)[metrics.END_S])
-                for each in repeats[repeat].values()
-            ]
-            for repeat in range(asked.count)
-        ),
-        asked.warmup,
-    )
 
 
 def _links(
@@ -464,10 +425,9 @@ def _links(
 
 def _bound_s(links: Mapping[tuple[str, str], Mapping[str, float]], asked: Asked) -> float | None:
     """Return what the links allow; None where none is emulated, or nothing was sent."""
-    raw_bytes = sum(each[metrics.RAW_BYTES] for each in links.values())
-    if asked.emulator == "none" or raw_bytes == 0:
+    ratio = wire_ratio(links)
+    if asked.emulator == "none" or ratio is None:
         return None
-    ratio = sum(each[metrics.SENT_BYTES] for each in links.values()) / raw_bytes
     share = PAYLOAD_SHARE if asked.emulator == "netns" else 1.0
     usable = tuple(
         dataclasses.replace(link, bytes_per_s=share * link.bytes_per_s)
@@ -481,18 +441,13 @@ def _bound_s(links: Mapping[tuple[str, str], Mapping[str, float]], asked: Asked)
 
 def _cpu_s_per_gb(repeats: Repeats, asked: Asked, name: str) -> float:
     """Return the mean over sites of what all repetitions after the warm-up used."""
-    used_s = sum(
-        _values(record)[name]
+    used_s: float = sum(
+        record["values"][name]
         for repeat in range(asked.warmup, asked.count)
         for record in repeats[repeat].values()
     )
     num_bytes = asked.repeats * asked.size_bytes * len(asked.topology.sites)
     return used_s / (num_bytes / GB)
-
-
-def _values(record: Mapping[str, Any]) -> Mapping[str, float]:
-    values: Mapping[str, float] = record["values"]
-    return values
 
 
 MeasureGloo = Callable[[int], Gloo]
@@ -542,46 +497,41 @@ class AllReduce:
             OSError: the disk refuses allreduce.json.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        write(self._folder, self.bench)
-        for size_bytes in sizes_of(self._found):
-            for each in self._found:
-                if each.size_bytes == size_bytes:
-                    self._measure(each)
+        self._keep(self.bench)
+        for size_bytes, found in itertools.groupby(self._found, lambda each: each.size_bytes):
+            for each in found:
+                self._measure(each)
             if self._gloo is not None and not self.gloo_failed:
                 self._compare(size_bytes, self._gloo)
 
     def _measure(self, combination: Combination) -> None:
-        name = f"{combination.codec}, {combination.tree}"
-        self._tell(name, None)
-        run_id = self._new_run_id()
-        ended = self._launch(combination.pair, self._folder, run_id)
-        figures, failed = None, ended.failed
-        question = self.bench.question
-        if failed is None:
-            asked = Asked(
-                combination.pair.job,
-                combination.pair.topology,
-                combination.size_bytes,
-                question.warmup,
-                question.repeats,
-                ended.emulator,
-            )
-            try:
-                records = read_metrics(self._folder / RUNS / run_id / METRICS)
-                figures = figures_of(records, asked)
-            except (MeasurementError, MetricsError) as error:
-                failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
+        pair, question = combination.pair, self.bench.question
         setting = AllReduceSetting(
             size_bytes=combination.size_bytes,
             codec=combination.codec,
             tree=combination.tree,
             plan=combination.plan,
-            run_id=run_id,
-            emulator=ended.emulator,
-            figures=figures,
-            failed=failed,
+            run_id=self._new_run_id(),
         )
-        self._keep(settings=(*self.bench.settings, setting))
+        name = f"{setting.codec}, {setting.tree}"
+        self._tell(name, None)
+
+        def figures(records: Iterable[Mapping[str, Any]], emulator: str) -> Figures:
+            asked = Asked(
+                pair.job,
+                pair.topology,
+                setting.size_bytes,
+                question.warmup,
+                question.repeats,
+                emulator,
+            )
+            return figures_of(records, asked)
+
+        ended, made = run_and_measure(self._launch, pair, self._folder, setting.run_id, figures)
+        setting = dataclasses.replace(
+            setting, emulator=ended.emulator, figures=made, failed=ended.failed
+        )
+        self._keep(dataclasses.replace(self.bench, settings=(*self.bench.settings, setting)))
         self._tell(name, setting)
 
     def _compare(self, size_bytes: int, measure: MeasureGloo) -> None:
@@ -591,19 +541,17 @@ class AllReduce:
         except MeasurementError as error:
             self.gloo_failed = str(error)
             return
-        settings = [
+        settings = tuple(
             dataclasses.replace(each, over_gloo=gloo.times.median_s / each.figures.times.median_s)
             if each.size_bytes == size_bytes and each.figures is not None
             else each
             for each in self.bench.settings
-        ]
-        self._keep(settings=tuple(settings), gloo=(*self.bench.gloo, gloo))
+        )
+        self._keep(
+            dataclasses.replace(self.bench, settings=settings, gloo=(*self.bench.gloo, gloo))
+        )
         self._tell("Gloo", gloo)
 
-    def _keep(
-        self, settings: tuple[AllReduceSetting, ...], gloo: tuple[Gloo, ...] | None = None
-    ) -> None:
-        self.bench = dataclasses.replace(
-            self.bench, settings=settings, gloo=self.bench.gloo if gloo is None else gloo
-        )
-        write(self._folder, self.bench)
+    def _keep(self, bench: AllReduceBench) -> None:
+        self.bench = bench
+        write(self._folder, bench)

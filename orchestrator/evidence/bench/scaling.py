@@ -15,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from orchestrator.documents import Pair
 from orchestrator.evidence.bench.sweep_settings import Planned, Point, planned_runs
@@ -44,6 +44,8 @@ from topology.job import Job
 from topology.model.step_model import step_time
 from topology.world import Topology
 
+Figures = TypeVar("Figures")
+
 RUNS = "runs"
 """A benchmark's folder is the home of its runs."""
 
@@ -62,6 +64,32 @@ class Launch(Protocol):
 
     def __call__(self, pair: Pair, home: Path, run_id: str) -> Ended:
         """Return once the run has ended, and its processes too; one that failed is no error."""
+
+
+def run_and_measure(
+    launch: Launch,
+    pair: Pair,
+    home: Path,
+    run_id: str,
+    measure: Callable[[Iterable[Mapping[str, Any]], str], Figures],
+) -> tuple[Ended, Figures | None]:
+    """Make a run; return how it ended, and what `measure` makes of it if it did not fail.
+
+    Args:
+        launch: Makes the run.
+        pair: Its documents.
+        home: The folder of the folder of runs.
+        run_id: A new one.
+        measure: Takes the lines of metrics.jsonl, and what emulated the WAN.
+    """
+    ended = launch(pair, home, run_id)
+    if ended.failed is not None:
+        return ended, None
+    try:
+        return ended, measure(read_metrics(home / RUNS / run_id / METRICS), ended.emulator)
+    except (MeasurementError, MetricsError) as error:
+        failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
+        return dataclasses.replace(ended, failed=failed), None
 
 
 class Watch(Protocol):
@@ -163,17 +191,19 @@ class Scaling:
         )
 
     def _make(self, planned: Planned) -> Run:
-        point = self._points[planned.setting]
+        point, question = self._points[planned.setting], self.bench.question
         pair = point.together if planned.site is None else point.solo[planned.site]
         run_id, began_s = self._new_run_id(), self._now_s()
-        ended = self._launch(pair, self._folder, run_id)
-        wall_s = self._now_s() - began_s
-        failed, measured = ended.failed, None
-        if failed is None:
-            try:
-                measured = self._measure(pair, run_id)
-            except (MeasurementError, MetricsError) as error:
-                failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
+
+        def figures(records: Iterable[Mapping[str, Any]], _: str) -> Measured:
+            return measure(
+                records,
+                pair.topology,
+                warmup_steps=question.warmup_steps,
+                steps=question.steps,
+            )
+
+        ended, measured = run_and_measure(self._launch, pair, self._folder, run_id, figures)
         return Run(
             kind="all" if planned.site is None else "solo",
             site=planned.site,
@@ -181,18 +211,9 @@ class Scaling:
             run_id=run_id,
             folder=f"{RUNS}/{run_id}",
             emulator=ended.emulator,
-            wall_s=wall_s,
+            wall_s=self._now_s() - began_s,
             measured=measured,
-            failed=failed,
-        )
-
-    def _measure(self, pair: Pair, run_id: str) -> Measured:
-        question = self.bench.question
-        return measure(
-            read_metrics(self._folder / RUNS / run_id / METRICS),
-            pair.topology,
-            warmup_steps=question.warmup_steps,
-            steps=question.steps,
+            failed=ended.failed,
         )
 
     def _keep(self, planned: Planned, run: Run) -> None:

@@ -8,7 +8,6 @@ time.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +17,7 @@ from topology.world import Topology
 
 Steps = dict[int, Mapping[str, float]]
 """One site's step records, by step; of its first rank, the only one that sends them."""
-Totals = dict[tuple[str, str, str], Mapping[str, float]]
+LinkTotals = dict[tuple[str, str, str], Mapping[str, float]]
 """What gateways have sent since the run began, by source, target and node."""
 
 _SPLIT = {
@@ -52,7 +51,7 @@ def measure(
     """
     by_site: dict[str, Steps] = {site.name: {} for site in topology.sites}
     sent_bytes = dict.fromkeys(by_site, 0.0)
-    totals: Totals = {}
+    totals: LinkTotals = {}
     window = range(warmup_steps + 1, warmup_steps + steps + 1)
     for record in records:
         kind, site, values = record.get("kind"), record.get("site"), record.get("values")
@@ -62,9 +61,8 @@ def measure(
             sent_bytes[site] += values.get(metrics.WIRE_BYTES) or 0.0
             if record.get("step") in window:
                 by_site[site][record["step"]] = values
-        elif kind == metrics.LINK:
-            labels = record.get("labels") or {}
-            totals[site, str(labels.get("target")), str(labels.get("node"))] = values
+        else:
+            add_link_totals(totals, record)
     for site, found in by_site.items():
         missing = [step for step in window if step not in found]
         if missing:
@@ -78,7 +76,8 @@ def measure(
         site: _mean(steps, metrics.WIRE_BYTES) / (sent_bytes[site] or 1.0)
         for site, steps in by_site.items()
     }
-    return _figures(by_site, _links(shares, totals, topology), _wire_ratio(totals))
+    sent = bytes_by_link(totals)
+    return _figures(by_site, _links(shares, sent, topology), wire_ratio(sent))
 
 
 def _figures(
@@ -105,8 +104,35 @@ def _figures(
     )
 
 
+def add_link_totals(totals: LinkTotals, record: Mapping[str, Any]) -> None:
+    """Take a record of kind `link`: the last one of a gateway counts."""
+    if record.get("kind") == metrics.LINK:
+        labels = record.get("labels") or {}
+        place = record["site"], str(labels.get("target")), str(labels.get("node"))
+        totals[place] = record["values"]
+
+
+def bytes_by_link(totals: LinkTotals) -> dict[tuple[str, str], dict[str, float]]:
+    """Return what all gateways together sent over each directed link, by the metrics' names."""
+    links: dict[tuple[str, str], dict[str, float]] = {}
+    for (source, target, _), values in totals.items():
+        link = links.setdefault((source, target), {metrics.SENT_BYTES: 0.0, metrics.RAW_BYTES: 0.0})
+        for name in link:
+            link[name] += values.get(name, 0.0)
+    return links
+
+
+def wire_ratio(links: Mapping[tuple[str, str], Mapping[str, float]]) -> float | None:
+    """Return bytes sent for each byte of float32, over all links; None where nothing was sent."""
+    sent_bytes = math.fsum(each[metrics.SENT_BYTES] for each in links.values())
+    raw_bytes = math.fsum(each[metrics.RAW_BYTES] for each in links.values())
+    return sent_bytes / raw_bytes if raw_bytes > 0 else None
+
+
 def _links(
-    shares: Mapping[str, float], totals: Totals, topology: Topology
+    shares: Mapping[str, float],
+    sent: Mapping[tuple[str, str], Mapping[str, float]],
+    topology: Topology,
 ) -> tuple[LinkBytes, ...]:
     """Return each link's bytes of a step, of all ranks and nodes.
 
@@ -115,27 +141,20 @@ def _links(
 
     Args:
         shares: By site: of all that it sent, what it sent in a measured step.
-        totals: At the end of the run.
+        sent: At the end of the run.
         topology: Of the run.
     """
-    sent: dict[tuple[str, str], float] = defaultdict(float)
-    for (source, target, _), values in totals.items():
-        sent[source, target] += values.get(metrics.SENT_BYTES, 0.0)
-    return tuple(
-        LinkBytes(
-            source=link.source,
-            target=link.target,
-            bytes_per_step=sent[link.source, link.target] * shares[link.source],
+    found = []
+    for link in topology.links:
+        total = sent.get((link.source, link.target), {}).get(metrics.SENT_BYTES, 0.0)
+        found.append(
+            LinkBytes(
+                source=link.source,
+                target=link.target,
+                bytes_per_step=total * shares[link.source],
+            )
         )
-        for link in topology.links
-    )
-
-
-def _wire_ratio(totals: Totals) -> float | None:
-    """Return bytes sent for each byte of float32, over all links."""
-    sent_bytes = math.fsum(each.get(metrics.SENT_BYTES, 0.0) for each in totals.values())
-    raw_bytes = math.fsum(each.get(metrics.RAW_BYTES, 0.0) for each in totals.values())
-    return sent_bytes / raw_bytes if raw_bytes > 0 else None
+    return tuple(found)
 
 
 def _mean(steps: Steps, key: str) -> float:

@@ -23,16 +23,15 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.scaling import by_themselves, predict, result_of, together
+from orchestrator.evidence.bench.scaling import RUNS, by_themselves, predict, result_of, together
 from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import (
-    LinkBytes,
-    Measured,
     Predicted,
     Result,
     Run,
-    Split,
 )
+from orchestrator.evidence.record.measured_steps import measure
+from orchestrator.evidence.simulate.simulated_run import records
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import UNKNOWN
@@ -44,33 +43,49 @@ from topology.planner.joint_step import JointModel
 from topology.planner.parallelism import in_words
 from topology.planner.placed_cuts import placed_timings
 from topology.simulator.settings import Rounds
-from topology.simulator.simulation import SimulatedRun, coding_s
+from topology.simulator.simulation import SimulatedRun
 from topology.simulator.step_work import Inside
+from topology.world import Site
 
 SIMULATED = "simulated"
 """In the place of an emulator."""
 
 
 def setting_runs(
-    run: SimulatedRun, alone: SimulatedRun, run_id: str, folder: str, wall_s: float, warmup: int
+    run: SimulatedRun, alone: SimulatedRun, run_id: str, wall_s: float, warmup: int
 ) -> tuple[Run, ...]:
-    """Return the run of all sites, and one of each by itself.
+    """Return the run of each site by itself, and that of all.
 
     Args:
         run: of all sites together.
         alone: of sites that exchange nothing.
         run_id: of the run of all sites.
-        folder: its own, relative to bench.json.
         wall_s: that simulating took.
         warmup: steps that do not count.
     """
-    sites = range(len(run.work.sites))
-    together = _run(run_id, folder, None, wall_s, _measured(run, sites, warmup))
-    solo = [
-        _run(f"{run_id}-{site.name}", folder, site.name, 0.0, _measured(alone, [index], warmup))
-        for index, site in enumerate(run.work.sites)
-    ]
-    return (*solo, together)
+
+    def made(of: SimulatedRun, site: Site | None) -> Run:
+        topology = of.work.topology
+        if site is not None:
+            topology = dataclasses.replace(topology, sites=(site,), links=())
+        measured = measure(
+            records(of, run_id, 0.0),
+            topology,
+            warmup_steps=warmup,
+            steps=len(of.steps) - warmup,
+        )
+        return Run(
+            kind="solo" if site else "all",
+            site=site.name if site else None,
+            repeat=0,
+            run_id=f"{run_id}-{site.name}" if site else run_id,
+            folder=f"{RUNS}/{run_id}",
+            emulator=SIMULATED,
+            wall_s=0.0 if site else wall_s,
+            measured=measured,
+        )
+
+    return (*(made(alone, site) for site in alone.work.topology.sites), made(run, None))
 
 
 def result(pair: Pair, runs: Sequence[Run], run: SimulatedRun, alone: SimulatedRun) -> Result:
@@ -81,50 +96,6 @@ def result(pair: Pair, runs: Sequence[Run], run: SimulatedRun, alone: SimulatedR
     found = result_of(job, pair.topology, runs)
     assert found is not None, "all runs are there"
     return dataclasses.replace(found, predicted=predicted(pair, run, alone, found.step_s.mean))
-
-
-def _run(run_id: str, folder: str, site: str | None, wall_s: float, measured: Measured) -> Run:
-    return Run(
-        kind="solo" if site else "all",
-        site=site,
-        repeat=0,
-        run_id=run_id,
-        folder=folder,
-        emulator=SIMULATED,
-        wall_s=wall_s,
-        measured=measured,
-    )
-
-
-def _measured(run: SimulatedRun, sites: Sequence[int], warmup: int) -> Measured:
-    """Return what those sites did, each step after the warm-up counting alike."""
-    work = run.work
-    coding = coding_s(work)
-    steps = run.steps[warmup:]
-    count = len(steps) * len(sites)
-    parts = {
-        name: math.fsum(getattr(step[site].parts, name) for step in steps for site in sites) / count
-        for name in ("compute_s", "intra_s", "exposed_inter_s", "wait_s", "hidden_inter_s")
-    }
-    sent_bytes = math.fsum(link.sent_bytes for link in run.links)
-    raw_bytes = math.fsum(link.raw_bytes for link in run.links)
-    return Measured(
-        tokens_per_s=math.fsum(
-            work.sites[site].tokens / run.step_s(site, warmup) for site in sites
-        ),
-        tokens_per_step=math.fsum(work.sites[site].tokens for site in sites),
-        step_s=math.fsum(run.step_s(site, warmup) for site in sites) / len(sites),
-        split=Split(
-            **parts,
-            encode_s=math.fsum(coding[site][0] for site in sites) / len(sites),
-            decode_s=math.fsum(coding[site][1] for site in sites) / len(sites),
-        ),
-        links=tuple(
-            LinkBytes(source=link.source, target=link.target, bytes_per_step=link.sent_bytes)
-            for link in run.links
-        ),
-        wire_ratio=sent_bytes / raw_bytes if raw_bytes else None,
-    )
 
 
 def predicted(
