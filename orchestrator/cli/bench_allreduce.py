@@ -6,8 +6,8 @@ import functools
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from orchestrator.cli.bench_folder import tell_outcome
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     DURATION,
@@ -264,7 +264,7 @@ def _gloo(topology: Topology, warmup: int, repeats: int, timeout_s: float) -> Me
     )
 
 
-def _measure(output: Output, bench: AllReduce, folder: Path) -> int:
+def _measure(output: Output, benchmark: AllReduce, folder: Path) -> int:
     """Measure, and tell what it came to; return the exit status.
 
     Raises:
@@ -273,23 +273,16 @@ def _measure(output: Output, bench: AllReduce, folder: Path) -> int:
     interrupted = None
     with INTERRUPTION.holding():
         try:
-            bench.run()
+            benchmark.run()
         except KeyboardInterrupt as error:
             interrupted = INTERRUPTION.answer(error)
-    if not output.as_json:
-        Console().print(AllReduceTables(bench.bench))
-    output.note(f"kept in {folder / ALLREDUCE}")
-    data = {**to_json(bench.bench), "folder": str(folder)}
-    if interrupted is not None:
-        return output.result({**data, "interrupted": True}, exit_code=interrupted)
-    failed = [each for each in bench.bench.settings if each.failed is not None]
-    where = {"bench": str(folder / ALLREDUCE)}
-    if failed:
-        first = failed[0].failed
-        assert first is not None
-        what = f"run {failed[0].run_id}: {first.code}: {first.message}"
-        where |= {"run_id": failed[0].run_id, "folder": str(folder / "runs" / failed[0].run_id)}
-        raise CommandError("BENCHMARK_INCOMPLETE", what, where)
-    if bench.gloo_failed:
-        raise CommandError("BENCHMARK_INCOMPLETE", bench.gloo_failed, where)
-    return output.result(data)
+    bench, path = benchmark.bench, folder / ALLREDUCE
+    failed = {
+        each.run_id: f"run {each.run_id}: {each.failed.code}: {each.failed.message}"
+        for each in bench.settings
+        if each.failed is not None
+    }
+    if benchmark.gloo_failed and not failed:
+        failed[""] = benchmark.gloo_failed
+    tables, data = AllReduceTables(bench), to_json(bench)
+    return tell_outcome(output, tables, path, data, failed, interrupted)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+
+from rich.console import Console, RenderableType
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
@@ -38,24 +40,48 @@ def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]
     )
 
 
-class Setup(Protocol):
-    """One setting of a benchmark or a simulation."""
-
-    @property
-    def overrides(self) -> dict[str, str]:
-        """Path as in --sweep, and value."""
-
-    @property
-    def plan(self) -> str | None:
-        """What a plan decided, in a line."""
-
-
-def note_plans(output: Output, points: Sequence[Setup]) -> None:
+def note_plans(output: Output, points: Sequence[Point]) -> None:
     """Say what was planned: for each setting, where the job asks for plans."""
     for point in points:
         if point.plan is not None:
             said = " ".join(f"{path}={value}" for path, value in point.overrides.items())
             output.note(f"{said}: plan: {point.plan}" if said else f"plan: {point.plan}")
+
+
+def tell_outcome(
+    output: Output,
+    tables: RenderableType,
+    path: Path,
+    data: Mapping[str, Any],
+    failed: Mapping[str, str],
+    interrupted: int | None,
+) -> int:
+    """Print a benchmark's tables or its envelope; return the exit status.
+
+    Args:
+        output: of the command.
+        tables: for people.
+        path: the benchmark's file.
+        data: for the envelope.
+        failed: what failed and why, by the run's id; the id is empty where it was no run.
+        interrupted: the exit status where a signal ended the benchmark.
+
+    Raises:
+        CommandError: a run failed.
+    """
+    if not output.as_json:
+        Console().print(tables)
+    output.note(f"kept in {path}")
+    data = {**data, "folder": str(path.parent)}
+    if interrupted is not None:
+        return output.result({**data, "interrupted": True}, exit_code=interrupted)
+    for run_id, why in failed.items():
+        others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        where = {"bench": str(path)}
+        if run_id:
+            where |= {"run_id": run_id, "folder": str(path.parent / "runs" / run_id)}
+        raise CommandError("BENCHMARK_INCOMPLETE", f"{why}{others}", where)
+    return output.result(data)
 
 
 @contextmanager

@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
-from orchestrator.cli.command_errors import CommandError
+from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench, tell_outcome
 from orchestrator.cli.options import (
     DURATION,
     RUN_NAME,
@@ -248,41 +247,14 @@ def _measure(
             scaling.run()
         except KeyboardInterrupt as error:
             exit_code = INTERRUPTION.answer(error)
-    return _tell(output, folder, scaling.bench, exit_code)
-
-
-def _tell(output: Output, folder: Path, bench: Bench, interrupted: int | None) -> int:
-    """Print the tables or the envelope; return the exit status, `interrupted` if it is one.
-
-    Raises:
-        CommandError: a run failed.
-    """
-    if not output.as_json:
-        Console().print(BenchTables(bench))
-    path = str(folder / BENCH)
-    output.note(f"kept in {path}")
-    data = {**dataclasses.asdict(bench), "folder": str(folder)}
-    if interrupted is not None:
+    if exit_code is not None:
         output.note(f"interrupted. Go on: the same command with --name {bench.name} --resume")
-        return output.result({**data, "interrupted": True}, exit_code=interrupted)
-    failed = [run for setting in bench.settings for run in setting.runs if run.failed]
-    if failed:
-        raise CommandError(
-            "BENCHMARK_INCOMPLETE",
-            _failures(failed),
-            {
-                "bench": path,
-                "run_id": failed[0].run_id,
-                "folder": str(folder / failed[0].folder),
-            },
-        )
-    return output.result(data)
-
-
-def _failures(failed: Sequence[Run]) -> str:
-    first = failed[0]
-    assert first.failed is not None
-    what = first.site or "all sites"
-    run_ids = {run.run_id for run in failed}
-    others = f", and {len(run_ids) - 1} more" if len(run_ids) > 1 else ""
-    return f"run {first.run_id} of {what}: {first.failed.code}: {first.failed.message}{others}"
+    bench = scaling.bench
+    failed = {
+        run.run_id: f"run {run.run_id} of {run.site or 'all sites'}: {run.failed.code}: {run.failed.message}"
+        for setting in bench.settings
+        for run in setting.runs
+        if run.failed is not None
+    }
+    tables, data = BenchTables(bench), dataclasses.asdict(bench)
+    return tell_outcome(output, tables, folder / BENCH, data, failed, exit_code)
