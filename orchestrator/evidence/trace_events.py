@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.evidence.record.run_record import LinkSample, RunRecord
-from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, StepTimeline
+from orchestrator.evidence.record.step_timelines import PHASES, Span, StepTimeline
 
 TraceEvent = dict[str, Any]
 
@@ -27,28 +26,13 @@ LANES_PER_PHASE = 1000
 """Thread ids of a phase; more of one phase at once would not be seen anyway."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Phase:
-    name: str
-    first_tid: int
-    begin_s: Callable[[Bucket], float]
-    end_s: Callable[[Bucket], float]
-
-
-_PHASES = (
-    _Phase("reduce-scatter", 1 * LANES_PER_PHASE, lambda b: b.submitted_s, lambda b: b.posted_s),
-    _Phase("WAN", 2 * LANES_PER_PHASE, lambda b: b.posted_s, lambda b: b.reduced_s),
-    _Phase("all-gather", 3 * LANES_PER_PHASE, lambda b: b.reduced_s, lambda b: b.finished_s),
-)
-
-
 def trace(record: RunRecord) -> dict[str, Any]:
     """Return the JSON object format: `traceEvents`, metadata first, then sorted by time."""
     clock = _Clock(record)
     pids = {site: index for index, site in enumerate(record.sites, start=1)}
     links_pid, run_pid = len(pids) + 1, len(pids) + 2
     named = [*pids.items(), ("links", links_pid), ("run", run_pid)]
-    metadata = [each for name, pid in named for each in _process(name, pid)]
+    metadata = [each for name, pid in named for each in _named("process", name, pid)]
     events: list[TraceEvent] = []
     for site, pid in pids.items():
         threads, timed = _site(record.timelines, site, pid, clock)
@@ -86,32 +70,28 @@ class _Clock:
         """Return the time in µs, to a tenth."""
         return round((wall_s - self.zero_s) * 1e6, 1)
 
-    def span(self, begin_s: float, end_s: float) -> dict[str, float]:
-        """Return `ts` and `dur` of a complete event; rounded ends stay ends."""
-        begin_us, end_us = self.us(begin_s), self.us(end_s)
-        return {"ts": begin_us, "dur": round(max(0.0, end_us - begin_us), 1)}
+    def complete(
+        self, span: Span, pid: int, tid: int, name: str, category: str, **arguments: object
+    ) -> TraceEvent:
+        """Return the event of a span; rounded ends stay ends."""
+        begin_us, end_us = self.us(span.begin_s), self.us(span.end_s)
+        return {
+            "ph": "X",
+            "pid": pid,
+            "tid": tid,
+            "name": name,
+            "cat": category,
+            "ts": begin_us,
+            "dur": round(max(0.0, end_us - begin_us), 1),
+            "args": arguments,
+        }
 
 
-def _process(name: str, pid: int) -> Iterator[TraceEvent]:
-    yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
-    yield {
-        "ph": "M",
-        "pid": pid,
-        "tid": 0,
-        "name": "process_sort_index",
-        "args": {"sort_index": pid},
-    }
-
-
-def _thread(name: str, pid: int, tid: int) -> Iterator[TraceEvent]:
-    yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
-    yield {
-        "ph": "M",
-        "pid": pid,
-        "tid": tid,
-        "name": "thread_sort_index",
-        "args": {"sort_index": tid},
-    }
+def _named(kind: str, name: str, pid: int, tid: int = 0) -> Iterator[TraceEvent]:
+    """Yield what names a process or a thread, and puts it into its place."""
+    event = {"ph": "M", "pid": pid, "tid": tid}
+    yield {**event, "name": f"{kind}_name", "args": {"name": name}}
+    yield {**event, "name": f"{kind}_sort_index", "args": {"sort_index": tid or pid}}
 
 
 def _site(
@@ -121,50 +101,27 @@ def _site(
     told = [(step.step, step.sites[site]) for step in steps if site in step.sites]
     if not told:
         return [], []
-    threads = list(_thread("compute", pid, COMPUTE_TID))
-    timed = [event for number, timeline in told for event in _compute(number, timeline, pid, clock)]
-    buckets = [(number, bucket) for number, timeline in told for bucket in timeline.buckets]
-    for phase in _PHASES:
-        spans = [(phase.begin_s(bucket), phase.end_s(bucket)) for _, bucket in buckets]
-        lanes = assign_lanes(spans)
-        for lane in range(max(lanes, default=-1) + 1):
-            name = phase.name if lane == 0 else f"{phase.name} {lane + 1}"
-            threads += _thread(name, pid, phase.first_tid + lane)
+    threads = list(_named("thread", "compute", pid, COMPUTE_TID))
+    timed = []
+    for number, each in told:
+        step = Span("step", f"step {number}", each.begin_s, each.end_s)
         timed += [
-            {
-                "ph": "X",
-                "pid": pid,
-                "tid": phase.first_tid + lane,
-                "name": f"bucket {bucket.index}",
-                "cat": phase.name,
-                **clock.span(*span),
-                "args": {"step": number, "bucket": bucket.index, **bucket.values},
-            }
-            for (number, bucket), span, lane in zip(buckets, spans, lanes, strict=True)
+            clock.complete(span, pid, COMPUTE_TID, span.words, "compute", step=number)
+            for span in (step, *each.spans())
         ]
+    buckets = [(number, bucket) for number, timeline in told for bucket in timeline.buckets]
+    for phase, name in enumerate(PHASES.values()):
+        spans = [bucket.spans()[phase] for _, bucket in buckets]
+        lanes = assign_lanes([(span.begin_s, span.end_s) for span in spans])
+        first_tid = (phase + 1) * LANES_PER_PHASE
+        for lane in range(max(lanes, default=-1) + 1):
+            numbered = name if lane == 0 else f"{name} {lane + 1}"
+            threads += _named("thread", numbered, pid, first_tid + lane)
+        for (number, bucket), span, lane in zip(buckets, spans, lanes, strict=True):
+            arguments = {"step": number, "bucket": bucket.index, **bucket.values}
+            title = f"bucket {bucket.index}"
+            timed.append(clock.complete(span, pid, first_tid + lane, title, name, **arguments))
     return threads, timed
-
-
-def _compute(number: int, timeline: SiteTimeline, pid: int, clock: _Clock) -> Iterator[TraceEvent]:
-    """Yield a step, and in it what the accelerator did."""
-    last_s = max((bucket.finished_s for bucket in timeline.buckets), default=timeline.computed_s)
-    settled_s = min(timeline.end_s, max(timeline.computed_s, last_s))
-    spans = [
-        (f"step {number}", timeline.begin_s, timeline.end_s),
-        ("forward and backward", timeline.begin_s, timeline.computed_s),
-        ("waiting for gradients", timeline.computed_s, settled_s),
-        ("optimizer", settled_s, timeline.end_s),
-    ]
-    for name, begin_s, end_s in spans:
-        yield {
-            "ph": "X",
-            "pid": pid,
-            "tid": COMPUTE_TID,
-            "name": name,
-            "cat": "compute",
-            **clock.span(begin_s, end_s),
-            "args": {"step": number},
-        }
 
 
 def assign_lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
@@ -197,24 +154,15 @@ def _link_counters(record: RunRecord, pid: int, clock: _Clock) -> Iterator[Trace
     for (source, target, node), samples in record.samples.items():
         name = f"{source} → {target}" + (f", node {node}" if nodes[source, target] > 1 else "")
         for wall_s, bytes_per_s in rates(samples):
-            yield {
-                "ph": "C",
-                "pid": pid,
-                "tid": 0,
-                "name": name,
-                "ts": clock.us(wall_s),
-                "args": {"bytes/s": bytes_per_s},
-            }
+            yield _counter(pid, name, clock.us(wall_s), {"bytes/s": bytes_per_s})
     for (source, target), emulated in record.emulated.items():
+        name = f"{source} → {target}, queue of the emulator"
         for sample in emulated:
-            yield {
-                "ph": "C",
-                "pid": pid,
-                "tid": 0,
-                "name": f"{source} → {target}, queue of the emulator",
-                "ts": clock.us(sample.wall_s),
-                "args": {"bytes": sample.queued_bytes},
-            }
+            yield _counter(pid, name, clock.us(sample.wall_s), {"bytes": sample.queued_bytes})
+
+
+def _counter(pid: int, name: str, at_us: float, values: dict[str, float]) -> TraceEvent:
+    return {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": at_us, "args": values}
 
 
 def rates(samples: Sequence[LinkSample]) -> Iterator[tuple[float, float]]:

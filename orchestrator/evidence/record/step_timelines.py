@@ -19,6 +19,30 @@ MAX_READ_STEPS = 2000
 _OPEN_STEPS = 16
 
 
+PHASES = {
+    "rs": "reduce-scatter",
+    "wan": "WAN",
+    "ag": "all-gather",
+}
+"""Of a bucket, in their order: key, and what people call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a time line, in wall-clock seconds: the report and the trace draw the same ones."""
+
+    key: str
+    """What is done: one of PHASES, `compute`, `wait` or `optimizer`."""
+    words: str
+    begin_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        """How long it took."""
+        return self.end_s - self.begin_s
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """One bucket's way, in wall-clock seconds."""
@@ -31,6 +55,16 @@ class Bucket:
     values: Mapping[str, float]
     """What else was measured of it, by the names of protos/metrics.py."""
 
+    def spans(self) -> list[Span]:
+        """Return its phases, in their order."""
+        times = (self.submitted_s, self.posted_s, self.reduced_s, self.finished_s)
+        return [
+            Span(key, words, begin_s, end_s)
+            for (key, words), begin_s, end_s in zip(
+                PHASES.items(), times[:-1], times[1:], strict=True
+            )
+        ]
+
 
 @dataclass(slots=True)
 class SiteTimeline:
@@ -42,10 +76,23 @@ class SiteTimeline:
     buckets: list[Bucket] = field(default_factory=list)
 
     @property
+    def settled_s(self) -> float:
+        """When the last gradient was in place; backward's end, if that came later."""
+        last_s = max((bucket.finished_s for bucket in self.buckets), default=self.computed_s)
+        return min(self.end_s, max(self.computed_s, last_s))
+
+    @property
     def exposed_s(self) -> float:
         """From backward's end until the last gradient was in place, if the step waited for it."""
-        last_s = max((bucket.finished_s for bucket in self.buckets), default=self.computed_s)
-        return max(0.0, min(last_s, self.end_s) - self.computed_s)
+        return self.settled_s - self.computed_s
+
+    def spans(self) -> list[Span]:
+        """Return what its accelerator did, one after the other."""
+        return [
+            Span("compute", "forward and backward", self.begin_s, self.computed_s),
+            Span("wait", "waiting for gradients", self.computed_s, self.settled_s),
+            Span("optimizer", "optimizer", self.settled_s, self.end_s),
+        ]
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, StepTimeline
+from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, Span, StepTimeline
 from orchestrator.evidence.report.html import (
     Markup,
     chart,
@@ -142,16 +142,9 @@ def _row(bar: Bar, widest_s: float) -> list[Markup]:
         at_s += segment.value_s
     if bar.hidden and bar.hidden.value_s > 0:
         words = f"{bar.hidden.name}: {formats.duration(bar.hidden.value_s)}"
+        width = bar.hidden.value_s / widest_s
         drawn.append(
-            element(
-                "rect",
-                element("title", words),
-                x=0,
-                y=_HIDDEN_Y_PX,
-                width=percent(bar.hidden.value_s / widest_s),
-                height=_HIDDEN_PX,
-                class_=f"fill-{bar.hidden.class_}",
-            )
+            _rect(0.0, width, _HIDDEN_Y_PX, _HIDDEN_PX, f"fill-{bar.hidden.class_}", words)
         )
     return drawn
 
@@ -159,25 +152,13 @@ def _row(bar: Bar, widest_s: float) -> list[Markup]:
 def _segment(segment: Segment, begin: float, width: float, total_s: float) -> list[Markup]:
     value = formats.duration(segment.value_s)
     share = formats.share(segment.value_s / total_s) if total_s else ""
-    rect = element(
-        "rect",
-        element("title", f"{segment.name}: {value}, {share}"),
-        x=percent(begin),
-        y=_BAR_Y_PX,
-        width=percent(width),
-        height=_BAR_PX,
-        class_=f"fill-{segment.class_}",
-    )
-    if width < _BAR_FITS:
-        return [rect]
-    text = element(
-        "text",
-        value,
-        x=percent(begin + width / 2),
-        y=_BAR_Y_PX + 16.5,
-        class_=f"on-{segment.class_} mid" + (" wide" if width < _FITS_A_PHONE else ""),
-    )
-    return [rect, text]
+    title = f"{segment.name}: {value}, {share}"
+    drawn = [_rect(begin, width, _BAR_Y_PX, _BAR_PX, f"fill-{segment.class_}", title)]
+    if width >= _BAR_FITS:
+        x, y = percent(begin + width / 2), _BAR_Y_PX + 16.5
+        class_ = f"on-{segment.class_} mid" + (" wide" if width < _FITS_A_PHONE else "")
+        drawn.append(element("text", value, x=x, y=y, class_=class_))
+    return drawn
 
 
 _HEIGHT_PX = 280
@@ -357,12 +338,11 @@ def _end_labels(spec: LineChart) -> list[Markup]:
     return drawn
 
 
-PHASES = {
+PHASE_WORDS = {
     "rs": "reduce-scatter inside the site",
     "wan": "WAN",
     "ag": "all-gather inside the site",
 }
-"""Of a bucket, in their order: CSS class, and what people call it."""
 _GANTT_AXIS_PX, _HEAD_PX, _COMPUTE_PX, _GAP_PX = 26, 24, 16, 20
 _MAX_PITCH_PX, _MIN_PITCH_PX, _BUCKETS_PX = 13.0, 3.0, 160.0
 _LABELLED_PITCH_PX = 11.0
@@ -452,70 +432,48 @@ def _axis(scale: Scale, bottom_px: float) -> list[Markup]:
 
 
 def _site(name: str, site: SiteTimeline, zero_s: float, scale: Scale, lane: _Lane) -> list[Markup]:
-    begin, computed, end = (
-        scale(wall_s - zero_s) for wall_s in (site.begin_s, site.computed_s, site.end_s)
-    )
-    last_s = max((bucket.finished_s for bucket in site.buckets), default=site.computed_s)
-    settled = max(computed, min(end, scale(last_s - zero_s)))
     bars_px = lane.top_px + _HEAD_PX
-    rows_px = bars_px + _COMPUTE_PX + 4
     length = formats.duration(site.end_s - site.begin_s)
     exposed = formats.duration(site.exposed_s)
+    words = f"{length}, {exposed} after backward"
+    y = lane.top_px + 16
+    compute, _, optimizer = site.spans()
+    shade = _place(compute, zero_s, scale)
     drawn = [
-        element("text", shortened(name, _GANTT_NAME_MAX), x=0, y=lane.top_px + 16, class_="name"),
-        element(
-            "text",
-            f"{length}, {exposed} after backward",
-            x="100%",
-            y=lane.top_px + 16,
-            class_="end tick",
-        ),
-        _rect(begin, computed - begin, bars_px, lane.bottom_px - _GAP_PX - bars_px, "shade", ""),
-        _rect(
-            begin,
-            computed - begin,
-            bars_px,
-            _COMPUTE_PX,
-            "fill-compute",
-            f"forward and backward: {formats.duration(site.computed_s - site.begin_s)}",
-        ),
-        _rect(
-            settled,
-            end - settled,
-            bars_px,
-            _COMPUTE_PX,
-            "fill-optimizer",
-            f"optimizer: {formats.duration(max(0.0, site.end_s - last_s))}",
-        ),
+        element("text", shortened(name, _GANTT_NAME_MAX), x=0, y=y, class_="name"),
+        element("text", words, x="100%", y=y, class_="end tick"),
+        _rect(*shade, bars_px, lane.bottom_px - _GAP_PX - bars_px, "shade"),
     ]
-    if computed - begin > _GANTT_FITS:
-        x = percent((begin + computed) / 2)
-        words = "forward and backward"
-        drawn.append(element("text", words, x=x, y=bars_px + 12, class_="on-compute mid wide"))
+    for span in (compute, optimizer):
+        title = f"{span.words}: {formats.duration(span.length_s)}"
+        place = _place(span, zero_s, scale)
+        drawn.append(_rect(*place, bars_px, _COMPUTE_PX, f"fill-{span.key}", title))
+    if shade[1] > _GANTT_FITS:
+        x = percent(shade[0] + shade[1] / 2)
+        drawn.append(
+            element("text", compute.words, x=x, y=bars_px + 12, class_="on-compute mid wide")
+        )
     for row, bucket in enumerate(site.buckets):
-        drawn += _bucket(bucket, zero_s, scale, rows_px + row * lane.pitch_px, lane.pitch_px)
+        top_px = bars_px + _COMPUTE_PX + 4 + row * lane.pitch_px
+        drawn += _bucket(bucket, zero_s, scale, top_px, lane.pitch_px)
     return drawn
+
+
+def _place(span: Span, zero_s: float, scale: Scale) -> tuple[float, float]:
+    """Return where a span begins, and its width, as shares of the chart's."""
+    return scale(span.begin_s - zero_s), span.length_s / (scale.high - scale.low)
 
 
 def _bucket(
     bucket: Bucket, zero_s: float, scale: Scale, top_px: float, pitch_px: float
 ) -> list[Markup]:
-    times = (bucket.submitted_s, bucket.posted_s, bucket.reduced_s, bucket.finished_s)
     height_px = max(2.0, pitch_px - 3)
-    drawn = [
-        _rect(
-            scale(begin_s - zero_s),
-            (end_s - begin_s) / (scale.high - scale.low),
-            top_px,
-            height_px,
-            f"fill-{phase}",
-            f"bucket {bucket.index}, {words}: {formats.duration(end_s - begin_s)}"
-            + (_details(bucket) if phase == "wan" else ""),
-        )
-        for (phase, words), begin_s, end_s in zip(
-            PHASES.items(), times[:-1], times[1:], strict=True
-        )
-    ]
+    drawn = []
+    for span in bucket.spans():
+        title = f"bucket {bucket.index}, {PHASE_WORDS[span.key]}: {formats.duration(span.length_s)}"
+        title += _details(bucket) if span.key == "wan" else ""
+        place = _place(span, zero_s, scale)
+        drawn.append(_rect(*place, top_px, height_px, f"fill-{span.key}", title))
     if pitch_px >= _LABELLED_PITCH_PX:
         y = top_px + height_px - 1
         drawn.append(element("text", str(bucket.index), x=-6, y=y, class_="end tick small"))
@@ -531,8 +489,9 @@ def _details(bucket: Bucket) -> str:
 
 
 def _rect(
-    begin: float, width: float, top_px: float, height_px: float, class_: str, title: str
+    begin: float, width: float, top_px: float, height_px: float, class_: str, title: str = ""
 ) -> Markup:
+    """Return a rectangle with a title; the first two are shares of the chart's width."""
     return element(
         "rect",
         element("title", title) if title else None,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.evidence.record.step_timelines import typical
 from orchestrator.evidence.report import wording
 from orchestrator.evidence.report.charts import (
-    PHASES,
+    PHASE_WORDS,
     Bar,
     LineChart,
     Mark,
@@ -207,7 +207,7 @@ def _timeline(facts: RunFacts, prefix: str) -> Markup:
         )
         for step in steps
     ]
-    entries = {"compute": "forward, backward", **PHASES, "optimizer": "optimizer"}
+    entries = {"compute": "forward, backward", **PHASE_WORDS, "optimizer": "optimizer"}
     entries["shade"] = "while backward computes"
     shown = (
         ""
