@@ -17,10 +17,10 @@ from protos.failure import Failure
 from sites.agent.processes import start_leashed
 from sites.agent.site_failures import describe_end
 from sites.gateway.config import GatewayConfig, PeerLink
-from sites.gateway.probing.config import probing
 from topology.channels import FLOWS_MAX
+from topology.job import Probe
 from topology.run_spec import RunSpec
-from topology.world import Link
+from topology.world import Link, Topology
 
 MODULE = "sites.gateway"
 """What runs as a gateway."""
@@ -36,6 +36,11 @@ process starts.
 """
 _EXIT_S = 2.0
 """Between the end of a gateway's output and that of its process."""
+_PROBE_WINDOW_MIN_BYTES = 2 << 20
+_PROBE_WINDOW_MAX_BYTES = 16 << 20
+"""A connection may hold twice that much which was not yet read. With the kernel's own limits (6 MiB
+by default) one connection never gets beyond it, and many together must not fill a machine's
+memory."""
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +96,31 @@ def gateway_config(
         keepalive_timeout_s=spec.timeouts.keepalive_timeout_s,
     )
     if spec.job.probe is not None:
-        return probing(config, spec.job.probe, spec.topology)
+        return probing_config(config, spec.job.probe, spec.topology)
     return config
+
+
+def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> GatewayConfig:
+    """Return a site's configuration for a probe: one gateway, and all links that lead both ways.
+
+    Args:
+        config: that of the site's first gateway.
+        probe: what to measure.
+        topology: the run's.
+    """
+    links = [
+        PeerLink(site=link.target, bytes_per_s=link.bytes_per_s, rtt_s=link.rtt_s)
+        for link in topology.links
+        if link.source == config.site and topology.link(link.target, link.source) is not None
+    ]
+    held = max((int(link.bytes_per_s * link.rtt_s) for link in links), default=0)
+    return replace(
+        config,
+        links=tuple(links),
+        nodes_per_site=(1,) * len(config.sites),
+        window_bytes=min(max(held, _PROBE_WINDOW_MIN_BYTES), _PROBE_WINDOW_MAX_BYTES),
+        probe=probe,
+    )
 
 
 def _links_of(spec: RunSpec, site: str) -> list[Link]:

@@ -13,7 +13,7 @@ from protos.control.v1.control_pb2 import (
     ReductionPrepared,
     ReductionTree,
 )
-from sites.gateway.proposal import Proposal
+from sites.gateway.config import Proposal
 from topology.errors import ConfigError
 from topology.trees.trees import ReductionPlan, Tree
 

@@ -12,9 +12,8 @@ from io import IOBase
 from typing import Any, BinaryIO, Final, TypeVar
 
 from protos.errors import LocalProtocolError
-from sites.gateway.config import GatewayConfig
+from sites.gateway.config import GatewayConfig, Proposal
 from sites.gateway.links.transport import Peer
-from sites.gateway.proposal import Proposal
 from topology.errors import ConfigError
 from topology.json_fields import read_json
 
@@ -36,13 +35,6 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    """All sites may switch to another plan."""
-
-    proposal: Proposal
-
-
-@dataclass(frozen=True, slots=True)
 class Decide:
     """What came of a proposal."""
 
@@ -50,7 +42,7 @@ class Decide:
     commit: bool
 
 
-Command = Connect | Prepare | Decide
+Command = Connect | Proposal | Decide
 
 
 class AgentWriter:
@@ -113,10 +105,7 @@ def read_configuration(stream: IOBase) -> GatewayConfig | None:
         return None
     if fields.pop("op") != "configure":
         raise LocalProtocolError("stdin: the first line must be a configure")
-    try:
-        return GatewayConfig.from_json(fields)
-    except ConfigError as error:
-        raise LocalProtocolError(f"stdin: configure: {error.problems[0].message}") from error
+    return _read(GatewayConfig, "configure", fields)
 
 
 def read_commands(stream: IOBase) -> Iterator[Command]:
@@ -129,12 +118,9 @@ def read_commands(stream: IOBase) -> Iterator[Command]:
         op = fields.pop("op")
         match op:
             case "connect":
-                peers = fields.get("peers")
-                if not isinstance(peers, list):
-                    raise LocalProtocolError("stdin: connect.peers: want a list")
-                yield Connect(tuple(_peer(index, peer) for index, peer in enumerate(peers)))
+                yield _read(Connect, op, fields)
             case "prepare_plan":
-                yield Prepare(_read(Proposal, op, fields))
+                yield _read(Proposal, op, fields)
             case "decide_plan":
                 yield _read(Decide, op, fields)
             case _:
@@ -146,19 +132,6 @@ def _read(kind: type[T], op: str, fields: dict[str, Any]) -> T:
         return read_json(kind, fields)
     except ConfigError as error:
         raise LocalProtocolError(f"stdin: {op}: {error.problems[0].message}") from error
-
-
-def _peer(index: int, fields: object) -> Peer:
-    where = f"stdin: connect.peers[{index}]"
-    if not isinstance(fields, dict):
-        raise LocalProtocolError(f"{where}: want an object")
-    wanted = {"site": str, "node": int, "host": str, "port": int}
-    for name, kind in wanted.items():
-        if type(fields.get(name)) is not kind:
-            raise LocalProtocolError(
-                f"{where}.{name}: want {kind.__name__}, got {fields.get(name)!r}"
-            )
-    return Peer(fields["site"], fields["node"], fields["host"], fields["port"])
 
 
 def _messages(stream: IOBase) -> Iterator[dict[str, Any]]:

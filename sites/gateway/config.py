@@ -1,4 +1,4 @@
-"""What a gateway is told on its first line of stdin."""
+"""What a gateway is told by its agent: its configuration first, and later plans to switch to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from protos.frame import MAX_PAYLOAD_BYTES
 from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
+from topology.hashing import reduction_hash
 from topology.job import Probe
 from topology.json_fields import read_json
 from topology.trees.trees import ReductionPlan
@@ -147,3 +148,19 @@ class GatewayConfig:
             ConfigError: it did not; names the field.
         """
         return read_json(cls, fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """Another plan that all sites may switch to while a run goes on: docs/invariants.md."""
+
+    epoch: int
+    """Rises from proposal to proposal."""
+    from_round: int
+    plan: ReductionPlan
+    codecs: tuple[str, ...]
+
+    @property
+    def hash(self) -> str:
+        """Trees and codecs, hashed: what all sites must have understood alike."""
+        return reduction_hash(self.plan, self.codecs)

@@ -1,10 +1,9 @@
-"""One gateway: puts the parts together, and ends them in order."""
+"""The gateway of one node: starts its parts, passes on what they report, and ends them in order."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import threading
 import time
@@ -13,24 +12,13 @@ from typing import Any, Final
 
 from protos.failure import Failure
 from protos.frame import Frame
-from protos.metrics import (
-    BUSY_S,
-    IDLE_RTT_S,
-    LIMITED_BYTES,
-    LIMITED_S,
-    LINK,
-    RAW_BYTES,
-    RTT_S,
-    SENT_BYTES,
-    SENT_FRAMES,
-    THROUGHPUT_BYTES_PER_S,
-)
-from sites.gateway.config import GatewayConfig, GatewayId
+from protos.metrics import LINK
+from sites.gateway.config import GatewayConfig, GatewayId, Proposal
 from sites.gateway.links.peer_links import Link, PeerLinks, side_by_side
 from sites.gateway.links.peer_server import ExchangeServer
+from sites.gateway.links.send_queue import link_values
 from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
-from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.rank_server import LocalServer
 from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.executor import Executor
@@ -40,16 +28,16 @@ _log = logging.getLogger(__name__)
 
 _METRICS_EVERY_S: Final = 0.5
 _FAREWELL_S: Final = 2.0
-"""For telling peers that this gateway ends."""
+"""Peers may take so long to hear that this gateway ends."""
 _LAST_WORDS_S: Final = 0.25
-"""For what ranks said just before the agent saw them end."""
+"""The wait for what ranks said just before the agent saw them end."""
 _THREADS_MAX = 4
 
 Write = Callable[[Mapping[str, Any]], None]
 
 
 class Gateway:
-    """A node's gateway. `start`, `connect`, then `wait_ended` and `close`."""
+    """Reduces the buckets of a node's ranks. `start`, `connect`, then `wait_ended` and `close`."""
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
         """Start nothing.
@@ -200,7 +188,7 @@ class Gateway:
         _log.error("%s: %s", failure.code, failure.message)
         self._ended.set()
 
-    # ---------------------------------------------------------------- small things
+    # ---------------------------------------------------------------- links
 
     def _drain(self) -> None:
         """Have everything acknowledged that peers still need."""
@@ -220,36 +208,18 @@ class Gateway:
             self._report_links()
 
     def _report_links(self) -> None:
-        """Write the totals of each directed link: of all gateways of the peer's site together."""
+        """Write the totals of each directed link, to all gateways of the peer's site together."""
         for figures in self._config.links:
             totals = [link.totals() for link in self._links.to(figures.site)]
             if not totals:
                 continue
-            sent_bytes = sum(each.sent_bytes for each in totals)
-            busy_s = max(each.busy_s for each in totals)
-            values: dict[str, float] = {
-                SENT_BYTES: sent_bytes,
-                RAW_BYTES: sum(each.raw_bytes for each in totals),
-                SENT_FRAMES: sum(each.sent_frames for each in totals),
-                BUSY_S: busy_s,
-            }
-            if busy_s > 0:
-                values[THROUGHPUT_BYTES_PER_S] = sent_bytes / busy_s
-            rtt_s = min(each.rtt_s for each in totals)
-            if math.isfinite(rtt_s):
-                values[RTT_S] = rtt_s
-            values[LIMITED_BYTES] = sum(each.limited_bytes for each in totals)
-            values[LIMITED_S] = max(each.limited_s for each in totals)
-            idle_rtts_s = [each.idle_rtt_s for each in totals if each.idle_rtt_s is not None]
-            if idle_rtts_s:
-                values[IDLE_RTT_S] = min(idle_rtts_s)
             self._write(
                 {
                     "op": "metric",
                     "kind": LINK,
                     "rank": -1,
                     "step": max(self._executor.round, 0),
-                    "values": values,
+                    "values": link_values(totals),
                     "labels": {
                         "source": self._config.site,
                         "target": figures.site,

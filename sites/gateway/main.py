@@ -20,11 +20,10 @@ from sites.gateway.agent_port import (
     Command,
     Connect,
     Decide,
-    Prepare,
     read_commands,
     read_configuration,
 )
-from sites.gateway.config import GatewayConfig
+from sites.gateway.config import GatewayConfig, Proposal
 from sites.gateway.gateway import Gateway
 from sites.gateway.probing.probing_gateway import ProbingGateway
 from topology.errors import ConfigError
@@ -108,8 +107,8 @@ def _carry_out(gateway: Gateway | ProbingGateway, command: Command) -> None:
     match command:
         case Connect():
             gateway.connect(command.peers)
-        case Prepare() if isinstance(gateway, Gateway):
-            gateway.prepare(command.proposal)
+        case Proposal() if isinstance(gateway, Gateway):
+            gateway.prepare(command)
         case Decide() if isinstance(gateway, Gateway):
             gateway.decide(command.epoch, commit=command.commit)
         case _:

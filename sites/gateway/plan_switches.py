@@ -1,4 +1,7 @@
-"""Makes this gateway ready for another plan: the links that it needs, then its rounds; says so."""
+"""One gateway's part in a switch of plans: makes ready for a proposed plan, and answers.
+
+It opens the links that the plan needs, and then has the executor keep the plan for later rounds.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from typing import Any
 
 from protos.errors import IsthmusError, LocalProtocolError
 from protos.failure import one_line
-from sites.gateway.config import GatewayConfig
+from sites.gateway.config import GatewayConfig, Proposal
 from sites.gateway.links.peer_links import PeerLinks
-from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.rank_encoding import RankEncoding
 from sites.gateway.reduction.executor import Executor
 from topology.errors import ConfigError
@@ -20,13 +22,15 @@ from topology.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _OPEN_SHARE = 1 / 3
-"""Of `peer_lost_s`, for a new link's first answer; as much again for the attempt that is under way
-then. The coordinator waits for `peer_lost_s` in all, while ranks elsewhere may wait for it: a link
-that cannot be had is told before, by name."""
+"""Share of `peer_lost_s` that a new link's first answer may take. The attempt that is under way
+then may take as much again.
+
+The coordinator waits for `peer_lost_s` in all, and ranks elsewhere may wait for it meanwhile. So a
+link that cannot be had is reported before that, by name."""
 
 
 class PlanSwitches:
-    """One gateway's part in switching plans."""
+    """Prepares one gateway for other plans. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -53,8 +57,8 @@ class PlanSwitches:
         self._lock = threading.Lock()
         self._told_epoch = 0
         self._preparing = threading.Lock()
-        """Proposals are prepared one by one: or one would count on links that another is still
-        opening, and closes again."""
+        """Held while a proposal is prepared: two at once would count on links that the other one is
+        still opening, and closes again."""
 
     def prepare(self, proposal: Proposal) -> None:
         """Begin to make ready; the answer may take as long as new links do."""
@@ -129,9 +133,10 @@ class PlanSwitches:
         return ""
 
     def _recheck(self, proposal: Proposal) -> str:
-        """Look again for the links of a plan that is kept; if one is lost, forget it and say why.
+        """Look again for the links of a plan that is kept now; if one is lost, forget the plan.
 
-        One may have been lost just before. From when it is kept, a link that is lost ends the run.
+        A link may have been lost just before. Once the plan is kept, a link that is lost ends the
+        run. Return which link is lost, or nothing.
         """
         missing = self._links.missing(proposal.plan.neighbours(self._config.site_index))
         if not missing:

@@ -29,7 +29,7 @@ from protos.errors import LocalProtocolError
 from protos.failure import Failure
 from sites.agent.gateway import Gateway
 from sites.gateway.agent_port import read_commands, read_configuration
-from sites.gateway.proposal import Proposal
+from sites.gateway.config import Proposal
 from sites.launcher.rank_failures import (
     cause_first,
     describe_failure,

@@ -16,7 +16,7 @@ from protos.control.v1.control_pb2 import (
     ReductionTree,
 )
 from sites.agent.plan_switch import PlanSwitch, plan_of
-from sites.gateway.proposal import Proposal
+from sites.gateway.config import Proposal
 from topology.json_fields import read_json
 from topology.run_spec import CodedPlan
 from topology.trees.trees import ReductionPlan, Tree, star

@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 import pytest
 
+from sites.gateway.config import Proposal
 from sites.gateway.links.peer_links import Link
-from sites.gateway.proposal import Proposal
 from tests.fakes.exchanges import Exchanges, _Wire
 from tests.fakes.tree_worlds import FORMS, make_plan
 from topology.trees.trees import ReductionPlan

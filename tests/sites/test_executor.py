@@ -18,8 +18,8 @@ import pytest
 
 from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
 from protos.frame import HEADER_BYTES, Frame, pack
+from sites.gateway.config import Proposal
 from sites.gateway.links.peer_links import Link
-from sites.gateway.proposal import Proposal
 from sites.gateway.reduction import executor
 from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.credit import FRAME_BYTES

@@ -14,10 +14,10 @@ import pytest
 
 from protos import metrics
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
+from sites.agent.gateway import probing_config
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
 from sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
-from sites.gateway.probing.config import probing
 from sites.gateway.probing.probe_server import PIECE_BYTES_MAX, POUR, PROBE_SERVICE
 from sites.gateway.probing.probing_gateway import ProbingGateway
 from tests.fakes.gateway_sites import SITES, gateway_config
@@ -242,7 +242,7 @@ def test_a_probe_measures_links_that_lead_both_ways_whatever_the_tree(tmp_path: 
           - {between: [ash, cedar], bandwidth: 1Gbit/s, rtt: 3ms, oneway: true}
     """
     config = gateway_config(tmp_path, ReductionPlan(3, (), ""), 0)
-    changed = probing(config, PROBE, load_topology(text, "t"))
+    changed = probing_config(config, PROBE, load_topology(text, "t"))
     assert [link.site for link in changed.links] == ["birch"]
     assert (changed.nodes_per_site, changed.probe) == ((1, 1, 1), PROBE)
     assert changed.window_bytes == 2 << 20

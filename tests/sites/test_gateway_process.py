@@ -114,7 +114,11 @@ def test_a_bad_first_line_is_named(line: bytes, message: str, tmp_path: Path) ->
 def test_bad_later_lines_and_addresses_are_named(tmp_path: Path) -> None:
     config = gateway_config(tmp_path, PLAN, 0)
     cases = [
-        (config, b'{"op": "connect", "peers": [{"site": "birch"}]}', "peers[0].node: want int"),
+        (
+            config,
+            b'{"op": "connect", "peers": [{"site": "birch"}]}',
+            "connect: peers.0.node is missing",
+        ),
         (config, b'{"op": "connect", "peers": []}', "no address of site birch node 0"),
         (config, b'{"op": "what"}', "unknown op 'what'"),
         (gateway_config(tmp_path, PLAN, 0, socket_path="/" + "x" * 200), b"{}", "at most 107"),

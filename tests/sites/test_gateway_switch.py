@@ -17,8 +17,8 @@ import pytest
 
 from protos.errors import PeerLostError
 from protos.failure import Failure
-from sites.gateway.agent_port import Decide, Prepare, read_commands
-from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
+from sites.gateway.agent_port import Decide, read_commands
+from sites.gateway.config import GatewayConfig, GatewayId, PeerLink, Proposal
 from sites.gateway.links import peer_watch
 from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.links.peer_links import Link, PeerLinks
@@ -26,7 +26,6 @@ from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
-from sites.gateway.proposal import Proposal
 from sites.gateway.ranks.rank_encoding import RankEncoding
 from sites.gateway.reduction.executor import Executor
 from tests.fakes.exchanges import StepPool
@@ -343,7 +342,7 @@ def test_lines_of_the_agent(tmp_path: Path) -> None:
         prepare, decided = read_commands(stream)
     plan = ReductionPlan(2, (star(2, 0),), "")
     expected = Proposal(epoch=2, from_round=9, plan=plan, codecs=("fp32",))
-    assert prepare == Prepare(expected)
-    assert isinstance(prepare, Prepare)
-    assert prepare.proposal.hash == expected.hash
+    assert prepare == expected
+    assert isinstance(prepare, Proposal)
+    assert prepare.hash == expected.hash
     assert decided == Decide(2, commit=True)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from protos import metrics
 from protos.frame import ChunkKey, Frame, pack
 from sites.gateway.links.congestion.rate import Departure, LimitedRate, Window
 
@@ -69,6 +71,33 @@ class LinkTotals:
     """For how long it was."""
     idle_rtt_s: float | None = None
     """Round trip of the idle link: median of the latest greetings; None before the first."""
+
+
+def link_values(totals: Sequence[LinkTotals]) -> dict[str, float]:
+    """Return a metric's values for a link (protos/metrics.py).
+
+    Args:
+        totals: of the links to each gateway of the peer's site; one at least.
+    """
+    sent_bytes = sum(each.sent_bytes for each in totals)
+    busy_s = max(each.busy_s for each in totals)
+    values: dict[str, float] = {
+        metrics.SENT_BYTES: sent_bytes,
+        metrics.RAW_BYTES: sum(each.raw_bytes for each in totals),
+        metrics.SENT_FRAMES: sum(each.sent_frames for each in totals),
+        metrics.BUSY_S: busy_s,
+        metrics.LIMITED_BYTES: sum(each.limited_bytes for each in totals),
+        metrics.LIMITED_S: max(each.limited_s for each in totals),
+    }
+    if busy_s > 0:
+        values[metrics.THROUGHPUT_BYTES_PER_S] = sent_bytes / busy_s
+    rtt_s = min(each.rtt_s for each in totals)
+    if math.isfinite(rtt_s):
+        values[metrics.RTT_S] = rtt_s
+    idle_rtts_s = [each.idle_rtt_s for each in totals if each.idle_rtt_s is not None]
+    if idle_rtts_s:
+        values[metrics.IDLE_RTT_S] = min(idle_rtts_s)
+    return values
 
 
 class SendQueue:

@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 POUR: Final = "Pour"
 PROBE_SERVICE: Final = "isthmus.exchange.v1.Probe"
 PIECE_BYTES_MAX: Final = 1 << 20
-"""Of one message of a Pour."""
+"""One message of a Pour has no more."""
 _TURN_BYTES_MIN: Final = 256 << 20
 _RATE_SLACK: Final = 4.0
-"""A link may carry so much more than it was said to."""
+"""A link may carry so many times what it was said to."""
 _POLL_S: Final = 0.02
 
 SiteOf = Callable[[Context], Awaitable[str]]
@@ -51,9 +51,9 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         """Serve nothing yet.
 
         Args:
-            config: With `probe`.
-            site_of: Who is calling.
-            on_finished: Told of each peer that needs no more turns.
+            config: this gateway's, with `probe`.
+            site_of: says who is calling.
+            on_finished: told of each peer that needs no more turns.
         """
         assert config.probe is not None
         self.turn = threading.Lock()

@@ -1,6 +1,7 @@
-"""From timed echoes and counted segments to a link's figures. Pure.
+"""The sending side of a probe: measures one direction of one link, from echoes to full pipes.
 
-The sending side of a measurement: one direction of one link, from echoes to full pipes.
+`Prober` sends, and reads the clock and the kernel's counters. `LinkFigures` is pure: it makes a
+link's figures of timed echoes and counted segments.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from sites.gateway.links.congestion.kernel import Segments, addresses_of, segmen
 from sites.gateway.links.transport import (
     SESSION_KEY,
     Peer,
-    client_options,
     details,
     refusal_of,
     say_hello,
@@ -35,20 +35,43 @@ from topology.job import Probe
 
 _log = logging.getLogger(__name__)
 
+_ECHOES_MIN: Final = 20
+_ECHOES_S: Final = 4.0
+"""Echoes take no longer than this, once there are _ECHOES_MIN."""
+_WARM_ECHOES: Final = 3
+_PIECE_S: Final = 0.25
+_PIECES_A_WINDOW: Final = 4
+_PIECE_RTTS: Final = 6
+"""A flow is looked at in pieces of time. Each lasts _PIECE_S, or a part of a short window, but no
+less than so many round trips."""
+_COLD_PIECES: Final = 4
+"""Pieces that slow start takes, with what it loses at its end."""
+_WARM_S: Final = 15.0
+"""After this a flow is measured, steady or not."""
+_PACED_SHARE: Final = 0.25
+"""Share of what the link carries. So little fills no queue, and what is lost is lost at random."""
+_DRAIN_S: Final = 10.0
+_POUR_PIECE_S: Final = 0.005
+"""Time that one message of a Pour takes at the described rate."""
+_PIECE_BYTES_MIN: Final = 16 << 10
+_AGAIN_S: Final = 0.1
+
 LOST_MIN = 5
 """Fewer lost segments say how often they are lost only within a factor of two."""
 _TRIANGLE_90 = 2 - 0.8**0.5
-"""Both directions late by evenly 0 to 1 of their jitter either way: the sum's 90th percentile above
-its median, in jitters. P(sum > x) = (2 - x)²/8 = 0.1. Not the 99th: an echo that TCP had to send
-again is no jitter, and at 0.5 % loss one in a hundred is."""
+"""The 90th percentile of an echo's delay above its median, in jitters, where each direction is late
+by anything from -1 to 1 of its jitter, all alike: P(sum > x) = (2 - x)²/8 = 0.1.
+
+The 99th percentile would not do: an echo that TCP had to send again is no jitter, and at 0.5 % loss
+one in a hundred is such an echo."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LinkFigures:
-    """What was measured of one direction."""
+    """What was measured of one direction of a link."""
 
     rtt_s: Sequence[float]
-    """Of each echo."""
+    """The round trip of each echo."""
     bytes_per_s: dict[int, float] = field(default_factory=dict)
     """Payload, by the number of connections."""
     before: Segments = field(default_factory=Segments)
@@ -103,28 +126,6 @@ def is_steady(last: float, rate: float, share: float = 0.03) -> bool:
     return rate > 0 and abs(rate - last) <= share * rate
 
 
-_ECHOES_MIN: Final = 20
-_ECHOES_S: Final = 4.0
-"""Echoes take no longer, once there are _ECHOES_MIN."""
-_WARM_ECHOES: Final = 3
-_PIECE_S: Final = 0.25
-_PIECES_A_WINDOW: Final = 4
-_PIECE_RTTS: Final = 6
-"""A piece of time in which a flow is looked at lasts _PIECE_S, or a part of a short window; but
-never less than so many round trips."""
-_COLD_PIECES: Final = 4
-"""For slow start, and for what it loses at its end."""
-_WARM_S: Final = 15.0
-"""After this it is measured, steady or not."""
-_PACED_SHARE: Final = 0.25
-"""Of what the link carries: so little fills no queue, and what is lost is lost at random."""
-_DRAIN_S: Final = 10.0
-_POUR_PIECE_S: Final = 0.005
-"""What one message of a Pour takes at the described rate."""
-_PIECE_BYTES_MIN: Final = 16 << 10
-_AGAIN_S: Final = 0.1
-
-
 class Prober:
     """Measures what this gateway sends to one peer.
 
@@ -165,7 +166,7 @@ class Prober:
         deadline_s = time.monotonic() + self._config.peer_lost_s
         while True:
             try:
-                with self._channel() as channel:
+                with self.peer.channel(self._config) as channel:
                     session = say_hello(channel, self._config, self._config.peer_lost_s / 3)
             except grpc.RpcError as error:
                 refusal = refusal_of(error, self.peer)
@@ -190,7 +191,11 @@ class Prober:
             PeerLostError: the peer went away, or did not give its turn in time.
         """
         try:
-            with self._channel() as channel, self._turn(channel, wait_s) as turn, and_then:
+            with (
+                self.peer.channel(self._config) as channel,
+                self._turn(channel, wait_s) as turn,
+                and_then,
+            ):
                 stub = probe_pb2_grpc.ProbeStub(channel)
                 figures = LinkFigures(rtt_s=self._echoes(stub))
                 usual_s = percentile(figures.rtt_s, 0.5)
@@ -209,7 +214,7 @@ class Prober:
             PeerLostError: it does not answer.
         """
         try:
-            with self._channel() as channel:
+            with self.peer.channel(self._config) as channel:
                 probe_pb2_grpc.ProbeStub(channel).Finish(
                     probe_pb2.FinishRequest(),
                     metadata=self._metadata,
@@ -279,7 +284,7 @@ class Prober:
         calls: list[Any] = []
         with contextlib.ExitStack() as stack:
             for _ in range(connections):
-                channel = stack.enter_context(self._channel())
+                channel = stack.enter_context(self.peer.channel(self._config))
                 pour: grpc.StreamUnaryMultiCallable[bytes, bytes]
                 pour = channel.stream_unary(f"/{PROBE_SERVICE}/{POUR}")
                 call: Any = pour.future(
@@ -330,11 +335,6 @@ class Prober:
         finally:
             requests.put(None)
             call.cancel()
-
-    def _channel(self) -> grpc.Channel:
-        return grpc.insecure_channel(
-            f"{self.peer.host}:{self.peer.port}", options=client_options(self._config)
-        )
 
     def _lost(self, error: grpc.RpcError) -> PeerLostError:
         return PeerLostError(f"{self.peer}: {details(error)}", self.peer.site)

@@ -1,8 +1,8 @@
 """A gateway that measures its links: the same process, server and connections as one that trains.
 
-Each gateway measures what it sends to each peer, one after the other, and a gateway takes part in
-one measurement at a time: its own turn and the peer's are both held. Who needs two turns takes that
-of the site that comes first in the topology first, so that no two ever wait for each other.
+Each gateway measures what it sends to each peer, one peer after the other. A gateway takes part in
+one measurement at a time: its own turn and the peer's are both held. Of two turns, that of the site
+that comes first in the topology is taken first, so no two gateways ever wait for each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Write = Callable[[Mapping[str, Any]], None]
 
 
 class ProbingGateway:
-    """A site's gateway. `start`, `connect`, then `wait_ended` and `close`, as of Gateway."""
+    """Measures a site's links, in the place of a `Gateway`, and with the same methods."""
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
         """Start nothing.

@@ -36,9 +36,8 @@ from protos.errors import (
 from protos.failure import Failure
 from protos.frame import HEADER_BYTES, Frame, Kind
 from sites.codecs.registry import EXACT
-from sites.gateway.config import GatewayConfig, GatewayId
+from sites.gateway.config import GatewayConfig, GatewayId, Proposal
 from sites.gateway.links.peer_links import Link
-from sites.gateway.proposal import Proposal
 from sites.gateway.reduction.bucket import (
     Arrival,
     BucketKey,

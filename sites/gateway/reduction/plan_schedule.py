@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from protos.errors import LocalProtocolError
 from sites.codecs.codec import Codec
 from sites.codecs.registry import codec_named
-from sites.gateway.proposal import Proposal
+from sites.gateway.config import Proposal
 from sites.gateway.reduction.chunk_reduction import Role, roles
 from topology.trees.trees import ReductionPlan
 
