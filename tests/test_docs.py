@@ -16,6 +16,7 @@ COLUMNS = 120
 FOLDERS = ("docs", "examples", "orchestrator", "protos", "scripts", "sites", "tests", "topology")
 PATH = re.compile(rf"(?<![\w/.])((?:{'|'.join(FOLDERS)})/[\w/.*-]*[\w*])")
 MODULE = re.compile(r"`([\w/]+\.(?:py|proto|css))`")
+PLACEHOLDER = re.compile(r"/[A-Z]{2,}")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -58,7 +59,7 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     text = page.read_text()
     files = tracked()
     ends = {file.rpartition("/")[2] for file in files}
-    named = {each.rstrip(".") for each in PATH.findall(text)}
+    named = {each for each in PATH.findall(text) if not PLACEHOLDER.search(each)}
     missing = [
         each for each in named if not (list(ROOT.glob(each)) or (page.parent / each).exists())
     ]
