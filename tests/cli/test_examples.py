@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.cli.conftest import Isthmus
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "two_sites"
