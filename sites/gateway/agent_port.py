@@ -21,7 +21,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _LINES_MAX: Final = 4096
-"""Lines that may wait for a slow agent; metrics beyond are dropped, everything else waits."""
+"""Lines that may wait for a slow agent. Beyond that metrics are dropped, and all else waits."""
 _WRITE_DEADLINE_S: Final = 10.0
 _LINE_BYTES_MAX: Final = 4 << 20
 _DROPPABLE = frozenset({"metric"})

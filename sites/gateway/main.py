@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 _EXIT_DEADLINE_S: Final = 10.0
 _SWITCH_S: Final = 0.0005
-"""A frame passes from thread to thread; with the interpreter's 5 ms each turn would be a round
-trip."""
+"""How soon a busy thread lets others run. Frames pass from thread to thread: with the interpreter's
+default of 5 ms, each turn would take as long as a round trip."""
 _CHECK_S: Final = 0.5
-"""A signal that the kernel hands to another thread wakes nobody: it is handled with the next
-look."""
+"""How often the main thread looks. A signal that the kernel hands to another thread does not wake
+it, and is handled with its next look."""
 
 
 def main() -> int:

@@ -55,7 +55,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Receiver(Protocol):
-    """Who gets what peers send. Called on the loop's thread; never waits."""
+    """Gets what peers send. It is called on the loop's thread, and never waits."""
 
     def receive(self, sender: GatewayId, frame: Frame) -> None:
         """Take a frame over; never wait."""
@@ -108,7 +108,7 @@ class ExchangeServer(ExchangeServicer):
         gateways = sum(
             config.nodes_per_site[config.sites.index(each.site)] for each in config.links
         )
-        # Twice the streams, for those that are coming back while the broken ones still end.
+        # Twice the streams: some come back while their broken predecessors still end.
         num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
         server = self._server = grpc.aio.server(
             options=server_options(config), maximum_concurrent_rpcs=num_rpcs
@@ -253,7 +253,7 @@ class ExchangeServer(ExchangeServicer):
         await abort(context, error)
 
     def _count_corrupt(self, sender: GatewayId, error: CorruptDataError) -> None:
-        """Have a damaged frame sent again, but not for ever."""
+        """Count a damaged frame, which the peer sends again; too many end the run."""
         site = self._config.sites[sender[0]]
         count = self._corrupt[sender] = self._corrupt.get(sender, 0) + 1
         _log.warning("a frame from site %s was damaged on its way: %s", site, error)

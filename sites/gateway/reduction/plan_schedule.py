@@ -1,9 +1,9 @@
 """Which plan carries which round, where plans are switched while a run goes on. Pure.
 
-A switch has two phases, so that all sites make it at the same round or none does. A plan is
-proposed for all rounds from R on. A gateway that has not begun R keeps it, and from then on does
-not begin R before it knows the outcome: then either all use it from R on, or it is forgotten.
-Rounds before R end as they began, side by side with R's.
+A switch has two phases, so that either all sites make it at the same round or none does. First a
+plan is proposed for all rounds from R on. A gateway that has not begun R keeps the plan, and does
+not begin R before it knows the outcome. Then either all sites use the plan from R on, or all forget
+it. Rounds before R end as they began, side by side with R's.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class PlanInForce:
 
     plan: ReductionPlan
     codecs: tuple[Codec, ...]
-    """Of each tree; of a gather, one."""
+    """One for each tree, or the only one of a gather."""
     roles: tuple[Role, ...]
-    """This site's."""
+    """This site's roles in it."""
     epoch: int
-    """0: the one that the run began with."""
+    """0 is the plan that the run began with."""
     from_round: int
 
 
@@ -70,13 +70,13 @@ class PlanSchedule:
     def propose(self, proposal: Proposal, current: int) -> bool:
         """Keep a proposal; return whether it is still of use.
 
-        It is not if its first round has begun or has another new plan, or if it has been decided or
-        followed by another before it got here. One that waits here undecided is forgotten: who
-        proposes has given it up.
+        It is of no use if its first round has begun or has another new plan already, or if it was
+        decided or followed by another one before it got here. An older one that waits here
+        undecided is forgotten: its proposer has given it up.
 
         Args:
-            proposal: Whose trees are over this run's sites.
-            current: The latest round that was begun here.
+            proposal: its trees are over this run's sites.
+            current: the latest round that was begun here.
         """
         waiting_epoch = self._pending.epoch if self._pending else 0
         if proposal.epoch <= max(self._decided_epoch, waiting_epoch):
@@ -93,10 +93,10 @@ class PlanSchedule:
         return True
 
     def decide(self, epoch: int, *, commit: bool) -> None:
-        """Take the outcome of a proposal; that it came to nothing also where it was never kept.
+        """Take the outcome of a proposal, which may not have been kept here if nothing came of it.
 
         Raises:
-            LocalProtocolError: all are to switch to what is not kept here.
+            LocalProtocolError: all are to switch to a plan that is not kept here.
         """
         self._decided_epoch = max(self._decided_epoch, epoch)
         pending = self._pending
@@ -108,9 +108,9 @@ class PlanSchedule:
             self._plans.append(pending)
 
     def begin(self, round_: int) -> PlanInForce | None:
-        """A round begins. Return the plan that begins with it, if one does.
+        """A round begins. Return the plan whose first round it is, if there is one.
 
-        The plan of the rounds before is forgotten a round later.
+        The plan of the rounds before is forgotten one round later.
         """
         over = [each for each in self._plans[1:] if each.from_round < round_]
         del self._plans[: len(over)]

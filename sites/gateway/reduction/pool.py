@@ -1,6 +1,7 @@
-"""A small pool of threads that does the earliest chunk first.
+"""A few threads that work on chunks, the earliest chunk first.
 
-Kernels, zstd and checksums release the interpreter's lock, so a few threads fill as many cores.
+The codecs' loops, zstd and checksums release the interpreter's lock: so a few threads keep as many
+cores busy.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Pool:
             thread.start()
 
     def submit(self, priority: Priority, work: Callable[[], None]) -> None:
-        """Run `work` soon; equal priorities in order of submission. After `close`: never.
+        """Run `work` soon, or never after `close`. Equal priorities run in order of submission.
 
         `work` reports its own errors.
         """

@@ -1,20 +1,17 @@
 """Error feedback: what an encoder lost is added to what it encodes next.
 
-Whoever encodes a chunk for others (a contributor its part, an inner site its subtree's sum, a root
-the result) keeps the difference between what it meant and what they decode, and adds it to the same
-chunk of the next round. So nothing is lost for good, only late: over any number of rounds, what was
-decoded adds up to what was meant, but for the latest residual, which is at most one step of the
-codec.
+A site encodes its own part, a subtree's sum, or a root's result. It keeps the difference between
+what it meant and what others decode, and adds it to the same chunk of the next round. So nothing is
+lost for good, only late: over any number of rounds, what was decoded adds up to what was meant,
+except for the latest residual, which is at most one step of the codec.
 
-A residual is kept in the unit of what is encoded. Going up that is gradients times tokens, so each
-token's share arrives once, whatever the weights of the rounds are: a late part is divided by the
-next round's tokens instead of its own's, which matters as much as tokens differ between two rounds,
-for a part that is itself a rounding error. (To normalise by the site's own tokens would be to
-divide by zero where it has none.) Coming down it is the mean gradient: what optimizers apply adds
-up exactly.
+A residual has the unit of what is encoded. Going up, that is gradients times tokens. So each
+token's share arrives once, whatever the weights of the rounds are; a late part is divided by the
+next round's tokens instead of its own. To divide by the site's own tokens before would fail where
+it has none. Coming down, the unit is the mean gradient: what optimizers apply adds up exactly.
 
-Only the encoder has a residual, so sites decode the same bytes as without. With a gateway its
-residuals end; that costs one rounding error, once, and nothing has to be saved or agreed upon.
+Only the encoder has a residual, so sites decode the same bytes as without. Residuals end with their
+gateway. That costs one rounding error, once, and nothing has to be saved or agreed upon.
 """
 
 from __future__ import annotations
@@ -25,17 +22,17 @@ from sites.codecs.codec import Codec, Encoded, Floats
 
 
 class Residual:
-    """What one encoder owes of one chunk: float32, as many as its elements."""
+    """What one encoder has lost of one chunk and still owes: one float32 an element."""
 
     def __init__(self, numel: int) -> None:
         self._numel = numel
         self._lost: Floats | None = None
-        """None until something is encoded: where ranks encode, perhaps never."""
+        """None until something is encoded. Where ranks encode, that may be never."""
 
     def encode(self, codec: Codec, values: Floats) -> Encoded:
         """Encode `values` and what is owed.
 
-        NaN and infinities cross as without a residual; of those elements nothing is owed.
+        NaN and infinities cross as they do without a residual, and nothing is owed of them.
 
         Args:
             codec: lossy.
@@ -47,7 +44,7 @@ class Residual:
 
 
 class BucketResiduals:
-    """Those of one bucket's chunks. A site encodes each chunk in one role only."""
+    """The residuals of one bucket's chunks. A site encodes each chunk in one role only."""
 
     def __init__(self, layout: int, numel: int) -> None:
         self.layout = layout
@@ -63,10 +60,10 @@ class BucketResiduals:
 
 
 class Residuals:
-    """All of a gateway's: as many float32 as its shards of the model have, at most.
+    """All residuals of a gateway: at most one float32 for each element of its shards of the model.
 
-    Not thread-safe. What is handed out is used by one round at a time: a bucket's next round is
-    posted after the previous one has been reduced.
+    Not thread-safe. One round at a time uses what is handed out: a bucket's next round is posted
+    after the previous one has been reduced.
     """
 
     def __init__(self) -> None:
@@ -75,8 +72,8 @@ class Residuals:
     def bucket(self, index: int, layout: int, numel: int) -> BucketResiduals:
         """Return the residuals of a bucket.
 
-        Where it holds something else than in the round before, the model has been cut into other
-        buckets, and what is owed belongs to none of them: it is dropped, of all buckets.
+        If it holds something else than in the round before, the model has been cut into other
+        buckets. What is owed belongs to none of them: the residuals of all buckets are dropped.
         """
         found = self._buckets.get(index)
         if found is not None and (found.layout, found.numel) != (layout, numel):
@@ -87,5 +84,5 @@ class Residuals:
         return found
 
     def forget(self) -> None:
-        """Owe nothing any more: chunks are encoded in other roles from now on."""
+        """Drop all residuals: from now on chunks are encoded in other roles."""
         self._buckets.clear()

@@ -1,4 +1,4 @@
-"""How fast the kernel lets packets leave: what a link's window says, for as long as it sends."""
+"""What the kernel is told: how fast packets may leave, and when BBR begins anew."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.links.congestion import kernel
-from sites.gateway.links.congestion.kernel import Pacing, addresses_of, holds_little, pace
+from sites.gateway.links.congestion.kernel import Pacing, Pauses, addresses_of, holds_little, pace
 from sites.gateway.links.congestion.rate import Departure, Startup, Window
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
@@ -163,3 +163,78 @@ def most_paced(connection: socket.socket) -> int:
     """Return what a connection may send a second (linux/tcp.h, tcpi_max_pacing_rate)."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
     return int(struct.unpack_from("=Q", info, 112)[0])
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the round trips with which BBR was had begin anew."""
+    found: list[float] = []
+    monkeypatch.setattr(kernel, "begin_bbr_anew", lambda _addresses, rtt_s: found.append(rtt_s))
+    return found
+
+
+@pytest.fixture
+def far_outbox(looks: Looks) -> Outbox:
+    return outbox_with(looks, bytes_per_s=125e6, rtt_s=0.08)
+
+
+def test_pauses_are_used_and_only_pauses(
+    begun: list[float], far_outbox: Outbox, looks: Looks
+) -> None:
+    def send() -> None:
+        assert len(begun) == 1
+        far_outbox.push(Frame(KEY, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
+        assert far_outbox.take(0)
+
+    def arrive() -> None:
+        assert len(begun) == 1, "not while the frame was on its way"
+        far_outbox.acknowledge(KEY)
+
+    looks.turns = [nothing, send, nothing, arrive]
+    Pauses(PEER, far_outbox, 0.08).run()
+    assert begun == [0.08, 0.08]
+    assert max(looks.waited_s) < 2.5, "of BBR's ten seconds, and its third version's five"
+    assert min(looks.waited_s) > 0.05
+
+
+def test_a_measured_round_trip_counts_more_than_the_configured(
+    begun: list[float], far_outbox: Outbox, looks: Looks
+) -> None:
+    looks.turns = [lambda: far_outbox.note_round_trip(0.05, is_idle=True)]
+    Pauses(PEER, far_outbox, 0.08).run()
+    assert begun == [0.05]
+
+
+def test_bbr_is_left_alone_on_a_link_that_is_over(
+    begun: list[float], far_outbox: Outbox, looks: Looks
+) -> None:
+    looks.turns = [far_outbox.leave]
+    Pauses(PEER, far_outbox, 0.08).run()
+    assert not begun
+    assert len(looks.waited_s) == 1
+
+
+def test_a_pause_that_is_over_once_the_name_is_known_is_left_alone(
+    begun: list[float], far_outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(host: str, port: int) -> frozenset[tuple[str, int]]:
+        far_outbox.push(Frame(KEY, 1, 0, 0, 0, 4, 1.0, b"1234"), 4)
+        return frozenset({(host, port)})
+
+    monkeypatch.setattr(kernel, "addresses_of", slow)
+    looks.turns = [nothing]
+    Pauses(PEER, far_outbox, 0.08).run()
+    assert not begun
+
+
+def test_a_name_that_is_not_known_for_a_while_does_not_end_pauses(
+    begun: list[float], far_outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(host: str, port: int) -> frozenset[tuple[str, int]]:
+        raise socket.gaierror(socket.EAI_AGAIN, f"{host}:{port}: temporary failure")
+
+    monkeypatch.setattr(kernel, "addresses_of", unknown)
+    looks.turns = [nothing, nothing]
+    Pauses(PEER, far_outbox, 0.08).run()
+    assert not begun
+    assert len(looks.waited_s) == 3

@@ -1,4 +1,4 @@
-"""The window, against a modelled link: a queue, a transmitter and a delay, in virtual time."""
+"""The window and the pace of a link, the search for its rate, and what it carried as the limit."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import heapq
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from protos.frame import ChunkKey, Kind
-from sites.gateway.links.congestion.rate import Window
+from sites.gateway.links.congestion.rate import WARM_ROUND_TRIPS, LimitedRate, Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
 
 FRAME = 1 << 18
@@ -238,3 +238,88 @@ def test_limits() -> None:
     narrow = Window(bytes_per_s=1e9, rtt_s=1.0, most_bytes=1 << 20)
     assert narrow.num_bytes == 1 << 20
     assert Window(bytes_per_s=1e9, rtt_s=1.0, most_bytes=9, fixed_bytes=7).num_bytes == 7
+
+
+RTT_S = 0.02
+WARM_S = WARM_ROUND_TRIPS * RTT_S
+
+
+@dataclass
+class Pipe:
+    """A link of so many bytes a second that takes frames one after another."""
+
+    bytes_per_s: float
+    rate: LimitedRate = field(default_factory=LimitedRate)
+    free_s: float = 0.0
+
+    def carry(self, frames: Iterable[tuple[float, int]]) -> None:
+        """Send frames that leave at those times; the link is idle before the first."""
+        for index, (left_s, size_bytes) in enumerate(frames):
+            if index == 0:
+                self.rate.begin(left_s, RTT_S)
+            self.free_s = max(self.free_s, left_s) + size_bytes / self.bytes_per_s
+            self.rate.arrive(size_bytes, left_s, self.free_s + RTT_S, RTT_S)
+
+    def carry_window(self, num_frames: int, size_bytes: int, most: int) -> None:
+        """Send frames of which only so many are ever on the way."""
+        acknowledged: list[float] = []
+        for index in range(num_frames):
+            left_s = 0.0 if index < most else acknowledged[index - most]
+            if index == 0:
+                self.rate.begin(left_s, RTT_S)
+            self.free_s = max(self.free_s, left_s) + size_bytes / self.bytes_per_s
+            acknowledged.append(self.free_s + RTT_S)
+            self.rate.arrive(size_bytes, left_s, acknowledged[-1], RTT_S)
+
+    @property
+    def measured(self) -> float:
+        return self.rate.limited_bytes / self.rate.limited_s
+
+
+def test_a_burst_measures_the_link() -> None:
+    pipe = Pipe(1e6)
+    pipe.carry((0.001 * index, 20_000) for index in range(30))
+    assert pipe.measured == pytest.approx(1e6)
+    assert pipe.rate.limited_s == pytest.approx(0.6 + RTT_S - WARM_S, abs=0.03)
+
+
+def test_so_does_a_window_that_is_large_enough() -> None:
+    pipe = Pipe(1e6)
+    pipe.carry_window(100, 10_000, 4)
+    assert pipe.measured == pytest.approx(1e6)
+
+
+def test_a_window_that_is_too_small_makes_no_link_slower() -> None:
+    pipe = Pipe(1e7)
+    pipe.carry_window(100, 10_000, 1)
+    assert pipe.rate.limited_s == 0
+    pairs = Pipe(1e7)
+    pairs.carry_window(100, 10_000, 2)
+    assert pairs.measured == pytest.approx(1e7), "one of two was there when the other was through"
+
+
+def test_a_sender_with_little_to_send_measures_nothing() -> None:
+    pipe = Pipe(1e6)
+    pipe.carry((0.1 * index, 10_000) for index in range(20))
+    assert pipe.rate.limited_s == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pauses_of_the_sender_are_no_part_of_it(seed: int) -> None:
+    chance = random.Random(seed)
+    pipe, now_s, frames = Pipe(1e6), 0.0, []
+    for _ in range(200):
+        frames.append((now_s, chance.randint(5_000, 30_000)))
+        now_s += chance.choice((0.0, 0.001, 0.005, 0.08))
+    pipe.carry(frames)
+    assert pipe.rate.limited_s > 0.5, f"{seed=}"
+    assert pipe.measured == pytest.approx(1e6), f"{seed=}"
+
+
+def test_what_connections_carry_before_they_are_warm_is_no_measure() -> None:
+    slow_start = LimitedRate()
+    slow_start.begin(0.0, RTT_S)
+    for trip in range(1, WARM_ROUND_TRIPS + 1):
+        for _ in range(2**trip):
+            slow_start.arrive(1_000, 0.0, trip * RTT_S, RTT_S)
+    assert slow_start.limited_s == 0
