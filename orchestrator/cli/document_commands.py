@@ -1,4 +1,4 @@
-"""`isthmus init`, `validate`, `plan`: files to start from, their mistakes, and plans for them."""
+"""`isthmus validate` and `plan`: the mistakes of files, and what is decided of them."""
 
 from __future__ import annotations
 
@@ -10,46 +10,17 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import job_argument, json_option, set_option, topology_option
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, load_topology_file, read_text
 from orchestrator.plans import plan_of, read_plan
-from orchestrator.run_folder.home import JOB, TOPOLOGY
 from orchestrator.run_folder.run_files import write_atomically
 from topology.documents.load import document_kind, split_overrides
 from topology.documents.schema import SCHEMAS, schema_text
 from topology.errors import ConfigError
 from topology.faults.loading import check_faults
 from topology.measured.measured_links import drifts
-from topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 from topology.world import Topology
-
-
-@click.command("init")
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
-@click.option(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
-    default=DEFAULT_PRESET,
-    show_default=True,
-    help="Which case to start from; `isthmus topology presets` says what they are.",
-)
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
-@json_option
-@click.pass_obj
-def init(output: Output, folder: Path, preset: str, force: bool) -> int:
-    """Write a commented topology.yaml and job.yaml into DIR; they run as they are."""
-    texts = {folder / TOPOLOGY: topology_yaml(preset), folder / JOB: job_yaml(preset)}
-    there = [str(path) for path in texts if path.exists()]
-    if there and not force:
-        raise CommandError("FILE_EXISTS", f"already there: {', '.join(there)}", {"files": there})
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    files = [str(path) for path in texts]
-    output.note(f"next: isthmus launch {folder / JOB}")
-    return output.result({"files": files}, "\n".join(files))
 
 
 @click.command("validate")

@@ -43,9 +43,9 @@ COMMANDS = {
 
 _MODULES = {
     "run_commands": ("status", "logs", "events", "wait", "cancel"),
-    "document_commands": ("init", "validate", "plan"),
+    "document_commands": ("validate", "plan"),
     "process_commands": ("coordinator", "agent"),
-    "topology_commands": ("topology",),
+    "topology_commands": ("init", "topology"),
 }
 """Modules that hold commands under their own names. Every other command is a module's `command`."""
 _PLACES = {name: (module, name) for module, names in _MODULES.items() for name in names}

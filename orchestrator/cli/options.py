@@ -12,7 +12,6 @@ import click
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.run_folder.home import RunChoice, is_run_id
-from topology.models.topology_model import is_loopback
 from topology.units import parse_duration, parse_rate
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -74,6 +73,9 @@ def require_loopback(host: str) -> None:
     Raises:
         CommandError: INSECURE_ADDRESS.
     """
+    # Imported here: it brings pydantic, which commands about a run do without.
+    from topology.models.topology_model import is_loopback
+
     if not is_loopback(host.strip("[]")):
         raise CommandError(
             "INSECURE_ADDRESS",

@@ -36,14 +36,14 @@ Item = TypeVar("Item")
 @click.pass_obj
 def status(output: Output, choice: RunChoice, watch: bool, every: bool) -> int:
     """Show RUN, by default the latest. The exit status is 0 whatever the run's is: see wait."""
-    from orchestrator.cli.display import print_run  # brings rich
-
     if every:
         if choice.run_id or watch:
             raise click.UsageError("--all takes neither RUN nor --watch")
         runs = _all_runs(choice)
         text = "\n".join(run_line(run) for run in runs) or "no runs"
         return output.result({"runs": [run_view(run) for run in runs]}, text)
+    from orchestrator.cli.display import print_run  # brings rich
+
     with reading(choice) as reader:
         run = _watch(output, reader) if watch else reader.get()
     if not output.as_json:

@@ -1,4 +1,4 @@
-"""`isthmus topology`: maps turned into topologies, and what there is to put into one."""
+"""`isthmus init` and `topology`: files to start from, maps as topologies, what there is to name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,39 @@ import click
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import RATE, json_option, set_option
 from orchestrator.cli.output import Output
+from orchestrator.run_folder.home import JOB, TOPOLOGY
+from topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
 
 MAP_BYTES = 16 << 20
 """Maps carry demands and routes that are passed over."""
 TABLE_WIDTH = 120
 """Where no terminal sets one."""
+
+
+@click.command("init")
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default=DEFAULT_PRESET,
+    show_default=True,
+    help="Which case to start from; `isthmus topology presets` says what they are.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@json_option
+@click.pass_obj
+def init(output: Output, folder: Path, preset: str, force: bool) -> int:
+    """Write a commented topology.yaml and job.yaml into DIR; they run as they are."""
+    texts = {folder / TOPOLOGY: topology_yaml(preset), folder / JOB: job_yaml(preset)}
+    there = [str(path) for path in texts if path.exists()]
+    if there and not force:
+        raise CommandError("FILE_EXISTS", f"already there: {', '.join(there)}", {"files": there})
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    files = [str(path) for path in texts]
+    output.note(f"next: isthmus launch {folder / JOB}")
+    return output.result({"files": files}, "\n".join(files))
 
 
 @click.group("topology")
@@ -97,8 +125,6 @@ def import_command(
 @click.pass_obj
 def presets_command(output: Output) -> int:
     """List what `isthmus init --preset` starts from."""
-    from topology.presets.templates import PRESETS
-
     _print(output, {"preset": list(PRESETS), "": list(PRESETS.values())})
     return output.result({"presets": [{"name": n, "what": w} for n, w in PRESETS.items()]})
 

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from orchestrator.client.recorded_run import RecordedRun
-from orchestrator.evidence.record.run_record import RunRecord, read_record
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import SUMMARY, RunChoice, RunFolder, find_run, home_folder
 from protos.control.v1 import control_pb2
+
+if TYPE_CHECKING:
+    from orchestrator.evidence.record.run_record import RunRecord
 
 TERMINAL = frozenset(
     {
@@ -166,5 +168,8 @@ def read_run_record(choice: RunChoice) -> RunRecord:
     Raises:
         NotFoundError: there is no such run.
     """
+    # Imported here: it brings the documents' models, which most commands about a run do without.
+    from orchestrator.evidence.record.run_record import read_record
+
     with reading(choice) as reader:
         return read_record(reader.get(), list(reader.events(follow=False)))
