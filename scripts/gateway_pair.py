@@ -17,7 +17,7 @@ from typing import IO
 
 from orchestrator.emulator.backend import SiteNamespace
 from protos.errors import IsthmusError
-from sites.agent.gateway import MALLOC
+from sites.agent.site_gateways import MALLOC
 from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
 from sites.local.rank_messages import Reduce, Reduced, Region
 from sites.local.regions import create_region

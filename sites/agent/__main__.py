@@ -26,8 +26,8 @@ from protos.envelope import failure, success
 from protos.errors import IsthmusError
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build
 from sites.agent.agent import Agent, Membership
+from sites.agent.children import adopt_orphans
 from sites.agent.logs import OwnLines
-from sites.agent.processes import adopt_orphans
 from sites.agent.run import Place
 from sites.agent.sockets import socket_folder
 from topology.errors import ConfigError

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from protos.control.v1.control_pb2 import LogLine, ShipLogsRequest
+from protos.disk import Beginning
 from protos.errors import IsthmusError
-from protos.limits import LOG_BATCH_BYTES
-from sites.agent.tail import Tail
+from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
 
 RATE_BYTES_PER_S = 1 << 20
 """Of all sources of a site together."""
 TICK_S = 0.2
 _OWN_LINES = 1000
 """Of the agent's own log, at most, between two ticks."""
+
+LAG_BYTES = 1 << 20
+"""A reader that is further behind leaves lines out."""
+KEEP_BYTES = 128 << 10
+"""How much of the end it keeps then."""
+_COUNT_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -168,3 +175,83 @@ class LogShipper:
                 return request, count
             request.lines.append(line)
         return request, len(self._pending)
+
+
+class Tail:
+    """Reads one file from its beginning. Never loads more than it was allowed to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._rest = b""
+        self._cut_bytes = 0
+        self._beginning = Beginning(path)
+
+    def free(self) -> None:
+        """Give back the disk space of what was read long ago: processes write for weeks."""
+        self._beginning.free(self._offset)
+
+    def read(self, budget_bytes: int) -> tuple[list[str], int]:
+        """Return the complete lines in the next `budget_bytes` bytes, and how many bytes were read.
+
+        A file that is not there (yet) has no lines.
+        """
+        try:
+            with self.path.open("rb") as file:
+                skipped = self._catch_up(file.fileno(), LAG_BYTES)
+                data = os.pread(file.fileno(), budget_bytes, self._offset)
+        except OSError:
+            return [], 0
+        self._offset += len(data)
+        return skipped + self._lines(data), len(data)
+
+    def finish(self) -> list[str]:
+        """Return what is left, at most the last KEEP_BYTES of it, with an unfinished line."""
+        try:
+            with self.path.open("rb") as file:
+                skipped = self._catch_up(file.fileno(), KEEP_BYTES)
+        except OSError:
+            return []
+        lines, _ = self.read(KEEP_BYTES)
+        rest = [self._text(self._rest)] if self._rest else []
+        self._rest = b""
+        return skipped + lines + rest
+
+    def _catch_up(self, descriptor: int, lag_bytes: int) -> list[str]:
+        """Go to a line near the end when too much is unread; say how many were left out."""
+        end = os.fstat(descriptor).st_size
+        if end - self._offset <= lag_bytes:
+            return []
+        dropped = 0
+        target = end - KEEP_BYTES
+        while self._offset < target:
+            data = os.pread(descriptor, min(_COUNT_BYTES, target - self._offset), self._offset)
+            if not data:
+                break
+            self._offset += len(data)
+            dropped += data.count(b"\n")
+        # The line in which the target lies is incomplete: its rest goes too.
+        data = os.pread(descriptor, KEEP_BYTES, self._offset)
+        self._offset += data.find(b"\n") + 1
+        self._rest, self._cut_bytes = b"", 0
+        return [f"… {dropped + 1} lines dropped"]
+
+    def _lines(self, data: bytes) -> list[str]:
+        """Return the lines that `data` completes; keep the unfinished one, in bounded space."""
+        *complete, rest = data.split(b"\n")
+        lines = []
+        for piece in complete:
+            self._keep(piece)
+            lines.append(self._text(self._rest))
+            self._rest, self._cut_bytes = b"", 0
+        self._keep(rest)
+        return lines
+
+    def _keep(self, piece: bytes) -> None:
+        room = LOG_LINE_BYTES - len(self._rest)
+        self._rest += piece[:room]
+        self._cut_bytes += max(0, len(piece) - room)
+
+    def _text(self, line: bytes) -> str:
+        text = line.decode(errors="replace").rstrip("\r")
+        return f"{text}… [{self._cut_bytes} bytes cut]" if self._cut_bytes else text

@@ -29,13 +29,13 @@ from protos.control.v1.control_pb2 import (
     SiteRunning,
 )
 from protos.failure import Failure
+from sites.agent.children import kill_descendants
 from sites.agent.logs import LogShipper, OwnLines
 from sites.agent.order import SiteOrder, read_order
-from sites.agent.plan_switch import PlanSwitch
-from sites.agent.processes import kill_descendants
 from sites.agent.session import Session
 from sites.agent.site_failures import SiteError, order_failures
-from sites.agent.site_processes import Listeners, SiteProcesses
+from sites.agent.site_gateways import Listeners, PlanSwitch
+from sites.agent.site_processes import SiteProcesses
 
 _FLUSH_S = 2.0
 """For the last log lines."""

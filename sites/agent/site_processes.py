@@ -1,43 +1,37 @@
-"""Every process of a run at this site: gateways and torchruns, one each a node."""
+"""Every process of a run at this site: each node has a gateway and a torchrun."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
 from protos.control.v1.control_pb2 import GatewayEndpoint, Namespace
 from protos.failure import Failure
-from sites.agent.gateway import Gateway, gateway_config
+from sites.agent.children import kill_descendants, send, start_leashed, wait_ended
 from sites.agent.order import SiteOrder
-from sites.agent.processes import kill_descendants, send, wait_ended
-from sites.agent.site_failures import SiteError
-from sites.agent.torchrun import TORCHRUN_LOG, Torchrun, rank_files, reserved_port
+from sites.agent.site_failures import SiteError, describe_end, rank_failure
+from sites.agent.site_gateways import Gateway, Listeners, gateway_config
+from sites.launcher.rank_failures import read_failures
 from topology.errors import ConfigError
 
+TORCHRUN_LOG = "torchrun.log"
+"""In a node's folder: what the launcher itself writes."""
+_LOOK_S = 0.05
+"""Between two looks at failures.json."""
 LEAVE_S = 1.0
 """For gateways to leave once the ranks were stopped: nobody waits for what they still hold."""
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Who is told what the processes say."""
-
-    on_metric: Callable[[Mapping[str, Any]], None]
-    on_digest: Callable[[Mapping[str, Any]], None]
-    on_plan: Callable[[Mapping[str, Any]], None]
-    """What a gateway says of a switch of plans."""
-    on_failed: Callable[[Failure], None]
-
-
 class SiteProcesses:
-    """Starts and ends them. `end` must be called, whatever happened before."""
+    """Starts and ends a run's processes. `end` must be called, whatever happened before."""
 
     def __init__(
         self,
@@ -100,15 +94,7 @@ class SiteProcesses:
             log_path = order.node_folder(node) / "gateway.log"
             gateway = await Gateway.start(config, log_path, self._namespaces)
             self._gateways.append(gateway)
-            self._tasks.create_task(
-                gateway.read(
-                    on_metric=self._listeners.on_metric,
-                    on_digest=self._listeners.on_digest,
-                    on_plan=self._listeners.on_plan,
-                    on_failed=self._listeners.on_failed,
-                ),
-                name=f"gateway{node}",
-            )
+            self._tasks.create_task(gateway.read(self._listeners), name=f"gateway{node}")
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
         return [self._announced(gateway) for gateway in self._gateways]
 
@@ -131,21 +117,10 @@ class SiteProcesses:
 
     async def run_ranks(self) -> None:
         """Start torchrun on each node and return when all of them have ended, well or not."""
-        order = self._order
         port = self._held.enter_context(reserved_port("127.0.0.1"))
-        for node in range(order.site.nodes):
+        for node in range(self._order.site.nodes):
             torchrun = await Torchrun.start(
-                site=order.site.name,
-                node=node,
-                nodes=order.site.nodes,
-                ranks=order.site.accelerators_per_node,
-                endpoint=f"127.0.0.1:{port}",
-                name=order.name,
-                folder=order.node_folder(node),
-                start_within_s=order.spec.timeouts.start_s,
-                grace_s=order.spec.timeouts.stop_grace_s,
-                command=order.command,
-                env=order.environment(self._socket_path(node)),
+                self._order, node, f"127.0.0.1:{port}", self._socket_path(node)
             )
             self._torchruns.append(torchrun)
         watches = [
@@ -247,3 +222,99 @@ class SiteProcesses:
                 node=node,
                 log_path=str(self._order.node_folder(node) / "gateway.log"),
             ) from None
+
+
+@contextmanager
+def reserved_port(host: str) -> Iterator[int]:
+    """Give a free TCP port that nobody else is given until the block ends.
+
+    The socket is bound and never listens, so that a server with SO_REUSEADDR, as torch's store is,
+    may take the port, while the system gives it to no one who asks for any.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((host, 0))
+        yield holder.getsockname()[1]
+
+
+class Torchrun:
+    """A node's launcher and, below it, the node's ranks."""
+
+    def __init__(self, order: SiteOrder, node: int, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._site = order.site.name
+        self._node = node
+        self._folder = order.node_folder(node)
+        self._told: set[int] = set()
+
+    @classmethod
+    async def start(cls, order: SiteOrder, node: int, endpoint: str, socket_path: Path) -> Torchrun:
+        """Start the ranks of one node.
+
+        Args:
+            order: what to start.
+            node: which node, from 0.
+            endpoint: host:port of the rendezvous, on node 0.
+            socket_path: of the node's gateway.
+        """
+        site, timeouts, folder = order.site, order.spec.timeouts, order.node_folder(node)
+        (folder / "failures.json").unlink(missing_ok=True)
+        arguments = [
+            *("--nodes", str(site.nodes), "--node", str(node)),
+            *("--ranks", str(site.accelerators_per_node)),
+            *("--endpoint", endpoint, "--name", order.name, "--folder", str(folder)),
+            *("--start-within", str(timeouts.start_s), "--grace", str(timeouts.stop_grace_s)),
+            *("--", *order.command),
+        ]
+        # All nodes of a local launcher are this machine; Gloo would pick the interface by hostname.
+        defaults = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"}
+        with (folder / TORCHRUN_LOG).open("ab") as log_file:
+            process = await start_leashed(
+                "sites.launcher.node",
+                arguments,
+                env={**defaults, **os.environ, **order.environment(socket_path)},
+                log=log_file,
+                talks=False,
+            )
+        return cls(order, node, process)
+
+    async def watch(self, on_failed: Callable[[Failure], None]) -> None:
+        """Tell of each rank that fails, as soon as it is known, until the launcher has ended."""
+        ended = asyncio.ensure_future(self.process.wait())
+        try:
+            while not ended.done():
+                await asyncio.wait([ended], timeout=_LOOK_S)
+                self._tell_new(on_failed)
+        finally:
+            ended.cancel()
+        exit_code = ended.result()
+        if exit_code != 0 and not self._told:
+            on_failed(self._launcher_ended(exit_code))
+
+    def _tell_new(self, on_failed: Callable[[Failure], None]) -> None:
+        for failure in read_failures(self._folder / "failures.json"):
+            if failure.rank not in self._told:
+                self._told.add(failure.rank)
+                on_failed(rank_failure(failure, self._site, self._node))
+
+    def _launcher_ended(self, exit_code: int) -> Failure:
+        """Return the failure of torchrun itself.
+
+        Killed, it counts as the training process that it stands for: its ranks die with it.
+        """
+        end = describe_end(exit_code)
+        return Failure(
+            code="RANK_KILLED" if exit_code < 0 else "LAUNCH_FAILED",
+            message=f"torchrun of node {self._node} of site {self._site} {end}",
+            at_s=time.monotonic(),
+            site=self._site,
+            node=self._node,
+            exit_code=exit_code,
+            log_path=str(self._folder / TORCHRUN_LOG),
+        )
+
+
+def rank_files(folder: Path, name: str, first_rank: int) -> Iterator[tuple[str, Path]]:
+    """Return the log files of a node's ranks that are there by now, with their sources' names."""
+    for path in sorted(folder.glob(f"ranks/{name}_*/attempt_0/*/std*.log")):
+        yield f"rank{first_rank + int(path.parent.name)}", path

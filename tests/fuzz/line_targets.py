@@ -27,7 +27,7 @@ from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.run_folder.home import ANNOUNCED, RunFolder
 from protos.errors import LocalProtocolError
 from protos.failure import Failure
-from sites.agent.gateway import Gateway
+from sites.agent.site_gateways import Gateway, Listeners
 from sites.gateway.agent_port import read_commands, read_configuration
 from sites.gateway.config import Proposal
 from sites.launcher.rank_failures import (
@@ -142,9 +142,7 @@ def _hear_gateway(data: bytes) -> None:
         config = gateway_config(Path("/run"), ReductionPlan(2, (), ""), 0)
         gateway = Gateway(config, cast("asyncio.subprocess.Process", process), Path("/run/log"))
         told: list[object] = []
-        await gateway.read(
-            on_metric=told.append, on_digest=told.append, on_plan=told.append, on_failed=told.append
-        )
+        await gateway.read(Listeners(told.append, told.append, told.append, told.append))
 
     asyncio.run(hear())
 

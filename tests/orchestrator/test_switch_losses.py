@@ -15,7 +15,7 @@ import pytest
 from orchestrator.coordinator.journal import Journal
 from protos import metrics
 from protos.control.v1 import control_pb2 as pb
-from sites.agent.plan_switch import plan_of
+from sites.agent.site_gateways import plan_of
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
 from tests.fakes.worlds import JOB, topology_text
 from topology.run_spec import CodedPlan

@@ -15,8 +15,7 @@ from protos.control.v1.control_pb2 import ShipLogsRequest
 from protos.disk import free_beginning
 from protos.errors import PeerLostError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
-from sites.agent.logs import LogShipper, OwnLines
-from sites.agent.tail import KEEP_BYTES, LAG_BYTES, Tail
+from sites.agent.logs import KEEP_BYTES, LAG_BYTES, LogShipper, OwnLines, Tail
 from tests.fakes.holes import has_holes
 
 PLENTY = 1 << 20

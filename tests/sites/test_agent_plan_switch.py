@@ -15,7 +15,7 @@ from protos.control.v1.control_pb2 import (
     ReductionPrepared,
     ReductionTree,
 )
-from sites.agent.plan_switch import PlanSwitch, plan_of
+from sites.agent.site_gateways import PlanSwitch, plan_of
 from sites.gateway.config import Proposal
 from topology.json_fields import read_json
 from topology.run_spec import CodedPlan

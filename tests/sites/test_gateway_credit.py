@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos.errors import RemoteProtocolError
-from sites.agent.gateway import gateway_config as gateway_config_of
+from sites.agent.site_gateways import gateway_config as gateway_config_of
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from protos.failure import MESSAGE_CHARS, Failure, one_line
-from sites.agent.torchrun import reserved_port
+from sites.agent.site_processes import reserved_port
 from sites.launcher.node import Watch
 from sites.launcher.rank_failures import (
     COLLATERAL_EXIT_CODE,

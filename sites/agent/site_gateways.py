@@ -1,25 +1,39 @@
-"""One node's gateway, from the agent's side: docs/architecture.md, "the local protocols"."""
+"""A site's gateways, as its agent sees them.
+
+The agent tells each gateway its configuration, hears what it says (docs/protocols.md), and passes
+proposals of other plans on to all of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protos.control.v1.control_pb2 import GatewayEndpoint
+from protos.control.v1.control_pb2 import (
+    DecideReduction,
+    GatewayEndpoint,
+    PrepareReduction,
+    ReductionBegun,
+    ReductionPrepared,
+    ReductionTree,
+)
 from protos.failure import Failure
-from sites.agent.processes import start_leashed
+from sites.agent.children import start_leashed
 from sites.agent.site_failures import describe_end
-from sites.gateway.config import GatewayConfig, PeerLink
+from sites.gateway.config import GatewayConfig, PeerLink, Proposal
 from topology.channels import FLOWS_MAX
+from topology.errors import ConfigError
 from topology.job import Probe
 from topology.run_spec import RunSpec
+from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Link, Topology
 
 MODULE = "sites.gateway"
@@ -41,6 +55,11 @@ _PROBE_WINDOW_MAX_BYTES = 16 << 20
 """A connection may hold twice that much which was not yet read. With the kernel's own limits (6 MiB
 by default) one connection never gets beyond it, and many together must not fill a machine's
 memory."""
+
+Tell = Callable[[Mapping[str, Any]], None]
+"""Sends one line to all of the site's gateways."""
+Put = Callable[[ReductionPrepared | ReductionBegun], None]
+"""Sends a message to the coordinator; run and generation are filled in on the way."""
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +153,17 @@ def _links_of(spec: RunSpec, site: str) -> list[Link]:
     return [link for link in links if link is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who is told what a site's processes say."""
+
+    on_metric: Callable[[Mapping[str, Any]], None]
+    on_digest: Callable[[Mapping[str, Any]], None]
+    on_plan: Callable[[Mapping[str, Any]], None]
+    """What a gateway says of a switch of plans."""
+    on_failed: Callable[[Failure], None]
+
+
 class Gateway:
     """A running gateway. `read` tells of what it says; the events are set as it goes along."""
 
@@ -192,18 +222,12 @@ class Gateway:
         if self.process.stdin is not None:
             self.process.stdin.close()
 
-    async def read(
-        self,
-        *,
-        on_metric: Callable[[Mapping[str, Any]], None],
-        on_digest: Callable[[Mapping[str, Any]], None],
-        on_plan: Callable[[Mapping[str, Any]], None],
-        on_failed: Callable[[Failure], None],
-    ) -> None:
+    async def read(self, listeners: Listeners) -> None:
         """Handle what the gateway says until it has ended.
 
         An end that nobody asked for is a failure, and so is a status other than 0.
         """
+        on_failed = listeners.on_failed
         assert self.process.stdout is not None
         while True:
             try:
@@ -214,7 +238,7 @@ class Gateway:
             if not line:
                 break
             try:
-                self._handle(json.loads(line), on_metric, on_digest, on_plan, on_failed)
+                self._handle(json.loads(line), listeners)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 text = line[:200].decode(errors="replace").strip()
                 log.warning("gateway %d said %r: %r", self._node, text, error)
@@ -228,21 +252,14 @@ class Gateway:
         if not self._failed and (exit_code != 0 or not self.closing):
             on_failed(self._ended(exit_code))
 
-    def _handle(
-        self,
-        message: Mapping[str, Any],
-        on_metric: Callable[[Mapping[str, Any]], None],
-        on_digest: Callable[[Mapping[str, Any]], None],
-        on_plan: Callable[[Mapping[str, Any]], None],
-        on_failed: Callable[[Failure], None],
-    ) -> None:
+    def _handle(self, message: Mapping[str, Any], listeners: Listeners) -> None:
         match message["op"]:
             case "metric":
-                on_metric(message)
+                listeners.on_metric(message)
             case "digest":
-                on_digest(message)
+                listeners.on_digest(message)
             case "plan_prepared" | "plan_begun":
-                on_plan(message)
+                listeners.on_plan(message)
             case "listening":
                 self.endpoint = GatewayEndpoint(
                     site=self._site, node=self._node, host=message["host"], port=message["port"]
@@ -256,13 +273,13 @@ class Gateway:
                 self.probed.set()
             case "failed":
                 self._failed = True
-                on_failed(self._reported(Failure.from_json(message)))
+                listeners.on_failed(self._reported(Failure.from_json(message)))
             case other:
                 raise ValueError(f"unknown op {other!r}")
 
     def _reported(self, failure: Failure) -> Failure:
         """Return what the gateway tells of, with where and when: now, and here unless it says."""
-        return replace(
+        return dataclasses.replace(
             failure,
             at_s=time.monotonic(),
             site=failure.site or self._site,
@@ -283,3 +300,98 @@ class Gateway:
             exit_code=exit_code,
             log_path=str(self._log_path),
         )
+
+
+class PlanSwitch:
+    """Passes one run's proposals on to the gateways of this site, and their answers back."""
+
+    def __init__(self, sites: Sequence[str], num_gateways: int, tell: Tell, put: Put) -> None:
+        """Say nothing yet.
+
+        Args:
+            sites: That take part, in the run's order.
+            num_gateways: Of this site.
+            tell: All of them.
+            put: The coordinator.
+        """
+        self._sites = sites
+        self._num_gateways = num_gateways
+        self._tell, self._put = tell, put
+        self._epoch = 0
+        self._answers: list[Mapping[str, Any]] = []
+        self._begun_epoch = 0
+
+    def prepare(self, message: PrepareReduction) -> None:
+        """Ask the gateways whether they can use a plan; a mistake in it is the answer at once."""
+        self._epoch, self._answers = message.epoch, []
+        try:
+            plan = plan_of(message.trees, self._sites)
+        except ConfigError as error:
+            why = error.problems[0].message
+            self._put(ReductionPrepared(epoch=message.epoch, round=-1, why=why))
+            return
+        proposal = Proposal(
+            epoch=message.epoch,
+            from_round=message.from_round,
+            plan=plan,
+            codecs=tuple(message.codecs),
+        )
+        self._tell({"op": "prepare_plan", **dataclasses.asdict(proposal)})
+
+    def decide(self, message: DecideReduction) -> None:
+        """Pass on what came of it."""
+        self._tell({"op": "decide_plan", "epoch": message.epoch, "commit": message.commit})
+
+    def prepared(self, answer: Mapping[str, Any]) -> None:
+        """A gateway answers `prepare_plan`; once all have, the site does."""
+        if answer["epoch"] != self._epoch:
+            return
+        self._answers.append(answer)
+        if len(self._answers) < self._num_gateways:
+            return
+        refusals = [each for each in self._answers if not each["accepted"]]
+        hashes = {str(each["hash"]) for each in self._answers}
+        why = str(refusals[0]["why"]) if refusals else ""
+        if not refusals and len(hashes) > 1:
+            why = "its gateways understood different plans"
+        self._put(
+            ReductionPrepared(
+                epoch=self._epoch,
+                accepted=not why,
+                plan_hash=min(hashes),
+                round=max(int(each["round"]) for each in self._answers),
+                late=bool(refusals) and all(each["late"] for each in refusals),
+                why=why,
+                codecs_fixed=any(each["codecs_fixed"] for each in refusals),
+            )
+        )
+
+    def begun(self, message: Mapping[str, Any]) -> None:
+        """A gateway has got to the first round of a plan.
+
+        The first one of the site to say so counts.
+        """
+        if message["epoch"] > self._begun_epoch:
+            self._begun_epoch = message["epoch"]
+            self._put(ReductionBegun(epoch=message["epoch"], round=message["round"]))
+
+
+def plan_of(trees: Sequence[ReductionTree], sites: Sequence[str]) -> ReductionPlan:
+    """Return the plan of trees whose sites have names; none are a gather.
+
+    Raises:
+        ConfigError: a site that takes no part, or weights that no plan has.
+    """
+    index = {name: at for at, name in enumerate(sites)}
+    try:
+        named = tuple(
+            Tree(
+                index[tree.root],
+                {index[child]: index[parent] for child, parent in tree.parents.items()},
+                tree.weight,
+            )
+            for tree in trees
+        )
+    except KeyError as error:
+        raise ConfigError(f"a tree over site {error}, which takes no part") from None
+    return ReductionPlan(len(sites), named, "as the coordinator says")
