@@ -133,7 +133,7 @@ def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> G
         if link.source == config.site and topology.link(link.target, link.source) is not None
     ]
     held = max((int(link.bytes_per_s * link.rtt_s) for link in links), default=0)
-    return replace(
+    return dataclasses.replace(
         config,
         links=tuple(links),
         nodes_per_site=(1,) * len(config.sites),

@@ -14,7 +14,7 @@ import pytest
 
 from protos import metrics
 from protos.exchange.v1 import probe_pb2, probe_pb2_grpc
-from sites.agent.gateway import probing_config
+from sites.agent.site_gateways import probing_config
 from sites.gateway.config import GatewayConfig, PeerLink
 from sites.gateway.gateway import Gateway
 from sites.gateway.links.transport import SESSION_KEY, Peer, say_hello
