@@ -17,7 +17,6 @@ from topology.cost.collectives import (
     levels_of,
     reduce_scatter_s,
     ring_s,
-    tree_all_reduce_s,
 )
 
 GIB, MIB = 2**30, 2**20
@@ -74,13 +73,6 @@ def test_half_the_bandwidth_at_the_half_message() -> None:
     assert 4e6 / channel.send_s(4e6) == pytest.approx(0.5e9)
     assert 4e9 / channel.send_s(4e9) == pytest.approx(1e9, rel=0.002)
     assert channel.send_s(0) == 0.0
-
-
-def test_trees_are_better_for_short_messages_among_many() -> None:
-    level = Level(64, Channel(10e9, 10e-6))
-    assert tree_all_reduce_s(level, 1000) < all_reduce_s([level], 1000)
-    assert tree_all_reduce_s(level, GIB) > all_reduce_s([level], GIB)
-    assert tree_all_reduce_s(Level(1, Channel(1.0)), 8) == 0.0
 
 
 @pytest.mark.parametrize(

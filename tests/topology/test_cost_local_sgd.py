@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from topology.cost.local_sgd import Wires, local_round, run_communication_s, smallest_period
+from topology.cost.local_sgd import local_round
 
 
 def test_diloco_by_hand() -> None:
@@ -71,46 +69,6 @@ def test_streaming_diloco(
         assert printed / GRID_STEP <= high / 1e9 <= printed * GRID_STEP * 1.03, utilisation
 
 
-def test_period_that_reaches_a_utilisation() -> None:
-    assert smallest_period(0.5, 10.0, 0.8) == 80
-    assert local_round(80, 0.5, 10.0).utilisation >= 0.8 > local_round(79, 0.5, 10.0).utilisation
-    assert smallest_period(0.5, 0.0, 0.99) == 1
-    assert smallest_period(0.5, 1.25, 0.9, num_fragments=4, overlap_steps=3) == 12
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    step_s=st.floats(0.01, 10),
-    fragment_s=st.floats(0, 100),
-    utilisation=st.floats(0.1, 0.99),
-    fragments=st.integers(1, 8),
-    tau=st.integers(0, 3),
-)
-def test_the_period_is_the_smallest(
-    step_s: float, fragment_s: float, utilisation: float, fragments: int, tau: int
-) -> None:
-    steps = smallest_period(step_s, fragment_s, utilisation, fragments, tau)
-    assert local_round(steps, step_s, fragment_s, fragments, tau).utilisation >= utilisation
-    shorter = steps - fragments
-    if shorter >= fragments * max(1, tau):
-        found = local_round(shorter, step_s, fragment_s, fragments, tau)
-        assert found.utilisation < utilisation
-    longer = local_round(2 * steps, step_s, fragment_s, fragments, tau)
-    assert longer.utilisation >= utilisation
-
-
-def test_outer_communication_is_half_of_all_at_the_ratio_of_the_networks() -> None:
-    """Charles et al., appendix A: H >= W0/W1 makes outer at most half of all communication."""
-    wires = Wires(
-        inner_bits_per_s=400e9, inner_latency_s=0, outer_bits_per_s=10e9, outer_latency_s=0
-    )
-    every = run_communication_s(16e9, 64, 2, wires, steps=1000, period=40)
-    inner_only = run_communication_s(16e9, 64, 2, wires, steps=1000, period=10**12)
-    assert (every - inner_only) / every == pytest.approx(0.5, abs=0.01)
-    data_parallel = run_communication_s(16e9, 64, 1, wires, steps=1000, period=1)
-    assert data_parallel == pytest.approx(1000 * 2 * 1.6 * 63 / 64)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -122,5 +80,3 @@ def test_outer_communication_is_half_of_all_at_the_ratio_of_the_networks() -> No
 def test_impossible_rounds_are_refused(arguments: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         local_round(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"utilisation: want more than 0"):
-        smallest_period(1.0, 1.0, 1.0)

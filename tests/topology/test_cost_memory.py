@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.topology.cost_cases import gpt
-from topology.cost.memory import exchange_bytes, gateway_bytes, memory, outer_optimizer_bytes
+from topology.cost.memory import exchange_bytes, memory, outer_optimizer_bytes
 from topology.cost.model_shape import Degrees, Workload
 from topology.workload import RECOMPUTES
 
@@ -157,8 +157,6 @@ def test_memory_falls_with_zero_and_with_recomputation(
 def test_what_crossing_sites_adds() -> None:
     assert outer_optimizer_bytes(1000) == 8000
     assert outer_optimizer_bytes(1000, num_fragments=4) == 2000
-    assert gateway_bytes(1000, 2, 50, 100, lossy=False) == 4000 + 400 + 100
-    assert gateway_bytes(1000, 2, 50, 100, lossy=True) == 8000 + 400 + 100
     # A whole bucket and a shard of each element; with feedback a shard more; by itself, no shard
     # beside.
     assert exchange_bytes(1000, 4, is_sharded=False, owes=False) == 4 * (1000 + 250)

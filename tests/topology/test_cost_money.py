@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topology.cost.money import money
+from topology.cost.money import accelerators_usd, egress_usd
 from topology.documents.load import load_topology
 from topology.world import Topology
 
@@ -28,19 +28,12 @@ security: {{mode: insecure}}
 
 
 def test_hours_and_bytes() -> None:
-    found = money(
-        world(), {"one": 8, "two": 4}, {("one", "two"): 1e9, ("two", "one"): 2e9}, 36.0, steps=100
-    )
-    assert found.accelerators_usd == pytest.approx(8 * 2.0)
-    assert found.egress_usd == pytest.approx(100 * 3 * 0.02)
-    assert found.total_usd == pytest.approx(22.0)
-    assert found.unpriced == ("b",)
-
-
-def test_a_site_that_takes_no_part_is_not_missed() -> None:
-    assert money(world(), {"one": 8, "two": 0}, {}, 36.0).unpriced == ()
+    topology = world()
+    assert accelerators_usd(topology, {"one": 8, "two": 4}, 3600.0) == pytest.approx(8 * 2.0)
+    sent = {("one", "two"): 1e9, ("two", "one"): 2e9}
+    assert egress_usd(topology, sent) == pytest.approx(3 * 0.02)
 
 
 def test_sending_where_there_is_no_link_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sent_bytes: there is no link from one to three"):
-        money(world(), {"one": 8}, {("one", "three"): 1.0}, 36.0)
+        egress_usd(world(), {("one", "three"): 1.0})

@@ -13,7 +13,6 @@ from topology.cost.collectives import (
     Level,
     all_reduce_s,
     bytes_per_s_needed,
-    even_buckets,
     fifo_ends_s,
     overlap,
     ready_times_s,
@@ -37,11 +36,7 @@ def test_three_stages_by_hand() -> None:
 
 
 def test_buckets_become_ready_evenly() -> None:
-    assert even_buckets(10, 4) == [4, 4, 2]
     assert ready_times_s([4, 4, 2], 1.0, 5.0) == pytest.approx([4.4, 4.8, 5.0])
-    assert even_buckets(0, 4) == []
-    with pytest.raises(ValueError, match=r"bucket_elements: want >= 1, got 0"):
-        even_buckets(10, 0)
 
 
 def test_accumulation_leaves_only_the_last_micro_batch() -> None:

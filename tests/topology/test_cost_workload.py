@@ -8,7 +8,7 @@ import pytest
 
 from tests.topology.cost_cases import gpt
 from topology.cost.compute import flops_per_sequence, num_parameters
-from topology.cost.model_shape import Workload, training_days, utilisation, workload_of
+from topology.cost.model_shape import Workload, workload_of
 from topology.job import Model
 
 
@@ -67,13 +67,6 @@ def test_llama_and_mixtral() -> None:
     tokens, matrices = mixtral.sequence, mixtral.active_parameters - 32000 * 4096
     attention = 12 * 32 * 4096 * tokens
     assert mixtral.model_flops(1) == pytest.approx(tokens * (6 * matrices + attention), rel=0.001)
-
-
-def test_days_of_a_run() -> None:
-    """SC'21, section 5.2: 175 B on 1024 GPUs 34 days, 1 T on 3072 84 days."""
-    assert training_days(175e9, 300e9, 1024, 140e12) == pytest.approx(34, abs=0.5)
-    assert training_days(1008e9, 450e9, 3072, 163e12) == pytest.approx(84, abs=0.5)
-    assert utilisation(100.0, 2.0, 5, 20.0) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,29 @@
-"""How long collectives inside a site take: alpha-beta. Pure.
+"""How long collectives inside a site take, and how much of it hides behind compute. Pure.
 
-Hockney's model, with a bandwidth that grows with the message: a message of M bytes takes
+Collectives follow Hockney's model, with a bandwidth that grows with the message. A message of M
+bytes takes
 
     alpha + M / B(M),  B(M) = B M / (M + M_half)   that is   alpha + (M + M_half) / B
 
-with B what large messages reach and M_half the size that reaches half of it. Collectives of n ranks
-over M bytes each in all (Thakur et al. 2005; bandwidths as nccl-tests' `busbw` counts them):
+B is what large messages reach, M_half the size that reaches half of it. n ranks that have M bytes
+each need (Thakur et al. 2005; bandwidths as nccl-tests' `busbw` counts them):
 
     reduce-scatter, all-gather, all-to-all    (n-1) (alpha + M/n / B)
     ring all-reduce                           both of the first: twice that
-    tree all-reduce, pipelined                2 log2(n) alpha + 2 M / B
 
-M_half is paid once a phase, for the ring's steps follow each other through one pipeline. Over
-several levels, from the inside out, each works on the share that the levels within leave it (Cho et
-al., "BlueConnect"): level i pays for M / (n_1 ... n_(i-1)). All ranks of a level's group run their
-own collective of the next at the same time, so a level's bandwidth is a rank's share of it.
+M_half is paid once a phase, for the ring's steps follow each other through one pipeline. With
+several levels, each level works on the share that the levels inside it leave (Cho et al.,
+"BlueConnect"): level i pays for M / (n_1 ... n_(i-1)). All ranks of a level's group run their own
+collective of the next level at the same time, so a level's bandwidth is one rank's share of it.
 
-What of the exchange hides behind the backward pass, and what does not. Pure.
-
-Gradients are complete only in the backward pass of the **last** micro-batch: with m micro-batches a
-step, what can hide anything is one m-th of the step's backward time, not all of it. There, bucket
-i becomes ready at r_i and takes t_i on a resource that serves them in order:
+What hides: with m micro-batches a step, gradients are complete only in the backward pass of the
+**last** one. So one m-th of the step's backward time can hide an exchange, not all of it. Bucket i
+becomes ready at r_i and takes t_i on a resource that serves buckets in order:
 
     e_i = max(r_i, e_(i-1)) + t_i,    exposed = max(0, e_n - end of the backward pass)
 
-A bucket that crosses several resources one after another (reduce-scatter inside the site, the WAN,
-all-gather inside the site) queues at each of them as it leaves the one before: a flow shop in which
-nobody overtakes.
+A bucket that crosses several resources (reduce-scatter inside the site, the WAN, all-gather inside
+the site) queues at each of them as it leaves the one before; nobody overtakes.
 """
 
 from __future__ import annotations
@@ -140,20 +137,6 @@ def ring_s(levels: Sequence[Level], message_bytes: float) -> float:
     return latency_s + transfer_s
 
 
-def tree_all_reduce_s(level: Level, message_bytes: float) -> float:
-    """Return the seconds of a pipelined double binary tree: 2 log2(n) alpha + 2 M / B.
-
-    Fewer latencies than the ring, which it beats for short messages among many.
-    """
-    if level.ranks == 1 or message_bytes <= 0:
-        return 0.0
-    channel = level.channel
-    steps = 2 * math.ceil(math.log2(level.ranks))
-    return (
-        steps * channel.latency_s + 2 * (message_bytes + channel.half_bytes) / channel.bytes_per_s
-    )
-
-
 def all_to_all_s(levels: Sequence[Level], message_bytes: float) -> float:
     """Return the seconds until each rank has sent every other its part of `message_bytes`.
 
@@ -256,18 +239,6 @@ def ready_times_s(
         made += elements
         ready.append(window_end_s - window_s * (1 - made / total) if total else window_end_s)
     return ready
-
-
-def even_buckets(elements: int, bucket_elements: int) -> list[int]:
-    """Return the sizes of buckets that `elements` are cut into, the last one being the rest.
-
-    Raises:
-        ValueError: a bucket holds less than one.
-    """
-    if bucket_elements < 1:
-        raise ValueError(f"bucket_elements: want >= 1, got {bucket_elements}")
-    full, rest = divmod(elements, bucket_elements)
-    return [bucket_elements] * full + ([rest] if rest else [])
 
 
 def bytes_per_s_needed(

@@ -9,10 +9,6 @@ applied tau steps later:
 DiLoCo itself is P = 1, tau = 0. A fragment occupies the WAN until the next is sent, so the exchange
 keeps up only where T_wan(N/P) <= (H/P) T plus what is exposed. Compute utilisation is H T over the
 round.
-
-Charles et al., "Scaling laws for DiLoCo", appendix A, give the whole run's communication:
-all-reduces of N bytes over R chips take 2 N/W (1 - 1/R) + eps each; with M replicas, every step
-inside each (R/M chips, bandwidth W0) and every H-th across (W1).
 """
 
 from __future__ import annotations
@@ -88,72 +84,3 @@ def local_round(
         exposed_s=num_fragments * exposed_s,
         wan_s=num_fragments * fragment_s,
     )
-
-
-def smallest_period(
-    step_s: float,
-    fragment_s: float,
-    utilisation: float,
-    num_fragments: int = 1,
-    overlap_steps: int = 0,
-) -> int:
-    """Return the least H, a multiple of P, that reaches a compute utilisation.
-
-    Raises:
-        ValueError: the utilisation is not in (0, 1), which no period or any reaches.
-    """
-    if not 0 < utilisation < 1:
-        raise ValueError(f"utilisation: want more than 0 and less than 1, got {utilisation}")
-    between = max(1, overlap_steps)  # steps between two fragments
-
-    def reached(steps_between: int) -> bool:
-        steps = steps_between * num_fragments
-        found = local_round(steps, step_s, fragment_s, num_fragments, overlap_steps)
-        return found.utilisation >= utilisation
-
-    while not reached(between):
-        between *= 2
-    low, high = between // 2, between
-    while high - low > 1 and high > max(1, overlap_steps):
-        middle = (low + high) // 2
-        low, high = (low, middle) if reached(middle) else (middle, high)
-    return high * num_fragments
-
-
-def all_reduces_s(
-    num_bits: float, chips: int, bits_per_s: float, latency_s: float, count: float
-) -> float:
-    """Return `count` times 2 N/W (1 - 1/R) + eps (Charles et al., appendix A)."""
-    return (2 * num_bits / bits_per_s * (1 - 1 / chips) + latency_s) * count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wires:
-    """The two networks of a DiLoCo run."""
-
-    inner_bits_per_s: float
-    inner_latency_s: float
-    outer_bits_per_s: float
-    outer_latency_s: float
-
-
-def run_communication_s(
-    num_bits: float, chips: int, replicas: int, wires: Wires, steps: int, period: int
-) -> float:
-    """Return the seconds of all of a run's communication, nothing hidden (Charles et al., app. A).
-
-    Args:
-        num_bits: of the model.
-        chips: R, of all replicas.
-        replicas: M; with one, every step is reduced over all chips by the outer network.
-        wires: inside a replica, and between them.
-        steps: of the run.
-        period: H; not used with one replica.
-    """
-    outer = (num_bits, chips, wires.outer_bits_per_s, wires.outer_latency_s)
-    if replicas == 1:
-        return all_reduces_s(*outer, steps)
-    inner_s = all_reduces_s(
-        num_bits, chips // replicas, wires.inner_bits_per_s, wires.inner_latency_s, steps
-    )
-    return inner_s + all_reduces_s(*outer, steps / period)

@@ -191,23 +191,3 @@ def exchange_bytes(elements: float, ranks: int, *, is_sharded: bool, owes: bool)
     buffers = shard if is_sharded else elements
     beside = shard if ranks > 1 else 0.0
     return 4 * (buffers + beside + (shard if owes else 0.0))
-
-
-def gateway_bytes(
-    shard_elements: float, num_peers: int, window_bytes: float, held_bytes: float, lossy: bool
-) -> float:
-    """Return the host memory of a node's gateway and what its ranks share with it.
-
-    Regions of one float32 an element; residuals of as many with a lossy codec and error feedback;
-    three windows to send and one received a peer; what is held until it can be summed
-    (docs/architecture.md).
-
-    Args:
-        shard_elements: of the gradient, that the node's ranks hold.
-        num_peers: gateways that this one exchanges with.
-        window_bytes: of one peer.
-        held_bytes: of all peers.
-        lossy: residuals are kept.
-    """
-    shards = 4 * shard_elements * (2 if lossy else 1)
-    return shards + 4 * num_peers * window_bytes + held_bytes

@@ -1,25 +1,23 @@
-"""What is trained: a decoder-only transformer, its parameters and its FLOPs. Pure.
+"""The shape of a decoder-only transformer, its parameters and FLOPs, and how a site cuts it. Pure.
 
-Formulas count matrix multiplications, two FLOPs an element of the matrix and a token:
+Formulas count matrix multiplications, two FLOPs for each element of a matrix and each token:
 
-- model FLOPs of a step over B sequences of s tokens (Narayanan et al., SC'21, eq. 3, without its
-  recomputation; generic in the MLP's width and the attention's groups):
+- The model FLOPs of a step over B sequences of s tokens (Narayanan et al., SC'21, eq. 3, without
+  its recomputation; for any width of the MLP and any number of key-value heads):
 
       F = 6 B s (N_matrices + V h) + 12 B s² L h
 
   which is 72 B s L h² (1 + s/(6h) + V/(12 L h)) for a GPT. This is the "6 N + attention" of
-  Chowdhery et al., "PaLM", appendix B, with N the parameters that multiply every token. The causal
-  mask is not credited.
-- hardware FLOPs add what is computed twice: the layers' forward pass with full recomputation
-  (eq. 3: 96 instead of 72), the attention's scores and sums with selective (Korthikanti et al.,
-  MLSys'23).
+  Chowdhery et al., "PaLM", appendix B, where N counts the parameters that multiply every token.
+  The causal mask is not credited.
+- The hardware FLOPs add what is computed twice: with full recomputation the layers' forward pass
+  (eq. 3: 96 instead of 72), with selective recomputation the attention's scores and sums
+  (Korthikanti et al., MLSys'23).
 
 MFU divides the model FLOPs of a second by the peak, HFU the hardware FLOPs.
 
-How a model is cut over the ranks of one site. Pure.
-
-Ranks are numbered as Megatron does it: neighbours in a tensor group first, then context, data and
-pipeline, so that what talks most is nearest.
+Ranks are numbered as Megatron does it: neighbours belong to one tensor group, then come context,
+data and pipeline. So ranks that exchange most are nearest to each other.
 """
 
 from __future__ import annotations
@@ -229,20 +227,6 @@ def utilisation(
 ) -> float:
     """Return MFU from model FLOPs, HFU from hardware FLOPs; 0 to 1."""
     return flops / (step_s * num_accelerators * peak_flops_per_s)
-
-
-def training_days(
-    parameters: float, tokens: float, num_accelerators: int, achieved_flops_per_s: float
-) -> float:
-    """Return 8 T P / (n X) in days (SC'21, eq. 4): full recomputation, attention left out.
-
-    Args:
-        parameters: P.
-        tokens: T, of the whole run.
-        num_accelerators: n.
-        achieved_flops_per_s: X, of each, recomputation counted.
-    """
-    return 8 * tokens * parameters / (num_accelerators * achieved_flops_per_s) / 86400
 
 
 ZERO_STAGES = (0, 1, 2, 3)

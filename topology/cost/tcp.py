@@ -1,25 +1,20 @@
-"""What TCP carries over a long way. Pure.
+"""The rate of TCP connections over a long way. Pure.
 
-Rates of one connection in the steady state. p is the loss probability of a packet, R the round
-trip, S the payload of a packet; windows are in packets:
+What one connection sends in the steady state. p is the loss probability of a packet, R the round
+trip, S the payload of a packet; windows W are in packets, and the rate is W S / R:
 
-    Reno, Mathis et al. 1997       W = C / sqrt(p), C = 1.2 (RFC 8312, eq. 5; acknowledging every
-    packet) Reno with timeouts, PFTK       Padhye et al. 1998, eq. 32 CUBIC, RFC 8312, eq. 6
-    W = 1.054 (R / p)^(3/4), never less than Reno
-    BBR, Cardwell et al. 2016      does not slow down for losses below its threshold: (1-p) of the
-        link
+    Reno, Mathis et al. 1997     W = C / sqrt(p), C = 1.2 (RFC 8312, eq. 5)
+    CUBIC, RFC 8312, eq. 6       W = 1.054 (R / p)^(3/4), never less than Reno
+    BBR, Cardwell et al. 2016    losses below its threshold do not slow it: (1-p) of the link
 
-and rate = W S / R. One connection carries the least of the link, window / R and that; n connections
-n times it, up to the link's share that is payload.
+One connection carries the least of the link, of the receiver's window / R, and of that rate. n
+connections carry n times as much, up to the share of the link that is payload.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from topology.cost.collectives import Channel
-from topology.cost.slow_start import FIRST_WINDOW_PACKETS, unused_s
 
 RENO_CONSTANT = 1.2
 """RFC 8312's; sqrt(3/2) is 1.22. With delayed acknowledgements 0.87."""
@@ -63,26 +58,6 @@ def cubic_window(rtt_s: float, loss: float) -> float:
         return math.inf
     cubic: float = CUBIC_CONSTANT * (rtt_s / loss) ** 0.75
     return max(reno_window(loss), cubic)
-
-
-def pftk_bytes_per_s(
-    path: Path, window_bytes: float = math.inf, timeout_s: float = 0.2, acknowledged: int = 1
-) -> float:
-    """Return Reno's rate with retransmission timeouts (Padhye et al., eq. 32).
-
-    Args:
-        path: gives loss, round trip and packets.
-        window_bytes: of the receiver.
-        timeout_s: first retransmission timeout; Linux's minimum is 0.2 s.
-        acknowledged: packets that one acknowledgement covers.
-    """
-    limit = window_bytes / path.rtt_s if path.rtt_s > 0 else math.inf
-    loss, b = path.loss, acknowledged
-    if loss <= 0:
-        return limit
-    waiting = min(1.0, 3 * math.sqrt(3 * b * loss / 8)) * loss * (1 + 32 * loss**2)
-    seconds = path.rtt_s * math.sqrt(2 * b * loss / 3) + timeout_s * waiting
-    return min(limit, path.segment_bytes / seconds)
 
 
 def connection_bytes_per_s(
@@ -138,37 +113,3 @@ def connections_needed(
     """Return how many connections fill the link: its payload over that of one, rounded up."""
     one = connection_bytes_per_s(path, window_bytes, congestion)
     return math.ceil(PAYLOAD_SHARE * path.bytes_per_s / one - 1e-9)
-
-
-def loss_allowed(path: Path, congestion: str = "cubic") -> float:
-    """Return the loss at which one connection just fills the link; the path's own is not used."""
-    window = path.bytes_per_s * path.rtt_s / path.segment_bytes
-    reno: float = (RENO_CONSTANT / window) ** 2
-    if congestion == "reno":
-        return reno
-    if congestion != "cubic":
-        raise ValueError(f"congestion: want cubic or reno, got {congestion!r}")
-    cubic: float = path.rtt_s * (CUBIC_CONSTANT / window) ** (4 / 3)
-    return max(reno, cubic)
-
-
-def slow_start_s(path: Path, num_connections: int, burst_bytes: float) -> float:
-    """Return what a burst after a pause waits for windows to open (RFC 5681, 4.1).
-
-    Each connection begins with FIRST_WINDOW_PACKETS: topology/cost/slow_start.py.
-
-    Args:
-        path: what is crossed.
-        num_connections: that share the burst evenly.
-        burst_bytes: of payload; nothing is lost meanwhile.
-    """
-    first_bytes = float(FIRST_WINDOW_PACKETS * path.segment_bytes * num_connections)
-    return unused_s(burst_bytes, PAYLOAD_SHARE * path.bytes_per_s, path.rtt_s, first_bytes)
-
-
-def channel_of(
-    path: Path, num_connections: int, window_bytes: float = math.inf, congestion: str = "cubic"
-) -> Channel:
-    """Return the path as collectives see it: half a round trip, and what the connections carry."""
-    rate = link_bytes_per_s(path, num_connections, window_bytes, congestion)
-    return Channel(rate, path.rtt_s / 2)
