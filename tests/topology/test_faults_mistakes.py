@@ -37,6 +37,14 @@ MISTAKES: list[tuple[str, str, list[str]]] = [
         ["4:42 want a share of 0 to 1, or 0% to 100%; got '101%' [faults.0.loss]"],
     ),
     (
+        "rate: 10Mbit/s",
+        "loss: 100%",
+        [
+            "4:42 a link that loses every packet carries nothing: want less than 100%. Leave the "
+            "link out, or cut it for a time with a fault script (cut: [a, b]) [faults.0.loss]"
+        ],
+    ),
+    (
         ", rate: 10Mbit/s",
         "",
         ["4:5 changes nothing: want one or more of 'rate', 'rtt', 'jitter' or 'loss' [faults.0]"],

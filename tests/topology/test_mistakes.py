@@ -198,6 +198,14 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
         ["17:73 want a share of 0 to 1, or 0% to 100%; got 2 [links.0.loss]"],
     ),
     (
+        "loss: 0.001%",
+        "loss: 100%",
+        [
+            "17:73 a link that loses every packet carries nothing: want less than 100%. Leave the "
+            "link out, or cut it for a time with a fault script (cut: [a, b]) [links.0.loss]"
+        ],
+    ),
+    (
         "max_flows: 64",
         "max_flows: '64'",
         ["22:16 want a whole number, got '64' [links.1.max_flows]"],

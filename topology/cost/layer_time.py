@@ -1,30 +1,26 @@
-"""What computes inside a site, and what joins it; the constants of the model. Pure.
+"""How long one layer of a micro-batch takes on one rank, by device and by network. Pure.
 
-A kernel takes the time of its FLOPs plus that of the bytes it moves (a roofline whose two parts add
-up, for no kernel overlaps them all the way). Three figures are fitted, to measured A100 steps:
-GEMM_PASSES, and the A100's `gemm_efficiency` and `launch_s`; CONTENTION is chosen by published ones
-(docs/cost-model.md: how, and what they miss). The others are from data sheets and published
-microbenchmarks, named where they stand.
-
-How long one layer of a micro-batch takes on one rank, and what it says to others meanwhile.
-
-Pure.
+A kernel takes the time of its FLOPs plus the time of the bytes it moves. This is a roofline whose
+two parts add up, for no kernel overlaps them all the way. Fitted to measured A100 steps are
+GEMM_PASSES, and the A100's `gemm_efficiency` and `launch_s`; CONTENTION is chosen by published
+steps (docs/cost-model.md). The other constants are from data sheets and published microbenchmarks.
 
 Legend: b sequences of s tokens (s/c with context parallelism), width h, a heads, t tensor ranks.
 
-- Matrices: each multiplication by itself, with its shape as `t` leaves it (device.gemm_s); the
+- Matrices: each multiplication by itself, with its shape as `t` leaves it (`Device.gemm_s`). The
   backward pass has two of each. Scores and their sums are b a/t small ones. Fused attention
-  computes the scores again in its backward pass: 2.5 times the forward pass instead of 2 (Dao et
-  al.).
-- Element-wise kernels: elements of size h a token that they read or write; counted from the kernels
-  of a GPT layer as Megatron-LM fuses them. Norms, dropout and residual are whole at each tensor
-  rank unless the sequence is cut (Korthikanti et al.); scores are s² a numbers a sequence.
-- Tensor parallelism: two all-reduces of b s h elements a pass (Shoeybi et al.); with sequence
-  parallelism as many reduce-scatters and all-gathers, which cost the same. With `overlap_tensor`
-  they are cut into t pieces and go on beside the multiplications (Wang et al., ASPLOS'23), which
-  they delay by the device's `contention` of their time.
+  computes the scores again in its backward pass, which takes 2.5 times the forward pass instead of
+  2 (Dao et al.).
+- Element-wise kernels: the elements of size h that they read or write for each token, counted from
+  the kernels of a GPT layer as Megatron-LM fuses them. Norms, dropout and residual are whole at
+  each tensor rank unless the sequence is cut (Korthikanti et al.). Scores are s² a numbers a
+  sequence.
+- Tensor parallelism: two all-reduces of b s h elements a pass (Shoeybi et al.). With sequence
+  parallelism there are as many reduce-scatters and all-gathers, which cost the same. With
+  `overlap_tensor` they are cut into t pieces and go on beside the multiplications (Wang et al.,
+  ASPLOS'23), which they delay by the device's `contention` of their time.
 - Context parallelism: keys and values go once round the ring, behind the attention (Liu et al.,
-  "Ring Attention"); what the attention does not cover is exposed. The backward pass sends twice as
+  "Ring Attention"). What the attention does not cover is exposed. The backward pass sends twice as
   much.
 - Expert parallelism: two all-to-alls a pass of the tokens that are sent to experts (balanced).
 """

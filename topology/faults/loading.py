@@ -19,7 +19,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from topology.faults.script import ACTIONS, Fault, FaultScript, Pair, Span, figures_of
 from topology.suggest import did_you_mean, one_of, shown
-from topology.text.validation import Duration, Fraction, Rate, Strict, validate, version_one
+from topology.text.validation import Duration, Loss, Rate, Strict, validate, version_one
 from topology.text.yaml_document import Document, Path, read_with_overrides
 from topology.units import DURATION, format_duration, parse_duration
 from topology.world import Topology
@@ -108,7 +108,7 @@ class FaultModel(Strict):
         None
     )
     jitter: Duration | None = None
-    loss: Fraction | None = None
+    loss: Loss | None = None
     up: Annotated[Lasting | None, Field(description="Of a flap, between two cuts.")] = None
     down: Annotated[Lasting | None, Field(description="Of a flap, of each cut.")] = None
 

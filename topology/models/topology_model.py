@@ -18,8 +18,8 @@ from topology.text.validation import (
     Count,
     Distance,
     Duration,
-    Fraction,
     KeyedError,
+    Loss,
     Name,
     Number,
     PositiveDuration,
@@ -202,7 +202,7 @@ class MeasuredModel(Strict):
     bandwidth: Rate | None = None
     rtt: Duration | None = None
     jitter: Duration | None = None
-    loss: Fraction | None = None
+    loss: Loss | None = None
     at: Instant | None = None
 
 
@@ -217,7 +217,7 @@ class LinkModel(Strict):
         Distance | None, Field(description="On the map; gives an RTT when none is known.")
     ] = None
     jitter: Duration = default("0s", "Most that the delay of one direction varies.")
-    loss: Fraction = 0.0
+    loss: Loss = 0.0
     egress: PricePerByte | None = None
     max_flows: Annotated[Count | None, Field(description="TCP connections at most.")] = None
     window: Annotated[Size | None, Field(description="TCP window of one connection at most.")] = (

@@ -114,6 +114,16 @@ def _name(value: str) -> str:
     return value
 
 
+def _loss(value: object) -> float:
+    loss = units.parse_fraction(value)
+    if loss == 1:
+        raise ValueError(
+            "a link that loses every packet carries nothing: want less than 100%. Leave the link "
+            "out, or cut it for a time with a fault script (cut: [a, b])"
+        )
+    return loss
+
+
 def _share(value: object) -> float:
     share = units.parse_fraction(value)
     if share == 0:
@@ -147,6 +157,7 @@ Compute = Annotated[float, *_quantity(units.COMPUTE, units.parse_compute, positi
 PricePerHour = Annotated[float, *_quantity(units.PRICE_PER_HOUR, units.parse_price_per_hour)]
 PricePerByte = Annotated[float, *_quantity(units.PRICE_PER_BYTE, units.parse_price_per_byte)]
 Fraction = Annotated[float, PlainValidator(units.parse_fraction), _FRACTION_SCHEMA]
+Loss = Annotated[float, PlainValidator(_loss), _FRACTION_SCHEMA]
 Share = Annotated[float, PlainValidator(_share), _FRACTION_SCHEMA]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
