@@ -134,7 +134,10 @@ class Bench:
         marked = unmeasured(self.processes.env)
         env = {**marked, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli.main", *arguments],
+            [
+                *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+                *(sys.executable, "-m", "orchestrator.cli.main", *arguments),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """The coordinator as a process: how it starts, is refused, is stopped, is killed and comes back."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ class Bench:
     def start(self, *more: str, bind: str = "127.0.0.1:0") -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [
+                *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
                 *(sys.executable, "-m", "orchestrator.coordinator", "--state", str(self.state)),
                 *("--topology", str(self.topology), "--bind", bind, *more),
             ],
