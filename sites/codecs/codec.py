@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,10 @@ class Part(ABC):
     A part is checked: it has as many numbers as every array that it is asked to write to.
     """
 
+    def __init__(self, data: npt.NDArray[Any]) -> None:
+        """Refer to what the numbers are made of: from any place in memory, one dimension."""
+        self._data = data
+
     @abstractmethod
     def write(self, out: Floats) -> None:
         """Write the numbers to `out`, bit for bit: float32, shape (n,)."""
@@ -49,93 +53,67 @@ class Part(ABC):
         del out
         return False
 
-    @abstractmethod
-    def moved_to(self, memory: Floats) -> Part:
+    def moved_to(self, memory: Floats) -> Self:
         """Return the same part, kept in `memory` instead: float32, shape (n,)."""
+        if np.may_share_memory(self._data, memory):
+            return self
+        kept = memory.view(np.uint8)[: self._data.nbytes]
+        # As bytes: a copy of float32 may quieten a signalling NaN on some machines.
+        np.copyto(kept, self._data.view(np.uint8))
+        return self._made_of(kept.view(self._data.dtype))
 
-    @abstractmethod
-    def apart_from(self, out: Floats) -> Part:
+    def apart_from(self, out: Floats) -> Self:
         """Return the same part, which no writing to `out` changes."""
+        return self._made_of(self._data.copy()) if np.may_share_memory(self._data, out) else self
+
+    def _made_of(self, data: npt.NDArray[Any]) -> Self:
+        """Return a part of the same kind."""
+        return type(self)(data)
 
 
 class FloatPart(Part):
-    """float32, as they are."""
-
-    def __init__(self, values: Floats) -> None:
-        """Refer to the numbers: float32, shape (n,), from any place in memory."""
-        self._values = values
+    """float32, shape (n,), as they are."""
 
     def write(self, out: Floats) -> None:
         """Copy, as integers: a float copy may quieten a signalling NaN on some machines."""
         if not self.fills(out):
-            np.copyto(out.view(np.uint32), self._values.view(np.uint32))
+            np.copyto(out.view(np.uint32), self._data.view(np.uint32))
 
     def add(self, out: Floats, divisor: np.float32) -> None:
         """Add and divide."""
-        loops.add_floats(self._values, out, divisor)
+        loops.add_floats(self._data, out, divisor)
 
     def fills(self, out: Floats) -> bool:
         """Whether they lie in `out`: all of them, if one does."""
-        return np.may_share_memory(self._values, out)
-
-    def moved_to(self, memory: Floats) -> Part:
-        """Copy."""
-        self.write(memory)
-        return FloatPart(memory)
-
-    def apart_from(self, out: Floats) -> Part:
-        """Copy, if they lie there."""
-        return FloatPart(self._values.copy()) if self.fills(out) else self
+        return np.may_share_memory(self._data, out)
 
 
 class HalfPart(Part):
-    """bfloat16."""
-
-    def __init__(self, upper: Halves) -> None:
-        """Refer to the upper halves: uint16, shape (n,), from any place in memory."""
-        self._upper = upper
+    """bfloat16: the upper halves of float32, as uint16, shape (n,)."""
 
     def write(self, out: Floats) -> None:
         """Widen."""
-        loops.write_halves(self._upper, out)
+        loops.write_halves(self._data, out)
 
     def add(self, out: Floats, divisor: np.float32) -> None:
         """Widen, add and divide."""
-        loops.add_halves(self._upper, out, divisor)
+        loops.add_halves(self._data, out, divisor)
 
     def write_sum(self, other: Part, out: Floats, divisor: np.float32) -> None:
         """Widen both, add and divide."""
         if isinstance(other, HalfPart):
-            loops.write_sum_of_halves(self._upper, other._upper, out, divisor)
+            loops.write_sum_of_halves(self._data, other._data, out, divisor)
         else:
             super().write_sum(other, out, divisor)
 
-    def moved_to(self, memory: Floats) -> Part:
-        """Copy, unless they lie there already."""
-        if np.may_share_memory(self._upper, memory):
-            return self
-        kept = memory.view(np.uint16)[: len(self._upper)]
-        np.copyto(kept, self._upper)
-        return HalfPart(kept)
-
-    def apart_from(self, out: Floats) -> Part:
-        """Copy, if they lie there."""
-        return HalfPart(self._upper.copy()) if np.may_share_memory(self._upper, out) else self
-
 
 class BlockPart(Part):
-    """Levels, and a scale for each block of them."""
+    """Codes, and a scale for each block of them: uint8, two of each scale, then the codes."""
 
-    def __init__(self, kind: int, body: Octets, num_blocks: int) -> None:
-        """Refer to scales and codes.
-
-        Args:
-            kind: INT8, INT4 or FP8 of the kernels.
-            body: uint8: two of each scale, then the codes.
-            num_blocks: of these.
-        """
+    def __init__(self, body: Octets, kind: int, num_blocks: int) -> None:
+        """Refer to a body of so many blocks. `kind` is INT8, INT4 or FP8 of the kernels."""
+        super().__init__(body)
         self._kind = kind
-        self._body = body
         self._num_blocks = num_blocks
         self._scales = body[: 2 * num_blocks]
         self._codes = body[2 * num_blocks :]
@@ -151,31 +129,13 @@ class BlockPart(Part):
     def write_sum(self, other: Part, out: Floats, divisor: np.float32) -> None:
         """Multiply both, add and divide."""
         if isinstance(other, BlockPart) and other._kind == self._kind:
-            loops.write_sum_of_blocks(
-                self._kind,
-                self._scales,
-                self._codes,
-                other._scales,
-                other._codes,
-                out,
-                divisor,
-            )
+            theirs = (other._scales, other._codes)
+            loops.write_sum_of_blocks(self._kind, self._scales, self._codes, *theirs, out, divisor)
         else:
             super().write_sum(other, out, divisor)
 
-    def moved_to(self, memory: Floats) -> Part:
-        """Copy, unless they lie there already."""
-        if np.may_share_memory(self._body, memory):
-            return self
-        kept = memory.view(np.uint8)[: len(self._body)]
-        np.copyto(kept, self._body)
-        return BlockPart(self._kind, kept, self._num_blocks)
-
-    def apart_from(self, out: Floats) -> Part:
-        """Copy, if they lie there."""
-        if np.may_share_memory(self._body, out):
-            return BlockPart(self._kind, self._body.copy(), self._num_blocks)
-        return self
+    def _made_of(self, data: npt.NDArray[Any]) -> Self:
+        return type(self)(data, self._kind, self._num_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +151,11 @@ class Encoded:
 class Codec(ABC):
     """Turns a chunk into bytes and back. Stateless; may be called from any thread."""
 
-    name: ClassVar[str]
+    name: str
     """As a job file names it: topology.job.CODECS."""
-    number: ClassVar[int]
+    number: int
     """As a frame names it. Never given to another codec."""
-    lossless: ClassVar[bool]
+    lossless: bool
     """Whether decoding gives back every bit."""
 
     @abstractmethod

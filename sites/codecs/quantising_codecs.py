@@ -22,7 +22,7 @@ magnitudes at the threshold, the first ones go.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,12 @@ class Lossy(Codec):
 
     lossless = False
 
+    def __init__(self, name: str, number: int, *, compresses: bool = False) -> None:
+        """Take the name and number of `Codec`, and whether zstd follows, where it pays."""
+        self.name = name
+        self.number = number
+        self._compresses = compresses
+
     def max_bytes(self, numel: int) -> int:
         """Return 4 bytes an element and the first one: what a chunk that is not finite takes."""
         return 1 + 4 * numel
@@ -76,16 +82,34 @@ class Lossy(Codec):
         if kind == AS_IT_IS:
             expect_size(body, 4 * numel)
             return FloatPart(np.frombuffer(body, dtype=np.float32))
-        if kind in (QUANTISED, COMPRESSED):
-            return self._part(body, numel, is_compressed=kind == COMPRESSED)
-        raise CorruptDataError(f"a payload that starts with {kind}")
+        if kind not in (QUANTISED, COMPRESSED):
+            raise CorruptDataError(f"a payload that starts with {kind}")
+        if kind == COMPRESSED and not self._compresses:
+            raise CorruptDataError(f"a compressed payload of {self.name}")
+        least, most = self._body_bounds(numel)
+        size = zstd_guard.content_bytes(body) if kind == COMPRESSED else len(body)
+        if not least <= size <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            raise CorruptDataError(f"a payload of {size} bytes where {wanted} belong")
+        if kind == COMPRESSED:
+            body = memoryview(zstd_guard.decompress(body, size))
+        return self._part(np.frombuffer(body, dtype=np.uint8), numel)
+
+    def _compressed(self, body: Octets) -> bytes | None:
+        """Return a payload under zstd, or None where there is to be none."""
+        frame = zstd_guard.compress_if_skewed(body) if self._compresses else None
+        return None if frame is None else b"".join((bytes((COMPRESSED,)), frame))
 
     @abstractmethod
-    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
-        """Return the numbers that `body` holds.
+    def _body_bounds(self, numel: int) -> tuple[int, int]:
+        """Return how many bytes the quantised numbers of a chunk take at least, and at most."""
+
+    @abstractmethod
+    def _part(self, body: Octets, numel: int) -> Part:
+        """Return the numbers that a body of such a size holds.
 
         Raises:
-            CorruptDataError: it does not hold `numel` elements, or what no encoder sends.
+            CorruptDataError: it holds what no encoder sends.
         """
 
 
@@ -101,15 +125,32 @@ def as_it_is(meant: Floats, owed: Floats | None) -> Encoded:
 
 
 class BlockCodec(Lossy, BodyCodec):
-    """Scales a block; its subclasses say what the levels are."""
+    """Scales each block, and sends the nearest level of each element."""
 
-    kind: ClassVar[int]
-    """Of the kernels: INT8, INT4 or FP8."""
-    level_max: ClassVar[float]
-    """The largest level: what a block's largest magnitude becomes."""
-    codes_per_byte: ClassVar[int] = 1
-    compresses: ClassVar[bool] = False
-    """Whether zstd follows, where it pays."""
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        kind: int,
+        level_max: float,
+        *,
+        codes_per_byte: int = 1,
+        compresses: bool = False,
+    ) -> None:
+        """Describe a codec.
+
+        Args:
+            name: as of `Codec`.
+            number: as of `Codec`.
+            kind: of the codes: INT8, INT4 or FP8 of the kernels.
+            level_max: the largest level: what a block's largest magnitude becomes.
+            codes_per_byte: how many elements share a byte.
+            compresses: whether zstd follows, where it pays.
+        """
+        super().__init__(name, number, compresses=compresses)
+        self.level_max = level_max
+        self._kind = kind
+        self._codes_per_byte = codes_per_byte
 
     def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Quantise block by block; or copy all, where one cannot be."""
@@ -122,13 +163,13 @@ class BlockCodec(Lossy, BodyCodec):
         # To add -0.0 leaves every number as it is, -0.0 too.
         lost = np.full(numel, -0.0, dtype=np.float32) if owed is None else owed
         levels = np.empty(BLOCK, dtype=np.uint8)
-        num_done = loops.encode_blocks(self.kind, values, lost, scales, codes, levels)
+        num_done = loops.encode_blocks(self._kind, values, lost, scales, codes, levels)
         if num_done < num_blocks:
             return as_it_is(
                 values if owed is None else self._meant(values, owed, body, num_done), owed
             )
         frame = self._compressed(body)
-        return Encoded(payload.data if frame is None else frame, self._part_of(body, numel))
+        return Encoded(payload.data if frame is None else frame, self._blocks(body, numel))
 
     def _meant(self, values: Floats, owed: Floats, body: Octets, num_done: int) -> Floats:
         """Return the sums of values and what was owed, after the first blocks have been quantised.
@@ -140,7 +181,7 @@ class BlockCodec(Lossy, BodyCodec):
         meant = owed.copy()
         done = num_done * BLOCK
         scales, codes = body[: 2 * num_done], body[2 * _num_blocks(len(values)) :]
-        loops.add_blocks(self.kind, scales, codes, meant[:done], np.float32(1))
+        loops.add_blocks(self._kind, scales, codes, meant[:done], np.float32(1))
         rest = slice(done + BLOCK, None)
         with np.errstate(over="ignore", invalid="ignore"):
             meant[rest] += values[rest]
@@ -151,91 +192,30 @@ class BlockCodec(Lossy, BodyCodec):
 
     def body_bytes(self, numel: int) -> int:
         """Return the bytes of the scales and the codes."""
-        return 2 * _num_blocks(numel) - (-numel // self.codes_per_byte)
+        return 2 * _num_blocks(numel) - (-numel // self._codes_per_byte)
 
     def seal(self, body: memoryview, numel: int) -> Encoded:
         """Compress where that pays; say before it what follows."""
-        part = self._part(body, numel, is_compressed=False)
-        frame = self._compressed(np.frombuffer(body, dtype=np.uint8))
+        expect_size(body, self.body_bytes(numel))
+        octets = np.frombuffer(body, dtype=np.uint8)
+        part = self._part(octets, numel)
+        frame = self._compressed(octets)
         return Encoded(b"".join((bytes((QUANTISED,)), body)) if frame is None else frame, part)
 
-    def _compressed(self, body: Octets) -> bytes | None:
-        """Return a payload under zstd, or None where there is to be none."""
-        frame = zstd_guard.compress_if_skewed(body) if self.compresses else None
-        return None if frame is None else b"".join((bytes((COMPRESSED,)), frame))
-
-    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
+    def _body_bounds(self, numel: int) -> tuple[int, int]:
         size = self.body_bytes(numel)
-        if is_compressed:
-            if not self.compresses:
-                raise CorruptDataError(f"a compressed payload of {self.name}")
-            body = memoryview(zstd_guard.decompress(body, size))
-        expect_size(body, size)
+        return size, size
+
+    def _part(self, body: Octets, numel: int) -> Part:
         scales = np.frombuffer(body[: 2 * _num_blocks(numel)], dtype="<u2")
-        if len(scales) and scales.max() > self._scale_max:
-            raise CorruptDataError(f"a scale that {self.name} never has")
-        return self._part_of(np.frombuffer(body, dtype=np.uint8), numel)
-
-    def _part_of(self, body: Octets, numel: int) -> Part:
-        return BlockPart(self.kind, body, _num_blocks(numel))
-
-    @property
-    def _scale_max(self) -> int:
-        """The scale, as bfloat16 rounded up, of a block whose peak is just too large."""
+        # The scale, as bfloat16 rounded up, of a block whose peak is just too large.
         exact = loops.TOO_LARGE.view(np.float32) / np.float32(self.level_max)
-        return int(exact.view(np.uint32)) + 0xFFFF >> 16
+        if len(scales) and scales.max() > int(exact.view(np.uint32)) + 0xFFFF >> 16:
+            raise CorruptDataError(f"a scale that {self.name} never has")
+        return self._blocks(body, numel)
 
-
-class Int8(BlockCodec):
-    """A byte an element; -127 to 127, so that a sum of roundings has no drift to one side."""
-
-    name = "int8"
-    number = 5
-    kind = loops.INT8
-    level_max = 127.0
-
-
-class Int8Zstd(Int8):
-    """The same under zstd, where that pays."""
-
-    name = "int8-zstd"
-    number = 6
-    compresses = True
-
-
-class Int4(BlockCodec):
-    """Half a byte an element, -7 to 7; the first of two in the lower half."""
-
-    name = "int4"
-    number = 7
-    kind = loops.INT4
-    level_max = 7.0
-    codes_per_byte = 2
-
-
-class Int4Zstd(Int4):
-    """The same under zstd, where that pays."""
-
-    name = "int4-zstd"
-    number = 8
-    compresses = True
-
-
-class Fp8(BlockCodec):
-    """A byte an element, with the same relative error for small and large ones: e4m3."""
-
-    name = "fp8"
-    number = 9
-    kind = loops.FP8
-    level_max = 448.0
-
-
-class Fp8Zstd(Fp8):
-    """The same under zstd, where that pays."""
-
-    name = "fp8-zstd"
-    number = 10
-    compresses = True
+    def _blocks(self, body: Octets, numel: int) -> Part:
+        return BlockPart(body, self._kind, _num_blocks(numel))
 
 
 def _num_blocks(numel: int) -> int:
@@ -243,12 +223,7 @@ def _num_blocks(numel: int) -> int:
 
 
 class TopK(Lossy):
-    """The largest elements of a chunk."""
-
-    name = "topk"
-    number = 11
-    compresses: ClassVar[bool] = False
-    """Whether zstd follows, where it pays."""
+    """Sends the largest elements of a chunk."""
 
     def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
         """Find the largest, and round them; or copy, where a number is too large."""
@@ -265,31 +240,17 @@ class TopK(Lossy):
         if owed is not None:
             owed -= decoded
         body = np.concatenate((kept.view(np.uint8), _pack_places(places)))
-        frame = zstd_guard.compress_if_skewed(body) if self.compresses else None
-        kind, rest = (QUANTISED, body.tobytes()) if frame is None else (COMPRESSED, frame)
-        return Encoded(bytes((kind,)) + rest, FloatPart(decoded))
+        payload = self._compressed(body) or bytes((QUANTISED,)) + body.tobytes()
+        return Encoded(payload, FloatPart(decoded))
 
-    def _part(self, body: memoryview, numel: int, *, is_compressed: bool) -> Part:
+    def _body_bounds(self, numel: int) -> tuple[int, int]:
         count = num_kept(numel)
-        most_bytes = 3 * count + numel // _CARRY
-        size = zstd_guard.content_bytes(body) if is_compressed else len(body)
-        if not 3 * count <= size <= most_bytes:
-            raise CorruptDataError(f"{size} bytes cannot be {count} values and their places")
-        if is_compressed:
-            if not self.compresses:
-                raise CorruptDataError(f"a compressed payload of {self.name}")
-            body = memoryview(zstd_guard.decompress(body, size))
-        places = _unpack_places(np.frombuffer(body[2 * count :], dtype=np.uint8), count, numel)
-        kept = np.frombuffer(body[: 2 * count], dtype=np.uint16)
-        return FloatPart(_spread(kept, places, numel))
+        return 3 * count, 3 * count + numel // _CARRY
 
-
-class TopKZstd(TopK):
-    """The same under zstd, where that pays."""
-
-    name = "topk-zstd"
-    number = 12
-    compresses = True
+    def _part(self, body: Octets, numel: int) -> Part:
+        count = num_kept(numel)
+        places = _unpack_places(body[2 * count :], count, numel)
+        return FloatPart(_spread(body[: 2 * count].view(np.uint16), places, numel))
 
 
 def num_kept(numel: int) -> int:

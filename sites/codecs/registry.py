@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from sites.codecs.codec import Codec
 from sites.codecs.float_codecs import Bf16, Bf16Split, Fp32, Split
-from sites.codecs.quantising_codecs import (
-    Fp8,
-    Fp8Zstd,
-    Int4,
-    Int4Zstd,
-    Int8,
-    Int8Zstd,
-    TopK,
-    TopKZstd,
-)
+from sites.codecs.kernels import loops
+from sites.codecs.quantising_codecs import BlockCodec, TopK
 from topology.errors import ConfigError
 
 _CODECS: tuple[Codec, ...] = (
@@ -21,14 +13,14 @@ _CODECS: tuple[Codec, ...] = (
     Bf16(),
     Split(),
     Bf16Split(),
-    Int8(),
-    Int8Zstd(),
-    Int4(),
-    Int4Zstd(),
-    Fp8(),
-    Fp8Zstd(),
-    TopK(),
-    TopKZstd(),
+    BlockCodec("int8", 5, loops.INT8, 127.0),
+    BlockCodec("int8-zstd", 6, loops.INT8, 127.0, compresses=True),
+    BlockCodec("int4", 7, loops.INT4, 7.0, codes_per_byte=2),
+    BlockCodec("int4-zstd", 8, loops.INT4, 7.0, codes_per_byte=2, compresses=True),
+    BlockCodec("fp8", 9, loops.FP8, 448.0),
+    BlockCodec("fp8-zstd", 10, loops.FP8, 448.0, compresses=True),
+    TopK("topk", 11),
+    TopK("topk-zstd", 12, compresses=True),
 )
 """Append only: a number is never given to another codec."""
 
