@@ -14,6 +14,7 @@ torch takes half a second to import DTensor, so this module does only for a scri
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeGuard
 
@@ -57,12 +58,12 @@ def route(parts: tuple[Cuts, ...], rank: int) -> Route:
     world_size = len(parts[0]) - 1
     numel = sum(cuts[-1] for cuts in parts)
     shard_numel = -(-numel // world_size)
-    outgoing = [
-        _outgoing(parts, rank, (to * shard_numel, (to + 1) * shard_numel))
-        for to in range(world_size)
+    windows = [(each * shard_numel, (each + 1) * shard_numel) for each in range(world_size)]
+    outgoing = [[held for held, _ in _overlaps(parts, rank, window)] for window in windows]
+    incoming = [
+        [place for _, place in _overlaps(parts, source, windows[rank])]
+        for source in range(world_size)
     ]
-    window = (rank * shard_numel, (rank + 1) * shard_numel)
-    incoming = [_incoming(parts, source, window) for source in range(world_size)]
     return Route(
         numel=numel,
         held_numel=sum(cuts[rank + 1] - cuts[rank] for cuts in parts),
@@ -84,31 +85,21 @@ def part_of(cuts: Cuts, start: int, stop: int) -> Cuts:
     return tuple(min(max(each, start), stop) - start for each in cuts)
 
 
-def _outgoing(parts: tuple[Cuts, ...], rank: int, window: Span) -> list[Span]:
-    """Return where, in what `rank` holds, the bucket's elements in `window` lie."""
-    spans = []
+def _overlaps(parts: tuple[Cuts, ...], holder: int, window: Span) -> Iterator[tuple[Span, Span]]:
+    """Yield where the bucket's elements in `window` lie that a rank holds.
+
+    Yields:
+        Their place in what the rank holds, and their place in the window.
+    """
     part_start = held_start = 0
     for cuts in parts:
-        first = part_start + cuts[rank]
-        start, stop = max(first, window[0]), min(part_start + cuts[rank + 1], window[1])
+        first = part_start + cuts[holder]
+        start, stop = max(first, window[0]), min(part_start + cuts[holder + 1], window[1])
         if start < stop:
-            spans.append((held_start + start - first, held_start + stop - first))
+            held = held_start - first
+            yield (start + held, stop + held), (start - window[0], stop - window[0])
         part_start += cuts[-1]
-        held_start += cuts[rank + 1] - cuts[rank]
-    return spans
-
-
-def _incoming(parts: tuple[Cuts, ...], source: int, window: Span) -> list[Span]:
-    """Return where, in the shard that is `window`, the elements that `source` holds belong."""
-    spans = []
-    part_start = 0
-    for cuts in parts:
-        start = max(part_start + cuts[source], window[0])
-        stop = min(part_start + cuts[source + 1], window[1])
-        if start < stop:
-            spans.append((start - window[0], stop - window[0]))
-        part_start += cuts[-1]
-    return spans
+        held_start += cuts[holder + 1] - cuts[holder]
 
 
 def _numel(spans: list[Span]) -> int:

@@ -27,7 +27,7 @@ from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
-from sites.worker.transfer import CudaTransfer, HostTransfer
+from sites.worker.transfer import CudaTransfer, Transfer
 from topology.job import Job
 from topology.run_spec import RunSpec
 from topology.world import Topology
@@ -299,7 +299,7 @@ class Site:
             on_cuda = self.device.type == "cuda"
             self._pipeline = BucketPipeline(
                 self._link,
-                CudaTransfer(collectives, self.device) if on_cuda else HostTransfer(collectives),
+                CudaTransfer(collectives, self.device) if on_cuda else Transfer(collectives),
                 rank=self.rank,
                 world_size=self.world_size,
                 # A peer that is gone is noticed by the gateway; this bounds what is slow, as

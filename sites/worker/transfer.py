@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -106,25 +106,38 @@ class Slot:
         self.encoded_bytes = encoded.num_bytes if self.form is Form.ENCODED else 0
 
 
-class Transfer(Protocol):
-    """Moves one bucket; nothing here blocks the stream or the thread that computes."""
+class Transfer:
+    """Moves buckets of one device, here the host; nothing blocks the thread that computes."""
 
-    device: torch.device
+    device = torch.device("cpu")
+
+    def __init__(self, collectives: Collectives) -> None:
+        self._collectives = collectives
 
     def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
-        """Make the buffers for a bucket around its shared memory."""
+        """Make the buffers for a bucket around its shared memory.
+
+        With one rank the bucket is its own shard, and is scaled straight into the region.
+        """
+        alone = self._collectives.world_size == 1
+        padded = region if alone else torch.zeros(sizes.padded_numel)
+        return Slot(sizes.numel, padded, shard=region, region=region)
 
     def drop_slot(self, slot: Slot) -> None:
         """Undo what `make_slot` did, before the shared memory goes."""
 
     def make_future(self) -> torch.futures.Future[torch.Tensor]:
         """Make the future of a result on this device."""
+        return torch.futures.Future()
 
     def launch(self, slot: Slot) -> Pending:
         """Start what brings `slot.padded` to the ranks' shards. From the autograd thread."""
+        return _start_in(self._collectives, slot)
 
     def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
-        """Start the sum of a scalar over the site's ranks. From the autograd thread."""
+        """Start the sum of a float64 over the site's ranks. From the autograd thread."""
+        total = torch.full((1,), number, dtype=torch.float64)
+        return total, self._collectives.all_reduce(total)
 
     def collect(self, slot: Slot, pending: Pending) -> float | None:
         """Wait until the region holds the shard, encoded where it can be. From the posting thread.
@@ -133,48 +146,6 @@ class Transfer(Protocol):
             For how many seconds the bucket had been computed by then; None where that was done when
             it was launched.
         """
-
-    def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
-        """Wait for a scalar's sum and return it. From the posting thread."""
-
-    def deliver(
-        self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
-    ) -> None:
-        """Bring the region's result into `pieces`, then complete. From the last thread."""
-
-
-class HostTransfer:
-    """A `Transfer` for CPU tensors."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
-
-    def make_slot(self, sizes: Sizes, region: torch.Tensor) -> Slot:
-        """With one rank the bucket is its own shard, and is scaled straight into the region."""
-        alone = self._collectives.world_size == 1
-        padded = region if alone else torch.zeros(sizes.padded_numel)
-        return Slot(sizes.numel, padded, shard=region, region=region)
-
-    def drop_slot(self, slot: Slot) -> None:
-        """Nothing has to be undone."""
-
-    def make_future(self) -> torch.futures.Future[torch.Tensor]:
-        """A future without a device."""
-        return torch.futures.Future()
-
-    def launch(self, slot: Slot) -> Pending:
-        """Reduce-scatter into shared memory, or send shards in."""
-        return _start_in(self._collectives, slot)
-
-    def launch_sum(self, number: float) -> tuple[torch.Tensor, Pending]:
-        """All-reduce one float64."""
-        total = torch.full((1,), number, dtype=torch.float64)
-        return total, self._collectives.all_reduce(total)
-
-    def collect(self, slot: Slot, pending: Pending) -> float | None:
-        """Wait until the shard is in place; its codes replace it, if it has some."""
         wait(pending)
         _end_in(slot)
         if slot.encode is not None:
@@ -185,25 +156,25 @@ class HostTransfer:
         return None
 
     def read_sum(self, total: torch.Tensor, pending: Pending) -> float:
-        """Wait; the sum is in place then."""
+        """Wait for a number's sum and return it. From the posting thread."""
         wait(pending)
         return float(total.item())
 
     def deliver(
         self, slot: Slot, pieces: Sequence[torch.Tensor], complete: Callable[[], None]
     ) -> None:
-        """Bring back, cut the padding off, convert to the pieces' dtypes."""
+        """Bring the region's result into `pieces`, then complete. From the finishing thread."""
         _bring_back(self._collectives, slot)
         read_pieces(slot.padded, pieces)
         complete()
 
 
-class CudaTransfer:
-    """A `Transfer` for tensors of one CUDA device."""
+class CudaTransfer(Transfer):
+    """The same for one CUDA device; nothing blocks its compute stream either."""
 
     def __init__(self, collectives: Collectives, device: torch.device) -> None:
+        super().__init__(collectives)
         self.device = device
-        self._collectives = collectives
         self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 

@@ -16,7 +16,7 @@ from sites.local.rank_messages import Digest, Metric, Reduce, Reduced, Reduction
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
 from sites.worker.gateway_link import AloneLink, Link
-from sites.worker.transfer import HostTransfer, Pending, Slot, Transfer, read_pieces
+from sites.worker.transfer import Pending, Slot, Transfer, read_pieces
 
 LONG_S = 30.0
 
@@ -32,7 +32,7 @@ def lone_exchange(
     """Start the pipeline of this process as the only rank, over the host; close it at the end."""
     exchange = BucketPipeline(
         link,
-        transfer or HostTransfer(Collectives(LONG_S)),
+        transfer or Transfer(Collectives(LONG_S)),
         rank=0,
         world_size=1,
         deadline_s=deadline_s,
@@ -110,7 +110,7 @@ class RecordingLink(AloneLink):
         self.has_left = True
 
 
-class StreamTransfer(HostTransfer):
+class StreamTransfer(Transfer):
     """As on CUDA: a result is in place only for whoever has waited for its future."""
 
     def __init__(self, collectives: Collectives) -> None:
@@ -135,7 +135,7 @@ class StreamTransfer(HostTransfer):
         complete()
 
 
-class SlowDevice(HostTransfer):
+class SlowDevice(Transfer):
     """A device that has computed a bucket long after it was submitted: half a second ago."""
 
     def collect(self, slot: Slot, pending: Pending) -> float:
@@ -143,7 +143,7 @@ class SlowDevice(HostTransfer):
         return 0.5
 
 
-class BrokenSite(HostTransfer):
+class BrokenSite(Transfer):
     """A collective fails; what the gateway says of it comes a little later, if it does."""
 
     cause: Callable[[], None] = staticmethod(lambda: None)
