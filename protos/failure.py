@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -134,6 +135,16 @@ class Failure:
             if not is_of_type or (field.type == "int" and not -(2**31) <= value < 2**31):
                 raise TypeError(f"{key}: want {field.type}, got {value!r:.100}")
         return cls(**given)
+
+
+def name_exit(exit_code: int) -> str:
+    """Return what a process ended with, in words: `status 1`, `SIGKILL`."""
+    if exit_code >= 0:
+        return f"status {exit_code}"
+    try:
+        return Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
 
 
 def one_line(text: str) -> str:

@@ -28,7 +28,7 @@ CALL_S = 10.0
 """A coordinator answers within milliseconds; a stopped one never does."""
 SILENCE_S = 10.0
 BUFFERED_MESSAGES = 256
-"""Of a stream, between the reading thread and whoever prints; then the coordinator has to wait."""
+"""Messages of a stream that wait for whoever prints; beyond these the coordinator waits."""
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),

@@ -124,8 +124,7 @@ async def _serve(settings: Settings) -> int:
         control = Control(settings.topology, journal, settings.runs, _fault_plan(settings, agents))
         service = CoordinatorService(control)
         server = make_server(service, timeouts)
-        port = listen(server, settings.bind.host, settings.bind.port)
-        address = _address(settings.bind.host, port)
+        address = listen(server, settings.bind.host, settings.bind.port)
         await server.start()
         ticking = asyncio.create_task(control.run(), name="control")
         try:
@@ -252,10 +251,6 @@ def _announced(state: Path, address: str, generation: int) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _failed(options: argparse.Namespace, code: str, message: str) -> int:

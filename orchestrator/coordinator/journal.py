@@ -23,7 +23,7 @@ from protos.errors import IsthmusError
 
 FILE = "journal.sqlite3"
 VERSION = 1
-"""Of the schema, in `PRAGMA user_version`."""
+"""Version of the schema, in `PRAGMA user_version`."""
 BUSY_S = 5.0
 """For a lock inside SQLite, which only a checkpoint holds for longer than an instant."""
 

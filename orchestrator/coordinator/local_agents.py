@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
+from protos.failure import name_exit
 from topology.faults.script import Pause
 from topology.hashing import topology_hash
 from topology.world import Topology
@@ -119,16 +119,7 @@ class LocalAgents:
 
 
 async def _watch(site: str, process: asyncio.subprocess.Process, on_end: OnEnd) -> None:
-    on_end(site, ended_with(await process.wait()))
-
-
-def ended_with(status: int) -> str:
-    """Return a child's end in words: `status 1`, `SIGKILL`."""
-    if status >= 0:
-        return f"status {status}"
-    with contextlib.suppress(ValueError):
-        return signal.Signals(-status).name
-    return f"signal {-status}"
+    on_end(site, name_exit(await process.wait()))
 
 
 def _suspend(agent: psutil.Process) -> None:

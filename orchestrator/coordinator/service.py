@@ -37,7 +37,7 @@ FOLLOW_S = 0.2
 MAX_CALLS = 512
 """At once, of all clients."""
 MAX_DETAIL_BYTES = 3000
-"""Of an error's text: it travels in a header, which gRPC limits to 8 KiB, escaped."""
+"""An error's text travels in a header, which gRPC limits to 8 KiB, escaped."""
 
 log = logging.getLogger(__name__)
 
@@ -194,14 +194,15 @@ def make_server(service: CoordinatorService, timeouts: Timeouts) -> grpc.aio.Ser
     return server
 
 
-def listen(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Bind an address and return the port; 0 lets the system choose.
+def listen(server: grpc.aio.Server, host: str, port: int) -> str:
+    """Bind an address and return it as `host:port`; port 0 lets the system choose one.
 
     Raises:
         AddressInUseError: somebody else listens there.
         ConfigError: this machine has no such address, or may not use the port.
     """
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    bracketed = f"[{host}]" if ":" in host else host
+    address = f"{bracketed}:{port}"
     try:
         # gRPC's own error does not say what was wrong, so it is asked for first.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -209,7 +210,7 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen(1)
-        return server.add_insecure_port(address)
+        return f"{bracketed}:{server.add_insecure_port(address)}"
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUseError(f"something else listens on {address}") from error

@@ -100,7 +100,7 @@ class _Watched:
     since_s: float | None = None
     """When it began to be off."""
     latest_s: float = 0.0
-    """Of the samples."""
+    """When the latest sample came."""
 
     @property
     def value(self) -> float:

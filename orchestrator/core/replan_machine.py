@@ -127,9 +127,9 @@ class PlanAgain:
     """Make a plan; SwitchPlanned and RelaunchPlanned, or PlanningFailed, answer."""
 
     reduction: CodedPlan
-    """That the run has by now."""
+    """What the run uses by now."""
     figures: Mapping[Pair, LinkFigures]
-    """Of links that are not as the topology says."""
+    """Figures of the links that are not as the topology says."""
     keeps_codecs: bool = False
     """Every chunk has to keep the codec that it had when the run began."""
 
@@ -166,7 +166,7 @@ class _Candidate:
     attempts: int = 0
     """Made so far."""
     from_round: int = 0
-    """Of the latest attempt."""
+    """The first round of the plan, by the latest attempt."""
     switch: PlanSwitch | None = None
     """The proposal that is open; None between two attempts."""
     was_silent: bool = False
@@ -202,7 +202,7 @@ class ReplanMachine:
         self._switched_round = 0
         """From which on the present plan carries rounds."""
         self._epoch = 0
-        """Of the latest proposal."""
+        """The number of the latest proposal."""
         self._keeps_codecs = False
         """A site has said that its ranks encode: then every plan has to keep each chunk's codec."""
 

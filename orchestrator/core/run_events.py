@@ -56,7 +56,7 @@ class Namespace:
     net: str
     """File of the network namespace."""
     address: str
-    """That gateways bind in it."""
+    """Gateways bind this address in it."""
 
 
 # ---------------------------------------------------------------- in

@@ -1,6 +1,7 @@
-"""A run's measurements as they come in: the latest of each site and link, and sums over the run.
+"""A run's measurements as they come in, and what they come to in summary.json.
 
-Memory is bounded, however long the run: a curve of losses keeps every second point once it is full.
+Kept are the latest of each site and link, and sums over the run. Memory is bounded, however long
+the run: a curve of losses keeps every second point once it is full.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class SiteMetrics:
     """The last one."""
     latest: dict[str, float] = field(default_factory=dict)
     tokens: float = 0.0
-    """Of this site, over the run."""
+    """Tokens that this site trained on, over the run."""
     step_s: float = 0.0
-    """That its steps took, over the run: without start-up and evaluation."""
+    """Time in its steps, over the run: without start-up and evaluation."""
     parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
     """Sums over the run."""
 

@@ -35,7 +35,7 @@ class RecordedEvent:
     sequence: int
     wall_s: float
     run_id: str
-    """Empty: of no run."""
+    """Empty: the event is about no run in particular."""
     generation: int
     kind: str
     site: str

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.coordinator.local_agents import ended_with
 from protos.errors import IsthmusError
+from protos.failure import name_exit
 from topology.faults.script import Change
 
 RELAY = "orchestrator.emulator.relay"
@@ -216,7 +216,7 @@ class Backend:
         status = await self._wait_or_kill()
         await asyncio.wait([self._complaints])
         said = f": {self._last_words}" if self._last_words else ""
-        return f"it ended with {ended_with(status)}{said}"
+        return f"it ended with {name_exit(status)}{said}"
 
 
 def parse_ready(line: bytes) -> tuple[SiteNamespace, ...]:

@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 
-from orchestrator.coordinator.local_agents import ended_with
 from orchestrator.core.run_events import Endpoint
 from orchestrator.core.run_machine import FALLBACK
 from orchestrator.emulator.backend import APPLY_S, NETNS, RELAY, Backend, EmulatorError, parse_ready
@@ -35,6 +34,7 @@ from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_r
 from orchestrator.emulator.site_namespaces import netns_problem
 from orchestrator.interruption import first_signal
 from orchestrator.run_folder.run_files import write_atomically
+from protos.failure import name_exit
 from topology.errors import ConfigError, Problem
 from topology.faults.loading import load_faults
 from topology.faults.script import Change, FaultScript, Pause, TimedChange
@@ -194,7 +194,7 @@ class Standing:
         finally:
             await _end(process)
         if status < 0:
-            sys.stderr.write(f"{self._wanted.command[0]} ended with {ended_with(status)}\n")
+            sys.stderr.write(f"{self._wanted.command[0]} ended with {name_exit(status)}\n")
         return status if status >= 0 else 128 - status
 
     @contextlib.asynccontextmanager

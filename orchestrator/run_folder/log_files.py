@@ -1,7 +1,7 @@
 """The logs of a run: RUN/logs/SITE/SOURCE.log, as agents ship them, in the order of the lines.
 
 What the coordinator itself says is at no site: RUN/logs/coordinator.log. Of each source the newest
-parts are kept (parts.py).
+parts are kept (rotated_lines.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = "logs"
 OWN = "coordinator"
 """The source that is at no site."""
 LIMITS = Limits(part_bytes=16 << 20, num_parts=4)
-"""Of one source."""
+"""How much is kept of one source."""
 CHUNK_BYTES = 256 << 10
 """Read at once; many lines fit."""
 _LAST_BYTES = 4096
@@ -86,7 +86,7 @@ class _File:
     """How far one source was read."""
 
     path: Path
-    """Of its first part."""
+    """Its first part's, which names the source."""
     part: Part
     offset: int = 0
     """In `part`."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from signal import Signals
 
-from protos.failure import Failure, one_line
+from protos.failure import Failure, name_exit, one_line
 
 SIMULTANEOUS_S = 0.25
 """Closer together than this, the order in which ends were seen says little on a busy machine."""
@@ -34,12 +33,8 @@ def rank_failure(found: Failure, site: str, node: int) -> Failure:
 
 def describe_end(exit_code: int) -> str:
     """Return how a process ended, as the rest of a sentence."""
-    if exit_code >= 0:
-        return f"exited with status {exit_code}"
-    try:
-        return f"was killed by {Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
+    how = "exited with" if exit_code >= 0 else "was killed by"
+    return f"{how} {name_exit(exit_code)}"
 
 
 def order_failures(failures: Sequence[Failure]) -> list[Failure]:
