@@ -1,9 +1,4 @@
-"""Shows how a benchmark goes on, on stderr.
-
-A line a run, and on a terminal what the present one does.
-
-`isthmus bench scaling`: how much faster all sites together are than one, and why not more.
-"""
+"""`isthmus bench scaling`: how much faster all sites together are than one, and why not more."""
 
 from __future__ import annotations
 

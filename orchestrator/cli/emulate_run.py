@@ -1,7 +1,4 @@
-"""The links of an emulation that runs: configured, and what passes.
-
-Runs an emulation for `isthmus emulate TOPOLOGY`, and shows it.
-"""
+"""Runs an emulation for `isthmus emulate TOPOLOGY`, and shows it."""
 
 from __future__ import annotations
 

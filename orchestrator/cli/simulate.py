@@ -1,7 +1,4 @@
-"""The options of `isthmus simulate` that say how, and the settings that they come to.
-
-`isthmus simulate`: what a job would reach on its topology, by a discrete-event simulation.
-"""
+"""`isthmus simulate`: what a job would reach on its topology, by a discrete-event simulation."""
 
 from __future__ import annotations
 

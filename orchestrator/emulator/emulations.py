@@ -28,10 +28,10 @@ SOCKET = "control.sock"
 _LOCK = "lock"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_SAME = 1000
+"""Emulations of one topology that are up at the same time."""
 _PID_MAX = 1 << 22
 """Linux: PID_MAX_LIMIT."""
 _TIME_S_MAX = 1e12
-"""Emulations of one topology that are up at the same time."""
 GRACE_S = 0.5
 """For an emulator to end by itself, as it does when its owner is gone."""
 END_S = 3.0

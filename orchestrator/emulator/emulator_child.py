@@ -1,10 +1,6 @@
 """Starts an emulator as a child process and makes sure that it ends: for tests and scripts.
 
 Blocking, so that tests without an event loop can use it; from several threads, if they like.
-
-Starts the packet emulator as a child process and makes sure that it ends.
-
-For tests and scripts.
 """
 
 from __future__ import annotations

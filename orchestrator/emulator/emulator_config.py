@@ -1,9 +1,4 @@
-"""What the relay is told on stdin, and how it is checked: its configuration, then changes.
-
-What the packet emulator reads from its stdin and answers, and how that is checked.
-
-Which connections cross an emulated WAN: every site's to every gateway that it has links with.
-"""
+"""What the relay and the packet emulator are told on stdin: a configuration, then changes."""
 
 from __future__ import annotations
 

@@ -1,33 +1,28 @@
-"""Which packets of a link are lost: drawn without replacement from shuffled decks.
+"""How a directed link shapes traffic: its figures, its losses, and the relay's transmitter.
 
-Independent draws would be the obvious model, and the wrong one for a test bench: at p = 0.1 % the
-number of losses in 10^5 packets then has a standard deviation of 10 %, so that one seed in three
-shows a loss rate that is off by more than that. Here each deck of about 4/p packets holds exactly
-4 losses, at positions drawn uniformly without replacement; p times the deck's size is seldom
-whole, so its fraction is carried to the next deck. Any window of n packets therefore has p*n
-losses, give or take 5, for every seed: 5 % at p = 0.1 % over 10^5 packets. Within a deck losses
-are as irregular as can be, bursts of up to 4 included; what is missing are the longer lulls and
-bursts of independent losses.
-
-How one directed link shapes traffic: pure arithmetic, the time is an argument.
-
-A link is a queue, a transmitter and a delay line, shared by all connections that cross it. The
-transmitter is a clock that says when it will be free: bytes that arrive start at once or when it
-is free, whichever is later, take bytes/rate to leave, and arrive one delay after that. So four
-connections get one link's rate between them, not four times it, in the order they came.
+All is pure arithmetic; the time is an argument. A link is a queue, a transmitter and a delay line,
+shared by all connections that cross it. The transmitter is a clock that says when it will be free:
+bytes that arrive start at once or when it is free, whichever is later, take bytes/rate to leave,
+and arrive one delay after that. So four connections get one link's rate between them, in the order
+they came.
 
 The queue is short on purpose. It must only bridge the time until a waiting sender is read
 again, because what is in flight on the delay line is not in the queue; a longer one would add
 nothing but latency under load.
 
-**Loss.** The bytes of each connection are cut into packets of `PACKET_BYTES`, of which
-losses.py says which are lost. A lost one is sent again: it takes its share of the rate a second
-time, and arrives one RTT late, as after a fast retransmission; everything behind it on its
-connection waits for it, while other connections go on. That is all. There is no congestion control:
-a connection does not slow down after a loss, retransmissions are not lost again, and a loss at the
-end of a burst costs no retransmission timeout. So loss shows here as stalls, and as far too little
-lost throughput on long paths; where that matters, the kernel's own TCP across the packet emulator
-shows it.
+**Which packets are lost** is drawn without replacement from shuffled decks. With independent draws
+the number of losses in 10^5 packets at p = 0.1 % has a standard deviation of 10 %, so that one seed
+in three is off by more than that. A deck of about 4/p packets holds exactly 4 losses; p times the
+deck's size is seldom whole, so its fraction is carried to the next deck. Any window of n packets
+therefore has p*n losses, give or take 5, for every seed. What is missing are the longer lulls and
+bursts of independent losses.
+
+**What the relay makes of a loss.** The bytes of each connection are cut into packets of
+`PACKET_BYTES`. A lost one takes its share of the rate a second time, and arrives one RTT late, as
+after a fast retransmission; everything behind it on its connection waits for it, while other
+connections go on. There is no congestion control: a connection does not slow down after a loss,
+retransmissions are not lost again, and a loss at the end of a burst costs no retransmission
+timeout. Where that matters, the kernel's own TCP across the packet emulator shows it.
 """
 
 from __future__ import annotations

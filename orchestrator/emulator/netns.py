@@ -1,17 +1,15 @@
-"""Carries packets from site to site: reads TUN devices, asks the links, writes when it is time.
+"""The packet emulator: carries packets from site to site through TUN devices.
 
-One thread, one loop, bounded work in each turn: it reads at most `FRAMES_PER_TURN` of a device
+`python -m orchestrator.emulator.netns` reads one line of JSON (emulator_config.py) from stdin,
+makes a network namespace for each site, says on stdout how to enter them, then once a second what
+has passed. Further lines of stdin change links. It ends when stdin does, so with its parent too,
+and the namespaces end with it. Exit status 2 and one line on stderr: the configuration is wrong, or
+this machine does not allow it.
+
+One thread and one loop carry the packets. In a turn it reads at most `FRAMES_PER_TURN` of a device
 before it looks at what is due, so no site can keep another waiting. There is one turn each
 `TURN_S`, on average: a turn is a wake-up that takes a core from a site's processes, and where
 twelve busy links share two cores, as many turns as packets cost the sites a seventh of their speed.
-
-The packet emulator as a child process: `python -m orchestrator.emulator.netns`.
-
-It reads one line of JSON (netns_config.py) from stdin, makes a network namespace for each site,
-says on stdout how to enter them, then once a second what has passed. Further lines of stdin change
-links. It ends when stdin does, so with its parent too, and the namespaces end with it.
-
-Exit status 2 and one line on stderr: the configuration is wrong, or this machine does not allow it.
 """
 
 from __future__ import annotations

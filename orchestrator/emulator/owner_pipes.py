@@ -3,8 +3,6 @@
 The first line of its stdin configures it; what is up then is its first message. Further lines ask
 for changes, and are answered. Its counters are said after each answer, once a second, and at the
 end.
-
-What keeps an emulator's delays short on a busy machine: precedence, and exact timers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a TUN device with a virtio_net_hdr hands over.
+"""The packets of a TUN device, and the directed link that carries them.
 
-One frame, standing for one or more IP packets.
-
-The kernel leaves segmentation to the device (GSO), so one read may return up to 64 KiB of a TCP
+A device with a virtio_net_hdr hands over frames, each standing for one or more IP packets. The
+kernel leaves segmentation to the device (GSO), so one read may return up to 64 KiB of a TCP
 stream under one header. On a wire it would be `num_wire` packets of an MTU each with their headers
 repeated; that is what a link counts, queues and loses. When only some of them survive, `part` makes
 a frame that stands for just those, as if the kernel had cut them out itself.
@@ -10,9 +9,8 @@ a frame that stands for just those, as if the kernel had cut them out itself.
 Checksums are not computed: NEEDS_CSUM asks the receiving kernel to trust (or, if it forwards, to
 fill in) what has never left this machine, so TCP's field holds only the pseudo-header's sum.
 
-One directed link that carries packets: pure arithmetic, the time is an argument.
-
-A packet waits in a queue, is transmitted at the link's rate, may be lost, and arrives one delay
+**The link** is pure arithmetic, the time is an argument. A packet waits in a queue, is transmitted
+at the link's rate, may be lost, and arrives one delay
 later. The queue is drop-tail and bounded in bytes of IP packets: what finds no room is dropped,
 and that is how TCP learns the rate. What has begun its transmission no longer counts.
 

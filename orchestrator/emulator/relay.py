@@ -1,20 +1,16 @@
 """The relay: one listening port for each way from a site to another site's gateway.
 
-Used in a process's own event loop, `async with Relay(config) as relay`, or as the child process
-that relay.py makes of it.
+It is used in a process's own event loop, `async with Relay(config) as relay`, or as a child
+process, `python -m orchestrator.emulator.relay`. The child reads one line of JSON
+(emulator_config.py) from stdin, says on stdout where it listens, then once a second what has
+passed. Further lines of stdin change links, at once; each is answered, and followed by the counters
+of that moment. The child ends when stdin does, so with its parent too.
 
-It ends TCP on both sides, so what it cannot show is TCP's own behaviour on a long path: slow start,
-congestion control and retransmission, window limits. What it makes of loss is said in link.py, of a
-cut in shared_link.py, of a half-open connection in connection.py. A connection that is dialled
-across a cut is accepted by the kernel, as the relay's listener is on this machine, but nothing
-answers on it before the link is healed, when the relay dials the gateway.
-
-The relay as a child process: `python -m orchestrator.emulator.relay`.
-
-It reads one line of JSON (config.py) from stdin, says on stdout where it listens, then once a
-second what has passed, one JSON line each. Further lines of stdin change links, at once; each is
-answered, and followed by the counters of that moment. It ends when stdin does, so with its parent
-too.
+The relay ends TCP on both sides, so it cannot show TCP's own behaviour on a long path: slow start,
+congestion control and retransmission, window limits. What it makes of loss is said in
+link_shape.py, of a cut in shared_link.py, of a half-open connection in relay_connection.py. A
+connection that is dialled across a cut is accepted by the kernel, as the relay's listener is on
+this machine, but nothing answers on it before the link is healed, when the relay dials the gateway.
 """
 
 from __future__ import annotations

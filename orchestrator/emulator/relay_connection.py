@@ -1,23 +1,19 @@
-"""One direction of one connection: read here, cross the link, write there.
+"""A connection through the relay: a listener accepts it, and a flow carries each of its directions.
 
 Raw non-blocking sockets and the event loop's readers, not streams or transports: bytes are
 received once and sent once, without a task, a future or a buffer copy between.
 
-Memory is bounded: a flow is not read while its link's queue is full, nor while its receiver does
-not take what has already arrived, nor while the link is cut; so it holds at most the queue and what
+Memory is bounded. A flow is not read while its link's queue is full, nor while its receiver does
+not take what has already arrived, nor while the link is cut. So it holds at most the queue and what
 is in flight, for which a loss adds one RTT.
 
-One connection through the relay: the dialler's socket, the gateway's, and a flow each way.
+How a connection ends travels like its bytes: a half-close or a reset at one end is seen at the
+other one link delay later, and behind everything that was sent before it.
 
-How it ends travels like its bytes: a half-close or a reset at one end is seen at the other one
-link delay later, and behind everything that was sent before it.
-
-**Half-open**: one end is reset and forgotten, with what was in flight both ways; the other is not
-told. What it goes on sending is taken, up to about what a TCP window would hold, and goes nowhere;
-after that it is no longer read, as where no acknowledgement comes, and not noticed when it closes:
-it then lasts until the connection is reset, or the relay ends.
-
-Where connections across one pair of links come in.
+A connection is **half-open** when one end is reset and forgotten, with what was in flight both
+ways, and the other end is not told. What that one goes on sending is taken, up to about what a TCP
+window would hold, and goes nowhere. After that it is no longer read, as where no acknowledgement
+comes, and it is not noticed when it closes. It lasts until it is reset, or the relay ends.
 """
 
 from __future__ import annotations

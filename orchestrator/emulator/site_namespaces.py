@@ -1,8 +1,7 @@
-"""Network namespaces without a name: held by a file descriptor, gone with who holds it.
+"""The network namespace of a site, and the TUN device in it that leads to the emulator.
 
-Nothing is written below /run/netns or anywhere else, so there is nothing to clean up after a crash.
-
-A site's TUN device: where its kernel's packets leave for the emulator, and come back from it.
+Namespaces have no name: a file descriptor holds them, and they are gone with who holds it. Nothing
+is written below /run/netns or anywhere else, so there is nothing to clean up after a crash.
 """
 
 from __future__ import annotations

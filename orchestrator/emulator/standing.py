@@ -1,7 +1,4 @@
-"""An emulation by itself: up until it is told to end, changed while it runs through a socket.
-
-Changes by hand of an emulation that is up: asked for and answered at a socket in its folder.
-"""
+"""An emulation by itself: up until it is told to end, changed through a socket in its folder."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""The job that measures instead of training, and the topology that it is to measure.
-
-From a probing run's records to the figures of each direction, and of each link in the file.
-
-Pure.
-
-Replaces a file that a person writes, unless somebody else has changed it meanwhile.
-"""
+"""The job that measures links instead of training, its figures, and the file that they go into."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A benchmark's figures for people, as tables: what is not known shows as a dash.
-
-The figures of an all-reduce benchmark for people, as tables.
-
-What is not known shows as a dash.
-"""
+"""Tables of a benchmark's figures for people; what is not known shows as a dash."""
 
 from __future__ import annotations
 

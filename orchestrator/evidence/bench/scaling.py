@@ -1,13 +1,8 @@
-"""Makes the runs of a benchmark one after the other, and writes each down as it ends.
+"""The scaling benchmark: makes its runs one after the other, and forms the figures of each setting.
 
-What the runs of one setting come to. Pure: measured runs in, a result out.
-
-What a step should take by the topology's figures alone, and how far the measured one is from it.
-
-Pure.
-
-- exchange off: a site's compute time; sites do not wait for each other, so the mean over them.
-- else as topology/model/step_model.py has it.
+A setting also has a prediction: what a step should take by the topology's figures alone. With the
+exchange off that is a site's compute time, and the mean over sites, which do not wait for each
+other; else it is what the step model says (topology/model/step_model.py).
 """
 
 from __future__ import annotations

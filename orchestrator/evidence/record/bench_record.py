@@ -1,16 +1,8 @@
-"""bench.json: what was asked, each run as it was measured, and what follows.
-
-Read by `isthmus report`.
+"""What a benchmark measured: the objects of bench.json, which `isthmus report` reads.
 
 Every class is one JSON object of the file, under the names that it has there. All times are
-seconds, all sizes bytes. The file is written anew after each run, so what an interruption loses is
-one run.
-
-A mean over few repeats, and how far it can be trusted. Pure.
-
-Repeats are taken as drawn from one normal distribution, so the mean lies within t · s / √n of what
-endless repeats would give, in 95 of 100 benchmarks; s is the sample's standard deviation and t
-Student's quantile for n - 1 degrees of freedom.
+seconds, all sizes bytes. The file is written anew after each run, so an interruption loses one run
+at most.
 """
 
 from __future__ import annotations
@@ -28,14 +20,21 @@ from orchestrator.run_folder.run_files import strict_json, write_atomically
 from topology.errors import ConfigError, Problem
 
 BENCH = "bench.json"
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Strict:
+    """Has an object of the file refused that holds something else, or more."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(_Strict):
     """A mean over repeats, and where it lies with a confidence of 95 %."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     mean: float
     half_width: float | None
     """The interval is mean ± this; null where a single value says nothing about it."""
@@ -44,10 +43,9 @@ class Interval:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(_Strict):
     """Where the time of a step went: the mean over the sites and the measured steps."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     compute_s: float
     intra_s: float
     exposed_inter_s: float
@@ -61,10 +59,9 @@ class Split:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LinkBytes:
+class LinkBytes(_Strict):
     """What one directed link carried, a step."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     source: str
     target: str
     bytes_per_step: float
@@ -72,10 +69,9 @@ class LinkBytes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(_Strict):
     """One run's figures, over the steps after the warm-up."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     tokens_per_s: float
     """Committed, of all sites of the run together."""
     tokens_per_step: float
@@ -88,20 +84,18 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(_Strict):
     """Why a run gave no figures."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     code: str
     """A key of protos/catalogue.py."""
     message: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(_Strict):
     """One run of one setting. A solo run that several settings share stands in each of them."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     kind: Literal["all", "solo"]
     site: str | None
     """Of a solo run: the one that ran by itself."""
@@ -126,19 +120,17 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SiteSpeed:
+class SiteSpeed(_Strict):
     """One site by itself."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     site: str
     tokens_per_s: Interval
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LinkUse:
+class LinkUse(_Strict):
     """One directed link in a setting: as configured, and what the steps made of it."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     source: str
     target: str
     bytes_per_s: float
@@ -153,10 +145,9 @@ class LinkUse:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
+class Predicted(_Strict):
     """What topology/cost/compute.py and topology/model/tree_times.py expect of a step."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     compute_s: float
     exchange_s: float
     """If nothing hid it."""
@@ -168,10 +159,9 @@ class Predicted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(_Strict):
     """A setting's figures, over the repeats in which all of its runs succeeded."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     compute: Literal["modelled", "real"]
     schedule: str
     """One of topology.job.SCHEDULES."""
@@ -192,10 +182,9 @@ class Result:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(_Strict):
     """One point of the sweep."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     overrides: dict[str, str]
     """Path as in --sweep, and value; empty without a sweep."""
     runs: tuple[Run, ...] = ()
@@ -204,19 +193,17 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(_Strict):
     """One --sweep."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     path: str
     values: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(_Strict):
     """What was asked. A benchmark is resumed only with the same."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     config_hash: str
     """Of job and topology with --set, before any sweep."""
     overrides: tuple[str, ...]
@@ -234,19 +221,17 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(_Strict):
     """One of the two documents."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: str
     path: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class Bench(_Strict):
     """The whole file."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     schema_version: Literal[1] = 1
     name: str
     job: Source
@@ -293,7 +278,12 @@ _T_95_MANY = ((120, 1.980), (60, 2.000), (40, 2.021))
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return the mean of `values`, at least one, with its 95 % interval."""
+    """Return the mean of `values`, at least one, with its 95 % interval.
+
+    Repeats are taken as drawn from one normal distribution. So the mean lies within t · s / √n of
+    what endless repeats would give, in 95 of 100 benchmarks; s is the sample's standard deviation
+    and t Student's quantile for n - 1 degrees of freedom.
+    """
     mean = math.fsum(values) / len(values)
     half_width = None
     if len(values) > 1:

@@ -1,4 +1,4 @@
-"""From a run's metric records to its figures. Pure.
+"""The figures of a run's steps, taken from its metric records. Pure.
 
 Only steps after the warm-up count: the first ones pay for connections, windows and caches that
 grow. A step begins where the one before it ended, so the times of the steps add up to the wall

@@ -1,11 +1,7 @@
-"""Everything that a run recorded, as it lies in memory: for its report and its trace.
-
-Reads what a run recorded, once.
+"""What a run recorded, read once from its folder and its journal, for its report and its trace.
 
 Whatever is missing is left out and told in `gaps`: a run that was killed, one whose folder is on
 another machine, and one of an older build all have something to show.
-
-Adds what a run measured, its metrics.jsonl, to its record.
 """
 
 from __future__ import annotations

@@ -344,19 +344,10 @@ def _split(done: Sequence[Setting]) -> Markup:
         ]
         hidden = Segment("wan", "WAN, hidden", split.hidden_inter_s)
         bars.append(Bar(name_of(setting), segments, hidden))
-    rows = [
-        [
-            bar.name,
-            *(formats.duration(part.value_s) for part in bar.segments),
-            formats.duration(bar.hidden.value_s if bar.hidden else 0.0),
-        ]
-        for bar in bars
-    ]
-    behind = table(["setting", *PARTS.values(), "WAN, hidden"], rows)
     note = "The mean over sites and measured steps. The thin line took no time: backward hid it."
     if len(bars) > _MAX_BARS:
         note += f" The first {_MAX_BARS} of {len(bars)} settings are drawn, the table has all."
-    return section("Where the time of a step went", split_figure(bars[:_MAX_BARS], behind, note))
+    return section("Where the time of a step went", split_figure(bars, note, limit=_MAX_BARS))
 
 
 def _predicted(bench: Bench) -> Markup:

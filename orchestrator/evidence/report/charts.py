@@ -1,13 +1,6 @@
-"""Scales from data to 0..1, with ticks where a person would put them. Pure.
+"""The report's charts as SVG: stacked bars, lines, and the time line of a step.
 
-Stacked bars: where each site's step went.
-
-Line charts: loss over steps, efficiency over RTT or bandwidth.
-
-One step as a Gantt chart: each site's backward pass, and every bucket's way across under it.
-
-What lies on the shaded ground was hidden behind the computation; what lies right of it was waited
-for.
+A scale maps data to 0..1 of a chart's width or height, with ticks where a person would put them.
 """
 
 from __future__ import annotations

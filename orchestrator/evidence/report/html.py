@@ -1,8 +1,6 @@
-"""HTML and SVG as values.
+"""HTML and SVG as values, and what a page is built of: tables, figures, tiles, keys.
 
 What is not markup is escaped, for names come from YAML and from the wire.
-
-What a page is built of: figures with the table behind them, tables, tiles, keys.
 """
 
 from __future__ import annotations

@@ -84,12 +84,7 @@ def comparison(runs: Sequence[RunFacts]) -> Markup:
     ]
     split: Markup = missing("No run has told the time of a step.")
     if bars:
-        split = figure(
-            stacked_bars("Where the time of a step went, a bar a run", bars),
-            _bars_table(bars),
-            key=_split_key(),
-            note="The mean step of each run's slowest site.",
-        )
+        split = split_figure(bars, "The mean step of each run's slowest site.")
     return element(
         "article",
         element("h2", "Side by side"),
@@ -104,10 +99,12 @@ def grid_table(grid: Grid, caption: str = "") -> Markup:
     return table(grid.headings, grid.rows, num_text=grid.num_text, caption=caption)
 
 
-def split_figure(bars: Sequence[Bar], behind: Markup, note: str = "") -> Markup:
-    """Return bars of where steps went, with their key and table."""
-    drawing = stacked_bars("Where the time of a step went", bars)
-    return figure(drawing, behind, key=_split_key(), note=note)
+def split_figure(bars: Sequence[Bar], note: str, limit: int | None = None) -> Markup:
+    """Return bars of where steps went, with their key; the table behind has more than `limit`."""
+    drawing = stacked_bars("Where the time of a step went", bars[:limit])
+    entries = {PART_CLASSES[part]: name for part, name in PARTS.items()}
+    colours = key({**entries, "wan thin": "WAN, hidden behind compute"})
+    return figure(drawing, _bars_table(bars), key=colours, note=note)
 
 
 def _reason(facts: RunFacts) -> Markup | None:
@@ -142,7 +139,7 @@ def _split(sites: Sequence[SiteFacts]) -> Markup:
         "The mean of each site's steps. The thin line is WAN time that backward hid: "
         "it took no time."
     )
-    return section(title, split_figure(bars, _bars_table(bars), note))
+    return section(title, split_figure(bars, note))
 
 
 def _bar(name: str, site: SiteFacts) -> Bar:
@@ -155,11 +152,6 @@ def _bar(name: str, site: SiteFacts) -> Bar:
 def _slowest(run: RunFacts) -> SiteFacts | None:
     told = [site for site in run.sites if site.step_s]
     return max(told, key=lambda site: site.step_s or 0.0, default=None)
-
-
-def _split_key() -> Markup:
-    entries = {PART_CLASSES[part]: name for part, name in PARTS.items()}
-    return key({**entries, "wan thin": "WAN, hidden behind compute"})
 
 
 def _bars_table(bars: Sequence[Bar]) -> Markup:

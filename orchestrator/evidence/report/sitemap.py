@@ -1,10 +1,7 @@
-"""Where sites are drawn.
+"""The map of a run: its sites, and each direction of each link, drawn by how much of it was used.
 
-On a plain equirectangular map, or on a circle where a location is missing.
-
-Pure. A place is (x, y), each 0..1 of the drawing, y downwards.
-
-The map: sites, and each direction of each link, drawn by how much of it was used.
+Sites stand where they are on a plain equirectangular map, or on a circle where a location is
+missing. A place is (x, y), each 0..1 of the drawing, y downwards.
 """
 
 from __future__ import annotations

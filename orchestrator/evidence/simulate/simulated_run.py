@@ -1,11 +1,7 @@
-"""A simulated run's folder: journal, documents, metrics and summary, as a coordinator leaves them.
+"""The folder of a simulated run, as a coordinator would leave it, with the metric records in it.
 
 `isthmus report`, `trace`, `status` and `events` read it like that of a run that was made. It says
 itself that none was: in its notes, and as the host of each site.
-
-A simulated run's metric records: what its ranks and gateways would have sent. Pure.
-
-Times are those of the simulation, after `began_s`.
 """
 
 from __future__ import annotations
