@@ -202,6 +202,7 @@ def test_a_reader_that_has_stopped_costs_messages_and_never_waits() -> None:
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
+@pytest.mark.exhaustive
 def test_round_trip_and_throughput_are_what_was_configured() -> None:
     """Loose above, where a busy machine may be late; tight below, where only a bug gets.
 

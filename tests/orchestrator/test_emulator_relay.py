@@ -133,6 +133,7 @@ def test_a_receiver_that_does_not_read_stops_its_own_sender_only() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_connections_of_a_link_share_it_fairly() -> None:
     """Four senders that never stop get a quarter each, within 15 %, and the rate together."""
 

@@ -32,6 +32,7 @@ LIGHT_PAPER = "rgb(253, 253, 251)"
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.multiprocess,
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium"),
 ]

@@ -1,4 +1,7 @@
-"""Figures of all-reduce benchmarks against numbers worked out by hand, and Gloo over real links."""
+"""Figures of all-reduce benchmarks against numbers worked out by hand, and Gloo over real links.
+
+What the runs of an all-reduce benchmark are told.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce import PAYLOAD_SHARE, Asked, Figures, figures_of
+from orchestrator.evidence.bench.allreduce import (
+    PAYLOAD_SHARE,
+    Asked,
+    Figures,
+    Wanted,
+    combinations,
+    figures_of,
+)
 from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
 from orchestrator.evidence.record.measured_steps import MeasurementError
 from protos import metrics
@@ -156,6 +166,7 @@ def fast(topology: Topology) -> Topology:
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("needs_root_netns")
+@pytest.mark.exhaustive
 def test_gloo_over_emulated_packets() -> None:
     found = measure_gloo(
         fast(TOPOLOGY), 1 << 20, warmup=1, repeats=2, is_emulated=True, timeout_s=60.0
@@ -176,3 +187,51 @@ def test_a_gloo_process_that_fails_is_named(
     with pytest.raises(MeasurementError, match=rf"Gloo at ({'|'.join(SITES)}) failed: .*"):
         measure_gloo(TOPOLOGY, 4096, warmup=0, repeats=1, is_emulated=False, timeout_s=60.0)
     assert not list(tmp_path.iterdir())
+
+
+TOPOLOGY_YAML = """\
+version: 1
+name: two
+sites:
+  - {name: east, nodes: 1, accelerators_per_node: 1, accelerator: cpu}
+  - {name: west, like: east}
+links:
+  - {between: [east, west], bandwidth: 200Mbit/s, rtt: 80ms}
+security: {mode: insecure}
+"""
+
+
+def told(folder: Path, *overrides: str, emulator: str | None) -> tuple[float, float, int, int]:
+    """Return the link's rate and round trip, the chunk and the bucket."""
+    path = folder / "topology.yaml"
+    path.write_text(TOPOLOGY_YAML)
+    wanted = Wanted(
+        sizes_bytes=(1 << 20,),
+        codecs=("fp32",),
+        trees=(),
+        topology_path=path,
+        overrides=overrides,
+        count=2,
+        is_one_rank_a_site=True,
+        is_copied=False,
+        emulator=emulator,
+    )
+    (found,) = combinations(wanted)
+    link = found.pair.topology.links[0]
+    exchange = found.pair.job.exchange
+    return link.bytes_per_s, link.rtt_s, exchange.chunk_bytes, exchange.bucket_bytes
+
+
+@pytest.mark.parametrize("emulator", [None, "netns"])
+def test_emulated_links_are_those_of_the_topology(tmp_path: Path, emulator: str | None) -> None:
+    assert told(tmp_path, emulator=emulator) == (25e6, 0.08, 1 << 20, 4 << 20)
+
+
+def test_without_emulation_sites_are_told_of_this_machines_links(tmp_path: Path) -> None:
+    assert told(tmp_path, emulator="none") == (12.5e9, 1e-4, 8 << 20, 64 << 20)
+
+
+def test_what_the_user_says_of_links_chunks_and_buckets_stands(tmp_path: Path) -> None:
+    own = ("links.0.rtt=10ms", "exchange.chunk=2MiB", "exchange.bucket=8MiB")
+    assert told(tmp_path, *own, emulator="none") == (25e6, 0.01, 2 << 20, 8 << 20)
+    assert told(tmp_path, *own[:1], emulator="none") == (25e6, 0.01, 8 << 20, 64 << 20)

@@ -75,7 +75,7 @@ def test_of_a_topology_every_link_is_measured() -> None:
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [RELAY, NETNS])
+@pytest.mark.parametrize("module", [RELAY, pytest.param(NETNS, marks=pytest.mark.exhaustive)])
 def test_real_links_are_measured(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if module == NETNS and (why := netns_problem()):
         pytest.skip(why)
