@@ -36,8 +36,8 @@ _THREADS_MAX = 4
 Write = Callable[[Mapping[str, Any]], None]
 
 
-class Gateway:
-    """Reduces the buckets of a node's ranks. `start`, `connect`, then `wait_ended` and `close`."""
+class EndingGateway:
+    """What all gateways have in common: the first failure ends them, or the agent does."""
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
         """Start nothing.
@@ -48,6 +48,47 @@ class Gateway:
         """
         self._config = config
         self._write = write
+        self._lock = threading.Lock()
+        self._failure: Failure | None = None
+        self._finished = threading.Event()
+        """This site is done: what happens to peers now is no failure of it."""
+        self._ended = threading.Event()
+
+    @property
+    def failure(self) -> Failure | None:
+        """What ended the gateway, if it failed."""
+        return self._failure
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Wait for a failure or `stop`; return whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def stop(self) -> None:
+        """The agent wants no more: end."""
+        self._ended.set()
+
+    def fail(self, failure: Failure) -> None:
+        """Keep the first failure, and end."""
+        with self._lock:
+            if self._failure is not None or self._finished.is_set() or self._ended.is_set():
+                _log.info("after the end: %s: %s", failure.code, failure.message)
+                return
+            self._failure = failure
+        _log.error("%s: %s", failure.code, failure.message)
+        self._ended.set()
+
+
+class Gateway(EndingGateway):
+    """Reduces the buckets of a node's ranks. `start`, `connect`, then `wait_ended` and `close`."""
+
+    def __init__(self, config: GatewayConfig, write: Write) -> None:
+        """Start nothing.
+
+        Args:
+            config: from the agent.
+            write: sends one message to the agent; may be called from any thread.
+        """
+        super().__init__(config, write)
         self._pool = Pool(max(2, min(_THREADS_MAX, os.cpu_count() or 2)))
         self._local = LocalServer(config, self)
         self._executor = Executor(
@@ -64,17 +105,7 @@ class Gateway:
         self._switches = PlanSwitches(
             config, self._executor, self._links, self._local.encoding, write
         )
-        self._lock = threading.Lock()
-        self._failure: Failure | None = None
-        self._finished = threading.Event()
-        """All local ranks have left: what happens to peers now is no failure of this site."""
-        self._ended = threading.Event()
         self._connecting: threading.Thread | None = None
-
-    @property
-    def failure(self) -> Failure | None:
-        """What ended the gateway, if it failed."""
-        return self._failure
 
     def start(self) -> None:
         """Listen for ranks and peers, and say where."""
@@ -107,14 +138,6 @@ class Gateway:
             LocalProtocolError: it was never prepared here.
         """
         self._executor.decide(epoch, commit=commit)
-
-    def wait_ended(self, timeout_s: float) -> bool:
-        """Wait for a failure or `stop`; return whether it came."""
-        return self._ended.wait(timeout_s)
-
-    def stop(self) -> None:
-        """The agent wants no more: end."""
-        self._ended.set()
 
     def close(self) -> None:
         """Take leave of ranks, peers and agent, and end every thread. Idempotent."""
@@ -177,16 +200,6 @@ class Gateway:
     def left(self) -> None:
         """All local ranks have left."""
         self._finished.set()
-
-    def fail(self, failure: Failure) -> None:
-        """Keep the first failure, and end."""
-        with self._lock:
-            if self._failure is not None or self._finished.is_set() or self._ended.is_set():
-                _log.info("after the end: %s: %s", failure.code, failure.message)
-                return
-            self._failure = failure
-        _log.error("%s: %s", failure.code, failure.message)
-        self._ended.set()
 
     # ---------------------------------------------------------------- links
 

@@ -68,8 +68,10 @@ def main() -> int:
 
 
 def _run(config: GatewayConfig, stdin: io.FileIO, agent: AgentWriter) -> int:
-    gateway: Gateway | ProbingGateway = (ProbingGateway if config.probe else Gateway)(
-        config, agent.write
+    gateway = (
+        ProbingGateway(config, config.probe, agent.write)
+        if config.probe
+        else Gateway(config, agent.write)
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: gateway.stop())

@@ -37,7 +37,7 @@ class Member:
     def __init__(self, config: GatewayConfig) -> None:
         self.messages: list[Mapping[str, Any]] = []
         self._changed = threading.Condition()
-        self.gateway = ProbingGateway(config, self._write)
+        self.gateway = ProbingGateway(config, PROBE, self._write)
         self.gateway.start()
         self.port = int(self.wait("listening")["port"])
 

@@ -46,20 +46,24 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
     """Serves one gateway's peers. `turn` is shared with the gateway's own measurements."""
 
     def __init__(
-        self, config: GatewayConfig, site_of: SiteOf, on_finished: Callable[[str], None]
+        self,
+        config: GatewayConfig,
+        probe: Probe,
+        site_of: SiteOf,
+        on_finished: Callable[[str], None],
     ) -> None:
         """Serve nothing yet.
 
         Args:
-            config: this gateway's, with `probe`.
+            config: this gateway's.
+            probe: what is measured.
             site_of: says who is calling.
             on_finished: told of each peer that needs no more turns.
         """
-        assert config.probe is not None
         self.turn = threading.Lock()
         """Held while this gateway takes part in a measurement."""
         self._links = {link.site: link for link in config.links}
-        self._probe = config.probe
+        self._probe = probe
         self._site_of = site_of
         self._on_finished = on_finished
         self._measuring = ""

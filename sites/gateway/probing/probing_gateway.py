@@ -11,55 +11,45 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failure_of
-from protos.failure import Failure
 from protos.frame import Frame
 from protos.metrics import PROBE
 from sites.gateway.config import GatewayConfig, GatewayId
+from sites.gateway.gateway import EndingGateway, Write
 from sites.gateway.links.peer_server import ExchangeServer
 from sites.gateway.links.transport import Peer
 from sites.gateway.probing.probe_server import ProbeServer, turn_s
 from sites.gateway.probing.prober import Prober
+from topology.job import Probe
 
 _log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
 
-Write = Callable[[Mapping[str, Any]], None]
 
-
-class ProbingGateway:
+class ProbingGateway(EndingGateway):
     """Measures a site's links, in the place of a `Gateway`, and with the same methods."""
 
-    def __init__(self, config: GatewayConfig, write: Write) -> None:
+    def __init__(self, config: GatewayConfig, probe: Probe, write: Write) -> None:
         """Start nothing.
 
         Args:
-            config: from the agent, with `probe`.
+            config: from the agent.
+            probe: what to measure.
             write: sends one message to the agent; may be called from any thread.
         """
-        assert config.probe is not None
-        self._config = config
-        self._probe = config.probe
-        self._write = write
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._failure: Failure | None = None
+        super().__init__(config, write)
+        self._probe = probe
         self._unfinished = {link.site for link in config.links}
         self._all_finished = threading.Event()
         self._probers: list[Prober] = []
         self._thread: threading.Thread | None = None
         self._server = ExchangeServer(config, self)
-        self._served = ProbeServer(config, self._server.site_of, self._finished)
+        self._served = ProbeServer(config, probe, self._server.site_of, self._peer_finished)
         self._server.add(self._served.register)
-
-    @property
-    def failure(self) -> Failure | None:
-        """What ended the gateway, if it failed."""
-        return self._failure
 
     def start(self) -> None:
         """Listen for peers, and say where."""
@@ -83,14 +73,6 @@ class ProbingGateway:
         self._thread = threading.Thread(target=self._run, name="probe", daemon=True)
         self._thread.start()
 
-    def wait_ended(self, timeout_s: float) -> bool:
-        """Wait for a failure or `stop`; return whether it came."""
-        return self._ended.wait(timeout_s)
-
-    def stop(self) -> None:
-        """The agent wants no more: end."""
-        self._ended.set()
-
     def close(self) -> None:
         """Tell the agent of a failure, and end every thread. Idempotent."""
         self._ended.set()
@@ -99,15 +81,6 @@ class ProbingGateway:
         if self._thread is not None:
             self._thread.join(self._config.peer_lost_s)
         self._server.close()
-
-    def fail(self, failure: Failure) -> None:
-        """Keep the first failure, and end."""
-        with self._lock:
-            if self._failure is not None or self._ended.is_set():
-                return
-            self._failure = failure
-        _log.error("%s: %s", failure.code, failure.message)
-        self._ended.set()
 
     # ---------------------------------------------------------------- what others report
 
@@ -124,9 +97,9 @@ class ProbingGateway:
 
     def peer_left(self, sender: GatewayId) -> None:
         """A peer has left: it needs no more turns."""
-        self._finished(self._config.sites[sender[0]])
+        self._peer_finished(self._config.sites[sender[0]])
 
-    def _finished(self, site: str) -> None:
+    def _peer_finished(self, site: str) -> None:
         with self._lock:
             self._unfinished.discard(site)
             if not self._unfinished:
