@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Plan random topologies: how long steps and planning take, whether wider links make steps longer.
+"""Plan random topologies: how long the planned steps are, by the simulator, and how long it takes.
 
-Usage: python scripts/bench_planner.py [--sites 4] [--seeds 0:60] [--wider 3] [--model 64]
-           [--codecs fp32] [--sizes one] [--job trainer] [--of plan] [--out FILE] [--against FILE];
+Usage: python scripts/bench_planner.py [--seeds 0:100] [--sites 3,4,5,6] [--against CHECKOUT]
+       python scripts/bench_planner.py --wider 2 [--seeds 0:30]     # links become wider
        --help has the others
 
-Each seed is a topology whose links become wider `--wider` times, at random, one after another. Two
-planners are compared by `--out` with the one and `--against` with the other. `--model` is a width,
-or `any`: some of up to 1.6 GB of gradients, with links and sites that are as many times as fast.
+Each seed is a topology with links of unlike width, some of them missing, and a job of the trainer
+that ships. With `--against`, another checkout of isthmus, with an environment of its own in .venv,
+plans the same, and this one's simulator judges both.
 """
 
 from __future__ import annotations
@@ -17,31 +17,27 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
-from tests.fakes.described import described_job, few_degrees, sites_of_nodes
-from tests.fakes.plannable import (
-    SMALL,
-    a_job,
-    a_job_of_one_size,
-    a_random_world,
-    randomly_widened,
-)
+from tests.fakes.plannable import a_job, a_random_world, randomly_widened
 from topology.cost.compute import num_parameters
-from topology.job import Job, Model, Reduction
-from topology.model.wire_load import chunk_bytes_of
-from topology.planner.parallel_search import ParallelSearch
-from topology.planner.search import Search
-from topology.planner.switch import best_switch
+from topology.job import Job, LinkCodec, Model, NamedTree, Placed, Reduction
+from topology.planner.plan import make_plan
+from topology.units import parse_size
 from topology.world import Topology
 
-SAME = 1 + 1e-9
-WIDTHS = (64, 256, 768, 2048)
-RATES = ((4.5, 7.0), (5.5, 8.0))
-"""Powers of ten, bytes per second, for the smallest model."""
+_STEPS, _SKIPPED = 12, 4
+"""Steps that are simulated, and the first of them, which do not count."""
+_WIDTHS = (64, 64, 256, 768)
+_SMALLEST = Model(layers=2, heads=2, width=64, context=32)
+_CODECS = (("fp32",), ("bf16",), ("fp32", "int8"), ("bf16", "int8"))
 
 
 def chance_of(seed: int | str) -> random.Random:
@@ -49,20 +45,18 @@ def chance_of(seed: int | str) -> random.Random:
     return random.Random(seed)  # noqa: S311 - not a secret
 
 
-def a_case(seed: int, chosen: argparse.Namespace) -> tuple[Job, Topology]:
-    """Return a job and a topology: the same for the same seed and arguments."""
-    chance, choice = chance_of(seed), chance_of(f"case {seed}")
-    width = choice.choice(WIDTHS) if chosen.model == "any" else int(chosen.model)
-    rates = choice.choice(RATES) if chosen.model == "any" else RATES[0]
-    codec = choice.choice(chosen.codecs.split("|"))
-    sizes = choice.choice(chosen.sizes.split("|"))
-    model = Model(layers=2 if width < 768 else 8, heads=2, width=width, context=SMALL.context)
-    times = num_parameters(model) / num_parameters(SMALL)
+def a_case(seed: int, sites: list[int]) -> tuple[Job, Topology]:
+    """Return a job and a topology: the same for the same seed."""
+    chance = chance_of(f"case {seed}")
+    num_sites = sites[seed % len(sites)]
+    width = chance.choice(_WIDTHS)
+    model = Model(layers=2 if width < 768 else 8, heads=2, width=width, context=32)
+    times = num_parameters(model) / num_parameters(_SMALLEST)
     more = math.log10(times)
     topology = a_random_world(
-        chance, chosen.sites, density=chosen.density, rates=(rates[0] + more, rates[1] + more)
+        chance, num_sites, density=chance.choice((0.5, 0.8, 1.0)), rates=(4.7 + more, 7.3 + more)
     )
-    sites = tuple(
+    places = tuple(
         dataclasses.replace(
             site,
             accelerator=dataclasses.replace(
@@ -74,126 +68,154 @@ def a_case(seed: int, chosen: argparse.Namespace) -> tuple[Job, Topology]:
         )
         for site in topology.sites
     )
-    made = a_job_of_one_size if sizes == "one" else a_job
-    job = made(chosen.batch, codecs=tuple(codec.split(",")), sites=chosen.take)
-    trainer = dataclasses.replace(job.trainer, model=model)
-    return dataclasses.replace(job, trainer=trainer), dataclasses.replace(
-        topology, sites=sites, emulator=chosen.emulator
+    topology = dataclasses.replace(
+        topology, sites=places, emulator=chance.choice(("relay", "netns"))
     )
+    job = a_job(max(chance.choice((8, 16, 32)), 2 * num_sites), codecs=chance.choice(_CODECS))
+    assert job.plan is not None
+    wishes = dataclasses.replace(job.plan, sites=chance.choice(("auto", "all")))
+    schedule = chance.choice(("overlap", "overlap", "serial"))
+    return dataclasses.replace(
+        job,
+        exchange=dataclasses.replace(job.exchange, schedule=schedule),
+        trainer=dataclasses.replace(job.trainer, model=model),
+        plan=wishes,
+    ), topology
 
 
-def a_described_case(seed: int, chosen: argparse.Namespace) -> tuple[Job, Topology]:
-    """Return a job that describes its model, and sites of four or eight accelerators."""
-    chance, choice = chance_of(seed), chance_of(f"case {seed}")
-    links = [
-        (one, other, 10 ** chance.uniform(7.5, 10.5), chance.uniform(0.001, 0.1))
-        for one, other in itertools.combinations(range(chosen.sites), 2)
-    ]
-    topology = sites_of_nodes(
-        [chance.choice((1, 1, 2)) for _ in range(chosen.sites)],
-        links,
-        speeds=[chance.choice((1e14, 5e13)) for _ in range(chosen.sites)],
-    )
-    job = described_job(
-        few_degrees(global_batch=chosen.batch),
-        codecs=tuple(choice.choice(chosen.codecs.split("|")).split(",")),
-        sites=chosen.take,
-        gateways=choice.choice(("unlimited", "measured")),
-    )
-    return job, dataclasses.replace(topology, emulator=chosen.emulator)
-
-
-def plan_s(job: Job, topology: Topology) -> float:
-    """Return the step that is planned."""
-    search = Search if job.workload is None else ParallelSearch
-    choice = search(job, topology).best()
-    if choice is None:
-        raise SystemExit("the batch is too small for these sites")
-    return choice.step_s
-
-
-def steps_of_wider_links(seed: int, chosen: argparse.Namespace) -> tuple[list[float], float]:
-    """Return the steps planned for links that become wider, and the CPU seconds of a plan."""
-    described, chance = chosen.job == "described", chance_of(seed)
-    job, topology = (a_described_case if described else a_case)(seed, chosen)
-    if chosen.of == "switch":
-        exchange = dataclasses.replace(job.exchange, codec=chosen.codecs.split("|")[0])
-        star = Reduction(tree="star", hub=topology.sites[0].name)
-        job = dataclasses.replace(job, exchange=exchange, reduction=star)
-    cut_bytes, steps_s = chunk_bytes_of(job, topology), []
-    begun_s = time.process_time()
-    for _ in range(chosen.wider + 1):
-        if chosen.of == "switch":
-            steps_s.append(best_switch(job, topology, cut_bytes).after_s)
-        else:
-            steps_s.append(plan_s(job, topology))
+def planned(seed: int, sites: list[int], num_wider: int) -> list[dict[str, Any]]:
+    """Return the plan of a seed's topology, and of those that have wider links."""
+    job, topology = a_case(seed, sites)
+    chance, found = chance_of(seed), []
+    for _ in range(num_wider + 1):
+        begun_s = time.process_time()
+        plan = make_plan(job, topology)
+        found.append(
+            {
+                "decisions": plan["decisions"],
+                "predicted_s": plan["predicted"]["step_s"],
+                "cpu_s": time.process_time() - begun_s,
+            }
+        )
         topology = randomly_widened(chance, topology)
-    return steps_s, (time.process_time() - begun_s) / len(steps_s)
+    return found
 
 
-def told_against(found: dict[str, list[float]], against: dict[str, list[float]]) -> str:
-    """Return how these steps compare with others."""
-    ratios = sorted(
-        step_s / other_s
-        for seed in sorted(found.keys() & against.keys())
-        for step_s, other_s in zip(found[seed], against[seed], strict=True)
+def judged_s(job: Job, topology: Topology, decisions: dict[str, Any]) -> float:
+    """Return the step that decisions come to, by the simulator."""
+    from topology.documents.placement import placed
+    from topology.simulator.settings import Settings
+    from topology.simulator.simulation import simulate
+
+    exchange, reduction = decisions["exchange"], decisions["reduction"]
+    decided = dataclasses.replace(
+        job,
+        placement=tuple(
+            Placed(site=each["site"], sequences=each["sequences"])
+            for each in decisions["placement"]
+        ),
+        exchange=dataclasses.replace(
+            job.exchange,
+            codec=exchange["codec"],
+            codecs=tuple(
+                LinkCodec(between=tuple(each["between"]), codec=each["codec"])
+                for each in exchange.get("codecs", ())
+            ),
+            chunk_bytes=parse_size(exchange["chunk"]),
+            bucket_bytes=parse_size(exchange["bucket"]),
+        ),
+        reduction=Reduction(
+            tree=reduction.get("tree", "auto"),
+            trees=tuple(
+                NamedTree(root=each["root"], parents=each["parents"], weight=each["weight"])
+                for each in reduction.get("trees", ())
+            ),
+        ),
+        trainer=dataclasses.replace(job.trainer, micro_batch=decisions["micro_batch"]),
     )
-    longer = [each for each in ratios if each > SAME]
-    shorter = [each for each in ratios if each < 1 / SAME]
+    here = placed(decided, topology)
+    run = simulate(decided, here, Settings(steps=_STEPS))
+    return max(run.step_s(site, _SKIPPED) for site in range(len(here.sites)))
+
+
+def plans_of(checkout: Path, chosen: argparse.Namespace) -> dict[str, Any]:
+    """Return what another checkout plans."""
+    command = [
+        str(checkout / ".venv/bin/python"),
+        str(Path(__file__).resolve()),
+        *("--seeds", chosen.seeds, "--sites", chosen.sites, "--wider", str(chosen.wider)),
+        "--only-plan",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    made = subprocess.run(
+        command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE
+    )
+    found: dict[str, Any] = json.loads(made.stdout)
+    return found
+
+
+def steps_of(seed: int, sites: list[int], plans: list[dict[str, Any]]) -> list[float]:
+    """Return the judged steps of a seed's plans."""
+    job, topology = a_case(seed, sites)
+    chance, found = chance_of(seed), []
+    for plan in plans:
+        found.append(judged_s(job, topology, plan["decisions"]))
+        topology = randomly_widened(chance, topology)
+    return found
+
+
+def told(name: str, ratios: list[float]) -> str:
+    """Return what ratios say: how many times one is the other."""
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    told = f"against the other, {len(ratios)} steps are {mean:.5f} times as long in the mean"
-    for name, some in (("longer", longer), ("shorter", shorter)):
-        if some:
-            median, most = statistics.median(some), max(some, key=lambda each: abs(each - 1))
-            told += f"; {len(some)} {name}, by {median - 1:+.2%} in the median, {most - 1:+.2%}"
-    return told
-
-
-def parsed() -> argparse.Namespace:
-    """Return the arguments."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--sites", type=int, default=4)
-    parser.add_argument("--seeds", default="0:60", help="FROM:UNTIL")
-    parser.add_argument("--wider", type=int, default=3)
-    parser.add_argument("--model", default=str(SMALL.width))
-    parser.add_argument("--codecs", default="fp32", help="permitted; a|b,c: one or the other")
-    parser.add_argument("--sizes", default="one", help="of chunks and buckets: one, all, one|all")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--take", default="all", choices=("all", "auto"), help="sites")
-    parser.add_argument("--density", type=float, default=1.0, help="of links")
-    parser.add_argument("--emulator", default="relay", choices=("relay", "netns"))
-    parser.add_argument("--job", default="trainer", choices=("trainer", "described"))
-    parser.add_argument("--of", default="plan", choices=("plan", "switch"))
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--against", type=Path)
-    return parser.parse_args()
+    longer = sum(each > 1.001 for each in ratios)
+    return (
+        f"{name}: {len(ratios)}, mean {mean - 1:+.2%}, median {statistics.median(ratios) - 1:+.2%}, "
+        f"least {min(ratios) - 1:+.2%}, most {max(ratios) - 1:+.2%}, longer by 0.1 %: {longer}"
+    )
 
 
 def main() -> None:
     """Print what was found."""
-    chosen = parsed()
-    first, until = map(int, chosen.seeds.split(":"))
-    found: dict[str, list[float]] = {}
-    cpu_s, longer, num_pairs = [], [], 0
-    for seed in range(first, until):
-        found[str(seed)], each_s = steps_of_wider_links(seed, chosen)
-        cpu_s.append(each_s)
-        steps_s = found[str(seed)]
-        num_pairs += len(steps_s) - 1
-        for place, step_s in enumerate(steps_s[1:]):
-            if step_s > steps_s[place] * SAME:
-                longer.append(step_s / steps_s[place] - 1)
-                print(f"seed {seed}, wider {place + 1}: {longer[-1]:+.4%}", flush=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", default="0:100", help="FROM:UNTIL")
+    parser.add_argument("--sites", default="3,4,5,6", help="how many; seeds take them in turn")
+    parser.add_argument("--wider", type=int, default=0, help="times that links become wider")
+    parser.add_argument("--against", type=Path, help="another checkout")
+    parser.add_argument("--only-plan", action="store_true", help="print plans as JSON")
+    chosen = parser.parse_args()
+    sites = [int(each) for each in chosen.sites.split(",")]
+    seeds = range(*map(int, chosen.seeds.split(":")))
+    plans = {str(seed): planned(seed, sites, chosen.wider) for seed in seeds}
+    if chosen.only_plan:
+        json.dump(plans, sys.stdout)
+        return
+    steps_s = {seed: steps_of(int(seed), sites, each) for seed, each in plans.items()}
+    every = [
+        (plan, step_s)
+        for seed in plans
+        for plan, step_s in zip(plans[seed], steps_s[seed], strict=True)
+    ]
+    cpu_s = [plan["cpu_s"] for plan, _ in every]
     print(
-        f"{len(longer)} of {num_pairs} wider links gave a slower plan; most: {max(longer, default=0.0):.2%}"
+        f"CPU seconds a plan: {statistics.fmean(cpu_s):.2f} in the mean, {max(cpu_s):.2f} at most"
     )
-    print(
-        f"CPU seconds a plan: {statistics.fmean(cpu_s):.3f} in the mean, {max(cpu_s):.3f} at most"
-    )
-    if chosen.out:
-        chosen.out.write_text(json.dumps(found))
+    print(told("simulated over predicted", [s / plan["predicted_s"] for plan, s in every]))
+    if chosen.wider:
+        pairs = [each for seed in steps_s.values() for each in itertools.pairwise(seed)]
+        print(told("a wider link's step over the one before", [b / a for a, b in pairs]))
     if chosen.against:
-        print(told_against(found, json.loads(chosen.against.read_text())))
+        others = plans_of(chosen.against.resolve(), chosen)
+        theirs = {seed: steps_of(int(seed), sites, each) for seed, each in others.items()}
+        ratios = {
+            f"{seed}.{place}": mine / other
+            for seed in plans
+            for place, (mine, other) in enumerate(zip(steps_s[seed], theirs[seed], strict=True))
+        }
+        print(told("steps over those of the other checkout", list(ratios.values())))
+        worst = sorted(ratios, key=lambda each: -ratios[each])[:5]
+        print("longest: " + ", ".join(f"seed {each} {ratios[each] - 1:+.2%}" for each in worst))
+        cpu_s = [plan["cpu_s"] for each in others.values() for plan in each]
+        print(f"the other's CPU seconds: {statistics.fmean(cpu_s):.2f}, {max(cpu_s):.2f} at most")
 
 
 if __name__ == "__main__":

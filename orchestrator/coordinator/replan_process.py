@@ -20,11 +20,11 @@ from topology.errors import ConfigError
 from topology.job import Reduction
 from topology.json_fields import read_json, to_json
 from topology.measured.measured_links import LinkFigures, with_measured
+from topology.planner.reductions import named
 from topology.planner.switch import best_switch, relaunched_s
-from topology.planner.ways import named
 from topology.run_decisions import decide_reduction
 from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.codec_turns import has_same_turns
+from topology.trees.trees import has_same_turns
 from topology.world import Topology
 
 _NICE = 10

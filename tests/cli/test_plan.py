@@ -50,8 +50,10 @@ def test_simulations_predict_what_the_plan_does(isthmus: Isthmus, job: Path) -> 
     home = ("--home", job.parent / "home")
     [setting] = isthmus("simulate", job, *asked, *home).envelope["data"]["settings"]
     predicted = setting["result"]["predicted"]
-    for key in ("step_s", "compute_s", "exchange_s", "efficiency"):
+    for key in ("compute_s", "exchange_s"):
         assert predicted[key] == pytest.approx(plan["predicted"][key], rel=1e-5), key
+    for key in ("step_s", "efficiency"):
+        assert predicted[key] == pytest.approx(plan["predicted"][key], rel=1e-3), key
 
 
 def test_people_get_sentences_and_tables(isthmus: Isthmus, job: Path) -> None:

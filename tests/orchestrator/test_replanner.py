@@ -18,9 +18,8 @@ from tests.fakes.worlds import JOB, topology
 from topology.documents.load import load_job
 from topology.measured.measured_links import LinkFigures
 from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.codec_turns import has_same_turns
 from topology.trees.link_codecs import plan_codecs
-from topology.trees.trees import ReductionPlan, Tree
+from topology.trees.trees import ReductionPlan, Tree, has_same_turns
 
 DEADLINE_S = 60.0
 PLANNED_JOB = JOB + "plan: {}\nexchange: {codec: fp32}\nreduction: {tree: star, hub: a}\n"

@@ -20,7 +20,7 @@ from topology.documents.run_documents import RunDocuments
 from topology.hashing import config_hash
 from topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
 from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import exchange_time_s, step_time
+from topology.model.step_model import StepModel, exchange_time_s
 from topology.model.tree_times import bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
 from topology.model.wire_load import (
     FRAME_BYTES,
@@ -30,7 +30,7 @@ from topology.model.wire_load import (
     tree_ratios,
     wire_load,
 )
-from topology.planner.ways import named
+from topology.planner.reductions import named
 from topology.simulator.settings import Settings
 from topology.simulator.simulation import link_loads
 from topology.simulator.step_work import step_work
@@ -229,7 +229,9 @@ def test_a_prediction_counts_them_too() -> None:
     job = dataclasses.replace(Job(name="j", topology="t.yaml"), reduction=given(PATHS))
     job = dataclasses.replace(job, exchange=Exchange(codec="fp32"))
     mixed = with_codecs(job, (0, 2, "int8"))
-    fp32, smaller = step_time(job, TRIANGLE), step_time(mixed, TRIANGLE)
+    fp32, smaller = (
+        StepModel(each, TRIANGLE, plan_reduction(each, TRIANGLE)) for each in (job, mixed)
+    )
     assert smaller.link_s[0, 2] == pytest.approx(RATIOS["int8"] * fp32.link_s[0, 2], rel=0.01)
     assert smaller.link_s[1, 2] == fp32.link_s[1, 2]
 

@@ -17,7 +17,6 @@ from topology.job import Exchange, Job, LinkCodec, NamedTree, Reduction
 from topology.plan_wishes import PlanWishes
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.plan import make_plan
-from topology.planner.sources import warnings
 from topology.world import Topology
 
 LINKS = [(0, 1, 2e5, 0.02), (0, 2, 1e4, 0.15), (1, 2, 1e4, 0.15)]
@@ -40,7 +39,9 @@ def test_what_is_written_is_read_back() -> None:
 def test_it_explains_itself() -> None:
     assert "2 of 3 sites take part" in said(PLAN)
     assert "s2 is left out: with it, a step takes" in said(PLAN)
-    assert re.search(r"What binds: (compute at|the link|the gateway|round trips)", said(PLAN))
+    assert re.search(
+        r"What limits a step: (compute at|the link|the gateway|round trips)", said(PLAN)
+    )
     assert "A rank of s0 takes" in said(PLAN)
     assert "This version exchanges every step all the same" in said(PLAN)
     by_site = {each["site"]: each for each in PLAN["sites"]}
@@ -180,11 +181,11 @@ def measured(bandwidth: str) -> Topology:
 
 
 def test_a_measured_figure_far_from_the_described_one_is_warned_of() -> None:
-    told = warnings(JOB, measured("7Gbit/s"))
+    told = make_plan(JOB, measured("7Gbit/s"))["warnings"]
     assert len(told) == 1, "one for both directions, and none of the round trip"
     assert "bandwidth 7Gbit/s was measured" in told[0]
     assert "10Gbit/s is described" in told[0]
-    assert not warnings(JOB, measured("9Gbit/s"))
+    assert not make_plan(JOB, measured("9Gbit/s"))["warnings"]
     inputs = make_plan(JOB, measured("9Gbit/s"))["inputs"]
     origins = [each["origin"] for each in inputs]
     assert origins.count("measured at 2026-05-01T12:00:00Z") == 4
@@ -209,8 +210,10 @@ def test_the_peak_that_is_told_is_the_one_that_counts() -> None:
 
 def test_what_has_no_price_is_told_where_prices_decide() -> None:
     world = measured("9Gbit/s")
-    assert not warnings(dataclasses.replace(JOB, plan=PlanWishes()), world)
-    [told] = warnings(dataclasses.replace(JOB, plan=PlanWishes(objective="cost")), world)
+    assert not make_plan(dataclasses.replace(JOB, plan=PlanWishes()), world)["warnings"]
+    [told] = make_plan(dataclasses.replace(JOB, plan=PlanWishes(objective="cost")), world)[
+        "warnings"
+    ]
     assert "chip has no price" in told
 
 
@@ -244,7 +247,7 @@ def test_links_that_the_job_gives_a_codec_keep_it() -> None:
 def test_what_is_busy_binds_and_else_round_trips_do() -> None:
     narrow = make_plan(a_job(12, sites="all"), a_world([4e8, 4e8], [(0, 1, 1e5, 0.01)]))
     assert narrow["binding"].startswith("the link s")
-    assert "not compute at s" in narrow["binding"]
+    assert "computes longest, and for" in narrow["binding"]
     far = make_plan(a_job(12, sites="all"), a_world([4e10, 4e10], [(0, 1, 1e9, 0.3)]))
     assert far["binding"].startswith("round trips: an exchange by itself takes")
     assert "busiest of all, works for" in far["binding"]

@@ -20,12 +20,12 @@ from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
 from topology.hashing import plan_hashes
 from topology.job import Job, Model
+from topology.model.buckets import gradient_bytes
 from topology.planner.document import PlanFile, plan_text
-from topology.planner.parallel_plan import all_widened
-from topology.planner.parallel_search import ParallelSearch
-from topology.planner.parallel_why import WANTED, wider_for
+from topology.planner.explain import WANTED, all_widened, wider_for
 from topology.planner.plan import make_plan
 from topology.planner.regime import rounds
+from topology.planner.search import Search
 from topology.simulator.settings import Settings
 from topology.simulator.simulation import simulate
 from topology.units import format_size
@@ -83,7 +83,7 @@ def test_a_launch_gets_the_degrees() -> None:
         DocumentText(JOB_YAML, "job.yaml", plan.overrides()),
         DocumentText(TWO_SITES_YAML, "topology.yaml"),
     )
-    search = ParallelSearch(job, topology)
+    search = Search(job, topology)
     choice = search.best()
     assert choice is not None
     assert run.job.placement == choice.job(job).placement
@@ -181,7 +181,9 @@ def test_unlimited_gateways_want_a_workload() -> None:
 
 
 def test_it_explains_itself() -> None:
-    assert re.search(r"What binds: (compute at|the link|the gateway|the network card)", said(PLAN))
+    assert re.search(
+        r"What limits a step: (compute at|the link|the gateway|the network card)", said(PLAN)
+    )
     assert re.search(
         r"By itself a step takes [\d.]+m?s, [\d.]+% of it the pipeline's bubble", said(PLAN)
     )
@@ -248,7 +250,7 @@ def test_the_bandwidth_that_is_named_is_enough_and_not_much_more() -> None:
         dataclasses.replace(MODEL, global_batch=64), sites="all", gateways="unlimited"
     )
     world = sites_of_nodes([2, 2], [(0, 1, 1e10, 0.002)])
-    search = ParallelSearch(job, world)
+    search = Search(job, world)
     choice = search.best()
     assert choice is not None
     factor = wider_for(search, choice, WANTED)
@@ -272,7 +274,7 @@ def example(*overrides: str, job_overrides: tuple[str, ...] = ()) -> tuple[Job, 
 def test_the_example_is_planned_in_seconds() -> None:
     begun_s = time.process_time()
     plan = make_plan(*example())
-    assert time.process_time() - begun_s < 5  # as promised; it takes a tenth of that
+    assert time.process_time() - begun_s < 5
     assert plan["predicted"]["step_s"] == pytest.approx(9.9, rel=0.05)
     assert [each["sequences"] for each in plan["sites"]] == [768, 768]
     # Of NeMo's case: 12 to 13 Tbit/s for bf16, nothing hidden; 0.75 behind a whole backward pass.
@@ -287,27 +289,30 @@ def test_the_example_is_planned_in_seconds() -> None:
 def test_the_example_is_simulated_as_it_is_planned(rate: str) -> None:
     """Six, eight stages of many parts: the last backward pass through all of them hides traffic."""
     job, topology = example(f"links.0.bandwidth={rate}")
-    choice = ParallelSearch(job, topology).best()
+    choice = Search(job, topology).best()
     assert choice is not None
-    assert choice.timings[0].cut.degrees.virtual_stages > 1
+    cut = choice.timings[0].cut
+    assert cut is not None
+    assert cut.degrees.virtual_stages > 1
     run = simulate(choice.job(job), topology, Settings(steps=5))
-    assert choice.step_s == pytest.approx(run.mean_step_s, rel=0.02)
+    assert choice.step_s == pytest.approx(run.mean_step_s, rel=1e-3)
+    assert choice.modelled_s == pytest.approx(run.mean_step_s, rel=0.02)
 
 
 @pytest.mark.slow
 def test_codecs_and_overlap_order_the_curve() -> None:
     def efficiency(*job_overrides: str) -> float:
         at = example("links.0.bandwidth=5Tbit/s", job_overrides=job_overrides)
-        search = ParallelSearch(*at)
+        search = Search(*at)
         choice = search.best()
         assert choice is not None
-        return search.cuts["chicago"].alone_s(768) / choice.step_s
+        return search.options.cuts["chicago"].alone_s(768) / choice.step_s
 
     fp32, bf16, int8 = (efficiency(f"exchange.codec={each}") for each in ("fp32", "bf16", "int8"))
     assert fp32 < bf16 < int8
     assert efficiency("exchange.codec=bf16", "exchange.schedule=serial") < bf16
     # This version's gateways, one a node, are far from what such links carry.
-    assert efficiency("exchange.codec=bf16", "plan.gateways=measured") < 0.8
+    assert efficiency("exchange.codec=bf16", "plan.gateways=measured") < 0.9
 
 
 @pytest.mark.slow
@@ -316,14 +321,15 @@ def test_a_window_of_the_whole_backward_pass(codec: str, width_bytes: int) -> No
     """NeMo's 96 %, the whole backward pass to hide in: what bytes over time say, and slow start."""
     own = ("at_most.zero_stage=3", "at_most.pipeline=1")
     overrides = (*(f"workload.{each}" for each in own), f"exchange.codec={codec}")
-    search = ParallelSearch(*example(job_overrides=overrides))
+    search = Search(*example(job_overrides=overrides))
     choice = search.best()
     assert choice is not None
     [timing, _] = choice.timings
+    assert timing.cut is not None
     assert timing.cut.degrees.zero_stage == 3
     assert timing.cut.window_s > 0.6 * timing.alone_s
     needed = bytes_per_s_needed(
-        width_bytes * search.workload.parameters, timing.alone_s, timing.cut.window_s, WANTED
+        width_bytes * gradient_bytes(search.job) / 4, timing.alone_s, timing.cut.window_s, WANTED
     )
     assert 10e12 / 8 * wider_for(search, choice, WANTED) == pytest.approx(needed, rel=0.1)
 

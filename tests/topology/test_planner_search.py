@@ -1,153 +1,38 @@
-"""The planner's choice, against every other that there is, and against random ones."""
+"""The planner's choice: against random ones, the simulator, and what it prints itself."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
 import random
 from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.plannable import a_job, a_job_of_one_size, a_random_world, a_world
-from topology.codec_costs import RELATIVE_ERRORS
-from topology.documents.placement import restricted, unreached
-from topology.job import Job, LinkCodec, Reduction
-from topology.model.step_model import StepModel
-from topology.model.wire_load import chunk_bytes_of
+from tests.fakes.plannable import a_job, a_random_world, a_world
+from topology.documents.placement import placed, restricted, unreached
+from topology.job import Job, LinkCodec, Placed, Reduction
 from topology.planner.choice import Sizing
-from topology.planner.search import Search
-from topology.planner.shares import Split, busiest
-from topology.planner.sizings import sizings
-from topology.planner.ways import ways
-from topology.trees.link_codecs import plan_codecs
-from topology.trees.pairs import pairs_of
-from topology.trees.shapes import ring_paths
-from topology.trees.trees import ReductionPlan, star
+from topology.planner.plan import make_plan
+from topology.planner.reductions import menu
+from topology.planner.search import Search, simulated_s, sizings
+from topology.trees.trees import star
 from topology.world import Topology
-
-ROUNDING = ("fp32", "bf16", "int8")
-SLOW = ("fp32", "split", "bf16-split")
-
-
-def every_split(ranks: list[int], batch: int) -> Iterator[Split]:
-    ranges = [range(each, batch + 1) for each in ranks]
-    return (split for split in itertools.product(*ranges) if sum(split) == batch)
-
-
-def every_plan(job: Job, topology: Topology) -> Iterator[ReductionPlan]:
-    """Yield what the planner has to choose from, and named forms made here, by themselves."""
-    yield from (way.plan for way in ways(job, topology))
-    pairs, count = pairs_of(topology), len(topology.sites)
-    for hub in range(count):
-        if count > 1 and not pairs.missing(hub):
-            yield ReductionPlan(count, (star(count, hub),), "")
-    if count > 2 and not any(pairs.missing(site) for site in range(count)):
-        for order in itertools.permutations(range(count)):
-            yield ReductionPlan(count, ring_paths(order), "")
 
 
 def with_exchange(
     job: Job, sizing: Sizing, codec: str = "fp32", codecs: tuple[LinkCodec, ...] = ()
 ) -> Job:
-    exchange = dataclasses.replace(
-        job.exchange,
-        codec=codec,
-        codecs=codecs,
-        chunk_bytes=sizing.chunk_bytes,
-        bucket_bytes=sizing.bucket_bytes,
-    )
+    exchange = sizing.of(dataclasses.replace(job.exchange, codec=codec, codecs=codecs))
     return dataclasses.replace(job, exchange=exchange)
-
-
-def every_codecs(job: Job, topology: Topology) -> Iterator[tuple[LinkCodec, ...]]:
-    """Yield every assignment of the permitted codecs to links."""
-    assert job.plan is not None
-    links = sorted({tuple(sorted((link.source, link.target))) for link in topology.links})
-    for codecs in itertools.product(job.plan.codecs, repeat=len(links)):
-        yield tuple(
-            LinkCodec(between=(one, other), codec=codec)
-            for (one, other), codec in zip(links, codecs, strict=True)
-        )
-
-
-def every_exchange(job: Job, topology: Topology) -> Iterator[tuple[Job, ReductionPlan, float]]:
-    """Yield all that can be decided for all these sites but the spread of the batch; and its loss.
-
-    What comes to the same, codecs of trees and chunks, once.
-    """
-    seen = set()
-    plans, assigned = list(every_plan(job, topology)), list(every_codecs(job, topology))
-    for plan, codecs, sizing in itertools.product(plans, assigned, sizings(job)):
-        tried = with_exchange(job, sizing, codecs[0].codec if codecs else "fp32", codecs)
-        cut_bytes = chunk_bytes_of(tried, topology)
-        trees = str([(tree.root, tree.parent, tree.weight) for tree in plan.trees])
-        found = plan_codecs(tried, topology, plan)
-        key = (trees, found, cut_bytes, sizing.bucket_bytes)
-        if key not in seen:
-            seen.add(key)
-            weights = [tree.weight for tree in plan.trees] or [1]
-            squares = [RELATIVE_ERRORS[codec] ** 2 for codec in found]
-            loss = sum(map(operator.mul, squares, weights)) / sum(weights)
-            yield tried, plan, loss
-
-
-def exhaustive(job: Job, topology: Topology) -> tuple[float, int, float]:
-    """Return the best of all that can be decided: seconds of a step, sites, what codecs lose."""
-    names = [site.name for site in topology.sites]
-    best = (float("inf"), 0, 0.0)
-    for count in range(1, len(names) + 1):
-        for chosen in itertools.combinations(names, count):
-            part = restricted(topology, chosen)
-            if unreached(part):
-                continue
-            ranks = [site.num_ranks for site in part.sites]
-            splits = [
-                busiest(split, ranks) for split in every_split(ranks, job.trainer.global_batch)
-            ]
-            for tried, plan, loss in every_exchange(job, part) if splits else ():
-                step_s = min(StepModel(tried, part, plan).steps_s(splits))
-                best = min(best, (float(f"{step_s:.10g}"), count, loss))
-    return best
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("seed", "num_sites", "codecs"),
-    [
-        (1, 2, ROUNDING),
-        (2, 3, ROUNDING),
-        (5, 3, SLOW),
-        (9, 4, ROUNDING),
-        (12, 4, SLOW),
-    ],
-)
-def test_of_few_sites_it_is_the_best_of_all(
-    seed: int, num_sites: int, codecs: tuple[str, ...]
-) -> None:
-    chance = random.Random(seed)
-    # Where links are as fast as gateways, a smaller codec that is slow to make may be slower.
-    rates = (6.0, 9.5) if codecs == SLOW else (5.5, 8.0)
-    topology = a_random_world(chance, num_sites, density=0.8, rates=rates)
-    # Of four sites one size: chunks, buckets and all else go together in those of three.
-    made = a_job if num_sites < 4 else a_job_of_one_size
-    job = made(batch=num_sites + 2, codecs=codecs)
-    choice = Search(job, topology).best()
-    assert choice is not None
-    step_s, count, loss = exhaustive(job, topology)
-    assert choice.step_s == pytest.approx(step_s, rel=1e-9), f"{seed=}"
-    assert len(choice.sites) == count, f"{seed=}"
-    assert choice.coding.loss == pytest.approx(loss), f"{seed=}"
 
 
 def random_steps_s(
     chance: random.Random, job: Job, topology: Topology, count: int
 ) -> Iterator[float]:
-    """Yield the seconds of steps of anything a plan could be, over two random sets of sites."""
+    """Yield simulated steps of anything a plan could be, over two random sets of sites."""
     for _ in range(2):
         part = random_part(chance, topology)
-        known = ways(job, part)  # most of what this takes: each set is asked once
+        known = menu(job, part)  # most of what this takes: each set is asked once
         for _ in range(count // 2):
             way = chance.choice(known)
             sized = with_exchange(
@@ -156,7 +41,14 @@ def random_steps_s(
             split = [1] * len(part.sites)
             for _ in range(job.trainer.global_batch - len(split)):
                 split[chance.randrange(len(split))] += 1
-            yield StepModel(sized, part, way.plan).step_s(split)
+            placement = tuple(
+                Placed(site=site.name, sequences=count)
+                for site, count in zip(part.sites, split, strict=True)
+            )
+            decided = dataclasses.replace(sized, placement=placement, reduction=way.reduction)
+            step_s = simulated_s(decided, part)
+            assert step_s is not None
+            yield step_s
 
 
 def random_codecs(
@@ -181,27 +73,51 @@ def random_part(chance: random.Random, topology: Topology) -> Topology:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_sites", [6, 8, 11, 16])
-def test_of_many_sites_it_is_no_worse_than_random_plans(num_sites: int) -> None:
-    job = a_job_of_one_size(batch=16, codecs=("fp32", "int8"))
-    chance = random.Random(num_sites)
-    topology = a_random_world(chance, num_sites, density=chance.choice((0.0, 0.3)))
+@pytest.mark.parametrize(("seed", "num_sites"), [(0, 3), (1, 4), (2, 5), (3, 6), (4, 8), (5, 16)])
+def test_it_is_no_worse_than_random_plans(seed: int, num_sites: int) -> None:
+    chance = random.Random(seed)
+    job = a_job(batch=2 * num_sites, codecs=("fp32", "int8"))
+    topology = a_random_world(chance, num_sites, density=chance.choice((0.3, 1.0)))
     choice = Search(job, topology).best()
     assert choice is not None
     for step_s in random_steps_s(chance, job, topology, count=16):
-        assert choice.step_s <= step_s * (1 + 1e-9), f"{num_sites=}"
+        assert choice.step_s <= step_s * 1.01, f"{seed=}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_of_more_sites_it_is_no_worse_than_random_plans(seed: int) -> None:
-    job = a_job_of_one_size(batch=8)
+@pytest.mark.parametrize("seed", range(6))
+def test_what_it_says_is_what_the_simulator_says(seed: int) -> None:
     chance = random.Random(seed)
-    topology = a_random_world(chance, 5, density=chance.choice((0.0, 0.3, 0.6)))
-    choice = Search(job, topology).best()
+    topology = a_random_world(chance, 3, rates=(4.5, 7.0))
+    plan = make_plan(a_job(12, codecs=("fp32", "int8")), topology)
+    choice = Search(a_job(12, codecs=("fp32", "int8")), topology).best()
     assert choice is not None
-    for step_s in random_steps_s(chance, job, topology, count=8):
-        assert choice.step_s <= step_s * (1 + 1e-9), f"{seed=}"
+    decided = choice.job(a_job(12))
+    step_s = simulated_s(decided, placed(decided, topology))
+    assert choice.step_s == pytest.approx(step_s)
+    assert plan["predicted"]["step_s"] <= choice.step_s * (1 + 1e-5)
+    assert choice.modelled_s == pytest.approx(choice.step_s, rel=0.15), "or ranks mean nothing"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_plan_is_slower_than_one_that_it_prints(seed: int) -> None:
+    topology = a_random_world(random.Random(seed), 4, density=0.7, rates=(4.5, 7.0))
+    plan = make_plan(a_job(12, codecs=("fp32", "int8")), topology)
+    printed = [*plan["alternatives"]]
+    printed += [{"step_s": each["step_s_otherwise"] or 1e9} for each in plan["sites"]]
+    for each in printed:
+        assert each["step_s"] >= plan["predicted"]["step_s"] * (1 - 1e-6), each
+
+
+def test_a_written_placement_is_kept() -> None:
+    world = a_world([4e8] * 3, [(0, 1, 1e7, 0.01), (0, 2, 1e7, 0.01), (1, 2, 1e7, 0.01)])
+    placement = (Placed(site="s0", sequences=13), Placed(site="s2", sequences=3))
+    job = dataclasses.replace(a_job(16, codecs=("fp32", "int8")), placement=placement)
+    plan = make_plan(job, world)
+    assert plan["decisions"]["placement"] == [
+        {"site": "s0", "sequences": 13},
+        {"site": "s2", "sequences": 3},
+    ]
+    assert "s1 is left out: the job's placement does not list it" in " ".join(plan["why"])
 
 
 def test_a_site_that_slows_the_others_is_left_out() -> None:
@@ -258,7 +174,6 @@ def test_links_that_cost_nothing_leave_nothing_but_compute() -> None:
     choice = Search(a_job(12), world).best()
     assert choice is not None
     assert choice.sequences == (4, 4, 4)
-    ranks = [1, 1, 1]
-    compute_s = max(choice.model(a_job(12), world).compute_s(busiest(choice.sequences, ranks)))
+    compute_s = max(each.alone_s for each in choice.timings)
     # What a gateway needs for its last bucket is no cost of the links.
     assert compute_s / choice.step_s == pytest.approx(1.0, abs=0.005)

@@ -14,9 +14,8 @@ from topology.cost.model_shape import Degrees, layers_per_stage, workload_descri
 from topology.job import Job, Placed
 from topology.model.buckets import gradient_bytes
 from topology.model.reduction_plans import plan_reduction
-from topology.planner.joint_step import JointModel
-from topology.planner.parallelism import every_cut
-from topology.planner.placed_cuts import placed_timings
+from topology.model.step_model import StepModel
+from topology.planner.cuts import every_cut, placed_timings
 from topology.simulator.settings import Settings
 from topology.simulator.simulation import SimulatedRun, efficiency, simulate, simulate_alone
 from topology.simulator.step_work import described_buckets, inside_of
@@ -81,7 +80,7 @@ def test_the_bubble_is_that_of_the_formula(pipeline: int, parts: int, micro_batc
 def test_a_step_is_that_of_the_planner(cut: Parallel, bytes_per_s: float) -> None:
     job, topology = cut_job(cut, 32, 32), pair(bytes_per_s)
     run = simulate(job, topology, Settings(slow_start=False))
-    model = JointModel(job, topology, plan_reduction(job, topology))
+    model = StepModel(job, topology, plan_reduction(job, topology))
     timings = placed_timings(job, topology)
     assert run.mean_step_s == pytest.approx(model.step_s(timings), rel=0.035)
     alone = simulate_alone(job, topology, PLAIN)
@@ -96,7 +95,7 @@ def test_stages_may_be_uneven() -> None:
     assert layers_per_stage(workload_described(uneven), Degrees(pipeline=16)) == 8
     job, topology = cut_job(cut, 32, 32, model=uneven), pair()
     run = simulate(job, topology, Settings(slow_start=False))
-    model = JointModel(job, topology, plan_reduction(job, topology))
+    model = StepModel(job, topology, plan_reduction(job, topology))
     assert run.mean_step_s == pytest.approx(model.step_s(placed_timings(job, topology)), rel=0.035)
     in_order(run)
     wider = cut_job(cut, 32, 32, model=dataclasses.replace(MODEL, layers=128))

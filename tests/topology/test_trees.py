@@ -25,9 +25,8 @@ from topology.errors import ConfigError
 from topology.job import Job
 from topology.model.reduction_plans import plan_reduction
 from topology.model.tree_times import shares_of_hops
-from topology.trees.hierarchy import groups_by_delay, hierarchy
 from topology.trees.pairs import pairs_of
-from topology.trees.shapes import ring_paths, rooted, way_up
+from topology.trees.shapes import groups_by_delay, hierarchy, ring_paths, rooted, way_up
 from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 

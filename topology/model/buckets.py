@@ -12,23 +12,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
 
 from topology.cost.compute import VOCABULARY, layers, num_parameters
 from topology.cost.model_shape import workload_described
 from topology.job import Job, Model
-from topology.model.fabric import reduce_scatter_s
-from topology.world import Site, Topology
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-
 
 FLOAT32_BYTES = 4
 
@@ -75,11 +63,6 @@ def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:
     return tuple(found)
 
 
-_KNOTS = 8
-"""Releases whose crossings are worked out; those of others lie between them, for connections that
-are warm take a time that grows with the bytes along a line, to within a chunk."""
-
-
 @dataclass(frozen=True, slots=True)
 class Release:
     """Gradients that leave together."""
@@ -118,48 +101,3 @@ def _releases(model: Model, bucket_bytes: int) -> tuple[Release, ...]:
         found.append(Release(bucket.raw_bytes, left_bytes, after))
         left_bytes -= bucket.raw_bytes
     return tuple(found)
-
-
-def within_s(topology: Topology, parts: Sequence[Release]) -> Floats:
-    """Return the seconds of buckets' reduce-scatters inside each site; shape (sites, releases)."""
-    known: dict[object, list[float]] = {}
-    for site in topology.sites:
-        key = _inside(site)
-        if key not in known:
-            known[key] = [reduce_scatter_s(site, each.num_bytes) for each in parts]
-    return np.array([known[_inside(site)] for site in topology.sites])
-
-
-def _inside(site: Site) -> object:
-    """Return what equal sites' collectives depend on."""
-    return (site.nodes, site.accelerators_per_node, site.fabric)
-
-
-def knots(left_bytes: Floats) -> list[int]:
-    """Return the releases whose crossings are worked out: all, or some in equal ratios of bytes."""
-    if len(left_bytes) <= _KNOTS:
-        return list(range(len(left_bytes)))
-    wanted = np.geomspace(left_bytes[0], left_bytes[-1], _KNOTS)
-    nearest = np.abs(np.log(left_bytes[:, None] / wanted)).argmin(axis=0)
-    return sorted({0, len(left_bytes) - 1, *nearest.tolist()})
-
-
-def between(known_s: Floats, at_bytes: Floats, wanted_bytes: Floats) -> Floats:
-    """Return crossings of any sizes from those of some, along lines.
-
-    Args:
-        known_s: Shape (knots, sites, sites); -inf stays.
-        at_bytes: Of the knots, falling.
-        wanted_bytes: Falling, between the first and the last of these.
-    """
-    if len(at_bytes) == len(wanted_bytes):
-        return known_s
-    after = np.clip(np.searchsorted(-at_bytes, -wanted_bytes), 1, len(at_bytes) - 1)
-    part = (at_bytes[after - 1] - wanted_bytes) / (at_bytes[after - 1] - at_bytes[after])
-    one, other = known_s[after - 1], known_s[after]
-    # Of fewer chunks some trees have none, and then nobody waits for what only they carry.
-    falls = np.isfinite(one) & np.isfinite(other)
-    rise = np.where(falls, other, 0.0) - np.where(falls, one, 0.0)
-    alone = np.where(part[:, None, None] < 1, one, other)
-    found: Floats = np.where(falls, one + part[:, None, None] * rise, alone)
-    return found

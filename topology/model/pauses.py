@@ -117,13 +117,13 @@ class RestedLinks:
         opened_bh = _opened(self._bytes_h, window_bh, self.full_h)
         return _left(opened_bh, idle_bh, self._rto_h, self.first_h)
 
-    def late_s(self, source: int, at_s: Floats, left_bytes: Floats) -> Floats:
+    def late_s(self, source: int, at_s: Floats, left_share: Floats) -> Floats:
         """Return when what leaves after a pause within one step is there, in a gather.
 
         Args:
             source: The site.
             at_s: When each release leaves, shape (R,).
-            left_bytes: Float32, of it and all later ones.
+            left_share: Of all gradients, those of it and of all later ones.
 
         Returns:
             Seconds, shape (T,), of the latest that one of the last releases makes it; -inf where
@@ -134,7 +134,7 @@ class RestedLinks:
             return latest_t
         mine = self._hop_h[0] == source
         rate, rtt_s, rto_s = self._rate_h[mine], self._rtt_h[mine], self._rto_h[mine]
-        left_rh = left_bytes[:, None] / left_bytes[0] * self._bytes_h[mine]
+        left_rh = left_share[:, None] * self._bytes_h[mine]
         own_rh = -np.diff(left_rh, axis=0, append=0.0)
         window, grown, latest = (
             self.full_h[mine],
@@ -160,18 +160,17 @@ class RestedLinks:
         latest_t[self._hop_h[1][mine]] = latest
         return latest_t
 
-    def least_uses_s(self, source: int, since_s: Floats, left_bytes: Floats) -> Floats:
+    def least_uses_s(self, source: int, since_s: Floats, left_share: Floats) -> Floats:
         """Return how long a site's links are in use at least, by when releases leave; shape (T,).
 
         Args:
             source: The site.
-            since_s: The first release that each one leaves; shape (R,).
-            left_bytes: Float32, of it and all later ones.
+            since_s: How long after the first release each one leaves; shape (R,).
+            left_share: Of all gradients, those of it and of all later ones.
         """
         mine = self._hop_h[0] == source
-        share_r1 = (left_bytes / left_bytes[0])[:, None]
         uses_t = np.zeros(self._num_sites)
-        each_rh = since_s[:, None] + share_r1 * self._bytes_h[mine] / self._rate_h[mine]
+        each_rh = since_s[:, None] + left_share[:, None] * self._bytes_h[mine] / self._rate_h[mine]
         uses_t[self._hop_h[1][mine]] = each_rh.max(axis=0)
         return uses_t
 

@@ -30,13 +30,19 @@ from topology.job import Job
 from topology.model.tree_times import plan_times_s, seconds_per_byte
 from topology.model.wire_load import tree_ratios, wire_load
 from topology.suggest import did_you_mean
-from topology.trees.hierarchy import Groups, groups_by_delay, hierarchy
 from topology.trees.named_trees import named_groups, named_trees, refused
-from topology.trees.packing import Packing, pack_stars, pack_trees
+from topology.trees.packing import Packing, pack_stars, pack_trees, weighted
 from topology.trees.pairs import Pairs, pairs_of
-from topology.trees.shapes import best_hub, ring_paths, rooted, widest_tree, width
+from topology.trees.shapes import (
+    Groups,
+    best_hub,
+    groups_by_delay,
+    hierarchy,
+    ring_paths,
+    widest_tree,
+    width,
+)
 from topology.trees.trees import ReductionPlan, Tree, star
-from topology.trees.weights import NEAR_ENOUGH, small_weights
 from topology.world import Topology
 
 JUDGED_BYTES = 256 << 20
@@ -189,18 +195,6 @@ def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
         if packing not in found:
             found.append(packing)
     return found
-
-
-def weighted(
-    pairs: Pairs, packing: Packing, near_enough: Fraction = NEAR_ENOUGH
-) -> tuple[Tree, ...]:
-    """Return a packing's trees, with small whole weights; `near_enough` as for `small_weights`."""
-    weights = small_weights(packing, pairs, near_enough)
-    return tuple(
-        rooted(pairs, edges, weight)
-        for (edges, _), weight in zip(packing.trees, weights, strict=True)
-        if weight > 0
-    )
 
 
 def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:

@@ -1,23 +1,32 @@
 """How long a step takes by the topology's figures: compute, exchange, what of it is hidden. Pure.
 
-Gradients are ready layer by layer while the last micro-batch goes backward, and leave when they
-fill a bucket (topology/model/buckets.py); with `schedule: serial` all leave at its end. The WAN
-takes them in that order and pauses only when there is nothing to send. So site j ends step k no
-earlier than, for every site i and each of its releases r, of which all that is not yet sent has
-L(r) bytes,
+A site's gradients leave one release after another (topology/model/site_timing.py), and the WAN
+takes them in that order. It pauses only when there is nothing to send. So site j ends step k no
+earlier than, for every site i and each of its releases r, of which the share L(r) of all gradients
+has not left before,
 
-    end_i(k-1) + c_i - b_i(r) + RS_i(r) + x_ij(L(r)) + AG_j,
+    end_i(k-1) + leave_i(r) + x_ij(L(r)) + tail_j,
 
-with c_i the time that i computes, b_i(r) how long before the end of that r leaves, x_ij the time of
-an exchange of so many bytes from i's start to j's end (topology/model/tree_times.py; TCP starts
-slowly for what leaves after a pause, with a window that depends on the pause:
-topology/model/pauses.py), RS and AG the reduce-scatter and all-gather of one bucket inside
-the site (topology/model/fabric.py). That is a recurrence in the algebra of max and plus: the mean
-step is its largest cycle mean (topology/model/step_model.py). Sites that differ do not simply wait
-for the slowest: in a gather, a late gradient finds the others' there.
+with x_ij the time of an exchange of so much from i's start to j's end
+(topology/model/tree_times.py). TCP starts slowly for what leaves after a pause, with a window that
+depends on the pause (topology/model/pauses.py).
 
-No step is shorter than its bytes take on any link, at any site's network cards, or in a gateway:
-for codecs (topology/codec_costs.py), and for sending and receiving. Left out: the optimizer's step.
+Each rank's part crosses its own node's gateway and network card. All nodes of a site send side by
+side, and the fullest node of all sites sets the pace: no exchange is shorter than it takes there.
+
+Sites are not in step with each other. With w_ij the largest of the sums above,
+
+    end_j(k) = max over i of (end_i(k - 1) + w_ij),
+
+a linear recurrence in the algebra of max and plus. Whatever sites begin with, its steps take in the
+long run the largest mean weight of any cycle (Baccelli et al., "Synchronization and Linearity",
+theorem 3.23). So two sites that gather after they have computed for 1 s and 2 s, x apart, take
+1.5 s + x, not 2 s + x: the slower one's gradient leaves late, but finds the other's already there.
+
+No step is shorter than its bytes take on any link, or a site's own collectives.
+
+Legend of shapes, which end names in lower case: B steps that are asked for at once, S sites
+(sources), T sites (targets), R releases, G shares whose crossings are worked out.
 """
 
 from __future__ import annotations
@@ -32,13 +41,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from topology.codec_costs import usual_ratio
-from topology.cost.compute import sequence_s, site_shares
+from topology.cost.compute import site_shares
 from topology.job import Job
-from topology.model.buckets import between, gradient_bytes, knots, releases, within_s
+from topology.model.buckets import gradient_bytes, releases
 from topology.model.pauses import RestedLinks
 from topology.model.reduction_plans import plan_reduction
+from topology.model.site_timing import SiteTiming, trainer_timing
 from topology.model.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
-from topology.model.wire_load import Hop, cards_s, gateways_s_per_byte, wire_load, wire_loads
+from topology.model.wire_load import Hop, Wire, card_s, gateways_s_per_byte, wire_load
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
@@ -47,164 +57,152 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-
 _EXCHANGES = 4
 """With which windows are followed: they settle within two or three, or go to and fro."""
+_GRID = 8
+"""Shares of all gradients whose crossings are worked out at most. Those of others lie between them,
+for connections that are warm take a time that grows along a line, to within a chunk."""
+_LEAST_SHARE = 1 / 512
+"""The least of them, where sites may have any."""
+
+Timings = Sequence[SiteTiming]
+"""Of each site that takes part, in the topology's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanStep:
-    """A step in the long run. Tuples are by site, in the topology's order."""
+    """A step in the long run."""
 
     step_s: float
-    compute_s: tuple[float, ...]
     exchange_s: float
     """Of one exchange by itself, from all sites' having their gradients to all having the mean."""
-    link_s: Mapping[Hop, float]
-    """How long a step's bytes keep each directed link busy."""
-    gateway_s: tuple[float, ...]
-    """How long a step's bytes keep the site's gateways busy."""
 
 
 class StepModel:
-    """Steps of one job over one reduction, for any spread of the batch over the sites."""
+    """Steps of one job over one reduction, whatever its sites compute."""
 
     def __init__(
         self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
     ) -> None:
-        """Work out what does not depend on the spread.
+        """Work out what does not depend on what sites compute.
 
         Args:
-            job: Gives model, exchange, micro-batch. `schedule: off` is no exchange: refused.
+            job: Gives model and exchange. `schedule: off` is no exchange: refused.
             topology: Of the sites that take part.
             plan: Over them.
             ratio: Encoded bytes for each byte of float32; None: as codecs usually come to.
         """
         if job.exchange.schedule == "off":
             raise ValueError("schedule: want an exchange, got off")
-        self._micro_batch = job.trainer.micro_batch
-        self._sequence_s = [sequence_s(job, site) for site in topology.sites]
-        self._releases = releases(job)
-        raw_bytes = gradient_bytes(job)
-        known = usual_ratio(job.exchange.codec) if ratio is None else ratio
+        self._topology, self._plan = topology, plan
+        self._rows: dict[tuple[int, SiteTiming], tuple[Floats, Floats]] = {}
+        self._windows: dict[tuple[int, ...], Floats] = {}
+        """That connections settle at; shape (1, H), topology/model/pauses.py."""
         self.link_s: Mapping[Hop, float] = {}
         """How long a step's bytes keep each directed link busy."""
         self.link_bytes: Mapping[Hop, float] = {}
         """What a step sends over it."""
-        self.gateway_s = tuple(0.0 for _ in topology.sites)
-        self._windows: dict[tuple[int, ...], Floats] = {}
-        """That spreads settle at; shape (1, H), topology/model/pauses.py."""
-        self._rows: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = {}
-        self._links: RestedLinks | None = None
-        """None: nothing crosses."""
-        self._warm_s: Floats | None = None
-        """Of what has not left before each release; by release, source and target."""
-        self._is_gather = plan.is_gather
-        self._within_s = within_s(topology, self._releases)
-        self._share_after = np.array([each.share_after for each in self._releases])
-        # Each bucket is reduced and gathered, one after another, for every site.
-        self._floor_s = float(2 * self._within_s.sum(axis=1).max())
         if plan.num_sites > 1:
-            load = wire_load(job, topology, plan, raw_bytes, known)
-            self.link_bytes = bytes_of_hops(plan, load)
-            self.link_s = {
-                hop: num_bytes / rate_of(topology, hop)
-                for hop, num_bytes in self.link_bytes.items()
-            }
-            each_s = gateways_s_per_byte(job, topology, plan, known)
-            per_byte_s = [
-                one_s / site.nodes for one_s, site in zip(each_s, topology.sites, strict=True)
-            ]
-            self.gateway_s = tuple(raw_bytes * each for each in per_byte_s)
-            self._cross(job, topology, plan, known, max(per_byte_s))
-            self._floor_s = max(
-                self._floor_s,
-                *self.link_s.values(),
-                *self.gateway_s,
-                *cards_s(topology, self.link_bytes),
-            )
+            self._cross(job, usual_ratio(job.exchange.codec) if ratio is None else ratio)
 
-    def _cross(
-        self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float, per_byte_s: float
-    ) -> None:
-        """Work out the crossings; no gateway is faster than `per_byte_s`."""
-        left_bytes = np.array([each.left_bytes for each in self._releases], dtype=np.float64)
-        chosen = knots(left_bytes)
-        sizes = [self._releases[index].left_bytes for index in chosen]
-        loads = wire_loads(job, topology, plan, sizes, ratio)
+    def _cross(self, job: Job, ratio: float) -> None:
+        """Work out the crossings."""
+        topology, plan, raw_bytes = self._topology, self._plan, gradient_bytes(job)
+        wire = Wire(job, topology, plan, ratio)
+        nodes = min(site.nodes for site in topology.sites) if job.workload is not None else 1
+        self._grid_g = _shares(job)
+        loads = [
+            wire.load(max(1, math.ceil(share * raw_bytes))).of_gateways(nodes)
+            for share in self._grid_g.tolist()
+        ]
         warm = [dataclasses.replace(each, first_window_bytes=None) for each in loads]
-        crossings = crossings_s(plan, topology, warm)
+        self._warm_gst = crossings_s(plan, topology, warm)
         self._links = RestedLinks(plan, topology, loads[0])
-        least_s = per_byte_s * left_bytes
-        between_s = between(crossings, left_bytes[chosen], left_bytes)
-        self._warm_s = np.where(
-            np.isinf(between_s), -math.inf, np.maximum(between_s, least_s[:, None, None])
-        )
-        self._least_s, self._left_bytes = float(least_s[0]), left_bytes
-
-    @functools.cached_property
-    def exchange_s(self) -> float:
-        """Seconds of one exchange that nothing hides, of connections that begin."""
-        if self._links is None:
-            return 0.0
-        [first_s], _ = self._links.crossings_s(self._links.first_h[None])
-        return max(0.0, float(np.maximum(first_s, self._least_s).max()))
+        self.link_bytes = bytes_of_hops(plan, wire.load(raw_bytes))
+        self.link_s = {
+            hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in self.link_bytes.items()
+        }
+        self._gateway_s = np.zeros(plan.num_sites)
+        if job.plan is None or job.plan.gateways == "measured" or job.workload is None:
+            per_byte_s = gateways_s_per_byte(job, topology, plan, ratio)
+            self._gateway_s = raw_bytes * np.array(per_byte_s)
+        self._card_s = np.array([card_s(site, self.link_bytes) for site in topology.sites])
 
     @property
-    def floor_s(self) -> float:
-        """Seconds that no step is shorter than, whatever each site computes."""
-        return self._floor_s
+    def links_s(self) -> float:
+        """Seconds that no step is shorter than, for its bytes take so long on some link."""
+        return max(self.link_s.values(), default=0.0)
 
-    def compute_s(self, sequences: Sequence[int]) -> tuple[float, ...]:
-        """Return how long each site computes; arguments as for `step_s`."""
-        return tuple(
-            count * each_s for count, each_s in zip(sequences, self._sequence_s, strict=True)
-        )
+    def gateway_s(self, timings: Timings) -> list[float]:
+        """Return how long the gateway of each site's fullest node works in a step."""
+        return self._of_nodes(timings, self._gateway_s)
 
-    def step_s(self, sequences: Sequence[int]) -> float:
-        """Return the mean seconds of a step.
+    def card_s(self, timings: Timings) -> list[float]:
+        """Return how long its network card is busy, in the busier direction."""
+        return self._of_nodes(timings, self._card_s)
 
-        Args:
-            sequences: Of the busiest rank of each site, at least 1.
-        """
-        [step_s] = self.steps_s([sequences])
-        return step_s
-
-    def steps_s(
-        self, spreads: Sequence[Sequence[int]], like: Sequence[int] | None = None
-    ) -> list[float]:
-        """Return the same for many spreads of the batch, which is faster than one by one.
-
-        Args:
-            spreads: Each as for `step_s`.
-            like: TCP's windows are those that this spread settles at, which is faster still, and
-                what spreads are that differ little; None: each has its own.
-        """
-        if self._warm_s is None:
-            return [max(self.compute_s(each)) for each in spreads]
-        assert self._links is not None, "there is something to exchange"
-        warm_bst, left_bst, used_bst = self._of_spreads(spreads)
-        weights_bst = warm_bst
-        if self._links.are_slow:
-            if like is None:
-                window_bh = self._settled(warm_bst, left_bst, used_bst)
-            elif tuple(like) in self._windows:
-                window_bh = self._windows[tuple(like)]
-            else:
-                window_bh = self._windows[tuple(like)] = self._settled(*self._of_spreads([like]))
-            weights_bst, _ = self._rested(warm_bst, left_bst, window_bh)
-        found: list[float] = self._at_least(largest_cycle_means(weights_bst)).tolist()
+    def _of_nodes(self, timings: Timings, one_s: Floats) -> list[float]:
+        shares = np.array([each.node_share for each in timings])
+        found: list[float] = (shares * one_s).tolist()
         return found
 
-    def _settled(self, warm_bst: Floats, left_bst: Floats, used_bst: Floats) -> Floats:
-        """Return the windows that steps come to; arguments are those of `_row`, shape (B, H).
+    def exchange_s(self, timings: Timings) -> float:
+        """Return the seconds of one exchange that nothing hides, of connections that begin."""
+        if self._plan.num_sites == 1:
+            return 0.0
+        pace_s = max(*self.gateway_s(timings), *self.card_s(timings))
+        return max(0.0, self._first_s, pace_s)
+
+    @functools.cached_property
+    def _first_s(self) -> float:
+        [first_st], _ = self._links.crossings_s(self._links.first_h[None])
+        return float(first_st.max())
+
+    def step_s(self, timings: Timings) -> float:
+        """Return the mean seconds of a step."""
+        [step_s] = self.steps_s([timings])
+        return step_s
+
+    def steps_s(self, asked: Sequence[Timings], like: Timings | None = None) -> list[float]:
+        """Return the same of several, which is faster than one by one.
+
+        Args:
+            asked: What sites compute, B times.
+            like: TCP's windows are those that this one settles at, which is faster still, and what
+                steps are that differ little; None: each has its own.
+        """
+        if self._plan.num_sites == 1:
+            return [timings[0].alone_s for timings in asked]
+        steps = _Steps(self, asked)
+        weights_bst = steps.warm_bst
+        if self._links.are_slow:
+            window_bh = self._settled(steps) if like is None else self._settled_like(like)
+            weights_bst, _ = self._rested(steps, window_bh)
+        found: list[float] = steps.at_least(largest_cycle_means(weights_bst)).tolist()
+        return found
+
+    def warm_step_s(self, timings: Timings) -> float:
+        """Return the mean seconds of a step if connections were always warm: none is shorter."""
+        if self._plan.num_sites == 1:
+            return timings[0].alone_s
+        steps = _Steps(self, [timings])
+        [step_s] = steps.at_least(largest_cycle_means(steps.warm_bst)).tolist()
+        return float(step_s)
+
+    def _settled_like(self, timings: Timings) -> Floats:
+        key = tuple(map(id, timings))
+        if key not in self._windows:
+            self._windows[key] = self._settled(_Steps(self, [timings]))
+        return self._windows[key]
+
+    def _settled(self, steps: _Steps) -> Floats:
+        """Return the windows that steps come to, by B and link.
 
         From a run's first windows on: how long a step is says how long links rest, and so with
         which windows the next one begins.
         """
         links = self._links
-        assert links is not None, "there is something to exchange"
-        used_bh, about_s = links.of_links(used_bst), self._about_s(warm_bst)
+        used_bh, about_s = links.of_links(steps.used_bst), steps.about_s(steps.warm_bst)
         _, in_use_bh = links.crossings_s(links.full_h[None])
         window_bh = links.first_h[None]
         for exchange in range(_EXCHANGES):
@@ -213,69 +211,142 @@ class StepModel:
             if exchange and np.array_equal(later_bh, window_bh):
                 break
             window_bh = later_bh
-            weights_bst, in_use_bh = self._rested(warm_bst, left_bst, window_bh)
-            about_s = self._about_s(weights_bst)
+            weights_bst, in_use_bh = self._rested(steps, window_bh)
+            about_s = steps.about_s(weights_bst)
         return window_bh
 
-    def _rested(
-        self, warm_bst: Floats, left_bst: Floats, window_bh: Floats
-    ) -> tuple[Floats, Floats]:
-        """Return `_row`'s seconds with windows, and how long links are used; (B, S, T), (B, H)."""
-        assert self._links is not None, "there is something to exchange"
+    def _rested(self, steps: _Steps, window_bh: Floats) -> tuple[Floats, Floats]:
+        """Return what links that begin with windows make of steps' weights, and links' use."""
         there_bst, in_use_bh = self._links.crossings_s(window_bh)
-        there_bst = np.where(there_bst > 0, np.maximum(there_bst, self._least_s), there_bst)
-        return np.maximum(warm_bst, left_bst + there_bst), in_use_bh
+        return steps.with_crossing(there_bst), in_use_bh
 
-    def _of_spreads(self, spreads: Sequence[Sequence[int]]) -> tuple[Floats, Floats, Floats]:
-        """Return what `_row` does, of all sites; shape (B, S, T) each."""
-        rows = [self._rows_of(source, counts) for source, counts in enumerate(np.array(spreads).T)]
-        warm_bst, left_bst, used_bst = (np.stack(each, axis=1) for each in zip(*rows, strict=True))
-        return warm_bst, left_bst, used_bst
+    def row(self, source: int, timing: SiteTiming) -> tuple[Floats, Floats]:
+        """Return when what a site sends over warm connections is at each, and their least use.
 
-    def _about_s(self, weights: Floats) -> Floats:
-        """Return steps by cycles of two sites and of one, a quick bound: seldom much below them."""
-        return self._at_least((weights + weights.swapaxes(1, 2)).max(axis=(1, 2)) / 2)
-
-    def _at_least(self, steps_s: Floats) -> Floats:
-        longest_s: Floats = np.maximum(steps_s, self._floor_s)
-        return longest_s
-
-    def _rows_of(self, source: int, counts: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
-        """Return what `_row` does of many spreads, each of shape (spreads, sites)."""
-        known, which = np.unique(counts, return_inverse=True)
-        rows = [self._row(source, count) for count in known.tolist()]
-        warm, left, used = (np.stack(each)[which] for each in zip(*rows, strict=True))
-        return warm, left, used
-
-    def _row(self, source: int, num_sequences: int) -> tuple[Floats, Floats, Floats]:
-        """Return the seconds from a site's beginning of a step to each site's end: shape (sites,).
-
-        -inf for sites that do not wait for it. Of what does not start slowly; of what does, without
-        the time of the crossing; and how long the connections to each site are in use at least.
         What has been worked out is kept: searches ask again.
+
+        Returns:
+            Shape (T,) each: seconds from the beginning of the site's step, -inf for sites that do
+            not wait for it; and how long the connections to each site are in use at least.
         """
-        if (source, num_sequences) in self._rows:
-            return self._rows[source, num_sequences]
-        assert self._warm_s is not None, "there is something to exchange"
-        assert self._links is not None, "there is something to exchange"
-        compute_s = num_sequences * self._sequence_s[source]
-        last = (num_sequences - 1) % self._micro_batch + 1
-        window_s = self._share_after * last * self._sequence_s[source]
-        left_s = compute_s - window_s + self._within_s[source]
-        gather_s = self._within_s[:, -1]
-        warm_s = (left_s[:, None] + self._warm_s[:, source]).max(axis=0) + gather_s
-        warm_s[source] = max(warm_s[source], compute_s)
-        used_s = self._links.least_uses_s(source, left_s - left_s[0], self._left_bytes)
-        if self._links.are_slow and self._is_gather and len(left_s) > 1:
-            late_s = self._links.late_s(source, left_s, self._left_bytes)
-            warm_s = np.maximum(warm_s, late_s + gather_s)
-        row = warm_s, left_s[0] + gather_s, used_s
-        self._rows[source, num_sequences] = row
-        return row
+        key = (source, timing)
+        if key not in self._rows:
+            leave_r, share_r = np.array(timing.leave_s), np.array(timing.left_share)
+            warm_rt = self._crossing_of(timing.left_share)[:, source]
+            warm_t = (leave_r[:, None] + warm_rt).max(axis=0)
+            if self._links.are_slow and self._plan.is_gather and len(leave_r) > 1:
+                warm_t = np.maximum(warm_t, self._links.late_s(source, leave_r, share_r))
+            used_t = self._links.least_uses_s(source, leave_r - leave_r[0], share_r)
+            self._rows[key] = warm_t, used_t
+        return self._rows[key]
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - lives as long as the model does
+    def _crossing_of(self, left_share: tuple[float, ...]) -> Floats:
+        """Return the crossings of shares over warm connections; shape (R, S, T)."""
+        return _between(self._warm_gst, self._grid_g, np.array(left_share))
+
+
+class _Steps:
+    """What steps of one model consist of, B of them side by side."""
+
+    def __init__(self, model: StepModel, asked: Sequence[Timings]) -> None:
+        self._alone_bs = np.array([[each.alone_s for each in timings] for timings in asked])
+        self._tail_bt = np.array([[each.tail_s for each in timings] for timings in asked])
+        self._first_bs = np.array([[each.leave_s[0] for each in timings] for timings in asked])
+        share_bs = np.array([[each.node_share for each in timings] for timings in asked])
+        busiest_s = np.maximum(model._gateway_s, model._card_s)
+        self._pace_b = (share_bs * busiest_s).max(axis=1)
+        inside_b = np.array([max(each.inside_s for each in timings) for timings in asked])
+        self._floor_b = np.maximum(np.maximum(self._pace_b, inside_b), model.links_s)
+        rows = [
+            _stacked(model, source, [timings[source] for timings in asked], self._pace_b)
+            for source in range(self._alone_bs.shape[1])
+        ]
+        there_bst, self.used_bst, paced_bs = (
+            np.stack(each, axis=1) for each in zip(*rows, strict=True)
+        )
+        self._waits_bst = np.isfinite(there_bst)
+        paced_bst = np.where(self._waits_bst, paced_bs[..., None], -math.inf)
+        self.warm_bst = self._with_own(np.maximum(there_bst, paced_bst))
+        """Weights w_ij, of connections that are warm."""
+
+    def with_crossing(self, there_bst: Floats) -> Floats:
+        """Return the weights if all gradients take so long from a step's first release on."""
+        there_bst = np.maximum(there_bst, self._pace_b[:, None, None])
+        there_bst = np.where(self._waits_bst, there_bst, -math.inf)
+        return np.maximum(self.warm_bst, self._with_own(self._first_bs[..., None] + there_bst))
+
+    def _with_own(self, there_bst: Floats) -> Floats:
+        weights_bst: Floats = there_bst + self._tail_bt[:, None]
+        diagonal = np.arange(weights_bst.shape[1])
+        own_bs = np.maximum(weights_bst[:, diagonal, diagonal], self._alone_bs)
+        weights_bst[:, diagonal, diagonal] = own_bs
+        return weights_bst
+
+    def about_s(self, weights_bst: Floats) -> Floats:
+        """Return steps by cycles of two sites and of one, a quick bound: seldom much below them."""
+        return self.at_least((weights_bst + weights_bst.swapaxes(1, 2)).max(axis=(1, 2)) / 2)
+
+    def at_least(self, steps_b: Floats) -> Floats:
+        """Return these steps, none shorter than bytes take on a link, in a gateway or inside."""
+        longest_b: Floats = np.maximum(steps_b, self._floor_b)
+        return longest_b
+
+
+def _stacked(
+    model: StepModel, source: int, timings: Timings, pace_b: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return a site's rows of B steps, (B, T) each, and when the fullest node is done, (B,)."""
+    place = {timing: index for index, timing in enumerate(dict.fromkeys(timings))}
+    which = np.array([place[timing] for timing in timings])
+    rows = [model.row(source, timing) for timing in place]
+    there_bt, used_bt = (np.stack(each)[which] for each in zip(*rows, strict=True))
+    most = max(len(timing.leave_s) for timing in place)
+    leave_ur, share_ur = np.full((len(place), most), -math.inf), np.zeros((len(place), most))
+    for timing, index in place.items():
+        leaves_s = timing.node_leave_s or timing.leave_s
+        leave_ur[index, : len(leaves_s)] = leaves_s
+        share_ur[index, : len(leaves_s)] = timing.node_left_share or timing.left_share
+    paced_b = (leave_ur[which] + share_ur[which] * pace_b[:, None]).max(axis=1)
+    return there_bt, used_bt, paced_b
+
+
+def _shares(job: Job) -> Floats:
+    """Return the shares of all gradients whose crossings are worked out, falling from 1."""
+    if job.workload is not None:
+        return np.geomspace(1.0, _LEAST_SHARE, _GRID)
+    total = gradient_bytes(job)
+    left = np.array([each.left_bytes / total for each in releases(job)])
+    if len(left) <= _GRID:
+        return left
+    wanted = np.geomspace(left[0], left[-1], _GRID)
+    nearest = np.abs(np.log(left[:, None] / wanted)).argmin(axis=0)
+    return left[sorted({0, len(left) - 1, *nearest.tolist()})]
+
+
+def _between(known_s: Floats, at: Floats, wanted: Floats) -> Floats:
+    """Return crossings of any shares from those of some, along lines.
+
+    Args:
+        known_s: Shape (G, S, T); -inf stays.
+        at: Shares, falling; shape (G,).
+        wanted: Shares; shape (R,).
+    """
+    if len(at) == 1 or np.array_equal(at, wanted):
+        return known_s[: len(wanted)]
+    after = np.clip(np.searchsorted(-at, -wanted), 1, len(at) - 1)
+    part = np.clip((at[after - 1] - wanted) / (at[after - 1] - at[after]), 0.0, 1.0)
+    one, other = known_s[after - 1], known_s[after]
+    # Of fewer chunks some trees have none, and then nobody waits for what only they carry.
+    falls = np.isfinite(one) & np.isfinite(other)
+    rise = np.where(falls, other, 0.0) - np.where(falls, one, 0.0)
+    alone = np.where(part[:, None, None] < 1, one, other)
+    found: Floats = np.where(falls, one + part[:, None, None] * rise, alone)
+    return found
 
 
 def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanStep:
-    """Return the time of a job's step on a topology.
+    """Return the time of a step of the trainer that ships.
 
     Args:
         job: With its placement, if it has one, and its own reduction.
@@ -287,14 +358,10 @@ def step_time(job: Job, topology: Topology, ratio: float | None = None) -> MeanS
         ValueError: nothing is exchanged.
     """
     model = StepModel(job, topology, plan_reduction(job, topology), ratio)
-    sequences = [max(site_shares(job, topology, site)) for site in topology.sites]
-    return MeanStep(
-        step_s=model.step_s(sequences),
-        compute_s=model.compute_s(sequences),
-        exchange_s=model.exchange_s,
-        link_s=model.link_s,
-        gateway_s=model.gateway_s,
-    )
+    timings = [
+        trainer_timing(job, site, max(site_shares(job, topology, site))) for site in topology.sites
+    ]
+    return MeanStep(step_s=model.step_s(timings), exchange_s=model.exchange_s(timings))
 
 
 def exchange_time_s(

@@ -14,7 +14,7 @@ from topology.cost.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unuse
 from topology.job import Job
 from topology.trees.link_codecs import codec_between, plan_codecs
 from topology.trees.trees import ReductionPlan
-from topology.world import Link, Topology
+from topology.world import Link, Site, Topology
 
 Hop = tuple[int, int]
 """A directed link, by the indices of its sites."""
@@ -312,14 +312,15 @@ def gateways_s_per_byte(
     return found
 
 
-def cards_s(topology: Topology, link_bytes: Mapping[Hop, float]) -> list[float]:
-    """Return how long a step's bytes keep each site's network cards busy, each way."""
-    busy_s = []
-    for site in topology.sites:
-        if site.nic_bytes_per_s is not None:
-            for end in (0, 1):
-                crossing = math.fsum(
-                    each for hop, each in link_bytes.items() if hop[end] == site.index
-                )
-                busy_s.append(crossing / (site.nodes * site.nic_bytes_per_s))
-    return busy_s
+def card_s(site: Site, link_bytes: Mapping[Hop, float]) -> float:
+    """Return how long one network card would take for all bytes of a site's step.
+
+    In the busier direction; 0 where nothing is known of cards.
+    """
+    if site.nic_bytes_per_s is None:
+        return 0.0
+    crossing_bytes = max(
+        math.fsum(each for hop, each in link_bytes.items() if hop[end] == site.index)
+        for end in (0, 1)
+    )
+    return crossing_bytes / site.nic_bytes_per_s

@@ -1,27 +1,38 @@
-"""One way to run a job, what it takes, and which of two is better."""
+"""One way to run a job: what a plan decides, what it comes to, and which of two is better."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
-from topology.codec_costs import usual_ratio
+from topology.codec_costs import RELATIVE_ERRORS, usual_ratio
 from topology.cost.money import accelerators_usd, egress_usd
 from topology.documents.placement import restricted
-from topology.job import Exchange, Job, Placed
+from topology.job import CODECS, Exchange, Job, LinkCodec, Placed
 from topology.model.buckets import gradient_bytes
+from topology.model.site_timing import SiteTiming
 from topology.model.step_model import StepModel
 from topology.model.tree_times import bytes_of_hops
 from topology.model.wire_load import wire_load
-from topology.planner.codings import Coding
-from topology.planner.shares import Split
-from topology.planner.ways import Way
+from topology.planner.cuts import parallel_of
+from topology.planner.reductions import Way
+from topology.trees.pairs import Edge, Pairs, edge
+from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
+Split = tuple[int, ...]
+"""Sequences of a step, of each site."""
 Rank = tuple[float, ...]
 """The lower the better, entry by entry."""
-DIGITS = 10
+_DIGITS = 10
 """Of times and costs that are compared: sums in another order are no difference."""
+_TOLD = 3
+"""Links whose codecs are named to people."""
+_EVERY_CODING_MAX = 81
+"""Codecs of trees that are all tried."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +49,32 @@ class Sizing:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Coding:
+    """The codecs of all links, for one reduction."""
+
+    codec: str
+    """Of the links that are not listed."""
+    links: tuple[LinkCodec, ...]
+    loss: float
+    """The mean square of the chunks' relative errors: what decides between equally fast ones."""
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """All that there are, each once, the usual one first."""
+        return tuple(dict.fromkeys((self.codec, *(each.codec for each in self.links))))
+
+    def __str__(self) -> str:
+        """Return it for people: `fp32, and int8 between a and b`."""
+        told = [f"{each.codec} between {' and '.join(each.between)}" for each in self.links]
+        more = [f"others on {len(told) - _TOLD} more links"] if len(told) > _TOLD else []
+        return ", and ".join((self.codec, *told[:_TOLD], *more))
+
+    def of(self, exchange: Exchange) -> Exchange:
+        """Return an exchange with these codecs."""
+        return dataclasses.replace(exchange, codec=self.codec, codecs=self.links)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Everything that a plan decides, and what it comes to."""
@@ -46,20 +83,29 @@ class Choice:
     """That take part, in the topology's order."""
     sequences: Split
     """Of each."""
+    timings: tuple[SiteTiming, ...]
+    """Of each: with its cut, where the job describes a model."""
     way: Way
     coding: Coding
     sizing: Sizing
     micro_batch: int
-    """Of the shipped trainer, at all sites."""
+    """Of the trainer that ships, at all sites."""
     step_s: float
+    """Seconds, by the step model; of what has been simulated, as simulated."""
+    modelled_s: float
+    """Seconds, by the step model."""
     usd_per_step: float
     rank: Rank
 
     def job(self, job: Job) -> Job:
         """Return `job` with these decisions in it."""
         placement = tuple(
-            Placed(site=site, sequences=count)
-            for site, count in zip(self.sites, self.sequences, strict=True)
+            Placed(
+                site=site,
+                sequences=count,
+                parallel=None if timing.cut is None else parallel_of(timing.cut.degrees),
+            )
+            for site, count, timing in zip(self.sites, self.sequences, self.timings, strict=True)
         )
         return dataclasses.replace(
             job,
@@ -77,30 +123,43 @@ class Choice:
         """Return the model of this choice's steps; `topology` is described in full."""
         return StepModel(self.job(job), self.topology(topology), self.way.plan)
 
+    def lasting(self, objective: str, step_s: float, usd_per_s: float) -> Choice:
+        """Return the same with another step.
 
-AnyChoice = TypeVar("AnyChoice", bound=Choice)
-"""A choice, or one that decides more."""
+        Args:
+            objective: Of the plan.
+            step_s: Seconds, from a better source than the step model.
+            usd_per_s: Of all accelerators.
+        """
+        usd = self.usd_per_step + usd_per_s * (step_s - self.step_s)
+        rest = self.rank[2 if objective == "cost" else 1 :]
+        return dataclasses.replace(
+            self, step_s=step_s, usd_per_step=usd, rank=rank_of(objective, step_s, usd, *rest)
+        )
 
 
-def money(job: Job, topology: Topology, way: Way) -> tuple[float, float]:
-    """Return US dollars a second of all accelerators, and those of one step's egress.
+def usd_per_s(topology: Topology) -> float:
+    """Return US dollars a second of all accelerators of a topology."""
+    return accelerators_usd(topology, {site.name: site.num_ranks for site in topology.sites}, 1.0)
+
+
+def egress_usd_per_step(job: Job, topology: Topology, plan: ReductionPlan) -> float:
+    """Return the US dollars that the bytes of a step cost.
 
     Args:
         job: With the exchange that is meant.
         topology: Of the sites that take part.
-        way: Of reduction.
+        plan: Of reduction.
     """
-    per_s = accelerators_usd(topology, {site.name: site.num_ranks for site in topology.sites}, 1.0)
-    if way.plan.num_sites == 1:
-        return per_s, 0.0
-    ratio = usual_ratio(job.exchange.codec)
-    load = wire_load(job, topology, way.plan, gradient_bytes(job), ratio)
+    if plan.num_sites == 1:
+        return 0.0
+    load = wire_load(job, topology, plan, gradient_bytes(job), usual_ratio(job.exchange.codec))
     names = [site.name for site in topology.sites]
     sent_bytes = {
         (names[source], names[target]): num_bytes
-        for (source, target), num_bytes in bytes_of_hops(way.plan, load).items()
+        for (source, target), num_bytes in bytes_of_hops(plan, load).items()
     }
-    return per_s, egress_usd(topology, sent_bytes)
+    return egress_usd(topology, sent_bytes)
 
 
 def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) -> Rank:
@@ -111,10 +170,10 @@ def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) ->
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{value:.{_DIGITS}g}")
 
 
-def better(one: AnyChoice | None, other: AnyChoice | None) -> AnyChoice | None:
+def better(one: Choice | None, other: Choice | None) -> Choice | None:
     """Return the better of two, as far as there are any."""
     if one is None or other is None:
         return one or other
@@ -124,3 +183,77 @@ def better(one: AnyChoice | None, other: AnyChoice | None) -> AnyChoice | None:
 def by_rank(choice: Choice) -> Rank:
     """Return what orders choices."""
     return choice.rank
+
+
+def one_for_all(codecs: Sequence[str], exchange: Exchange) -> list[Coding]:
+    """Return each permitted codec for all links, but for those that the job itself gives one."""
+    return [Coding(each, exchange.codecs, RELATIVE_ERRORS[each] ** 2) for each in codecs]
+
+
+def by_link(
+    plan: ReductionPlan, pairs: Pairs, codecs: Sequence[str], exchange: Exchange
+) -> Iterator[Coding]:
+    """Yield codecs of single links.
+
+    A tree's chunks travel as the smallest codec of its links (topology/trees/link_codecs.py), so
+    several trees may have codecs of their own, and lose less where a larger one is as fast. None
+    where the job gives links codecs itself: it is asked for no others.
+
+    Args:
+        plan: Over the sites.
+        pairs: Of them.
+        codecs: That are permitted.
+        exchange: Of the job.
+    """
+    count = len(plan.trees)
+    if exchange.codecs or count < 2:
+        return
+    ordered = sorted(codecs, key=_size)
+    if len(codecs) ** count <= _EVERY_CODING_MAX:
+        found: Iterable[tuple[str, ...]] = itertools.product(ordered, repeat=count)
+    else:
+        # The trees with the narrowest links have the smaller of two, the others the larger.
+        widths = [min(pairs.rate(*hop) for hop in tree.parent.items()) for tree in plan.trees]
+        found = (
+            tuple(large if width >= limit else small for width in widths)
+            for limit in sorted(set(widths))[1:]
+            for small, large in itertools.combinations(ordered, 2)
+        )
+    for each in found:
+        coding = _coding(plan, pairs.names, each)
+        if coding is not None:
+            yield coding
+
+
+def _coding(plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]) -> Coding | None:
+    """Return the links' codecs that give each tree its own; None: all are alike, or none do.
+
+    Each link has the largest that crosses it, and `exchange.codec` is that of most links.
+    """
+    largest: dict[Edge, str] = {}
+    for tree, codec in zip(plan.trees, codecs, strict=True):
+        for hop in tree.parent.items():
+            largest[edge(*hop)] = max(largest.get(edge(*hop), codec), codec, key=_size)
+    smallest = [
+        min((largest[edge(*hop)] for hop in tree.parent.items()), key=_size) for tree in plan.trees
+    ]
+    if len(set(codecs)) == 1 or smallest != list(codecs):
+        return None
+    counts = Counter(largest.values())
+    usual = max(counts, key=lambda codec: (counts[codec], _size(codec)))
+    links = tuple(
+        LinkCodec(between=(names[one], names[other]), codec=codec)
+        for (one, other), codec in sorted(largest.items())
+        if codec != usual
+    )
+    total = sum(tree.weight for tree in plan.trees)
+    loss = math.fsum(
+        tree.weight / total * RELATIVE_ERRORS[codec] ** 2
+        for tree, codec in zip(plan.trees, codecs, strict=True)
+    )
+    return Coding(usual, links, loss)
+
+
+def _size(codec: str) -> tuple[float, int]:
+    """Return what orders codecs by their bytes, as `link_codecs.smallest` does."""
+    return usual_ratio(codec), CODECS.index(codec)

@@ -1,177 +1,420 @@
-"""One way to cut a model over a site, and its times as plans reckon with them. Pure.
+"""What each site can compute: the cuts of a described model over its ranks, and what fits memory.
 
-A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m
-micro-batches; the step after tail_s more. What a joint step of several sites depends on besides is
-when gradients leave, of all stages and of the first one, and how much of them crosses one node.
+Degrees are divisors of a site's ranks: tensor groups stay within a node, and all ranks take part.
+What is left after tensor, pipeline and context is data. Stages may differ by a layer; the widest
+one counts. ZeRO 2 and 3 come without a pipeline only: cut gradients or parameters would cross the
+fabric again for every micro-batch.
+
+A cut that is no better than another in anything that a step of several sites depends on
+(topology/model/site_timing.py) is no part of a best plan, whatever the links are, and is left out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import le
+from typing import TypeVar
 
-from topology.cost.layer_time import device_of, interior_of
+from topology.cost.compute import site_shares
+from topology.cost.layer_time import PassTimes, device_of, head_times, interior_of, layer_times
 from topology.cost.memory import Memory, memory
-from topology.cost.model_shape import Degrees, Workload, layers_per_stage, node_share
-from topology.cost.parallel import StepTime, gradients_ready_s, passages, step_time
-from topology.model.buckets import FLOAT32_BYTES
-from topology.world import Site
+from topology.cost.model_shape import Degrees, Workload, degrees_of, misfit, workload_described
+from topology.cost.parallel import StepTime, step_from_times
+from topology.errors import ConfigError
+from topology.job import Job, Placed
+from topology.model.site_timing import (
+    Cut,
+    Point,
+    SiteTiming,
+    cut_of,
+    layers_together,
+    trainer_timing,
+)
+from topology.units import format_size
+from topology.workload import DescribedModel, Parallel
+from topology.world import Site, Topology
 
-Point = tuple[float, ...]
-"""What cuts are compared by: the lower the better, entry by entry."""
+Item = TypeVar("Item")
+_CLOSEST = 400
+"""Cuts that do not fit, whose times are looked at: those that lack least."""
+CONTEXT_TOKENS_MIN = 2048
+"""Of a sequence that context parallelism leaves to a rank: kernels of fewer are mostly overhead."""
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+"""Sequences at once that are tried, where the job does not say."""
+VIRTUAL_STAGES_MAX = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """One way to cut the model over a site, and its times."""
+def every_cut(model: DescribedModel, site: Site) -> Iterator[Degrees]:
+    """Yield every way to cut a model over all of a site's ranks, whether it fits memory or not."""
+    limits = {
+        name: most for name, most in dataclasses.asdict(model.at_most).items() if most is not None
+    }
+    for degrees in _cuts(model, site):
+        if all(getattr(degrees, name) <= most for name, most in limits.items()):
+            yield degrees
 
-    degrees: Degrees
-    micro_batch_s: float
-    """Of one more micro-batch, in the slowest stage."""
-    passage_s: float
-    """Of a micro-batch through one stage: what the pipeline's bubble consists of."""
-    reduction_s: float
-    """What the replicas' reduction takes after the backward pass."""
-    tail_s: float
-    """After the exchange: the optimizer, and parameters that are gathered again."""
-    window_s: float
-    """Of the last micro-batch's backward pass through all stages: gradients leave during it."""
-    node_window_s: float
-    """Of the same, in the first stage: whose nodes have most to send."""
-    num_layers: int
-    """Of a stage: their gradients leave one after another, or several together."""
-    embedding_share: float
-    """Of all gradients, those of the embedding, which leave last; the first stage has it."""
-    node_share: float
-    """Of all gradients, what crosses the gateway of the fullest node."""
-    least_bytes: float
-    """Of memory, with one micro-batch in flight."""
-    in_flight_bytes: float
-    """Of each further one; there are never more than stages."""
 
-    def head_s(self, micro_batches: int) -> float:
-        """Return when the backward pass is over."""
-        bubble_s = passages(self.degrees, micro_batches) * self.passage_s
-        return micro_batches * self.micro_batch_s + bubble_s + self.reduction_s
+def _cuts(model: DescribedModel, site: Site) -> Iterator[Degrees]:
+    for tensor in _divisors(math.gcd(site.accelerators_per_node, model.heads)):
+        for pipeline in _pipelines(model, site.num_ranks // tensor):
+            for context in _contexts(model, site.num_ranks // (tensor * pipeline)):
+                data = site.num_ranks // (tensor * pipeline * context)
+                base = Degrees(
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    context=context,
+                    data=data,
+                    sequence_parallel=tensor > 1,
+                    fused_attention=model.fused_attention,
+                    overlap_data=True,
+                )
+                if data <= model.global_batch:
+                    yield from _variants(model, base)
 
-    def timing(self, num_sequences: int, together: int) -> Timing:
-        """Return times for a site's share of a step; so many layers' gradients leave together."""
-        head_s = self.head_s(self.degrees.micro_batches(num_sequences))
-        stages = self.degrees.pipeline
-        share = min(1.0, together / self.num_layers / stages)
-        node_share = min(1.0, together / self.num_layers)
-        embedding = self.embedding_share
-        of_node = embedding / (embedding + (1 - embedding) / stages)
-        return Timing(
-            cut=self,
-            first_s=head_s - self.window_s * (1 - share),
-            node_first_s=head_s - self.node_window_s * (1 - node_share),
-            head_s=head_s,
-            last_share=share + (1 - share) * embedding,
-            node_last_share=node_share + (1 - node_share) * of_node,
+
+def _variants(model: DescribedModel, base: Degrees) -> Iterator[Degrees]:
+    sizes = MICRO_BATCHES if model.micro_batch is None else (model.micro_batch,)
+    again = ("none", "full") if model.fused_attention else ("none", "selective", "full")
+    for expert in _divisors(math.gcd(model.experts, base.data)):
+        for zero_stage in _zero_stages(base):
+            for virtual_stages in _virtual_stages(model, base.pipeline):
+                for micro_batch in sizes:
+                    if micro_batch > 1 and base.data * micro_batch > model.global_batch:
+                        continue
+                    for recompute in again:
+                        yield dataclasses.replace(
+                            base,
+                            expert=expert,
+                            zero_stage=zero_stage,
+                            virtual_stages=virtual_stages,
+                            micro_batch=micro_batch,
+                            recompute=recompute,
+                        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _contexts(model: DescribedModel, ranks: int) -> list[int]:
+    most = max(1, model.context // CONTEXT_TOKENS_MIN)
+    return [each for each in _divisors(math.gcd(ranks, model.context)) if each <= most]
+
+
+def _zero_stages(base: Degrees) -> tuple[int, ...]:
+    if base.data * base.context == 1:
+        return (0,)
+    return (0, 1, 2, 3) if base.pipeline == 1 else (0, 1)
+
+
+def _pipelines(model: DescribedModel, ranks: int) -> list[int]:
+    """Return the numbers of stages, but for those of which fewer have as narrow a widest stage."""
+    counts = [each for each in _divisors(ranks) if each <= model.layers]
+    return [each for each in counts if math.ceil(model.layers / _widest(model, each)) == each]
+
+
+def _widest(model: DescribedModel, num_parts: int) -> int:
+    return math.ceil(model.layers / num_parts)
+
+
+def _virtual_stages(model: DescribedModel, pipeline: int) -> list[int]:
+    """Return the numbers of parts of a stage that do not make the widest stage wider."""
+    if pipeline == 1:
+        return [1]
+    most = min(VIRTUAL_STAGES_MAX, model.layers // pipeline)
+    return [
+        each
+        for each in range(1, most + 1)
+        if each * _widest(model, pipeline * each) == _widest(model, pipeline)
+    ]
+
+
+def parallel_of(degrees: Degrees) -> Parallel:
+    """Return a cut as jobs and plans write it."""
+    names = [field.name for field in dataclasses.fields(Parallel)]
+    return Parallel(**{name: getattr(degrees, name) for name in names})
+
+
+def in_words(degrees: Degrees) -> str:
+    """Return a cut for people: `tensor 8, pipeline 12, data 16, ZeRO 1, micro-batch 1`."""
+    words = [f"tensor {degrees.tensor}"]
+    if degrees.pipeline > 1:
+        words.append(f"pipeline {degrees.pipeline}")
+    if degrees.virtual_stages > 1:
+        words.append(f"{degrees.virtual_stages} virtual stages")
+    if degrees.context > 1:
+        words.append(f"context {degrees.context}")
+    words.append(f"data {degrees.data}")
+    if degrees.expert > 1:
+        words.append(f"expert {degrees.expert}")
+    if degrees.zero_stage:
+        words.append(f"ZeRO {degrees.zero_stage}")
+    words.append(f"micro-batch {degrees.micro_batch}")
+    if degrees.recompute != "none":
+        words.append(f"{degrees.recompute} recompute")
+    return ", ".join(words)
+
+
+def why_not(workload: Workload, degrees: Degrees, site: Site, num_sequences: int) -> str | None:
+    """Return why a cut does not fit a site's memory, and what recomputing does; None: it fits."""
+    needed = memory(workload, degrees, num_sequences).total
+    has = site.accelerator.memory_bytes
+    if needed <= has:
+        return None
+    told = f"{in_words(degrees)} does not fit: needs {_gib(needed)} of {format_size(has)}"
+    if degrees.recompute == "full":
+        return told
+    full = dataclasses.replace(degrees, recompute="full")
+    return f"{told}; with full recompute {_gib(memory(workload, full, num_sequences).total)}"
+
+
+def _gib(num_bytes: float) -> str:
+    size = num_bytes / 2**30
+    return f"{size:.0f}GiB" if size >= 100 else f"{size:.3g}GiB"
+
+
+class SiteCuts:
+    """What one site can do. Keeps what it has worked out."""
+
+    def __init__(
+        self,
+        model: DescribedModel,
+        workload: Workload,
+        site: Site,
+        serial: bool = False,
+        given: Degrees | None = None,
+    ) -> None:
+        """Work out the times of all cuts that fit.
+
+        Args:
+            model: As the job describes it.
+            workload: The same, as the cost model takes it.
+            site: Gives accelerators, nodes, fabric.
+            serial: Nothing leaves before the backward pass has ended.
+            given: The only cut that comes into question, fits or not; None: all that fit.
+        """
+        self.site = site
+        self._workload = workload
+        self._serial = serial
+        self._device, self._inside = device_of(site.accelerator), interior_of(site)
+        self._layers: dict[tuple[object, ...], tuple[PassTimes, PassTimes]] = {}
+        self._timings: dict[tuple[int, int], tuple[SiteTiming, ...]] = {}
+        """By sequences, and layers whose gradients leave together."""
+        self._lacking: list[tuple[float, int, Degrees]] = []
+        groups: defaultdict[tuple[int, int], list[Cut]] = defaultdict(list)
+        self._is_given = given is not None
+        for index, degrees in enumerate(every_cut(model, site) if given is None else (given,)):
+            needed = memory(workload, degrees, 1)
+            if given is None and needed.total > site.accelerator.memory_bytes:
+                self._lacking.append((needed.total, index, degrees))
+                continue
+            groups[degrees.data, degrees.micro_batch].append(self._cut(degrees, needed))
+        self.cuts = [cut for group in groups.values() for cut in _useful(group)]
+        """That fit, with one micro-batch at least."""
+        self.sequence_s = min(
+            (cut.micro_batch_s / (cut.degrees.data * cut.degrees.micro_batch) for cut in self.cuts),
+            default=math.inf,
+        )
+        """Seconds of the site for a sequence, at least; infinite if no cut fits."""
+        self.node_share = min((cut.node_share for cut in self.cuts), default=1.0)
+        """Of all gradients, what crosses the gateway of its fullest node, at least."""
+
+    def timings(self, num_sequences: int, together: int = 1) -> tuple[SiteTiming, ...]:
+        """Return what may be part of a best plan, the fastest by itself first; none: impossible.
+
+        Args:
+            num_sequences: Of a step.
+            together: Layers whose gradients leave together.
+        """
+        key = (num_sequences, together)
+        if key not in self._timings:
+            able = [cut.timing(*key) for cut in self._able(num_sequences)]
+            best = undominated(sorted(able, key=_order), timing_point)
+            self._timings[key] = tuple(best)
+        return self._timings[key]
+
+    def alone_s(self, num_sequences: int) -> float:
+        """Return the seconds of the fastest step by itself; infinite if there is none."""
+        found = self.timings(num_sequences)
+        return found[0].alone_s if found else math.inf
+
+    def step(self, degrees: Degrees, num_sequences: int) -> StepTime:
+        """Return what the step of a cut consists of."""
+        layer, head = self._layer_times(degrees)
+        return step_from_times(
+            self._workload, degrees, self._device, self._inside, num_sequences, layer, head
         )
 
-    def memory_bytes(self, num_sequences: int) -> float:
-        """Return what the fullest accelerator needs."""
-        in_flight = min(self.degrees.micro_batches(num_sequences), self.degrees.pipeline)
-        return self.least_bytes + (in_flight - 1) * self.in_flight_bytes
+    def front(self, num_sequences: int) -> list[tuple[SiteTiming, Cut, float]]:
+        """Return the cuts no other beats in time and memory, with their bytes, fastest first."""
+        able = [(cut.timing(num_sequences, 1), cut) for cut in self._able(num_sequences)]
+        able.sort(key=lambda each: _order(each[0]))
+        found = [(timing, cut, cut.memory_bytes(num_sequences)) for timing, cut in able]
+        return undominated(found, lambda each: (each[0].alone_s, each[2]))
 
+    def lacking(self, num_sequences: int, than_s: float, most: int) -> list[str]:
+        """Return why cuts do not fit that would be faster than `than_s`, the fastest first."""
+        degrees = [each for _, _, each in sorted(self._lacking)[:_CLOSEST]]
+        able = set(map(id, self._able(num_sequences)))
+        degrees += [cut.degrees for cut in self.cuts if id(cut) not in able]
+        faster: dict[tuple[int, ...], tuple[float, int, Degrees]] = {}
+        for index, each in enumerate(degrees):
+            if each.data > num_sequences:
+                continue
+            step_s = self.step(each, num_sequences).step_s
+            key = (each.tensor, each.pipeline, each.context, each.data)
+            if step_s < than_s and (key not in faster or step_s < faster[key][0]):
+                faster[key] = (step_s, index, each)
+        told = [
+            why_not(self._workload, each, self.site, num_sequences)
+            for _, _, each in sorted(faster.values())[:most]
+        ]
+        return [each for each in told if each is not None]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """A cut with a number of sequences."""
+    def closest(self) -> str:
+        """Return what lacks least memory, of a site where nothing fits."""
+        if not self._lacking:
+            return "the model cannot be cut over its ranks: none may be without a sequence"
+        degrees = min(self._lacking)[2]
+        told = why_not(self._workload, degrees, self.site, 1)
+        assert told is not None, "what lacks memory does not fit"
+        return told
 
-    cut: Cut
-    first_s: float
-    """When the first gradients leave."""
-    node_first_s: float
-    """When the first ones leave the fullest node."""
-    head_s: float
-    """When the last do: the backward pass is over."""
-    last_share: float
-    """Of all gradients, those that leave then."""
-    node_last_share: float
-    """Of the fullest node's, those that leave then."""
+    def _able(self, num_sequences: int) -> list[Cut]:
+        """Return the cuts that give every replica a sequence and fit with so many in flight."""
+        has = self.site.accelerator.memory_bytes
+        return [
+            cut
+            for cut in self.cuts
+            if self._is_given
+            or (cut.degrees.data <= num_sequences and cut.memory_bytes(num_sequences) <= has)
+        ]
 
-    @property
-    def alone_s(self) -> float:
-        """Of a step without any other site."""
-        return self.head_s + self.cut.tail_s
+    def _cut(self, degrees: Degrees, needed: Memory) -> Cut:
+        one = self.step(degrees, degrees.data * degrees.micro_batch)
+        return cut_of(self._workload, degrees, self.site, one, needed, serial=self._serial)
 
-    @property
-    def point(self) -> Point:
-        """All that a joint step depends on."""
-        cut = self.cut
-        firsts_s, lasts = (self.first_s, self.node_first_s), (self.last_share, self.node_last_share)
-        return (self.head_s, *firsts_s, cut.tail_s, cut.node_share, *lasts)
-
-    @property
-    def preference(self) -> Point:
-        """What decides between cuts equal by all else: less to set up, then less memory."""
-        degrees = self.cut.degrees
-        return (
-            degrees.zero_stage,
-            degrees.virtual_stages,
-            degrees.pipeline,
+    def _layer_times(self, degrees: Degrees) -> tuple[PassTimes, PassTimes]:
+        key = (
             degrees.tensor,
             degrees.context,
-            self.cut.least_bytes,
+            degrees.expert,
+            degrees.micro_batch,
+            degrees.recompute,
         )
+        if key not in self._layers:
+            self._layers[key] = (
+                layer_times(self._workload, degrees, self._device, self._inside),
+                head_times(self._workload, degrees, self._device),
+            )
+        return self._layers[key]
 
 
-def cut_of(
-    workload: Workload,
-    degrees: Degrees,
-    site: Site,
-    one: StepTime,
-    needed: Memory,
-    *,
-    serial: bool,
-) -> Cut:
-    """Return a cut whose step is known.
+def undominated(items: Iterable[Item], point: Callable[[Item], Point]) -> list[Item]:
+    """Return the items that no earlier one is at least as good as, in every entry.
 
     Args:
-        workload: the model.
-        degrees: the cut.
-        site: that it is of.
-        one: its step with one micro-batch.
-        needed: what that takes of an accelerator's memory.
-        serial: nothing leaves before the backward pass has ended.
+        items: Sorted so that what is better in all comes first.
+        point: Of each.
     """
-    num_layers = layers_per_stage(workload, degrees)
-    return Cut(
-        degrees=degrees,
-        micro_batch_s=one.compute_s + one.transfers_s,
-        passage_s=one.bubble_s / (passages(degrees, 1) or 1),
-        reduction_s=one.gradients.exposed_s,
-        tail_s=one.parameters.exposed_s + one.optimizer_s,
-        window_s=0.0 if serial else degrees.pipeline * one.window_s,
-        node_window_s=0.0 if serial else gradients_ready_s(degrees, num_layers, one.window_s)[-1],
-        num_layers=num_layers,
-        embedding_share=workload.embedding_parameters / workload.parameters,
-        node_share=node_share(workload, degrees, site),
-        least_bytes=needed.total,
-        in_flight_bytes=needed.activations,
+    kept: list[tuple[Point, Item]] = []
+    for item in items:
+        mine = point(item)
+        if not any(all(map(le, theirs, mine)) for theirs, _ in kept):
+            kept.append((mine, item))
+    return [item for _, item in kept]
+
+
+def _useful(cuts: Sequence[Cut]) -> list[Cut]:
+    """Return the cuts of equal micro-batches that no other is as good as, however many they are.
+
+    Bubbles bend where there are as many micro-batches as stages: between these they lie on lines.
+    """
+    bends = sorted({1, *(cut.degrees.pipeline for cut in cuts)})
+
+    def point(cut: Cut) -> Point:
+        return _point(cut, bends)
+
+    return undominated(sorted(cuts, key=point), point)
+
+
+def _point(cut: Cut, bends: Sequence[int]) -> Point:
+    """All that cuts of equal micro-batches differ in, whatever leaves together.
+
+    The first gradients leave at end - window (1 - share), between the end and a window before it.
+    """
+    ends_s = [cut.head_s(count) for count in bends]
+    return (
+        cut.micro_batch_s,
+        *ends_s,
+        *(end_s - cut.window_s for end_s in ends_s),
+        *(end_s - cut.node_window_s for end_s in ends_s),
+        cut.tail_s,
+        cut.node_share,
+        1 / cut.num_layers,
+        cut.degrees.zero_stage,
+        cut.least_bytes,
+        cut.in_flight_bytes,
     )
 
 
-def given_cut(workload: Workload, degrees: Degrees, site: Site, *, serial: bool) -> Cut:
-    """Return the cut that somebody has chosen; arguments as of `cut_of`.
+def timing_point(timing: SiteTiming) -> Point:
+    """Return all that a step of several sites depends on."""
+    return (
+        *reversed(timing.leave_s),
+        timing.node_leave_s[0],
+        timing.tail_s,
+        timing.node_share,
+        timing.left_share[-1],
+        timing.node_left_share[-1],
+    )
 
-    Raises:
-        ValueError: the model cannot be cut so.
-    """
-    device, inside = device_of(site.accelerator), interior_of(site)
-    one = step_time(workload, degrees, device, inside, degrees.data * degrees.micro_batch)
-    return cut_of(workload, degrees, site, one, memory(workload, degrees, 1), serial=serial)
+
+def _order(timing: SiteTiming) -> Point:
+    assert timing.cut is not None, "of a model that is cut"
+    return (timing.alone_s, *timing_point(timing), *timing.cut.preference)
 
 
-def layers_together(workload: Workload, bucket_bytes: int) -> int:
-    """Return of how many layers gradients leave together: as many as fill a bucket, one at least.
+def placed_timings(job: Job, topology: Topology) -> list[SiteTiming]:
+    """Return what each site of a run computes; where nobody knows how it cuts, by its fastest cut.
 
     Args:
-        workload: the model.
-        bucket_bytes: float32 bytes that close a bucket, all ranks' parts of it.
+        job: With its placement, if it has one.
+        topology: Of the sites that take part.
+
+    Raises:
+        ConfigError: the model fits a site in no way.
     """
-    numel = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
-    return math.ceil(bucket_bytes / (FLOAT32_BYTES * numel))
+    if job.workload is None:
+        return [
+            trainer_timing(job, site, max(site_shares(job, topology, site)))
+            for site in topology.sites
+        ]
+    placed = {each.site: each for each in job.placement}
+    workload, found = workload_described(job.workload), []
+    for site in topology.sites:
+        mine = placed.get(site.name)
+        even = -(-job.global_batch * site.num_ranks // topology.num_ranks)
+        sequences = even if mine is None else mine.sequences
+        together = layers_together(workload, job.exchange.bucket_bytes)
+        cuts = site_cuts(job, site, mine)
+        able = cuts.timings(sequences, together)
+        if not able:
+            raise ConfigError(f"site {site.name}: {cuts.closest()}")
+        found.append(able[0])
+    return found
+
+
+def site_cuts(job: Job, site: Site, placed: Placed | None) -> SiteCuts:
+    """Return the cuts of a site that come into question: the one that a placement says, or all."""
+    assert job.workload is not None, "the job describes its model"
+    given = None
+    if placed is not None and placed.parallel is not None:
+        degrees = degrees_of(placed.parallel, job.workload)
+        if misfit(workload_described(job.workload), degrees) is None:
+            given = degrees
+    serial = job.exchange.schedule == "serial"
+    return SiteCuts(job.workload, workload_described(job.workload), site, serial, given)

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
+from topology.cost.model_shape import utilisation, workload_described
 from topology.errors import ConfigError, Problem
 from topology.hashing import plan_hashes
 from topology.job import Job
 from topology.model.step_model import StepModel
-from topology.planner.alternatives import alternatives
 from topology.planner.choice import Choice
-from topology.planner.parallel_plan import (
-    cut_alternatives,
-    cut_link_worths,
-    cut_site_worths,
-    decided_cuts,
-    inside,
-    predicted,
-)
-from topology.planner.parallel_search import ParallelSearch
-from topology.planner.parallel_sources import cut_inputs, cut_warnings
-from topology.planner.parallel_why import cut_binding, cut_sentences
-from topology.planner.room import too_large
+from topology.planner.cuts import in_words
+from topology.planner.explain import binding, efficiency, sentences
+from topology.planner.memory_fit import too_large
 from topology.planner.search import Search
-from topology.planner.second_opinion import simulated_otherwise
-from topology.planner.shares import busiest
 from topology.planner.sources import inputs, warnings
-from topology.planner.why import binding, sentences
-from topology.planner.worth import link_worths, site_worths
+from topology.planner.weighed import Weighed
 from topology.units import format_size
-from topology.world import Topology
+from topology.world import Site, Topology
+
+_FRONT = 8
+"""Cuts of a site that are listed, the fastest of those that nothing beats in time and memory."""
+_LACKING = 3
+"""Cuts that would be faster if they fitted, that are listed."""
 
 
 def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     """Return the best plan for a job on a topology, as its file has it.
 
     Args:
-        job: Its placement is not looked at; its `plan` says what may be decided.
+        job: Its `plan` says what may be decided. What its placement says is kept.
         topology: Described in full.
 
     Raises:
@@ -45,72 +39,36 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     """
     if job.exchange.schedule == "off":
         raise _refused("exchange.schedule", "off exchanges nothing: there is nothing to plan")
-    if job.workload is not None:
-        return _plan_with_cuts(job, topology)
     search = Search(job, topology)
-    choice = search.best()
-    if choice is None:
+    best = search.best()
+    if best is None:
         raise _impossible(search)
+    weighed = Weighed(search, best)
+    choice = weighed.choice
+    decided, here = choice.job(job), choice.topology(topology)
+    model = StepModel(decided, here, choice.way.plan)
     job_hash, topology_hash = plan_hashes(job, topology)
-    model = choice.model(search.job, topology)
-    weighed = alternatives(search, choice)
-    sites = site_worths(search, choice)
-    links = link_worths(search, choice, model)
-    bound = binding(choice, topology, model)
-    plain: dict[str, Any] = _rounded(
-        {
-            "version": 1,
-            "made_for": {"job": job_hash, "topology": topology_hash},
-            "decisions": decisions(choice, job),
-            "predicted": _predicted(search, choice, model),
-            "binding": bound,
-            "why": sentences(search, choice, model, bound, weighed, sites),
-            "warnings": [
-                *warnings(job, topology),
-                *too_large(job, topology, choice),
-                *simulated_otherwise(search.job, topology, choice),
-            ],
-            "alternatives": weighed,
-            "sites": sites,
-            "links": links,
-            "inputs": inputs(search, choice),
-        }
-    )
-    return plain
-
-
-def _plan_with_cuts(job: Job, topology: Topology) -> dict[str, Any]:
-    """Return a described model's best plan; arguments and errors as of `make_plan`."""
-    search = ParallelSearch(job, topology)
-    choice = search.best()
-    if choice is None:
-        told = [f"{name}: {cuts.closest()}" for name, cuts in search.cuts.items() if not cuts.cuts]
-        why = "; ".join(told) or "no sites are joined, or the batch has too few sequences for them"
-        raise _refused("workload", f"no set of sites can train this model. {why}")
-    job_hash, topology_hash = plan_hashes(job, topology)
-    model = choice.joint(search.job, topology)
-    weighed = cut_alternatives(search, choice)
-    sites, within = cut_site_worths(search, choice), inside(search, choice)
-    bound = cut_binding(choice, search, model)
-    decided = {**decisions(choice, job), "placement": decided_cuts(choice)}
-    del decided["micro_batch"]
-    plain: dict[str, Any] = _rounded(
-        {
-            "version": 1,
-            "made_for": {"job": job_hash, "topology": topology_hash},
-            "decisions": decided,
-            "predicted": predicted(search, choice, model),
-            "binding": bound,
-            "why": cut_sentences(search, choice, model, bound, weighed, within, sites),
-            "warnings": cut_warnings(job, topology, choice),
-            "alternatives": weighed,
-            "sites": sites,
-            "links": cut_link_worths(search, choice, model),
-            "inside": within,
-            "inputs": cut_inputs(search, choice),
-        }
-    )
-    return plain
+    within = _inside(search, choice) if job.workload is not None else []
+    plain: dict[str, Any] = {
+        "version": 1,
+        "made_for": {"job": job_hash, "topology": topology_hash},
+        "decisions": decisions(choice, job),
+        "predicted": _predicted(search, choice, model),
+        "binding": binding(search, choice, model),
+        "why": sentences(weighed, model, within),
+        "warnings": [
+            *warnings(job, topology, choice),
+            *too_large(decided, topology),
+        ],
+        "alternatives": weighed.alternatives,
+        "sites": weighed.sites,
+        "links": weighed.links(model),
+        "inputs": inputs(search, choice),
+    }
+    if within:
+        plain["inside"] = within
+    rounded: dict[str, Any] = _rounded(plain)
+    return rounded
 
 
 def decisions(choice: Choice, job: Job) -> dict[str, Any]:
@@ -125,49 +83,88 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
             ]
         }
     channels = job.exchange.channels_per_link
-    return {
-        "placement": [
-            {"site": site, "sequences": count}
-            for site, count in zip(choice.sites, choice.sequences, strict=True)
-        ],
+    exchange: dict[str, Any] = {"codec": choice.coding.codec}
+    if choice.coding.links and not job.exchange.codecs:
+        exchange["codecs"] = [
+            {"between": list(each.between), "codec": each.codec} for each in choice.coding.links
+        ]
+    placement: list[dict[str, Any]] = []
+    for each in choice.job(job).placement:
+        placement.append({"site": each.site, "sequences": each.sequences})
+        if job.workload is not None and each.parallel is not None:
+            placement[-1]["parallel"] = dataclasses.asdict(each.parallel)
+    decided: dict[str, Any] = {
+        "placement": placement,
         "exchange": {
-            **_codecs(choice, job),
+            **exchange,
             "chunk": format_size(choice.sizing.chunk_bytes),
             "bucket": format_size(choice.sizing.bucket_bytes),
             "channels_per_link": "auto" if channels is None else channels,
         },
         "reduction": written,
-        "micro_batch": choice.micro_batch,
     }
-
-
-def _codecs(choice: Choice, job: Job) -> dict[str, Any]:
-    """Return the codec of all links, and those of single ones; what the job gives them stays."""
-    decided: dict[str, Any] = {"codec": choice.coding.codec}
-    if choice.coding.links and not job.exchange.codecs:
-        decided["codecs"] = [
-            {"between": list(each.between), "codec": each.codec} for each in choice.coding.links
-        ]
+    if job.workload is None:
+        decided["micro_batch"] = choice.micro_batch
     return decided
 
 
 def _predicted(search: Search, choice: Choice, model: StepModel) -> dict[str, float]:
-    job, topology = search.job, choice.topology(search.topology)
-    ranks = [site.num_ranks for site in topology.sites]
-    compute_s = model.compute_s(busiest(choice.sequences, ranks))
-    batch = job.trainer.global_batch
-    alone = math.fsum(
-        count / each_s for count, each_s in zip(choice.sequences, compute_s, strict=True)
-    )
+    job = search.job
+    tokens = job.trainer.model.context if job.workload is None else job.workload.context
     return {
         "step_s": choice.step_s,
-        "compute_s": max(compute_s),
-        "exchange_s": model.exchange_s,
-        "efficiency": batch / choice.step_s / alone,
-        "tokens_per_s": batch * job.trainer.model.context / choice.step_s,
+        "compute_s": max(each.alone_s for each in choice.timings),
+        "exchange_s": model.exchange_s(choice.timings),
+        "efficiency": efficiency(search, choice),
+        "tokens_per_s": job.global_batch * tokens / choice.step_s,
         "egress_bytes_per_step": math.fsum(model.link_bytes.values()),
         "usd_per_step": choice.usd_per_step,
     }
+
+
+def _inside(search: Search, choice: Choice) -> list[dict[str, Any]]:
+    """Return what happens inside each site that takes part, and which cuts it was chosen from."""
+    return [
+        _inside_site(search, search.topology.site(name), choice, index)
+        for index, name in enumerate(choice.sites)
+    ]
+
+
+def _inside_site(search: Search, site: Site, choice: Choice, index: int) -> dict[str, Any]:
+    timing, count = choice.timings[index], choice.sequences[index]
+    assert search.job.workload is not None, "sites cut what a job describes"
+    assert timing.cut is not None, "sites cut what a job describes"
+    cuts, degrees = search.options.cuts[site.name], timing.cut.degrees
+    step = cuts.step(degrees, count)
+    flops = workload_described(search.job.workload).model_flops(count)
+    return {
+        "site": site.name,
+        "cut": in_words(degrees),
+        "micro_batches": step.num_micro_batches,
+        "alone_s": timing.alone_s,
+        "busy_s": step.compute_s,
+        "collectives_s": step.exchange_s,
+        "transfers_s": step.transfers_s,
+        "bubble_s": step.bubble_s,
+        "exposed_s": step.gradients.exposed_s + step.parameters.exposed_s,
+        "optimizer_s": step.optimizer_s,
+        "window_s": timing.cut.window_s,
+        "memory_bytes": timing.cut.memory_bytes(count),
+        "memory_of_bytes": site.accelerator.memory_bytes,
+        "fullest_node": timing.cut.node_share,
+        "mfu": utilisation(flops, choice.step_s, site.num_ranks, max_peak(site)),
+        "front": [
+            {"cut": in_words(cut.degrees), "alone_s": each.alone_s, "memory_bytes": needed}
+            for each, cut, needed in cuts.front(count)[:_FRONT]
+        ],
+        "too_large": cuts.lacking(count, timing.alone_s, _LACKING),
+    }
+
+
+def max_peak(site: Site) -> float:
+    """Return the FLOP/s by which utilisation is counted: those the cost model computes with."""
+    peaks = site.accelerator.peak_flops_per_s
+    return peaks.get("bf16", max(peaks.values()))
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - any plain value
@@ -184,14 +181,23 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - any plain value
 
 def _impossible(search: Search) -> ConfigError:
     """Return why there is no plan."""
-    batch, ranks = search.job.trainer.global_batch, search.topology.num_ranks
+    job, topology = search.job, search.topology
+    if job.workload is not None:
+        told = [
+            f"{name}: {cuts.closest()}"
+            for name, cuts in search.options.cuts.items()
+            if not cuts.cuts
+        ]
+        why = "; ".join(told) or "no sites are joined, or the batch has too few sequences for them"
+        return _refused("workload", f"no set of sites can train this model. {why}")
+    batch, ranks = job.trainer.global_batch, topology.num_ranks
     if search.wishes.sites == "all" and batch < ranks:
         return _refused(
             "trainer.global_batch",
             f"all sites are to take part (plan.sites), and their {ranks} ranks take a sequence each: "
             f"want at least {ranks}, got {batch}; with `sites: auto` some are left out",
         )
-    smallest = min(search.topology.sites, key=lambda site: site.num_ranks)
+    smallest = min(topology.sites, key=lambda site: site.num_ranks)
     if batch < smallest.num_ranks:
         return _refused(
             "trainer.global_batch",

@@ -7,6 +7,8 @@ step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from topology.cost.local_sgd import Round, local_round
 from topology.cost.memory import outer_optimizer_bytes
 from topology.units import format_duration, format_fraction, format_size, significant
@@ -20,20 +22,29 @@ _FRAGMENTS = 8
 
 
 def regime(
-    most: int, compute_s: float, exchange_s: float, step_s: float, shard_parameters: float
+    most: int,
+    sites: tuple[str, ...],
+    step_s: float,
+    asked: Mapping[tuple[str, ...], tuple[float, float, float]],
 ) -> list[str]:
     """Return sentences on longer rounds; none where the job permits none.
 
     Args:
         most: Steps between two exchanges that the job permits.
-        compute_s: Of a step over links that cost nothing.
-        exchange_s: Of an exchange that nothing hides.
-        step_s: Of the plan, which exchanges every step.
-        shard_parameters: That an accelerator keeps outer parameters and momentum of.
+        sites: Of the plan, which exchanges every step.
+        step_s: Of the plan.
+        asked: By sites that could take part: the seconds of a step over links that cost nothing,
+            those of an exchange that nothing hides, and of how many parameters an accelerator keeps
+            outer ones and momentum.
     """
-    if most == 1:
+    if most == 1 or not asked:
         return []
-    plain, streamed = rounds(compute_s, exchange_s, most)
+    found = {
+        who: rounds(compute_s, there_s, most) for who, (compute_s, there_s, _) in asked.items()
+    }
+    who, (plain, streamed) = min(
+        found.items(), key=lambda each: min(one.step_s for one, _ in each[1])
+    )
     best = min((plain, streamed), key=lambda each: (each[0].step_s, each[1]))
     if best[0].step_s > (1 - _GAIN) * step_s:
         return [
@@ -49,10 +60,13 @@ def regime(
         )
     ]
     name = "streaming" if best is streamed else "DiLoCo"
+    over = f" over {', '.join(who)}" if set(who) != set(sites) else ""
+    parameters = asked[who][2]
     return [
-        f"plan.max_sync_period permits {most} steps between exchanges. {told[0]}. {told[1]}. Every step: "
-        f"{format_duration(significant(step_s, 4))}. Recommended is {name}, if your training tolerates it; its "
-        f"outer optimizer takes {format_size(outer_optimizer_bytes(shard_parameters, best[1]))} more an "
+        f"plan.max_sync_period permits {most} steps between exchanges. "
+        f"{told[0]}. {told[1]}. Every step: "
+        f"{format_duration(significant(step_s, 4))}. Recommended is {name}{over}, if your training tolerates "
+        f"it; its outer optimizer takes {format_size(outer_optimizer_bytes(parameters, best[1]))} more an "
         "accelerator.",
         "This version exchanges every step all the same: nothing in it executes another period, and "
         "the plan's figures are those of every step.",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from topology.codec_costs import RATIOS, usual_ratio
+from topology.codec_costs import GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
 from topology.cost.compute import flops_per_sequence, num_parameters, peak_flops_per_s
+from topology.cost.layer_time import CLUSTER_EFFICIENCY, DEVICES, NODE_EFFICIENCY
+from topology.cost.model_shape import workload_described
 from topology.job import Job
 from topology.measured.measured_links import drifts
-from topology.planner.choice import Choice
-from topology.planner.codings import Coding
+from topology.planner.choice import Choice, Coding
 from topology.planner.connections import held_back
 from topology.planner.search import Search
-from topology.units import format_duration, format_fraction, format_rate
-from topology.world import Link, Topology
+from topology.units import format_duration, format_fraction, format_rate, format_size
+from topology.world import Link, Site, Topology
 
 _RTT_ORIGINS = {
     "measured": "measured",
@@ -26,23 +27,23 @@ _RTT_ORIGINS = {
 
 def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
     """Return every figure that the plan rests on, with its origin."""
-    found = [*_of_the_job(search.job, choice), *_of_the_sites(search.topology)]
-    return listed([*found, *of_links(search.topology)])
+    job, topology = search.job, search.topology
+    found = [*(_of_the_model(job) if job.workload is None else _of_the_workload(job))]
+    found += of_codecs(job, choice.coding)
+    for site in topology.sites:
+        found += _of_site(site) if job.workload is None else _of_described_site(site)
+    if job.workload is not None and search.wishes.gateways == "measured":
+        rate = format_rate(GATEWAY_BYTES_PER_S)
+        found.append(("a gateway", rate, "measured on loopback, docs/benchmarks.md; hosts differ"))
+    elif job.workload is not None:
+        found.append(("gateways and codecs", "no time", "plan.gateways: unlimited"))
+    for link in topology.links:
+        found += _of_link(link)
+    return [{"what": what, "value": value, "origin": origin} for what, value, origin in found]
 
 
 Figure = tuple[str, str, str]
 """What, its value, and where it came from."""
-
-
-def listed(figures: Iterable[Figure]) -> list[dict[str, Any]]:
-    """Return figures as a plan has them."""
-    return [{"what": what, "value": value, "origin": origin} for what, value, origin in figures]
-
-
-def of_links(topology: Topology) -> Iterator[Figure]:
-    """Return the figures of all links."""
-    for link in topology.links:
-        yield from _of_link(link)
 
 
 def of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
@@ -53,23 +54,55 @@ def of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
         yield f"{each}, of float32", format_fraction(usual_ratio(each)), origin
 
 
-def _of_the_job(job: Job, choice: Choice) -> Iterator[tuple[str, str, str]]:
+def _of_the_model(job: Job) -> Iterator[Figure]:
     model = job.trainer.model
     yield "parameters", f"{num_parameters(model):,}", "trainer.model"
     flops = flops_per_sequence(model)
     yield "a sequence", f"{flops / 1e9:.4g} GFLOP", "trainer.model: 6 N + 12 L W T a token"
-    yield from of_codecs(job, choice.coding)
 
 
-def _of_the_sites(topology: Topology) -> Iterator[tuple[str, str, str]]:
-    for site in topology.sites:
-        accelerator = site.accelerator
-        peak = peak_flops_per_s(accelerator)
-        value = f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, MFU {accelerator.mfu:g}"
-        yield site.name, value, f"the topology's accelerator {accelerator.name!r}"
+def _of_the_workload(job: Job) -> Iterator[Figure]:
+    assert job.workload is not None, "the job describes its model"
+    workload = workload_described(job.workload)
+    yield "parameters", f"{workload.parameters:,}", "workload; docs/cost-model.md"
+    flops = workload.model_flops(1)
+    yield "a sequence", f"{flops / 1e12:.4g} TFLOP", "workload; SC'21, eq. 3"
+    yield "gradients inside a site", f"{workload.gradient_bytes} bytes an element", "workload"
 
 
-def _of_link(link: Link) -> Iterator[tuple[str, str, str]]:
+def _of_site(site: Site) -> Iterator[Figure]:
+    accelerator = site.accelerator
+    peak = peak_flops_per_s(accelerator)
+    value = f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, MFU {accelerator.mfu:g}"
+    yield site.name, value, f"the topology's accelerator {accelerator.name!r}"
+
+
+def _of_described_site(site: Site) -> Iterator[Figure]:
+    chip = site.accelerator
+    device = DEVICES.get(chip.name.lower())
+    if device is None:
+        share = f"MFU {chip.mfu:g}, whatever the shapes"
+        origin = f"the topology's accelerator {chip.name!r}"
+    else:
+        share = f"{device.gemm_efficiency:g} of it in large multiplications"
+        origin = f"docs/cost-model.md knows {chip.name!r}: its mfu is not used"
+    peak = peak_flops_per_s(chip)
+    yield site.name, f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, {share}", origin
+    yield f"{site.name}, memory", format_size(chip.memory_bytes), "the topology's accelerator"
+    fabric = site.fabric
+    if fabric is None:
+        yield f"{site.name}, fabric", "no cost", "the topology has none"
+        return
+    rates = (
+        f"{format_rate(fabric.node_bytes_per_s)}, {format_rate(fabric.cluster_bytes_per_s)} a node"
+    )
+    used = (
+        f"{format_fraction(NODE_EFFICIENCY)} and {format_fraction(CLUSTER_EFFICIENCY)} of them used"
+    )
+    yield f"{site.name}, fabric", rates, f"the topology; {used}"
+
+
+def _of_link(link: Link) -> Iterator[Figure]:
     name = f"{link.source} → {link.target}"
     at = "" if link.measured_at is None else f" at {link.measured_at}"
     is_measured = link.bandwidth_origin == "measured"
@@ -82,7 +115,7 @@ def _of_link(link: Link) -> Iterator[tuple[str, str, str]]:
     yield f"{name}, round trip", format_duration(link.rtt_s), origin
 
 
-def warnings(job: Job, topology: Topology) -> list[str]:
+def warnings(job: Job, topology: Topology, choice: Choice) -> list[str]:
     """Return what makes the plan's figures doubtful."""
     found = [str(drift) for drift in drifts(topology)]
     if job.entrypoint is not None and job.workload is None:
@@ -102,5 +135,18 @@ def warnings(job: Job, topology: Topology) -> list[str]:
     if scheduled:
         found.append(
             f"{', '.join(scheduled)}: the bandwidth is that outside of the periods in schedule"
+        )
+    cuts = [timing.cut for timing in choice.timings if timing.cut is not None]
+    if any(cut.degrees.zero_stage == 3 for cut in cuts):
+        found.append(
+            "ZeRO 3 is taken to be well made; measured ones were up to 3 times as slow "
+            "(docs/cost-model.md). workload.at_most: {zero_stage: 1} plans without it"
+        )
+    free_sites = [
+        site.name for site in topology.sites if site.fabric is None and site.num_ranks > 1
+    ]
+    if cuts and free_sites:
+        found.append(
+            f"{', '.join(free_sites)}: without a fabric, nothing inside the site takes time to cross"
         )
     return found

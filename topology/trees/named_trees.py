@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from topology.errors import Problem
 from topology.job import NamedTree
 from topology.suggest import did_you_mean
-from topology.trees.hierarchy import Groups
 from topology.trees.pairs import Pairs
+from topology.trees.shapes import Groups
 from topology.trees.trees import Tree
 
 

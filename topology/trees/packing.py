@@ -1,4 +1,4 @@
-"""How much trees can carry together: the exact optimum of a linear program.
+"""How much trees can carry together: a linear program over spanning trees, solved by HiGHS.
 
 Maximise the sum of x_T over spanning trees T, so that the trees over each edge carry no more than
 its rate: sum of x_T over T with e in T <= c_e. A chunk crosses each edge of its tree once up and
@@ -9,48 +9,49 @@ of the smallest of its edges' codecs: sum of l_T x_T <= c_e. Otherwise all l_T a
 Nash-Williams and Tutte it equals the least, over all ways to part the sites into k groups, of the
 rate between groups divided by k - 1: that is what binds.)
 
-There are n^(n-2) trees, so they are made as they are needed: a simplex method whose next column is
-the tree that is cheapest at the current prices of the edges, l_T times their sum: a minimum
-spanning tree, or that with an edge whose codec is smaller. It ends when no tree costs less than 1:
-the prices then prove that no packing is better.
-
-All in integers (Edmonds' integer pivoting: each tableau is the true one times its last pivot, so
-every division is exact), with the lexicographic rule against cycles. Every site finds the same
-trees.
+There are n^(n-2) trees, so they are made as they are needed: the next one is the tree that is
+cheapest at the current prices of the edges, l_T times their sum: a minimum spanning tree, or that
+with an edge whose codec is smaller. It ends when no tree costs less than 1: the prices then prove
+that no packing is better.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 from topology.trees.pairs import Edge, Pairs, edge
+from topology.trees.shapes import rooted
+from topology.trees.trees import TREES_MAX, WEIGHT_MAX, Tree
 
-EDGES_MAX = 55
-"""Of the program: all between 11 sites. The cost of a pivot is their square."""
-
-ENOUGH = Fraction(995, 1000)
+EDGES_MAX = 120
+"""Of the program: all between 16 sites. An optimum has as many trees as edges at most."""
+ENOUGH = 0.995
 """Of the optimum. The last half percent takes as long as all before it, and rounding to whole
 weights loses as much."""
+PERIOD_MAX = 256
+"""Of all weights together. Few, so that few chunks are already shared out right."""
+NEAR_ENOUGH = 1.01
+"""Of the busiest link's time: whole weights may make it so many times as long."""
+_LEAST_SHARE = 1e-6
+"""Of the optimum: a tree that carries less carries nothing."""
 
 EdgeSet = tuple[Edge, ...]
 """A spanning tree, its edges in ascending order."""
-Pricer = Callable[[int, dict[Edge, int], dict[Edge, int]], EdgeSet | None]
+_Prices = Mapping[Edge, float]
+_Loads = Mapping[Edge, int]
+_Pricer = Callable[[int, _Prices, _Loads], EdgeSet | None]
 """(sites, price of each edge, loads) -> the cheapest tree of its kind; None where there is none."""
-_Edges = tuple[tuple[Edge, int, int], ...]
-"""With rate and load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """Spanning trees, and how much per second each carries when they share the links best."""
 
-    bytes_per_s: Fraction
+    bytes_per_s: float
     """Of all trees together: the optimum. In chunks of the unit of `Pairs.loads`, where there are
     any."""
-    trees: tuple[tuple[EdgeSet, Fraction], ...]
+    trees: tuple[tuple[EdgeSet, float], ...]
     """In ascending order; none carries nothing."""
 
 
@@ -59,24 +60,83 @@ def pack_trees(pairs: Pairs) -> Packing:
 
     Beyond EDGES_MAX edges only the widest take part.
     """
-    return _pack(pairs.num_sites, _widest_edges(pairs), _star_or_tree)
+    packing = _pack(pairs, _star_or_tree)
+    assert packing is not None, "the sites are connected"
+    return packing
 
 
 def pack_stars(pairs: Pairs) -> Packing | None:
     """Return the best packing of stars; None where no site has edges with all others."""
+    return _pack(pairs, _cheapest_star)
+
+
+def weighted(pairs: Pairs, packing: Packing, near_enough: float = NEAR_ENOUGH) -> tuple[Tree, ...]:
+    """Return a packing's trees, with the best roots and small whole weights."""
+    weights = small_weights(packing, pairs, near_enough)
+    return tuple(
+        rooted(pairs, edges, weight)
+        for (edges, _), weight in zip(packing.trees, weights, strict=True)
+        if weight > 0
+    )
+
+
+def small_weights(packing: Packing, pairs: Pairs, near_enough: float = NEAR_ENOUGH) -> list[int]:
+    """Return a weight for each tree, 0 to WEIGHT_MAX: of the least total that is near enough.
+
+    That is a busiest link that takes at most so many times as long as in the packing. Where no
+    total up to PERIOD_MAX is, the one whose busiest link is least busy.
+    """
+    carried = [part for _, part in packing.trees]
+    total = sum(carried)
+    best_busy_s, best = float("inf"), [1] * len(carried)
+    for period in range(1, PERIOD_MAX + 1):
+        weights = _apportioned([part / total for part in carried], period)
+        if max(weights) > WEIGHT_MAX and len(carried) > 1:
+            continue
+        busy_s = _busiest_s(packing, weights, pairs) / period
+        if busy_s < best_busy_s:
+            best_busy_s, best = busy_s, weights
+        if busy_s * packing.bytes_per_s <= near_enough:
+            break
+    return best
+
+
+def _pack(pairs: Pairs, pricer: _Pricer) -> Packing | None:
+    # scipy takes a third of a second to import, and most processes never ask.
+    from scipy.optimize import linprog  # type: ignore[import-untyped]
+
     edges = _widest_edges(pairs)
-    if _cheapest_star(pairs.num_sites, {each: 0 for each, _, _ in edges}, {}) is None:
-        return None
-    return _pack(pairs.num_sites, edges, _cheapest_star)
+    rates = [pairs.bytes_per_s[each] for each in edges]
+    widest = max(rates, default=1)
+    loads = {each: pairs.load([each]) for each in edges if pairs.load([each]) != 1}
+    row_of = {each: row for row, each in enumerate(edges)}
+    first = pricer(pairs.num_sites, {each: 1 / pairs.bytes_per_s[each] for each in edges}, loads)
+    trees: list[EdgeSet] = [] if first is None else [first]
+    while trees:
+        columns = [[0.0] * len(trees) for _ in edges]
+        for column, tree in enumerate(trees):
+            for each in tree:
+                columns[row_of[each]][column] = float(_load(tree, loads))
+        solved = linprog([-1.0] * len(trees), columns, [rate / widest for rate in rates])
+        prices = dict(zip(edges, (-solved.ineqlin.marginals).tolist(), strict=True))
+        found = pricer(pairs.num_sites, prices, loads)
+        assert found is not None, "there was one before"
+        if found in trees or _cost(found, prices, loads) >= ENOUGH:
+            carried = zip(trees, (solved.x * widest).tolist(), strict=True)
+            least = -solved.fun * widest * _LEAST_SHARE
+            kept = sorted((tree, part) for tree, part in carried if part > least)
+            return Packing(-solved.fun * widest, tuple(kept[:TREES_MAX]))
+        trees.append(found)
+    return None
 
 
-def _widest_edges(pairs: Pairs) -> _Edges:
+def _widest_edges(pairs: Pairs) -> list[Edge]:
     """Return all edges, or those of the widest tree, the widest of the rest, and so on.
 
     So that every site keeps several edges, even if its own are the narrowest.
     """
     kept: list[Edge] = []
-    rest = {each: -pairs.speed([each]) for each in pairs.bytes_per_s}
+    rest = {each: -float(pairs.speed([each])) for each in pairs.bytes_per_s}
     while rest:
         forest = _forest(pairs.num_sites, rest)
         if kept and len(kept) + len(forest) > EDGES_MAX:
@@ -84,112 +144,29 @@ def _widest_edges(pairs: Pairs) -> _Edges:
         kept += forest
         for each in forest:
             del rest[each]
-    return tuple((each, pairs.bytes_per_s[each], pairs.load([each])) for each in sorted(kept))
+    return sorted(kept)
 
 
-@functools.lru_cache(maxsize=64)
-def _pack(num_sites: int, given: _Edges, pricer: Pricer) -> Packing:
-    edges = [each for each, _, _ in given]
-    loads = {each: load for each, _, load in given if load != 1}
-    tableau = _Tableau([rate for _, rate, _ in given])
-    row_of = {each: row for row, each in enumerate(edges)}
-    while True:
-        unused = min(range(len(edges)), key=lambda row: (tableau.prices[row], row))
-        if tableau.prices[unused] < 0:
-            tableau.enter([unused], None)
-            continue
-        found = pricer(num_sites, dict(zip(edges, tableau.prices, strict=False)), loads)
-        assert found is not None, "the sites are connected"
-        rows, load = [row_of[each] for each in found], _load(found, loads)
-        if load * sum(tableau.prices[row] for row in rows) >= ENOUGH * tableau.scale:
-            return tableau.packing()
-        tableau.enter(rows, found, load)
-
-
-class _Tableau:
-    """Constraints as equations in the basis. All entries are `scale` times the true ones."""
-
-    def __init__(self, rates: Sequence[int]) -> None:
-        size = len(rates)
-        self.scale = 1
-        self.rows = [[int(row == each) for each in range(size)] for row in range(size)]
-        for row, rate in zip(self.rows, rates, strict=True):
-            row.append(rate)
-        self.prices = [0] * (size + 1)
-        """Of each edge's rate; the last entry is what all trees carry."""
-        self.basis: list[EdgeSet | None] = [None] * size
-        """By row; None: what is unused of some edge."""
-
-    def enter(self, rows: Sequence[int], tree: EdgeSet | None, load: int = 1) -> None:
-        """Bring a column into the basis: `load` in `rows`; it gains 1 if it is a tree, else 0."""
-        column = [load * sum(row[each] for each in rows) for row in self.rows]
-        gain = load * sum(self.prices[each] for each in rows)
-        gain -= self.scale if tree is not None else 0
-        leaving = self._leaving(column)
-        pivot, pivot_row = column[leaving], self.rows[leaving]
-        for index, row in enumerate(self.rows):
-            if index != leaving:
-                self.rows[index] = self._eliminated(row, column[index], pivot, pivot_row)
-        self.prices = self._eliminated(self.prices, gain, pivot, pivot_row)
-        self.scale = pivot
-        self.basis[leaving] = tree
-
-    def _eliminated(
-        self, row: list[int], factor: int, pivot: int, pivot_row: list[int]
-    ) -> list[int]:
-        if factor == 0 and pivot == self.scale:
-            return row
-        scale = self.scale
-        return [
-            (value * pivot - factor * other) // scale
-            for value, other in zip(row, pivot_row, strict=True)
-        ]
-
-    def _leaving(self, column: list[int]) -> int:
-        """Return the row whose ratio is least; ties by the entries of the inverse, in order."""
-        rows = [index for index, value in enumerate(column) if value > 0]
-        assert rows, "no tree carries more than its edges"
-        for entry in (-1, *range(len(column))):
-            if len(rows) == 1:
-                break
-            ratios = {index: Fraction(self.rows[index][entry], column[index]) for index in rows}
-            least = min(ratios.values())
-            rows = [index for index in rows if ratios[index] == least]
-        return rows[0]
-
-    def packing(self) -> Packing:
-        """Return the trees of the basis with what they carry."""
-        carried = [
-            (tree, Fraction(row[-1], self.scale))
-            for tree, row in zip(self.basis, self.rows, strict=True)
-            if tree is not None and row[-1] > 0
-        ]
-        return Packing(Fraction(self.prices[-1], self.scale), tuple(sorted(carried)))
-
-
-def _star_or_tree(
-    num_sites: int, prices: dict[Edge, int], loads: dict[Edge, int]
-) -> EdgeSet | None:
+def _star_or_tree(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | None:
     """Return the cheapest tree; a star where one costs no more, for it has the least delay."""
     tree = _cheapest_tree(num_sites, prices, loads)
     found = _cheapest_star(num_sites, prices, loads)
     if found is None or tree is None:
         return tree
-    return found if _cost(found, prices, loads) <= _cost(tree, prices, loads) else tree
+    nearly = _cost(tree, prices, loads) + 1e-9
+    return found if _cost(found, prices, loads) <= nearly else tree
 
 
-def _load(tree: EdgeSet, loads: dict[Edge, int]) -> int:
+def _load(tree: EdgeSet, loads: _Loads) -> int:
     """Return the bytes of a tree's chunk; what is not in `loads` has 1."""
     return min(loads.get(each, 1) for each in tree)
 
 
-def _cost(tree: EdgeSet, prices: dict[Edge, int], loads: dict[Edge, int]) -> int:
+def _cost(tree: EdgeSet, prices: _Prices, loads: _Loads) -> float:
     return _load(tree, loads) * sum(prices[each] for each in tree)
 
 
-def _cheapest_star(
-    num_sites: int, prices: dict[Edge, int], loads: dict[Edge, int]
-) -> EdgeSet | None:
+def _cheapest_star(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | None:
     stars = []
     for hub in range(num_sites):
         spokes = tuple(sorted(edge(hub, site) for site in range(num_sites) if site != hub))
@@ -198,9 +175,7 @@ def _cheapest_star(
     return min(stars)[1] if stars else None
 
 
-def _cheapest_tree(
-    num_sites: int, prices: dict[Edge, int], loads: dict[Edge, int]
-) -> EdgeSet | None:
+def _cheapest_tree(num_sites: int, prices: _Prices, loads: _Loads) -> EdgeSet | None:
     """Return the cheapest tree of any form.
 
     For each load it is the minimum spanning tree among those with an edge of that load: what else
@@ -217,9 +192,7 @@ def _cheapest_tree(
     return min(trees, key=lambda tree: (_cost(tree, prices, loads), tree))
 
 
-def _forest(
-    num_sites: int, prices: Mapping[Edge, int | Fraction], first: Edge | None = None
-) -> EdgeSet:
+def _forest(num_sites: int, prices: _Prices, first: Edge | None = None) -> EdgeSet:
     """Return Kruskal's minimum spanning forest, with the edge `first`; of equal edges the first."""
     group = list(range(num_sites))
     taken = []
@@ -229,3 +202,23 @@ def _forest(
             taken.append(each)
             group = [one if label == other else label for label in group]
     return tuple(sorted(taken))
+
+
+def _apportioned(shares: Sequence[float], period: int) -> list[int]:
+    """Return the shares of `period` in whole numbers, by the largest remainders."""
+    exact = [share * period for share in shares]
+    weights = [int(each) for each in exact]
+    by_rest = sorted(range(len(shares)), key=lambda index: (weights[index] - exact[index], index))
+    for index in by_rest[: period - sum(weights)]:
+        weights[index] += 1
+    return weights
+
+
+def _busiest_s(packing: Packing, weights: Iterable[int], pairs: Pairs) -> float:
+    """Return how long the busiest edge takes for as many chunks as the weights say."""
+    loads: dict[Edge, int] = {}
+    for (edges, _), weight in zip(packing.trees, weights, strict=True):
+        load = weight * pairs.load(edges)
+        for each in edges:
+            loads[each] = loads.get(each, 0) + load
+    return max(load / pairs.bytes_per_s[each] for each, load in loads.items())

@@ -4,7 +4,7 @@ Pure. The executor in the gateway knows only `ReductionPlan`; topology.model.red
 one from a job and its topology.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -81,6 +81,20 @@ class ReductionPlan:
 def shape_of(tree: Tree) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Return what trees of the same root and edges have in common, whatever their weights."""
     return tree.root, tuple(sorted(tree.parent.items()))
+
+
+def has_same_turns(
+    one: tuple[ReductionPlan, Sequence[str]], other: tuple[ReductionPlan, Sequence[str]]
+) -> bool:
+    """Return whether two plans, each with its trees' codecs, give every turn the same codec.
+
+    Sequences with periods p and q that are equal for p + q turns are equal for ever (Fine and Wilf,
+    1965).
+    """
+    turns = range(sum(len(plan.turns) for plan, _ in (one, other)))
+    return all(
+        len({codecs[plan.tree_index(turn)] for plan, codecs in (one, other)}) == 1 for turn in turns
+    )
 
 
 def star(num_sites: int, hub: int, weight: int = 1) -> Tree:

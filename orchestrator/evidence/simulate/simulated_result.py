@@ -3,7 +3,7 @@
 What closed forms say of a simulated run, for the same links. Pure.
 
 - the trainer that ships, in every step: topology/model/step_model.py, as for a benchmark;
-- a model that the job describes: topology/planner/joint_step.py, as a plan has it;
+- a model that the job describes: the same, with each site's cut as a plan has it;
 - rounds: H c + P max(0, x - tau c), with c a simulated step that exchanges nothing and x the
   crossing of a fragment (topology/cost/local_sgd.py).
 
@@ -37,11 +37,9 @@ from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import UNKNOWN
 from topology.codec_costs import usual_ratio
 from topology.cost.local_sgd import local_round
-from topology.model.step_model import crossing_times_s
+from topology.model.step_model import StepModel, crossing_times_s
 from topology.model.wire_load import gateways_s_per_byte, has_packets
-from topology.planner.joint_step import JointModel
-from topology.planner.parallelism import in_words
-from topology.planner.placed_cuts import placed_timings
+from topology.planner.cuts import in_words, placed_timings
 from topology.simulator.settings import Rounds
 from topology.simulator.simulation import SimulatedRun
 from topology.simulator.step_work import Inside
@@ -155,7 +153,7 @@ def _of_cuts(pair: Pair, run: SimulatedRun, step_s: float) -> Predicted:
     each_s = [timing.alone_s for timing in timings]
     if run.work.schedule == "off":
         return by_themselves(each_s, step_s)
-    model = JointModel(pair.job, pair.topology, run.work.plan)
+    model = StepModel(pair.job, pair.topology, run.work.plan)
     exchange_s, expected_s = model.exchange_s(timings), model.step_s(timings)
     return together(_tokens(run), each_s, exchange_s, expected_s, step_s)
 

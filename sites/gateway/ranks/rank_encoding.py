@@ -14,8 +14,7 @@ from sites.codecs.registry import codec_named
 from sites.gateway.config import GatewayConfig
 from sites.local.chunk_grid import grid
 from sites.local.rank_messages import EncodingOffer, Form, Reduce
-from topology.trees.codec_turns import has_same_turns
-from topology.trees.trees import ReductionPlan
+from topology.trees.trees import ReductionPlan, has_same_turns
 
 
 class RankEncoding:

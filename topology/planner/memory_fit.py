@@ -1,4 +1,9 @@
-"""Whether the trainer that ships fits the accelerators of the sites that a plan gives it."""
+"""Whether the trainer that ships fits accelerators, and with how many sequences at once. Pure.
+
+A plan may decide how many a rank takes at once: the largest number that fits. What hides the
+exchange is the backward pass of the last micro-batch alone, for the gradients of those before it
+are summed first. The trainer takes one number for all sites, so the least memory decides.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,27 @@ from topology.codec_costs import RELATIVE_ERRORS
 from topology.cost.memory import exchange_bytes, memory
 from topology.cost.model_shape import Degrees, workload_of
 from topology.job import Job
-from topology.planner.choice import Choice
 from topology.units import format_size
 from topology.world import Site, Topology
 
 
-def too_large(job: Job, topology: Topology, choice: Choice) -> list[str]:
-    """Return a warning for each site whose accelerators have less memory than a rank needs."""
+def too_large(job: Job, topology: Topology) -> list[str]:
+    """Return a warning for each site whose accelerators have less memory than a rank needs.
+
+    Args:
+        job: With its placement.
+        topology: Described in full.
+    """
     if job.entrypoint is not None:
         return []
     found = []
-    for name, count in zip(choice.sites, choice.sequences, strict=True):
-        site = topology.site(name)
-        most = min(choice.micro_batch, -(-count // site.num_ranks))
+    for each in job.placement:
+        site = topology.site(each.site)
+        most = min(job.trainer.micro_batch, -(-each.sequences // site.num_ranks))
         needed_bytes, has = rank_bytes(job, site, most), site.accelerator.memory_bytes
         if needed_bytes > has:
             found.append(
-                f"{name}: a rank needs {format_size(needed_bytes)} of memory for {most} sequences at "
+                f"{each.site}: a rank needs {format_size(needed_bytes)} of memory for {most} sequences at "
                 f"once, and its accelerator has {format_size(has)}: lower trainer.micro_batch or the model"
             )
     return found
@@ -43,3 +52,25 @@ def rank_bytes(job: Job, site: Site, micro_batch: int) -> float:
     crossing = exchange_bytes(workload.parameters, site.num_ranks, is_sharded=False, owes=owes)
     needed = memory(workload, cut, micro_batch * site.num_ranks, exchange=crossing)
     return needed.total - needed.runtime
+
+
+def largest_micro_batch(job: Job, topology: Topology) -> tuple[int, Site]:
+    """Return the largest micro-batch that fits these sites, 1 at least, and whose memory decides.
+
+    Args:
+        job: Gives the model; no micro-batch is larger than its batch.
+        topology: Of the sites that take part.
+    """
+    return min(((_largest(job, site), site) for site in topology.sites), key=lambda each: each[0])
+
+
+def _largest(job: Job, site: Site) -> int:
+    """Return the largest micro-batch that fits a site; what it needs only grows with it."""
+    fits, above = 1, job.trainer.global_batch + 1
+    while above - fits > 1:
+        middle = (fits + above) // 2
+        if rank_bytes(job, site, middle) <= site.accelerator.memory_bytes:
+            fits = middle
+        else:
+            above = middle
+    return fits

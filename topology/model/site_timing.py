@@ -1,0 +1,229 @@
+"""When a site's gradients leave in a step, and what the step takes there without other sites. Pure.
+
+The step model (topology/model/step_model.py) knows of a site only this. The trainer that ships has
+data parallelism only, and one timing for each number of sequences. A model that a job describes may
+be cut over a site's ranks in many ways, each with a timing of its own.
+
+A cut's backward pass ends after m micro_batch_s + passages(m) passage_s + reduction_s, with m
+micro-batches; the step after tail_s more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+from topology.cost.compute import sequence_s
+from topology.cost.layer_time import device_of, interior_of
+from topology.cost.memory import Memory, memory
+from topology.cost.model_shape import Degrees, Workload, layers_per_stage, node_share
+from topology.cost.parallel import StepTime, gradients_ready_s, passages
+from topology.cost.parallel import step_time as site_step_time
+from topology.job import Job
+from topology.model.buckets import FLOAT32_BYTES, gradient_bytes, releases
+from topology.model.fabric import reduce_scatter_s
+from topology.world import Site
+
+Point = tuple[float, ...]
+"""What cuts are compared by: the lower the better, entry by entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SiteTiming:
+    """What a step is at one site. Times count from the beginning of the site's step."""
+
+    leave_s: tuple[float, ...]
+    """When gradients leave, in this order."""
+    left_share: tuple[float, ...]
+    """Of all gradients, those that have not left before: of the first, 1."""
+    alone_s: float
+    """Of a step without other sites."""
+    tail_s: float = 0.0
+    """After the last gradients are back."""
+    inside_s: float = 0.0
+    """That the site's own collectives are busy in a step: no step is shorter."""
+    node_share: float = 1.0
+    """Of all gradients, what crosses the gateway of the fullest node."""
+    node_leave_s: tuple[float, ...] = ()
+    """When gradients leave that node; empty: when all others do."""
+    node_left_share: tuple[float, ...] = ()
+    """Of its gradients, those that have not left before."""
+    cut: Cut | None = field(default=None, repr=False)
+    """None: of the trainer that ships."""
+
+    @property
+    def head_s(self) -> float:
+        """When the last gradients leave."""
+        return self.leave_s[-1]
+
+
+def trainer_timing(job: Job, site: Site, num_sequences: int) -> SiteTiming:
+    """Return the timing of the trainer that ships.
+
+    Gradients leave while the last micro-batch goes backward: those of the others are summed first.
+
+    Args:
+        job: Gives model, exchange and micro-batch.
+        site: Gives accelerator and fabric.
+        num_sequences: Of the busiest rank.
+    """
+    parts = releases(job)
+    total = gradient_bytes(job)
+    each_s = sequence_s(job, site)
+    compute_s = num_sequences * each_s
+    last = (num_sequences - 1) % job.trainer.micro_batch + 1
+    collective_s = [reduce_scatter_s(site, each.num_bytes) for each in parts]
+    leave_s = tuple(
+        compute_s - each.share_after * last * each_s + collective
+        for each, collective in zip(parts, collective_s, strict=True)
+    )
+    # Without other sites a bucket is reduced and gathered, and waits for those before it.
+    free_s = 0.0
+    for each_leaves_s, collective in zip(leave_s, collective_s, strict=True):
+        free_s = max(free_s, each_leaves_s) + collective
+    return SiteTiming(
+        leave_s=leave_s,
+        left_share=tuple(each.left_bytes / total for each in parts),
+        alone_s=max(compute_s, free_s) if any(collective_s) else compute_s,
+        tail_s=collective_s[-1],
+        inside_s=2 * math.fsum(collective_s),
+        node_share=1 / site.nodes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """One way to cut a described model over a site, and its times."""
+
+    degrees: Degrees
+    micro_batch_s: float
+    """Of one more micro-batch, in the slowest stage."""
+    passage_s: float
+    """Of a micro-batch through one stage: what the pipeline's bubble consists of."""
+    reduction_s: float
+    """What the replicas' reduction takes after the backward pass."""
+    tail_s: float
+    """After the exchange: the optimizer, and parameters that are gathered again."""
+    window_s: float
+    """Of the last micro-batch's backward pass through all stages: gradients leave during it."""
+    node_window_s: float
+    """Of the same, in the first stage: whose nodes have most to send."""
+    num_layers: int
+    """Of a stage: their gradients leave one after another, or several together."""
+    embedding_share: float
+    """Of all gradients, those of the embedding, which leave last; the first stage has it."""
+    node_share: float
+    """Of all gradients, what crosses the gateway of the fullest node."""
+    least_bytes: float
+    """Of memory, with one micro-batch in flight."""
+    in_flight_bytes: float
+    """Of each further one; there are never more than stages."""
+
+    def head_s(self, micro_batches: int) -> float:
+        """Return when the backward pass is over."""
+        bubble_s = passages(self.degrees, micro_batches) * self.passage_s
+        return micro_batches * self.micro_batch_s + bubble_s + self.reduction_s
+
+    def timing(self, num_sequences: int, together: int) -> SiteTiming:
+        """Return the timing of a site's share of a step.
+
+        Gradients leave about evenly, so the first and the last of them stand for all.
+
+        Args:
+            num_sequences: Of the site.
+            together: Layers whose gradients leave together.
+        """
+        head_s = self.head_s(self.degrees.micro_batches(num_sequences))
+        stages = self.degrees.pipeline
+        share = min(1.0, together / self.num_layers / stages)
+        node_share = min(1.0, together / self.num_layers)
+        embedding = self.embedding_share
+        of_node = embedding / (embedding + (1 - embedding) / stages)
+        return SiteTiming(
+            leave_s=(head_s - self.window_s * (1 - share), head_s),
+            left_share=(1.0, share + (1 - share) * embedding),
+            alone_s=head_s + self.tail_s,
+            tail_s=self.tail_s,
+            node_share=self.node_share,
+            node_leave_s=(head_s - self.node_window_s * (1 - node_share), head_s),
+            node_left_share=(1.0, node_share + (1 - node_share) * of_node),
+            cut=self,
+        )
+
+    def memory_bytes(self, num_sequences: int) -> float:
+        """Return what the fullest accelerator needs."""
+        in_flight = min(self.degrees.micro_batches(num_sequences), self.degrees.pipeline)
+        return self.least_bytes + (in_flight - 1) * self.in_flight_bytes
+
+    @property
+    def preference(self) -> Point:
+        """What decides between cuts equal by all else: less to set up, then less memory."""
+        degrees = self.degrees
+        return (
+            degrees.zero_stage,
+            degrees.virtual_stages,
+            degrees.pipeline,
+            degrees.tensor,
+            degrees.context,
+            self.least_bytes,
+        )
+
+
+def cut_of(
+    workload: Workload,
+    degrees: Degrees,
+    site: Site,
+    one: StepTime,
+    needed: Memory,
+    *,
+    serial: bool,
+) -> Cut:
+    """Return a cut whose step is known.
+
+    Args:
+        workload: The model.
+        degrees: The cut.
+        site: That it is of.
+        one: Its step with one micro-batch.
+        needed: What that takes of an accelerator's memory.
+        serial: Nothing leaves before the backward pass has ended.
+    """
+    num_layers = layers_per_stage(workload, degrees)
+    return Cut(
+        degrees=degrees,
+        micro_batch_s=one.compute_s + one.transfers_s,
+        passage_s=one.bubble_s / (passages(degrees, 1) or 1),
+        reduction_s=one.gradients.exposed_s,
+        tail_s=one.parameters.exposed_s + one.optimizer_s,
+        window_s=0.0 if serial else degrees.pipeline * one.window_s,
+        node_window_s=0.0 if serial else gradients_ready_s(degrees, num_layers, one.window_s)[-1],
+        num_layers=num_layers,
+        embedding_share=workload.embedding_parameters / workload.parameters,
+        node_share=node_share(workload, degrees, site),
+        least_bytes=needed.total,
+        in_flight_bytes=needed.activations,
+    )
+
+
+def given_cut(workload: Workload, degrees: Degrees, site: Site, *, serial: bool) -> Cut:
+    """Return the cut that somebody has chosen; arguments as of `cut_of`.
+
+    Raises:
+        ValueError: the model cannot be cut so.
+    """
+    device, inside = device_of(site.accelerator), interior_of(site)
+    one = site_step_time(workload, degrees, device, inside, degrees.data * degrees.micro_batch)
+    return cut_of(workload, degrees, site, one, memory(workload, degrees, 1), serial=serial)
+
+
+@functools.lru_cache(maxsize=256)
+def layers_together(workload: Workload, bucket_bytes: int) -> int:
+    """Return of how many layers gradients leave together: as many as fill a bucket, one at least.
+
+    Args:
+        workload: The model.
+        bucket_bytes: float32 bytes that close a bucket, all ranks' parts of it.
+    """
+    numel = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
+    return math.ceil(bucket_bytes / (FLOAT32_BYTES * numel))

@@ -1,0 +1,368 @@
+"""A plan in sentences: what limits it, what was left out, and what else would be possible."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from topology.cost.compute import num_parameters
+from topology.cost.model_shape import workload_described
+from topology.model.site_timing import SiteTiming
+from topology.model.step_model import StepModel
+from topology.planner.choice import Choice
+from topology.planner.cuts import in_words
+from topology.planner.memory_fit import largest_micro_batch
+from topology.planner.regime import regime
+from topology.planner.search import Search, fastest_cuts
+from topology.planner.spreads import busiest
+from topology.planner.weighed import OWN_SIZES, Weighed
+from topology.units import format_duration, format_fraction, format_rate, format_size, significant
+from topology.world import Topology
+
+_BINDS = 0.97
+"""Share of a step from which on what takes it is all that counts."""
+_LONGER = 1.0005
+"""Times a step: what is less is no longer, to people."""
+_PACED = 0.5
+"""Share of an exchange from which on the bytes of a link or a gateway are what takes it, not round
+trips."""
+WANTED = 0.96
+"""Of what the sites commit by themselves: the efficiency whose bandwidth is told."""
+_WIDEST = 1e6
+"""Times its bandwidth: a link that is no cost any more."""
+
+
+def by_themselves(search: Search, choice: Choice) -> tuple[list[SiteTiming], float]:
+    """Return what sites would compute if nothing had to cross, and the slowest one's seconds."""
+    job, here = choice.job(search.job), choice.topology(search.topology)
+    found = []
+    for split in (*search.options.splits(here), choice.sequences):
+        fronts = [
+            search.options.timings(job, site, count)
+            for site, count in zip(here.sites, split, strict=True)
+        ]
+        if all(fronts):
+            timings = [front[0] for front in fronts]
+            found.append((max(each.alone_s for each in timings), timings))
+    even_s, timings = min(found, key=lambda each: each[0])
+    return timings, even_s
+
+
+def efficiency(search: Search, choice: Choice) -> float:
+    """Return the share of what the sites commit by themselves that a step makes use of."""
+    if search.job.workload is not None:
+        return by_themselves(search, choice)[1] / choice.step_s
+    alone = math.fsum(
+        count / timing.alone_s
+        for count, timing in zip(choice.sequences, choice.timings, strict=True)
+    )
+    return search.job.global_batch / choice.step_s / alone
+
+
+def binding(search: Search, choice: Choice, model: StepModel) -> str:
+    """Return what keeps a step from being shorter."""
+    sites = choice.topology(search.topology).sites
+    slowest = max(sites, key=lambda site: choice.timings[site.index].alone_s)
+    alone_s = choice.timings[slowest.index].alone_s
+    if alone_s >= _BINDS * choice.step_s:
+        if by_themselves(search, choice)[1] >= _BINDS * choice.step_s:
+            return f"compute at {slowest.name}"
+        return (
+            f"compute at {slowest.name}, which would be done sooner if nothing had to cross: what it "
+            "computes beyond that hides the exchange"
+        )
+    hop, link_s = max(model.link_s.items(), key=lambda each: each[1])
+    busy = [(link_s, f"the link {sites[hop[0]].name} → {sites[hop[1]].name}")]
+    for what, each_s in (
+        ("gateway", model.gateway_s(choice.timings)),
+        ("network card", model.card_s(choice.timings)),
+    ):
+        index = max(range(len(sites)), key=each_s.__getitem__)
+        whose = f"the {what} of {sites[index].name}"
+        if sites[index].nodes > 1:
+            whose = f"the {what} of the fullest node of {sites[index].name}"
+        busy.append((each_s[index], whose))
+    busy_s, what = max(busy)
+    rest = (
+        f"{slowest.name} computes longest, and for {_share(1 - alone_s / choice.step_s)} of a step "
+        "it waits"
+    )
+    exchange_s = model.exchange_s(choice.timings)
+    if busy_s < _PACED * exchange_s:
+        return (
+            f"round trips: an exchange by itself takes {_seconds(exchange_s)}, of which {what}, "
+            f"busiest of all, works for {_seconds(busy_s)}; {rest}"
+        )
+    return f"{what}, busy for {_share(busy_s / choice.step_s)} of a step; {rest}"
+
+
+def sentences(weighed: Weighed, model: StepModel, inside: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the explanation, a sentence or two an entry.
+
+    Args:
+        weighed: The choice, and the others.
+        model: Of its steps.
+        inside: What happens inside sites, where a job describes its model.
+    """
+    search, choice = weighed.search, weighed.choice
+    others = weighed.alternatives
+    told = [summary(choice, len(search.topology.sites))]
+    told += [f"What limits a step: {binding(search, choice, model)}."]
+    told += [_left_out(weighed, each) for each in weighed.sites if not each["sequences"]]
+    told += _cuts(search, choice, inside)
+    if search.job.workload is None:
+        told += _uneven(search, choice)
+        told += _codecs(search, choice, others)
+    told += _own_sizes(choice, others)
+    told += _micro_batch(search, choice)
+    ring = next((each for each in others if each["what"] == "equal replicas, ring"), None)
+    if ring is not None:
+        times = ring["step_s"] / choice.step_s
+        told.append(
+            f"Equal replicas at all sites round a ring would take {times:.2f} times as long."
+        )
+    if len(choice.sites) > 1:
+        told += _hidden(choice, model)
+        if search.job.workload is not None:
+            told.append(_needed(search, choice))
+    told += _regime(weighed)
+    return told
+
+
+def summary(choice: Choice, num_sites: int) -> str:
+    """Return what was decided in a sentence or two; `num_sites` could have taken part."""
+    who = ", ".join(
+        f"{site} {count}" for site, count in zip(choice.sites, choice.sequences, strict=True)
+    )
+    crossing = (
+        "nothing crosses"
+        if len(choice.sites) == 1
+        else f"gradients cross as {choice.coding}, by {choice.way.form}"
+    )
+    return (
+        f"{len(choice.sites)} of {num_sites} sites take part, with sequences of a step each: {who}; "
+        f"{crossing}. A step takes {format_duration(choice.step_s)}."
+    )
+
+
+def _left_out(weighed: Weighed, site: dict[str, Any]) -> str:
+    search, choice, name = weighed.search, weighed.choice, site["site"]
+    with_s = site["step_s_otherwise"]
+    if search.job.placement:
+        return f"{name} is left out: the job's placement does not list it."
+    if not search.options.is_able(name):
+        closest = search.options.cuts[name].closest()
+        return f"{name} is left out: no cut fits. The closest: {closest}."
+    if with_s is None:
+        mine = search.options.least(search.topology.site(name))
+        ranks = mine + sum(
+            search.options.least(search.topology.site(each)) for each in choice.sites
+        )
+        batch = search.job.global_batch
+        if ranks > batch:
+            return (
+                f"{name} is left out: each rank takes a sequence at least, and with its {mine} they "
+                f"would be {ranks} for the {batch} of a step (trainer.global_batch)."
+            )
+        return f"{name} is left out: no links both ways join it to the sites that take part."
+    if with_s > choice.step_s * _LONGER:
+        times = with_s / choice.step_s
+        return f"{name} is left out: with it, a step takes {times:.2f} times as long."
+    gains = "a token costs more" if search.wishes.objective == "cost" else "a step is no shorter"
+    return f"{name} is left out: with it, {gains}."
+
+
+def _cuts(search: Search, choice: Choice, inside: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Tell of each cut once, however many sites have it."""
+    by_cut: dict[tuple[str, float], list[str]] = {}
+    for each in inside:
+        by_cut.setdefault((each["cut"], each["alone_s"]), []).append(each["site"])
+    first = {each["site"]: (index, each) for index, each in enumerate(inside)}
+    for (cut, alone_s), names in by_cut.items():
+        index, each = first[names[0]]
+        yield (
+            f"{', '.join(names)}: {cut}. By itself a step takes {format_duration(alone_s)}, "
+            f"{_share(each['bubble_s'] / alone_s)} of it the pipeline's bubble; "
+            f"{format_size(each['memory_bytes'])} of {format_size(each['memory_of_bytes'])} of memory."
+        )
+        site = search.topology.site(names[0])
+        fastest = search.options.timings(choice.job(search.job), site, choice.sequences[index])[0]
+        if fastest.cut is not None and fastest.alone_s < alone_s:
+            yield (
+                f"{in_words(fastest.cut.degrees)} would take {format_duration(fastest.alone_s)} by "
+                f"itself, and leave {format_duration(fastest.cut.window_s)} instead of "
+                f"{format_duration(each['window_s'])} for gradients to cross unseen."
+            )
+        for lacking in each["too_large"][:1]:
+            yield f"Faster by itself, but {lacking}."
+
+
+def _uneven(search: Search, choice: Choice) -> list[str]:
+    per_rank = {
+        name: count / search.topology.site(name).num_ranks
+        for name, count in zip(choice.sites, choice.sequences, strict=True)
+    }
+    if max(per_rank.values()) < 1.25 * min(per_rank.values()):
+        return []
+    most, least = max(per_rank, key=per_rank.__getitem__), min(per_rank, key=per_rank.__getitem__)
+    return [
+        f"A rank of {most} takes {per_rank[most]:.3g} sequences and one of {least} "
+        f"{per_rank[least]:.3g}: so a step is shortest. Gradients are weighted by tokens."
+    ]
+
+
+def _codecs(search: Search, choice: Choice, others: list[dict[str, Any]]) -> list[str]:
+    """Say what other codecs would come to, where there is a choice."""
+    compared = [
+        f"all {each['what'].removeprefix('codec ')} {_times(each['step_s'] / choice.step_s)}"
+        for each in others
+        if each["what"].startswith("codec ")
+    ]
+    told = [f"Other codecs: {'; '.join(compared)}."] if compared else []
+    if len(choice.coding.codecs) > 1 and not search.job.exchange.codecs:
+        told.append(
+            "A link's own codec is that of every tree that crosses it; trees that do not cross one stay "
+            f"{choice.coding.codec}, for that is as fast."
+        )
+    return told
+
+
+def _times(factor: float) -> str:
+    return "is as fast, and loses more" if factor < _LONGER else f"takes {factor:.3g} times as long"
+
+
+def _own_sizes(choice: Choice, others: Sequence[dict[str, Any]]) -> list[str]:
+    """Say what the job's own chunks and buckets come to, where others were decided for a reason."""
+    own = next((each for each in others if each["what"] == OWN_SIZES), None)
+    if own is None or own["step_s"] < _LONGER * choice.step_s:
+        return []
+    longer = format_fraction(round(own["step_s"] / choice.step_s - 1, 3))
+    chunk, bucket = choice.sizing.chunk_bytes, choice.sizing.bucket_bytes
+    return [
+        f"Chunks of {format_size(chunk)}, buckets of {format_size(bucket)}: with the job's own a step takes "
+        f"{longer} longer."
+    ]
+
+
+def _micro_batch(search: Search, choice: Choice) -> list[str]:
+    """Say why micro-batches are as large as they are, where that was decided here."""
+    if search.wishes.micro_batch == "given" or search.job.workload is not None:
+        return []
+    topology = choice.topology(search.topology)
+    most, site = largest_micro_batch(search.job, topology)
+    counts = busiest(choice.sequences, [each.num_ranks for each in topology.sites])
+    has = format_size(site.accelerator.memory_bytes)
+    if max(counts) <= most:
+        why = "each rank has room for its whole share at once"
+    else:
+        why = f"the {has} of {site.name} have room for no more"
+    return [
+        f"A rank takes {min(choice.micro_batch, max(counts))} sequences at once: {why}. The trainer "
+        "takes one number for all sites."
+    ]
+
+
+def _hidden(choice: Choice, model: StepModel) -> list[str]:
+    exchange_s = model.exchange_s(choice.timings)
+    if exchange_s <= 0:
+        return []
+    windows_s = [each.cut.window_s for each in choice.timings if each.cut is not None]
+    long = f", {format_duration(max(windows_s))}," if windows_s else ""
+    return [
+        f"An exchange that nothing hides takes {_seconds(exchange_s)}. It can hide behind the last "
+        f"micro-batch's backward pass{long} and behind nothing else: gradients of earlier "
+        "micro-batches are summed first."
+    ]
+
+
+def _needed(search: Search, choice: Choice) -> str:
+    """Say how much wider all links would have to be for an efficiency that is worth having."""
+    factor = wider_for(search, choice, WANTED)
+    wanted = f"{_share(WANTED)} of what the sites commit by themselves"
+    if math.isinf(factor):
+        return f"No bandwidth gives {wanted}: gateways, cards or round trips take too long."
+    links = choice.topology(search.topology).links
+    rates = {link.bytes_per_s for link in links}
+    if len(rates) == 1:
+        return f"For {wanted}, links of {format_rate(significant(factor * rates.pop(), 3))} are enough."
+    return f"For {wanted}, links of {factor:.3g} times their bandwidth are enough."
+
+
+def wider_for(search: Search, choice: Choice, wanted: float) -> float:
+    """Return by which factor links have to be wider, or may be narrower; infinite: none is enough.
+
+    Sites, reduction, codec and sizes stay; the spread is the one that is fastest if nothing
+    crosses, and cuts are chosen anew for each bandwidth.
+
+    Args:
+        search: That found the choice.
+        choice: Of a job that describes its model.
+        wanted: Efficiency.
+    """
+    job, here = choice.job(search.job), choice.topology(search.topology)
+    _, alone_s = by_themselves(search, choice)
+    split = min(
+        (*search.options.splits(here), choice.sequences),
+        key=lambda split: max(
+            search.options.cuts[site.name].alone_s(count)
+            for site, count in zip(here.sites, split, strict=True)
+        ),
+    )
+    fronts = [
+        search.options.timings(job, site, count)
+        for site, count in zip(here.sites, split, strict=True)
+    ]
+
+    def is_enough(factor: float) -> bool:
+        model = StepModel(job, all_widened(here, factor), choice.way.plan)
+        return fastest_cuts(model, fronts)[1] <= alone_s / wanted
+
+    low, high = 1 / _WIDEST, _WIDEST
+    if not is_enough(high):
+        return math.inf
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
+
+
+def all_widened(topology: Topology, factor: float) -> Topology:
+    """Return a topology whose links all carry `factor` times as much."""
+    links = tuple(
+        dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor) for link in topology.links
+    )
+    return dataclasses.replace(topology, links=links)
+
+
+def _regime(weighed: Weighed) -> list[str]:
+    """Say what exchanging less often would bring: also over sites that the plan leaves out."""
+    search, choice = weighed.search, weighed.choice
+    if search.wishes.max_sync_period == 1:
+        return []
+    others = [choice]
+    if weighed.is_free:
+        others += [each for each in search.looked_at() if len(each.sites) > 1]
+    asked = {}
+    for other in others:
+        ranks = min(search.topology.site(name).num_ranks for name in other.sites)
+        job = search.job
+        parameters = (
+            num_parameters(job.trainer.model)
+            if job.workload is None
+            else workload_described(job.workload).parameters
+        )
+        model = other.model(job, search.topology)
+        if other.sites not in asked and len(other.sites) > 1:
+            alone_s = by_themselves(search, other)[1]
+            asked[other.sites] = (alone_s, model.exchange_s(other.timings), parameters / ranks)
+    return regime(search.wishes.max_sync_period, choice.sites, choice.step_s, asked)
+
+
+def _share(value: float) -> str:
+    return format_fraction(round(value, 3))
+
+
+def _seconds(value: float) -> str:
+    return format_duration(significant(value, 4))
