@@ -57,9 +57,11 @@ def validate(
             problems += [problem for problem in error.problems if problem not in problems]
     if problems:
         raise ConfigError(problems)
-    for warning in dict.fromkeys(each for entry in checked for each in entry.get("warnings", [])):
+    entries = [entry for entry, _ in checked]
+    for warning in dict.fromkeys(each for entry in entries for each in entry.get("warnings", [])):
         output.note(f"warning: {warning}")
-    return output.result({"files": checked}, "\n".join(_line(entry) for entry in checked))
+    lines = [f"{entry['file']}: {told}" for entry, told in checked]
+    return output.result({"files": entries}, "\n".join(lines))
 
 
 def _topology_among(files: Sequence[Path], overrides: Sequence[str]) -> Topology | None:
@@ -74,61 +76,54 @@ def _topology_among(files: Sequence[Path], overrides: Sequence[str]) -> Topology
     return None
 
 
-def _check(path: Path, overrides: Sequence[str], topology: Topology | None) -> dict[str, Any]:
-    """Return what was found valid; a fault script against `topology`, where there is one.
+def _check(
+    path: Path, overrides: Sequence[str], topology: Topology | None
+) -> tuple[dict[str, Any], str]:
+    """Return what was found valid, for programs and in a line for people.
+
+    A fault script is checked against `topology`, where there is one.
 
     Raises:
         ConfigError: the mistakes of this file, and for a job those of its topology.
     """
     kind = document_kind(read_text(path), str(path))
+    entry: dict[str, Any] = {"file": str(path), "kind": kind}
     if kind == "job":
         pair = load_pair(path, overrides)
-        return {
-            "file": str(path),
-            "kind": kind,
+        entry |= {
             "name": pair.job.name,
             "topology": str(pair.topology_path),
             "warnings": _warnings(pair.topology),
         }
+        return entry, f"job {pair.job.name!r} is valid, with {pair.topology_path}"
     if kind == "plan":
         read_plan(path)
-        return {"file": str(path), "kind": kind}
+        return entry, "plan is valid; that it fits its job is checked by launch --plan"
     if kind == "faults":
         num_faults = check_faults(read_text(path), str(path), topology)
-        named = None if topology is None else topology.name
-        return {"file": str(path), "kind": kind, "faults": num_faults, "topology": named}
+        entry |= {"faults": num_faults, "topology": None if topology is None else topology.name}
+        told = (
+            "but its sites and links were not checked: name the topology too"
+            if topology is None
+            else f"for topology {topology.name!r}"
+        )
+        faults = f"{num_faults} fault" + ("s" if num_faults != 1 else "")
+        return entry, f"fault script with {faults} is valid, {told}"
     topology = load_topology_file(path, split_overrides(overrides)[0])
-    return {
-        "file": str(path),
-        "kind": kind,
+    entry |= {
         "name": topology.name,
         "sites": len(topology.sites),
         "ranks": topology.num_ranks,
         "links": len(topology.links),
         "warnings": _warnings(topology),
     }
+    counted = f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"
+    return entry, f"topology {topology.name!r} is valid: {counted}"
 
 
 def _warnings(topology: Topology) -> list[str]:
     """Return what is valid, and yet should be looked at."""
     return [str(drift) for drift in drifts(topology)]
-
-
-def _line(entry: dict[str, Any]) -> str:
-    if entry["kind"] == "job":
-        return f"{entry['file']}: job {entry['name']!r} is valid, with {entry['topology']}"
-    if entry["kind"] == "faults":
-        faults = f"{entry['faults']} fault" + ("s" if entry["faults"] != 1 else "")
-        told = f"for topology {entry['topology']!r}"
-        if entry["topology"] is None:
-            told = "but its sites and links were not checked: name the topology too"
-        return f"{entry['file']}: fault script with {faults} is valid, {told}"
-    if entry["kind"] == "plan":
-        return f"{entry['file']}: plan is valid; that it fits its job is checked by launch --plan"
-    return (
-        f"{entry['file']}: topology {entry['name']!r} is valid: "
-        f"{entry['sites']} sites, {entry['ranks']} ranks, {entry['links']} directed links"
-    )
 
 
 @click.command("plan")
