@@ -30,7 +30,12 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_faults_file, load_pair
 from orchestrator.evidence.bench.bench_tables import BenchTables
-from orchestrator.evidence.bench.sweep_settings import Point, load_simulated_points, parse_sweeps
+from orchestrator.evidence.bench.sweep_settings import (
+    Point,
+    load_simulated_points,
+    memory_warning,
+    parse_sweeps,
+)
 from orchestrator.evidence.record.bench_record import (
     BENCH,
     Bench,
@@ -348,6 +353,8 @@ def _simulate(
     points = [point for point, _ in asked]
     for index, (point, changes) in enumerate(asked):
         settings = dataclasses.replace(settings, changes=changes)
+        if warning := memory_warning(point.together):
+            output.note(f"warning: {_told(point)}{warning}")
         run_id = f"{bench.name}-{index}"[-64:].lstrip("._-")
         began_s = time.monotonic()
         try:

@@ -258,6 +258,11 @@ def test_what_cannot_be_simulated_is_refused(
         (cut("{pipeline: 8}", 4), "", "add up to 8"),
         (cut("{context: 8, data: 1}"), "", "does not divide the sequence of 511 tokens"),
         (cut("{data: 8}", 4), "", "one for each replica"),
+        (
+            [*cut("{data: 8}"), "--set", "workload.width=65536"],
+            "",
+            "does not fit: an accelerator of 'a' needs",
+        ),
     ],
 )
 def test_cuts_that_cannot_be_simulated_are_refused_at_their_place(

@@ -36,8 +36,10 @@ from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metric
 from topology.codec_costs import RATIOS
 from topology.cost.compute import site_shares, step_compute_s
 from topology.job import Job
+from topology.model.buckets import buckets_of
 from topology.model.step_model import step_time
-from topology.world import Topology
+from topology.simulator.step_work import GatewayCost, trainer_work
+from topology.world import Site, Topology
 
 Figures = TypeVar("Figures")
 
@@ -353,7 +355,7 @@ def predict(
     # What is emulated stays so: such sites may buffer more than a host's TCP.
     is_emulated = topology.emulate or emulator == "relay"
     topology = dataclasses.replace(topology, emulator=emulator, emulate=is_emulated)
-    by_site_s = [step_compute_s(job, topology, site) for site in topology.sites]
+    by_site_s = [_alone_s(job, topology, site) for site in topology.sites]
     shares = [sum(site_shares(job, topology, site)) for site in topology.sites]
     if job.exchange.schedule == "off":
         return by_themselves(by_site_s, step_s)
@@ -361,6 +363,15 @@ def predict(
     is_known = bool(job.exchange.codecs) or job.exchange.codec in RATIOS
     predicted = step_time(job, topology, None if is_known else wire_ratio)
     return together(shares, by_site_s, predicted.exchange_s, predicted.step_s, step_s)
+
+
+def _alone_s(job: Job, topology: Topology, site: Site) -> float:
+    """Return a site's step by itself: its compute, and what collectives inside it add to that."""
+    if site.fabric is None:
+        return step_compute_s(job, topology, site)
+    buckets = buckets_of(job.trainer.model, job.exchange.bucket_bytes)
+    work = trainer_work(job, topology, site, buckets, GatewayCost(0))
+    return work.alone_s(1.0, is_serial=False)[1]
 
 
 def by_themselves(alone_s: Sequence[float], step_s: float) -> Predicted:

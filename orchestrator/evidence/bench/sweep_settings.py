@@ -18,10 +18,12 @@ from orchestrator.documents import Pair, load_pair
 from orchestrator.evidence.record.bench_record import Question, Sweep
 from orchestrator.plans import as_launched
 from topology.cost.compute import site_shares
+from topology.cost.memory import memory
 from topology.cost.model_shape import degrees_of, misfit, workload_described
 from topology.documents.references import ancestry, site_names
 from topology.errors import ConfigError, Problem
 from topology.hashing import config_hash
+from topology.planner.room import rank_bytes
 from topology.text.yaml_document import Document, read_with_overrides
 from topology.text.yaml_document import Path as DocumentPath
 from topology.world import Site
@@ -354,6 +356,39 @@ def _require_cut(pair: Pair) -> None:
         if placed.sequences < degrees.data:
             message = f"want at least {degrees.data}, one for each replica; got {placed.sequences}"
             raise _mistake(pair, (*path, "sequences"), message)
+        needed_bytes = memory(workload_described(model), degrees, placed.sequences).total
+        has_bytes = pair.topology.site(placed.site).accelerator.memory_bytes
+        if needed_bytes > has_bytes:
+            message = (
+                f"does not fit: an accelerator of {placed.site!r} needs {_gib(needed_bytes)} and has "
+                f"{_gib(has_bytes)}. Raise tensor, pipeline or zero_stage, want recompute: full, or "
+                "lower micro_batch; `isthmus plan` finds what fits"
+            )
+            raise _mistake(pair, (*path, "parallel"), message)
+
+
+def memory_warning(pair: Pair) -> str | None:
+    """Return which site's accelerators lack most memory for the shipped trainer; None: all fit."""
+    job, lacking = pair.job, []
+    if job.entrypoint is not None:
+        return None
+    for site in pair.topology.sites:
+        at_once = min(job.trainer.micro_batch, max(site_shares(job, pair.topology, site)))
+        needed_bytes, has_bytes = rank_bytes(job, site, at_once), site.accelerator.memory_bytes
+        if needed_bytes > has_bytes:
+            lacking.append((has_bytes - needed_bytes, site.name, needed_bytes, has_bytes))
+    if not lacking:
+        return None
+    _, name, needed_bytes, has_bytes = min(lacking)
+    others = f" (so do {len(lacking) - 1} other sites)" if len(lacking) > 1 else ""
+    return (
+        f"{name} lacks memory{others}: a rank needs {_gib(needed_bytes)}, and its accelerator has "
+        f"{_gib(has_bytes)}. A run would not fit: lower trainer.micro_batch or the model"
+    )
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.3g}GiB"
 
 
 def _mistake(pair: Pair, path: DocumentPath, message: str) -> ConfigError:
