@@ -23,7 +23,7 @@ from topology.cost.model_shape import degrees_of, misfit, workload_described
 from topology.documents.references import ancestry, site_names
 from topology.errors import ConfigError, Problem
 from topology.hashing import config_hash
-from topology.planner.room import rank_bytes
+from topology.planner.memory_fit import rank_bytes
 from topology.text.yaml_document import Document, read_with_overrides
 from topology.text.yaml_document import Path as DocumentPath
 from topology.world import Site
