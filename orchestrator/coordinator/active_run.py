@@ -16,8 +16,7 @@ from orchestrator.coordinator.control_messages import (
     run_message,
 )
 from orchestrator.coordinator.journal import Journal, JournalError
-from orchestrator.coordinator.replanner import Replanner
-from orchestrator.coordinator.replanning import Replanning, link_reported
+from orchestrator.coordinator.replanning import Replanner, Replanning, link_reported
 from orchestrator.coordinator.run_wan import FaultPlan, RunWan
 from orchestrator.coordinator.submission import Submission
 from orchestrator.core import replan_machine, run_events

@@ -1,23 +1,49 @@
 """Keeps an active run's plan fit for its links.
 
-Carries out what orchestrator/core/replan_machine.py decides.
+`Replanning` carries out what orchestrator/core/replan_machine.py decides. `Replanner` has plans
+made, each in a process of its own (replan_process.py) that is gone afterwards.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.coordinator.replanner import Replanner
+from orchestrator.coordinator.journal import JournalError
+from orchestrator.coordinator.replan_process import Drifted, Question
 from orchestrator.core import replan_machine
-from orchestrator.core.replan_machine import ReductionPrepared, ReplanMachine
+from orchestrator.core.replan_machine import (
+    PlanAgain,
+    PlanningFailed,
+    ReductionPrepared,
+    RelaunchPlanned,
+    ReplanMachine,
+    SwitchPlanned,
+)
 from orchestrator.core.run_events import RecordEvent
 from protos import metrics
 from protos.control.v1 import control_pb2
-from topology.run_spec import RunSpec
+from topology.json_fields import read_json, to_json
+from topology.run_spec import CodedPlan, RunSpec
 from topology.trees.trees import ReductionPlan
+from topology.world import Topology
 
+MODULE = "orchestrator.coordinator.replan_process"
+PLAN_S = 300.0
+"""Sixteen sites take half a minute."""
+LINE_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+Answer = SwitchPlanned | RelaunchPlanned | PlanningFailed
 SendTo = Callable[[str, control_pb2.CoordinatorMessage], None]
 MAX_WHY = 500
 """Characters of a site's reason that are kept."""
@@ -121,3 +147,105 @@ def prepared_from(site: str, message: control_pb2.ReductionPrepared) -> Reductio
         why=" ".join(message.why.split())[:MAX_WHY],
         must_keep_codecs=message.codecs_fixed,
     )
+
+
+class Replanner:
+    """Plans one run again, whenever asked. Owns at most one process, until `close`."""
+
+    def __init__(
+        self, spec: RunSpec, described: Topology, on_answer: Callable[[Answer], None]
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            spec: The run.
+            described: Of all sites, those that take no part included.
+            on_answer: Told from the event loop.
+        """
+        self._spec = spec
+        self._described = described
+        self._on_answer = on_answer
+        self._planning: asyncio.Task[None] | None = None
+
+    def plan(self, asked: PlanAgain) -> None:
+        """Begin to plan; what is still being planned is given up."""
+        if self._planning is not None:
+            self._planning.cancel()
+        self._planning = asyncio.create_task(self._plan(asked), name="replan")
+
+    async def close(self) -> None:
+        """End the process, if there is one. Idempotent."""
+        if self._planning is not None:
+            self._planning.cancel()
+            await asyncio.wait([self._planning])
+
+    async def _plan(self, asked: PlanAgain) -> None:
+        try:
+            async with asyncio.timeout(PLAN_S):
+                why = await self._read_answers(asked)
+        except TimeoutError:
+            why = f"it took longer than {PLAN_S:g} s"
+        except OSError as error:
+            why = f"no process for it: {error.strerror or error}"
+        except JournalError:
+            return  # whoever lets time pass raises it
+        except Exception as error:
+            log.exception("a plan was not made again, by a mistake of ours")
+            why = f"{type(error).__name__}: {error}"
+        if why:
+            self._on_answer(PlanningFailed(why))
+
+    async def _read_answers(self, asked: PlanAgain) -> str:
+        """Pass on what the process says; return why it said no more, or nothing."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+            *(sys.executable, "-m", MODULE),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES,
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(to_json(self._question(asked))).encode() + b"\n")
+            process.stdin.close()
+            why, is_answered = "", False
+            while line := await process.stdout.readline():
+                answer = answer_from(json.loads(line))
+                why = answer.why if isinstance(answer, PlanningFailed) else ""
+                if not why:
+                    is_answered = True
+                    self._on_answer(answer)
+            status = await process.wait()
+            if status or not is_answered:  # or whoever asked would wait for ever
+                why = why or f"its process ended with status {status}"
+            return why
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _question(self, asked: PlanAgain) -> Question:
+        return Question(
+            spec=self._spec,
+            described=self._described,
+            reduction=asked.reduction,
+            drifted=tuple(
+                Drifted(source=source, target=target, figures=figures)
+                for (source, target), figures in asked.figures.items()
+            ),
+            keeps_codecs=asked.keeps_codecs,
+            at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def answer_from(message: dict[str, Any]) -> Answer:
+    """Return what a line of the process says."""
+    match message.pop("op"):
+        case "switch":
+            reduction = read_json(CodedPlan, message.pop("reduction"))
+            return SwitchPlanned(reduction=reduction, **message)
+        case "relaunch":
+            return RelaunchPlanned(message["step_s"])
+        case _:
+            return PlanningFailed(str(message["why"]))

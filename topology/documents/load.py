@@ -5,40 +5,26 @@
 Pure: whoever calls reads the file.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from topology.documents.references import check_references
 from topology.documents.resolve import resolve
 from topology.faults.loading import FaultsModel
-from topology.job import (
-    Data,
-    Exchange,
-    Job,
-    LinkCodec,
-    Model,
-    NamedTree,
-    Optimizer,
-    Placed,
-    Probe,
-    Reduction,
-    Trainer,
-)
-from topology.models.job_model import (
-    ExchangeModel,
-    JobModel,
-    PlacedModel,
-    PlanModel,
-    ProbeModel,
-    ReductionModel,
-    TrainerModel,
-    WorkloadModel,
-)
+from topology.job import Exchange, Job, Placed, Probe, Reduction, Trainer
+from topology.json_fields import read_json
+from topology.models.job_model import JobModel, PlanModel
 from topology.models.topology_model import TopologyModel
 from topology.plan_wishes import PlanWishes, Replan
 from topology.text.validation import validate
 from topology.text.yaml_document import read_with_overrides
-from topology.workload import DescribedModel, Limits, Parallel
+from topology.workload import DescribedModel
 from topology.world import Topology
+
+T = TypeVar("T")
 
 
 def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topology:
@@ -73,15 +59,21 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         topology=model.topology,
         entrypoint=model.entrypoint,
         arguments=tuple(model.arguments),
-        exchange=_exchange(model.exchange),
-        reduction=_reduction(model.reduction),
+        exchange=_made(
+            Exchange,
+            model.exchange,
+            chunk="chunk_bytes",
+            bucket="bucket_bytes",
+            window="window_bytes",
+        ),
+        reduction=_made(Reduction, model.reduction),
         verify_every=model.verify.parameters_every,
         timeline_every=model.timeline.every,
-        trainer=_trainer(model.trainer),
-        probe=None if model.probe is None else _probe(model.probe),
-        placement=tuple(map(_placed, model.placement)),
+        trainer=_made(Trainer, model.trainer),
+        probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),
+        placement=tuple(_made(Placed, each) for each in model.placement),
         plan=None if model.plan is None else _wishes(model.plan),
-        workload=None if model.workload is None else _described(model.workload),
+        workload=None if model.workload is None else _made(DescribedModel, model.workload),
     )
 
 
@@ -129,85 +121,22 @@ _PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternati
 """Of a plan file: more than it has in common with a topology."""
 
 
-def _exchange(written: ExchangeModel) -> Exchange:
-    return Exchange(
-        codec=written.codec,
-        codecs=tuple(
-            LinkCodec(between=(each.between[0], each.between[1]), codec=each.codec)
-            for each in written.codecs
-        ),
-        exact=tuple(written.exact),
-        error_feedback=written.error_feedback,
-        non_finite=written.non_finite,
-        chunk_bytes=written.chunk,
-        channels_per_link=written.channels_per_link,
-        bucket_bytes=written.bucket,
-        window_bytes=written.window,
-        schedule=written.schedule,
-    )
-
-
-def _reduction(written: ReductionModel) -> Reduction:
-    return Reduction(
-        tree=written.tree,
-        hub=written.hub,
-        groups=tuple(tuple(group) for group in written.groups),
-        trees=tuple(
-            NamedTree(root=tree.root, parents=dict(tree.parents), weight=tree.weight)
-            for tree in written.trees
-        ),
-    )
-
-
-def _placed(written: PlacedModel) -> Placed:
-    parallel = written.parallel
-    return Placed(
-        site=written.site,
-        sequences=written.sequences,
-        parallel=None if parallel is None else Parallel(**parallel.model_dump()),
-    )
-
-
-def _described(written: WorkloadModel) -> DescribedModel:
-    at_most = Limits(**written.at_most.model_dump())
-    return DescribedModel(**{**written.model_dump(), "at_most": at_most})
-
-
 def _wishes(written: PlanModel) -> PlanWishes:
-    return PlanWishes(
-        codecs=tuple(written.codecs),
-        sites=written.sites,
-        max_sync_period=written.max_sync_period,
-        objective=written.objective,
-        micro_batch=written.micro_batch,
-        gateways=written.gateways,
-        replan=None
-        if written.replan is None
-        else Replan(
-            drift=written.replan.drift,
-            lasting_s=written.replan.lasting,
-            gain=written.replan.gain,
-        ),
+    wishes = _made(PlanWishes, written, without="replan")
+    replan = written.replan
+    return dataclasses.replace(
+        wishes, replan=None if replan is None else _made(Replan, replan, lasting="lasting_s")
     )
 
 
-def _probe(written: ProbeModel) -> Probe:
-    return Probe(
-        connections=tuple(written.connections), echoes=written.echoes, window_s=written.window
-    )
+def _made(kind: type[T], written: BaseModel, *, without: str = "", **with_unit: str) -> T:
+    """Return a section as a dataclass whose fields are called as its keys are.
 
-
-def _trainer(written: TrainerModel) -> Trainer:
-    data = written.data
-    return Trainer(
-        compute=written.compute,
-        steps=written.steps,
-        global_batch=written.global_batch,
-        micro_batch=written.micro_batch,
-        seed=written.seed,
-        evaluate_every=written.evaluate_every,
-        evaluation_batches=written.evaluation_batches,
-        model=Model(**written.model.model_dump()),
-        data=Data(files=tuple(data.files), held_out=data.held_out, max_bytes=data.max_bytes),
-        optimizer=Optimizer(**written.optimizer.model_dump()),
-    )
+    Args:
+        kind: Of dataclass.
+        written: The section.
+        without: A key that is left at its default.
+        with_unit: Keys whose fields name a unit besides.
+    """
+    fields = written.model_dump(exclude={without})
+    return read_json(kind, {with_unit.get(key, key): value for key, value in fields.items()})

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from orchestrator.coordinator.replanner import Answer, Replanner
+from orchestrator.coordinator.replanning import Answer, Replanner
 from orchestrator.core.replan_machine import (
     PlanAgain,
     PlanningFailed,
@@ -86,7 +86,7 @@ def test_trees_have_the_codecs_of_their_links_and_mistakes_are_told() -> None:
 @pytest.mark.multiprocess
 def test_a_process_that_says_nothing_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "orchestrator.coordinator.replanner.MODULE", "keyword"
+        "orchestrator.coordinator.replanning.MODULE", "keyword"
     )  # of Python: does nothing
     one = spec()
     failed = PlanningFailed("its process ended with status 0")
