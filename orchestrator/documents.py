@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from protos.limits import DOCUMENT_BYTES
-from topology.documents.checks import check_pair
 from topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from topology.documents.run_documents import DocumentText, joined
 from topology.errors import ConfigError, Problem
@@ -144,9 +143,8 @@ def load_pair(
         raise ConfigError(problems + error.problems) from error
     if job is None:
         raise ConfigError(problems)
-    run = joined(job, topology, DocumentText(job_text, str(job_path), job_overrides))
-    is_placed = not (to_plan or job.is_to_plan)
-    check_pair(job, run.topology, job_text, str(job_path), job_overrides, is_placed=is_placed)
+    written = DocumentText(job_text, str(job_path), job_overrides)
+    run = joined(job, topology, written, is_placed=not (to_plan or job.is_to_plan))
     return Pair(
         job_path=job_path,
         job_text=job_text,

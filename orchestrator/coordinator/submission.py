@@ -10,7 +10,6 @@ from typing import Any
 from protos.control.v1 import control_pb2
 from protos.errors import ConfigMismatchError, RemoteProtocolError
 from protos.limits import RUN_SPEC_BYTES
-from topology.documents.checks import check_pair
 from topology.documents.load import load_job
 from topology.documents.run_documents import DocumentText, load_run
 from topology.errors import ConfigError
@@ -76,7 +75,6 @@ def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
         DocumentText(job_text.text, job_text.source, overrides),
         DocumentText(topology_text.text, topology_text.source, topology_text.overrides),
     )
-    reduction = check_pair(run.job, run.topology, job_text.text, job_text.source, overrides)
     if topology_hash(run.described) != own_hash:
         raise ConfigMismatchError(
             f"{topology_text.source}: not the topology that this coordinator was started with"
@@ -84,7 +82,7 @@ def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
     spec = decide_run(
         run.job,
         run.topology,
-        reduction,
+        run.reduction,
         folder=PurePath(job_text.source).parent,
         replan=_replan(run.job, job_text, is_planned=bool(decisions)),
     )

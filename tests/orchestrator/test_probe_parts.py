@@ -19,8 +19,8 @@ from orchestrator.evidence.link_probe import (
     probing_pair,
     read_directions,
 )
-from topology.documents.checks import check_pair
 from topology.documents.load import load_topology
+from topology.documents.run_documents import DocumentText, check_pair
 from topology.errors import ConfigError
 from topology.job import Probe
 from topology.measured.editing import with_measured
@@ -65,7 +65,7 @@ def test_the_job_says_what_to_measure_and_fits_the_topology(tmp_path: Path) -> N
     link = pair.topology.link("a", "b")
     assert link is not None
     assert link.rtt_s == 0.05
-    check_pair(pair.job, pair.topology, pair.job_text, "probe.yaml")
+    check_pair(pair.job, pair.topology, DocumentText(pair.job_text, "probe.yaml"))
     assert directions(pair.topology) == [("a", "b"), ("b", "a"), ("b", "c"), ("c", "b")]
     assert 0 < estimate_s(pair.topology, probe) < longest_s(pair.topology, probe)
 

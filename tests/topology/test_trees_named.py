@@ -4,8 +4,8 @@ import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.documents import told as told_alone
-from topology.documents.checks import check_pair
 from topology.documents.load import load_job, load_topology
+from topology.documents.run_documents import DocumentText, check_pair
 from topology.errors import ConfigError
 from topology.hashing import config_hash
 from topology.job import NamedTree, Reduction
@@ -30,7 +30,7 @@ def told(reduction: str, *overrides: str) -> list[str]:
     text = changed(JOB, REDUCTION + "\n", reduction)
     try:
         job = load_job(text, "job.yaml", overrides)
-        check_pair(job, SKETCH, text, "job.yaml", overrides)
+        check_pair(job, SKETCH, DocumentText(text, "job.yaml", overrides))
     except ConfigError as error:
         return [
             f"{each.line - 4}:{each.column} {each.message} [{each.path}]" for each in error.problems

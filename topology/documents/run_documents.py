@@ -1,4 +1,7 @@
-"""Two YAML texts to what a run is: the one place where a job's placement narrows its topology."""
+"""A job and a topology together: what they are to each other, and the sites that take part.
+
+The one place where a job's placement narrows its topology. Mistakes are told at the job's lines.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from topology.documents.load import load_job, load_topology
 from topology.documents.placement import placed, problems_of
 from topology.errors import ConfigError, Problem
 from topology.job import Job
-from topology.text.yaml_document import read_with_overrides
+from topology.run_decisions import decide_reduction
+from topology.run_spec import CodedPlan
+from topology.text.yaml_document import Document, Path, read_with_overrides
 from topology.trees.link_codecs import problems_of as problems_of_codecs
 from topology.world import Topology
 
@@ -30,16 +35,18 @@ class RunDocuments:
 
     job: Job
     topology: Topology
-    """Of the sites that take part: what a run uses, and what is hashed with its job."""
+    """The sites that take part: what a run uses."""
     described: Topology
-    """Of all sites: what agents and coordinator are started with."""
+    """All sites: what agents and coordinator are started with."""
+    reduction: CodedPlan
+    """What the job's reduction comes to on `topology`."""
 
 
 def load_run(job: DocumentText, topology: DocumentText) -> RunDocuments:
     """Return what two texts describe together.
 
     Raises:
-        ConfigError: with the mistakes of both, or those of the placement.
+        ConfigError: with the mistakes of both, or of what they are to each other.
     """
     problems: list[Problem] = []
     loaded, described = None, None
@@ -56,21 +63,84 @@ def load_run(job: DocumentText, topology: DocumentText) -> RunDocuments:
     return joined(loaded, described, job)
 
 
-def joined(job: Job, described: Topology, written: DocumentText) -> RunDocuments:
+def joined(
+    job: Job, described: Topology, written: DocumentText, *, is_placed: bool = True
+) -> RunDocuments:
     """Return a job with the part of a topology that it runs on.
 
     Args:
         job: As loaded from `written`.
         described: All sites.
         written: For the places of problems.
+        is_placed: False: a plan has yet to say which of the sites take part.
 
     Raises:
-        ConfigError: the placement, or the codecs of links, do not fit.
+        ConfigError: the placement or the codecs of links do not fit, or as for `check_pair`.
     """
     problems = [*problems_of(job, described), *problems_of_codecs(job, described)]
     if problems:
-        document = read_with_overrides(written.text, written.source, written.overrides)
+        document = _read(written)
         for path, message in problems:
             document.add(path, message)
         document.raise_problems()
-    return RunDocuments(job, placed(job, described), described)
+    here = placed(job, described)
+    reduction = check_pair(job, here, written, is_placed=is_placed)
+    return RunDocuments(job, here, described, reduction)
+
+
+def check_pair(
+    job: Job, topology: Topology, written: DocumentText, *, is_placed: bool = True
+) -> CodedPlan:
+    """Check that a job can run on a topology, and return what its reduction comes to.
+
+    Args:
+        job: As loaded from `written`.
+        topology: That it will run on.
+        written: For the places of problems.
+        is_placed: False: a plan has yet to say which of the sites take part, so that the batch need
+            not have a sequence for the ranks of all of them.
+
+    Raises:
+        ConfigError: with every problem, each at the job's line.
+    """
+    problems = [] if not is_placed else _batch_problems(job, topology)
+    try:
+        reduction = decide_reduction(job, topology)
+    except ConfigError as error:
+        problems += [(each.path, each.message) for each in error.problems]
+        raise _told(problems, written) from error
+    if problems:
+        raise _told(problems, written)
+    return reduction
+
+
+def _batch_problems(job: Job, topology: Topology) -> list[tuple[str, str]]:
+    """Return whether the shipped trainer's batch leaves a rank without a sequence."""
+    batch, ranks = job.trainer.global_batch, topology.num_ranks
+    if job.entrypoint is not None or job.probe is not None or batch >= ranks:
+        return []
+    fewer = not job.placement and batch >= min(site.num_ranks for site in topology.sites)
+    cure = "; with a `plan` section, `launch` leaves sites out" if fewer else ""
+    message = f"want at least {ranks}, a sequence for each rank of {topology.name!r}"
+    return [("trainer.global_batch", f"{message}; got {batch}{cure}")]
+
+
+def _told(problems: Sequence[tuple[str, str]], written: DocumentText) -> ConfigError:
+    """Return problems, by dotted paths in the job, at their places in its text."""
+    document = _read(written)
+    for path, message in problems:
+        document.add(_path(document, path), message)
+    return ConfigError(sorted(document.problems, key=lambda each: (each.line, each.column)))
+
+
+def _read(written: DocumentText) -> Document:
+    return read_with_overrides(written.text, written.source, written.overrides)
+
+
+def _path(document: Document, dotted: str) -> Path:
+    """Return the path that `reduction.trees.0.root` means: positions in lists are numbers."""
+    path: Path = ()
+    for part in dotted.split("."):
+        inside = isinstance(document.get(*path), list)
+        path = (*path, int(part) if inside else part)
+    return path

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.topology.documents import JOB, TOPOLOGY, changed
-from topology.documents.checks import check_pair
 from topology.documents.load import load_job, load_topology
+from topology.documents.run_documents import DocumentText, check_pair
 from topology.errors import ConfigError
 
 SKETCH = load_topology(TOPOLOGY, "tri.yaml")
@@ -14,7 +14,7 @@ def told(text: str, *overrides: str) -> list[str]:
     """Return the problems of a job with the sketch's topology."""
     job = load_job(text, "job.yaml", overrides)
     try:
-        check_pair(job, SKETCH, text, "job.yaml", overrides)
+        check_pair(job, SKETCH, DocumentText(text, "job.yaml", overrides))
     except ConfigError as error:
         return [
             f"{each.source}:{each.line}:{each.column} {each.message} [{each.path}]"
