@@ -154,10 +154,9 @@ async def coordinating(folder: Path, topology: str | None = None) -> AsyncIterat
     control = Control(load_topology(text, "topology.yaml"), journal, folder / "runs")
     service = CoordinatorService(control)
     server = make_server(service, control.timeouts)
-    port = listen(server, "127.0.0.1", 0)
+    address = listen(server, "127.0.0.1", 0)
     await server.start()
     ticking = asyncio.create_task(control.run())
-    address = f"127.0.0.1:{port}"
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     try:
         async with grpc.aio.insecure_channel(address, options=options) as channel:

@@ -107,8 +107,8 @@ def check_pair(
     try:
         reduction = decide_reduction(job, topology)
     except ConfigError as error:
-        problems += [(each.path, each.message) for each in error.problems]
-        raise _told(problems, written) from error
+        found = [(each.path, each.message) for each in error.problems]
+        raise _told([*found, *problems], written) from error
     if problems:
         raise _told(problems, written)
     return reduction
