@@ -42,9 +42,9 @@ class Pair:
     topology_text: str
     topology_overrides: list[str]
     topology: Topology
-    """Of the sites that take part."""
+    """The sites that take part."""
     described: Topology
-    """Of all sites that the file has."""
+    """All sites that the file has."""
     plan: AppliedPlan | None = None
     """What a plan decided is among `job_overrides`; None: there is no plan."""
 
@@ -89,10 +89,10 @@ def mistaken(error: ConfigError, text: str, path: Path, wanted: str) -> ConfigEr
     """Return the mistakes of a document; only that it is one of another kind, if it is.
 
     Args:
-        error: Of the document.
-        text: Of the file.
-        path: Of the file.
-        wanted: As `document_kind` names it.
+        error: What is wrong with the document.
+        text: The whole file.
+        path: Where it is.
+        wanted: The kind that it should be, as `document_kind` names it.
     """
     try:
         kind = document_kind(text, str(path))
@@ -114,9 +114,9 @@ def load_pair(
     """Read and load a job and its topology, which the job names unless `topology_path` is given.
 
     Args:
-        job_path: Of the job.
+        job_path: The job's file.
         overrides: `path=value` of either document.
-        topology_path: Of the topology.
+        topology_path: The topology's file.
         to_plan: A plan has yet to say which sites take part, as it has for each job that asks for
             one.
 
@@ -132,7 +132,9 @@ def load_pair(
     except ConfigError as error:
         problems += mistaken(error, job_text, job_path, "job").problems
     if topology_path is None:
-        named = _named_topology(job_text, str(job_path), job_overrides)
+        named = (
+            _named_topology(job_text, str(job_path), job_overrides) if job is None else job.topology
+        )
         if named is None:
             raise ConfigError(problems)
         topology_path = job_path.parent / named

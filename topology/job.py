@@ -61,7 +61,7 @@ class Exchange:
 
     codec: str = "split"
     codecs: tuple[LinkCodec, ...] = ()
-    """Of links that have one of their own (topology/trees/link_codecs.py)."""
+    """The codecs of links that have one of their own (topology/trees/link_codecs.py)."""
     exact: tuple[str, ...] = ()
     """Patterns of names: such parameters' gradients cross as fp32, like those of one dimension."""
     error_feedback: bool = True
@@ -69,15 +69,15 @@ class Exchange:
     non_finite: str = "carry"
     """One of NON_FINITE."""
     chunk_bytes: int = 1 << 20
-    """Of float32 a chunk, before the codec."""
+    """Size of a chunk in float32, before the codec."""
     is_cut: bool = field(default=False, compare=False)
-    """Chunks are exactly so large, whatever the links are like: of a run that goes on. Not for
-    users."""
+    """Chunks are exactly so large, whatever the links are like. Planning again sets it, for a run
+    that goes on keeps its chunks; users cannot."""
     channels_per_link: int | None = None
     """TCP connections between each two gateways, exactly; None: as many as links and their losses
     take."""
     bucket_bytes: int = 4 << 20
-    """Of float32 a DDP bucket, in the shipped trainer."""
+    """Size of a DDP bucket in float32, in the shipped trainer."""
     window_bytes: int | None = None
     """Unacknowledged bytes a peer; derived from bandwidth times RTT when absent."""
     schedule: str = "overlap"
@@ -105,7 +105,7 @@ class Reduction:
     hub: str | None = None
     """The star's centre; chosen by bandwidth when absent."""
     groups: tuple[tuple[str, ...], ...] = ()
-    """Of a hierarchy: sites near each other; by their round trips when absent."""
+    """Sites near each other, for a hierarchy; found by their round trips when absent."""
     trees: tuple[NamedTree, ...] = ()
     """Instead of a form: exactly these."""
 
@@ -181,7 +181,7 @@ class Placed:
 
     site: str
     sequences: int
-    """Of a step, over the site's ranks."""
+    """Sequences a step, over the site's ranks."""
     parallel: Parallel | None = None
     """How it cuts the model of a script of one's own, which reads it here; None: its own
     business."""

@@ -1,4 +1,7 @@
-"""Documents to the `RunSpec` of a run: the one place where a run is decided."""
+"""The one place where a run is decided: a job and its topology become a `RunSpec`.
+
+Only the coordinator, and tests, call this. Sites get the result.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def decide_run(
 
     Args:
         job: A plan's decisions are in it.
-        topology: Of the sites that take part.
+        topology: The sites that take part.
         reduction: What `decide_reduction` made of the two.
         folder: The job file's: its relative paths begin there.
         replan: When the plan is made again while the run goes on.

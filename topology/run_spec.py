@@ -61,10 +61,10 @@ class RunSpec:
     reduction: CodedPlan
     """What carries gradients until another plan does."""
     chunk_bytes: int
-    """Of float32 a chunk, for the whole run: `job.exchange.chunk_bytes`, or less where links hold
-    less."""
+    """Size of a chunk in float32, for the whole run: `job.exchange.chunk_bytes`, or less where
+    links hold less."""
     pipeline_bytes: int
-    """Of float32 that a site must be able to have without a result, or links would wait."""
+    """How much float32 a site must be able to have without a result, or links would wait."""
     timeouts: Timeouts
     replan: Replan | None = None
     """When the coordinator makes the plan again; None: the run keeps its plan. Where it may change,

@@ -71,7 +71,7 @@ class DescribedModel:
     precision: str = "bf16"
     """One of PRECISIONS: of parameters and activations."""
     gradient_bytes: int = 4
-    """Of an element, as it is kept and reduced inside a site; between sites the codec says."""
+    """Size of an element, as it is kept and reduced inside a site; between sites the codec says."""
     micro_batch: int | None = None
     """None: for the plan to decide."""
     fused_attention: bool = True

@@ -59,7 +59,7 @@ class Site:
     fabric: Fabric | None = None
     launcher: str = "local"
     nic_bytes_per_s: float | None = None
-    """Of each node, towards the WAN; None: no narrower than its links."""
+    """What each node can send towards the WAN; None: as much as its links carry."""
 
     @property
     def num_ranks(self) -> int:
@@ -72,7 +72,7 @@ class Period:
     """A time of day in which another share of a link may be used; it may go over midnight."""
 
     start_minute: int
-    """Of the day in UTC, 0 to 1440."""
+    """Minute of the day in UTC, 0 to 1440."""
     end_minute: int
     share: float
     """Instead of the link's own."""
@@ -100,15 +100,15 @@ class Link:
     distance_km: float | None = None
     """As written, or between the sites' locations."""
     share: float = 1.0
-    """Of the link that a run may use; already applied to `bytes_per_s`."""
+    """How much of the link a run may use; already applied to `bytes_per_s`."""
     schedule: tuple[Period, ...] = ()
     bandwidth_origin: str = "bandwidth"
     """`measured`, or `bandwidth`: as described."""
     described_bytes_per_s: float | None = field(default=None, compare=False)
-    """What the topology says beside a measured figure, the share applied; else None. Changes no
+    """What the topology says beside a measured figure, the share applied; else None. It changes no
     run."""
     described_rtt_s: float | None = field(default=None, compare=False)
-    """Likewise."""
+    """What the topology says beside a measured round trip; else None. It changes no run."""
     measured_at: str | None = None
     """When a probe measured it, in ISO 8601."""
 

@@ -46,9 +46,9 @@ class Question:
 
     spec: RunSpec
     described: Topology
-    """Of all sites, those that take no part included: a new launch may choose among them."""
+    """All sites, those that take no part included: a new launch may choose among them."""
     reduction: CodedPlan
-    """That the run has by now."""
+    """What the run has by now."""
     drifted: tuple[Drifted, ...]
     keeps_codecs: bool
     """Every chunk has to keep the codec that it had when the run began."""

@@ -159,7 +159,7 @@ class Replanner:
 
         Args:
             spec: The run.
-            described: Of all sites, those that take no part included.
+            described: All sites, those that take no part included.
             on_answer: Told from the event loop.
         """
         self._spec = spec

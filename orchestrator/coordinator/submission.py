@@ -31,9 +31,9 @@ class Submission:
     written_spec: bytes
     """Serialised once: every site gets these bytes."""
     described: Topology
-    """Of all sites, those that take no part included."""
+    """All sites, those that take no part included."""
     job_document: control_pb2.Document
-    """With a plan's decisions among its overrides."""
+    """As submitted, with a plan's decisions among its overrides."""
     topology_document: control_pb2.Document
 
     def to_json(self, folder: Path) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def decided(request: control_pb2.SubmitRequest, own_hash: str) -> Submission:
     """Parse both documents and decide the run; every mistake of both is told at once.
 
     Args:
-        request: Of an operator.
-        own_hash: Of the coordinator's topology.
+        request: What an operator asks for.
+        own_hash: The hash of the coordinator's own topology.
 
     Raises:
         ConfigError: They have mistakes.

@@ -20,10 +20,10 @@ from protos.errors import IsthmusError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
 
 RATE_BYTES_PER_S = 1 << 20
-"""Of all sources of a site together."""
+"""What all sources of a site together may write."""
 TICK_S = 0.2
 _OWN_LINES = 1000
-"""Of the agent's own log, at most, between two ticks."""
+"""Lines of the agent's own log that are kept between two ticks, at most."""
 
 LAG_BYTES = 1 << 20
 """A reader that is further behind leaves lines out."""
@@ -55,7 +55,7 @@ class OwnLines(logging.Handler):
 
 
 class LogShipper:
-    """The log lines of one run at one site."""
+    """Ships the log lines of one run at one site."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ ABORTED is none: an old session may still hold the site.
 """
 
 BULK_BYTES = 4 << 20
-"""Of metrics and digests that may wait."""
+"""Bytes of metrics and digests that may wait."""
 _OVERHEAD_BYTES = 8
 """A field's tag and length inside a batch."""
 _HEADER_BYTES = 256

@@ -31,7 +31,7 @@ def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topo
     """Return the topology that a YAML text describes.
 
     Args:
-        text: Of the whole file.
+        text: The whole file.
         source: What messages call it: the file's name.
         overrides: `path=value` each, as `links.0.rtt=120ms`; applied in order before the checks.
 
@@ -118,7 +118,7 @@ _TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - JobModel.model_fields.keys(
 _JOB_KEYS = JobModel.model_fields.keys() - TopologyModel.model_fields.keys()
 _FAULTS_KEYS = FaultsModel.model_fields.keys() - {"version"}
 _PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternatives"}
-"""Of a plan file: more than it has in common with a topology."""
+"""Keys of a plan file: more than it has in common with a topology."""
 
 
 def _wishes(written: PlanModel) -> PlanWishes:
