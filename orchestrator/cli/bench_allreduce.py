@@ -20,7 +20,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.emulator.site_namespaces import netns_problem
-from orchestrator.evidence.bench.allreduce import (
+from orchestrator.evidence.bench.allreduce_bench import (
     ALLREDUCE,
     AllReduce,
     AllReduceBench,

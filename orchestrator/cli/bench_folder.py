@@ -44,8 +44,7 @@ def note_plans(output: Output, points: Sequence[Point]) -> None:
     """Say what was planned: for each setting, where the job asks for plans."""
     for point in points:
         if point.plan is not None:
-            said = " ".join(f"{path}={value}" for path, value in point.overrides.items())
-            output.note(f"{said}: plan: {point.plan}" if said else f"plan: {point.plan}")
+            output.note(f"{point.said}plan: {point.plan}")
 
 
 def tell_outcome(

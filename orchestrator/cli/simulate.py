@@ -361,7 +361,7 @@ def _simulate(
             run = simulate(point.together.job, point.together.topology, settings)
         except SimulationError as error:
             blamed = "--faults" if changes else "--mtbf, --checkpoint-every"
-            raise CommandError("USAGE", f"{_told(point)}{error}: {blamed}") from error
+            raise CommandError("USAGE", f"{point.said}{error}: {blamed}") from error
         alone = simulate_alone(point.together.job, point.together.topology, settings)
         took_s = time.monotonic() - began_s
         write_run(folder, run_id, point.together, run, time.time(), told=settings.in_words())
@@ -376,7 +376,7 @@ def _simulate(
         bench = dataclasses.replace(bench, settings=tuple(kept))
         write_bench(folder / BENCH, bench)
         made.append(run)
-        output.note(f"[{index + 1}/{len(points)}] {_told(point)}simulated in {took_s:.2f} s")
+        output.note(f"[{index + 1}/{len(points)}] {point.said}simulated in {took_s:.2f} s")
     if not output.as_json:
         console = Console()
         console.print(BenchTables(bench))
@@ -399,11 +399,6 @@ def _changes(path: Path | None, point: Point, seed: int | None) -> tuple[TimedCh
     if path is None:
         return ()
     return expand(load_faults_file(path, point.together.topology), seed)
-
-
-def _told(point: Point) -> str:
-    said = " ".join(f"{path}={value}" for path, value in point.overrides.items())
-    return f"{said}: " if said else ""
 
 
 def _data(run: SimulatedRun) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce import ALLREDUCE, Gloo, Times
+from orchestrator.evidence.bench.allreduce_bench import ALLREDUCE, Gloo, Times
 from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.evidence.record.measured_steps import MeasurementError
 from tests.cli.conftest import Isthmus

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce import (
+from orchestrator.evidence.bench.allreduce_bench import (
     PAYLOAD_SHARE,
     Asked,
     Figures,

@@ -20,7 +20,7 @@ from orchestrator.emulator.backend import SiteNamespace
 from orchestrator.emulator.emulator_child import running_netns
 from orchestrator.emulator.emulator_config import NetnsConfig, shapes_of
 from orchestrator.emulator.site_namespaces import DEVICE
-from orchestrator.evidence.bench.allreduce import GB, Gloo, times_of
+from orchestrator.evidence.bench.allreduce_bench import GB, Gloo, times_of
 from orchestrator.evidence.record.measured_steps import MeasurementError
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.log_files import last_line

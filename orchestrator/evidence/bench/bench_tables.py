@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from orchestrator.evidence.bench.allreduce import AllReduceBench, AllReduceSetting, Figures, Gloo
+from orchestrator.evidence.bench.allreduce_bench import (
+    AllReduceBench,
+    AllReduceSetting,
+    Figures,
+    Gloo,
+)
+from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import Bench, Interval, Result, Setting
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
@@ -80,7 +86,7 @@ def _efficiency(settings: Sequence[Setting], plus_minus: str) -> FittingTable:
 
     return FittingTable(
         [
-            *_setting_columns(settings),
+            *setting_columns(settings),
             column("efficiency", lambda result: _interval(result.efficiency, plus_minus)),
             column("predicted", predicted("{:.3f}".format, "efficiency")),
             column("tokens/s", lambda result: formats.count(result.tokens_per_s.mean)),
@@ -95,7 +101,8 @@ def _efficiency(settings: Sequence[Setting], plus_minus: str) -> FittingTable:
 def _split(settings: Sequence[Setting]) -> FittingTable:
     def share(name: str) -> Column:
         cells = [
-            _cell(each.result, lambda result: _percent(result.shares[name])) for each in settings
+            _cell(each.result, lambda result: formats.percent(result.shares[name]))
+            for each in settings
         ]
         return Column(_SHARES[name], cells)
 
@@ -106,7 +113,7 @@ def _split(settings: Sequence[Setting]) -> FittingTable:
         ]
         return Column(_BESIDE[name], cells)
 
-    return FittingTable([*_setting_columns(settings), *map(share, _SHARES), *map(seconds, _BESIDE)])
+    return FittingTable([*setting_columns(settings), *map(share, _SHARES), *map(seconds, _BESIDE)])
 
 
 def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
@@ -124,12 +131,12 @@ def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
     ]
     return FittingTable(
         [
-            *_setting_columns([setting for setting, _ in rows]),
+            *setting_columns([setting for setting, _ in rows]),
             Column("link", names, is_text=True),
             Column("rate", [formats.rate(link.bytes_per_s) for _, link in rows]),
             Column("RTT", [formats.duration(link.rtt_s) for _, link in rows]),
             Column("bytes", [formats.size(link.bytes_per_step) for _, link in rows]),
-            Column("use", [_percent(link.utilisation) for _, link in rows]),
+            Column("use", [formats.percent(link.utilisation) for _, link in rows]),
             Column(
                 "egress, 1e9 tokens", [_usd(link.egress_usd_per_1e9_tokens) for _, link in rows]
             ),
@@ -137,7 +144,7 @@ def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
     )
 
 
-def _setting_columns(settings: Sequence[Setting]) -> list[Column]:
+def setting_columns(settings: Sequence[Setting | Point]) -> list[Column]:
     """Return a column for each swept path, under its last word where that says which."""
     paths = list(settings[0].overrides) if settings else []
     last = [path.rpartition(".")[2] for path in paths]
@@ -162,10 +169,6 @@ def _interval(value: Interval, plus_minus: str) -> str:
 
 def _repeats(setting: Setting) -> str:
     return "0" if setting.result is None else str(len(setting.result.efficiency.values))
-
-
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
 
 
 def _signed_percent(value: float) -> str:
@@ -281,7 +284,7 @@ def _busiest(made: Figures, arrow: str) -> str:
 
 def _use(made: Figures) -> str:
     shares = [link.share for link in made.links if link.share is not None]
-    return f"{max(shares):.1%}" if shares else UNKNOWN
+    return formats.percent(max(shares)) if shares else UNKNOWN
 
 
 def _speed(bytes_per_s: float) -> str:

@@ -179,6 +179,12 @@ class Point:
     solo_keys: Mapping[str, str] = field(default_factory=dict)
     """By site: equal where solo runs are, in whichever settings."""
 
+    @property
+    def said(self) -> str:
+        """What tells it from the others, before what is told of it; empty without a sweep."""
+        values = " ".join(f"{path}={value}" for path, value in self.overrides.items())
+        return f"{values}: " if values else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:

@@ -30,7 +30,7 @@ from orchestrator.evidence.report.html import (
 )
 from orchestrator.evidence.report.run_facts import PARTS
 from orchestrator.evidence.report.run_page import grid_table, split_figure
-from orchestrator.evidence.report.wording import PART_CLASSES, Grid, dollars
+from orchestrator.evidence.report.wording import PART_CLASSES, Grid
 from orchestrator.evidence.view import formats
 from topology.units import UnitError, parse_duration, parse_rate
 
@@ -89,19 +89,23 @@ def headline(bench: Bench) -> list[tuple[str, str, str]]:
         return [
             (
                 "efficiency",
-                percent(result.efficiency.mean),
+                formats.percent(result.efficiency.mean),
                 within(result.efficiency) or "one repeat: no interval",
             ),
             ("tokens a second", formats.count(result.tokens_per_s.mean), "all sites together"),
             ("a step", formats.duration(result.step_s.mean), "mean over sites and steps"),
-            ("WAN, exposed", percent(result.shares.get("exposed_inter", 0.0)), "of the step"),
+            (
+                "WAN, exposed",
+                formats.percent(result.shares.get("exposed_inter", 0.0)),
+                "of the step",
+            ),
             *([("egress", egress, "for 10⁹ tokens")] if (egress := _egress(result)) else []),
         ]
     best = max(results, key=lambda pair: pair[1].efficiency.mean)
     worst = min(results, key=lambda pair: pair[1].efficiency.mean)
     return [
-        ("best efficiency", percent(best[1].efficiency.mean), name_of(best[0])),
-        ("worst efficiency", percent(worst[1].efficiency.mean), name_of(worst[0])),
+        ("best efficiency", formats.percent(best[1].efficiency.mean), name_of(best[0])),
+        ("worst efficiency", formats.percent(worst[1].efficiency.mean), name_of(worst[0])),
         ("settings measured", f"{len(results)} of {len(bench.settings)}", ""),
     ]
 
@@ -120,11 +124,11 @@ def settings_grid(bench: Bench) -> Grid:
         rows.append(
             [
                 name_of(setting),
-                percent(result.efficiency.mean),
+                formats.percent(result.efficiency.mean),
                 within(result.efficiency),
                 formats.count(result.tokens_per_s.mean),
                 formats.duration(result.step_s.mean),
-                *(formats.show(share, percent) for share in shares),
+                *(formats.show(share, formats.percent) for share in shares),
                 _egress(result),
             ]
         )
@@ -136,8 +140,8 @@ def predicted_grid(bench: Bench) -> Grid:
     rows = [
         [
             name_of(setting),
-            percent(result.efficiency.mean),
-            percent(predicted.efficiency),
+            formats.percent(result.efficiency.mean),
+            formats.percent(predicted.efficiency),
             formats.duration(result.step_s.mean),
             formats.duration(predicted.step_s),
             f"{predicted.deviation * 100:+.1f}%",
@@ -170,8 +174,10 @@ def links_grid(bench: Bench) -> Grid:
             formats.duration(link.rtt_s),
             formats.share(link.loss) if link.loss else "0",
             formats.size(link.bytes_per_step),
-            percent(link.utilisation),
-            dollars(link.egress_usd_per_1e9_tokens) if link.egress_usd_per_1e9_tokens else "-",
+            formats.percent(link.utilisation),
+            formats.dollars(link.egress_usd_per_1e9_tokens)
+            if link.egress_usd_per_1e9_tokens
+            else "-",
         ]
         for setting in bench.settings
         if setting.result
@@ -249,17 +255,12 @@ def _value(path: str, value: str) -> str:
 def _egress(result: Result) -> str:
     """Return what all links together cost for 10⁹ tokens; empty where nothing does."""
     amount = math.fsum(link.egress_usd_per_1e9_tokens for link in result.links)
-    return dollars(amount) if amount else ""
+    return formats.dollars(amount) if amount else ""
 
 
 def within(interval: Interval) -> str:
     """Return `± 0.4 points`; empty where one repeat says nothing about it."""
     return "" if interval.half_width is None else f"± {interval.half_width * 100:.2g} points"
-
-
-def percent(share: float) -> str:
-    """Return `93.4%`."""
-    return f"{share * 100:.1f}%"
 
 
 def _plural(count: int, noun: str) -> str:
@@ -319,7 +320,9 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
         y_text=lambda y: f"{y * 100:g}%",
         series=series,
     )
-    rows = [[curve.name, axis.text(x), percent(y)] for curve in drawn for x, y in curve.measured]
+    rows = [
+        [curve.name, axis.text(x), formats.percent(y)] for curve in drawn for x, y in curve.measured
+    ]
     note = "One repeat says nothing about its interval."
     if lows:
         note = "Vertical lines are 95 % intervals of the mean over repeats."
@@ -330,7 +333,7 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
 
 
 def _measured(curve: Curve, colour: str) -> Series:
-    end = percent(curve.measured[-1][1])
+    end = formats.percent(curve.measured[-1][1])
     return Series(curve.name, colour, curve.measured, end, dots=True, intervals=curve.intervals)
 
 

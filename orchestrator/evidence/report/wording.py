@@ -119,7 +119,7 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
         ("sent over the WAN", show(facts.sent_bytes, formats.size), ratio),
     ]
     if facts.egress_usd is not None:
-        found.append(("egress", dollars(facts.egress_usd), "at the prices of the topology"))
+        found.append(("egress", formats.dollars(facts.egress_usd), "at the prices of the topology"))
     if facts.verified_steps:
         found.append(("parameters equal", str(facts.verified_steps), "steps checked, bit for bit"))
     return [entry for entry in found if entry[1] != formats.UNKNOWN]
@@ -165,7 +165,7 @@ def links_grid(facts: RunFacts) -> Grid:
             show(link.configured_rtt_s, formats.duration),
             show(link.lost_packets, formats.count),
             show(link.dropped_packets, formats.count),
-            show(link.egress_usd, dollars),
+            show(link.egress_usd, formats.dollars),
         ]
         for link in facts.links
     ]
@@ -258,7 +258,7 @@ def comparison_grid(runs: Sequence[RunFacts]) -> Grid:
         ["steps", *(str(run.steps) for run in runs)],
         ["sent over the WAN", *(show(run.sent_bytes, formats.size) for run in runs)],
         ["ratio", *(show(run.ratio, formats.factor) for run in runs)],
-        ["egress", *(show(run.egress_usd, dollars) for run in runs)],
+        ["egress", *(show(run.egress_usd, formats.dollars) for run in runs)],
         *(
             [name, *(plan.get(name, formats.UNKNOWN).partition(":")[0] for plan in plans)]
             for name in ("reduction", "codec", "schedule", "compute")
@@ -282,11 +282,6 @@ def no_timelines(facts: RunFacts) -> str:
         f"Run {facts.run_id} kept no buckets' times: `timeline: {{every: …}}` of the job says in "
         "which steps, and only the worker library of this version sends them."
     )
-
-
-def dollars(amount: float) -> str:
-    """Return `$0.0123`, `$12.30`."""
-    return f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.2g}"
 
 
 PART_CLASSES = {

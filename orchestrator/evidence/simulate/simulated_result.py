@@ -23,6 +23,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.documents import Pair
+from orchestrator.evidence.bench.bench_tables import setting_columns
 from orchestrator.evidence.bench.scaling import RUNS, by_themselves, predict, result_of, together
 from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import (
@@ -203,14 +204,14 @@ def _inside(rows: Sequence[tuple[Point, Inside]]) -> FittingTable:
     has_stages = [inside.degrees.pipeline > 1 for _, inside in rows]
     return FittingTable(
         [
-            *_setting_columns([point for point, _ in rows]),
+            *setting_columns([point for point, _ in rows]),
             Column("site", [formats.words(inside.site) for _, inside in rows], is_text=True),
             Column("micro-batches", [str(inside.step.num_micro_batches) for _, inside in rows]),
             Column("passes", seconds("pipeline_s")),
             Column(
                 "bubble",
                 [
-                    f"{inside.pipeline.bubble:.1%}" if stages else UNKNOWN
+                    formats.percent(inside.pipeline.bubble) if stages else UNKNOWN
                     for (_, inside), stages in zip(rows, has_stages, strict=True)
                 ],
             ),
@@ -234,23 +235,12 @@ def _goodput(made: Rows) -> FittingTable:
     runs = [run for _, run in made]
     return FittingTable(
         [
-            *_setting_columns([point for point, _ in made]),
+            *setting_columns([point for point, _ in made]),
             Column("wall time", [formats.duration(run.wall_s) for run in runs]),
             Column("failures", [str(len(run.outages)) for run in runs]),
             Column(
                 "steps lost", [str(sum(each.lost_steps for each in run.outages)) for run in runs]
             ),
-            Column("goodput", [f"{run.goodput:.1%}" for run in runs]),
+            Column("goodput", [formats.percent(run.goodput) for run in runs]),
         ]
     )
-
-
-def _setting_columns(points: Sequence[Point]) -> list[Column]:
-    return [
-        Column(
-            formats.words(path),
-            [formats.words(point.overrides[path]) for point in points],
-            is_text=True,
-        )
-        for path in points[0].overrides
-    ]

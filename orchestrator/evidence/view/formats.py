@@ -59,6 +59,16 @@ def share(value: float) -> str:
     return format_fraction(round(value, 2 if value >= 0.1 else 3))
 
 
+def percent(value: float) -> str:
+    """Return `93.4%`."""
+    return f"{value:.1%}"
+
+
+def dollars(amount: float) -> str:
+    """Return `$0.0123`, `$12.30`."""
+    return f"${amount:.2f}" if amount >= 1 or amount == 0 else f"${amount:.2g}"
+
+
 def factor(value: float) -> str:
     """Return `3.97x`."""
     return f"{value:.2f}x"

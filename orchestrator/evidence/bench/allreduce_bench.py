@@ -113,7 +113,7 @@ class Figures:
     site_sent_bytes: float
     """Of the site that sends most."""
     bound_s: float | None
-    """What the links allow (orchestrator/evidence/bench/allreduce.py).
+    """What the links allow (orchestrator/evidence/bench/allreduce_bench.py).
 
     Null where none is emulated.
     """
