@@ -245,11 +245,10 @@ def _measure(
     if exit_code is not None:
         output.note(f"interrupted. Go on: the same command with --name {bench.name} --resume")
     bench = scaling.bench
-    failed = {
-        run.run_id: f"run {run.run_id} of {run.site or 'all sites'}: {run.failed.code}: {run.failed.message}"
-        for setting in bench.settings
-        for run in setting.runs
-        if run.failed is not None
-    }
+    failed: dict[str, str] = {}
+    for run in (run for setting in bench.settings for run in setting.runs):
+        if run.failed is not None:
+            why = f"{run.failed.code}: {run.failed.message}"
+            failed[run.run_id] = f"run {run.run_id} of {run.site or 'all sites'}: {why}"
     tables, data = BenchTables(bench), dataclasses.asdict(bench)
     return tell_outcome(output, tables, folder / BENCH, data, failed, exit_code)

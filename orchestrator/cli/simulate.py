@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.cli.bench_folder import note_plans, opened_bench
+from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     DURATION,
@@ -41,7 +41,6 @@ from orchestrator.evidence.record.bench_record import (
     Bench,
     Question,
     Setting,
-    Source,
     write_bench,
 )
 from orchestrator.evidence.simulate.simulated_result import (
@@ -319,23 +318,18 @@ def command(
     note_plans(output, points)
     scripts = [_changes(faults_path, point, asked.seed) for point in points]
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
-    bench = Bench(
-        name=name,
-        job=Source(name=base.job.name, path=str(base.job_path.absolute())),
-        topology=Source(name=base.topology.name, path=str(base.topology_path.absolute())),
-        question=Question(
-            config_hash=config_hash(base.job, base.topology),
-            overrides=overrides,
-            compute="modelled",
-            schedule=None,
-            emulator=None,
-            warmup_steps=warmup,
-            steps=settings.steps - warmup,
-            repeats=1,
-            sweeps=parsed,
-        ),
-        settings=tuple(Setting(overrides=point.overrides) for point in points),
+    question = Question(
+        config_hash=config_hash(base.job, base.topology),
+        overrides=overrides,
+        compute="modelled",
+        schedule=None,
+        emulator=None,
+        warmup_steps=warmup,
+        steps=settings.steps - warmup,
+        repeats=1,
+        sweeps=parsed,
     )
+    bench = new_bench(name, base, question, points)
     folder = out.absolute() if out is not None else home_folder(home) / "bench" / name
     with opened_bench(folder, bench, resume=None) as (folder, bench):
         return _simulate(output, folder, bench, list(zip(points, scripts, strict=True)), settings)
