@@ -348,7 +348,7 @@ def _simulate(
     for index, (point, changes) in enumerate(asked):
         settings = dataclasses.replace(settings, changes=changes)
         if warning := memory_warning(point.together):
-            output.note(f"warning: {_told(point)}{warning}")
+            output.note(f"warning: {point.said}{warning}")
         run_id = f"{bench.name}-{index}"[-64:].lstrip("._-")
         began_s = time.monotonic()
         try:
