@@ -300,3 +300,28 @@ def test_a_job_that_asks_for_a_plan_is_simulated_as_launch_would_run_it(
     assert "links.*.bandwidth=1Gbit/s: plan: 3 of 3 sites take part" in done.err
     alone, together = done.envelope["data"]["settings"]
     assert (len(alone["runs"]), len(together["runs"])) == (2, 4)
+
+
+def test_a_batch_too_small_for_all_sites_says_who_would_idle(
+    isthmus: Isthmus, described: Path
+) -> None:
+    described.write_text(
+        described.read_text().replace("global_batch: 64", "global_batch: 1")
+        + "plan: {sites: all}\n"
+    )
+    done = isthmus("plan", described)
+    assert done.code == 2
+    assert "b would stay without a sequence" in done.err
+    assert "want at least 2 (a 1, b 1), got 1" in done.err
+    assert "[workload.global_batch]" in done.err
+
+
+def test_what_is_predicted_counts_collectives_inside_sites(isthmus: Isthmus, files: Path) -> None:
+    """With them left out, the predicted efficiency of a slow fabric was a quarter too low."""
+    fabric = "{node: 300MB/s, cluster: 30MB/s, latency: 20us}"
+    changes = (f"sites.0.fabric={fabric}", f"sites.1.fabric={fabric}", "links.0.bandwidth=2Mbit/s")
+    options = [option for change in changes for option in ("--set", change)]
+    done = isthmus("simulate", files / "job.yaml", *options, "--json")
+    assert done.code == 0, done.err
+    found = done.envelope["data"]["settings"][0]["result"]
+    assert found["predicted"]["efficiency"] == pytest.approx(found["efficiency"]["mean"], rel=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from topology.cost.model_shape import utilisation, workload_described
@@ -188,15 +189,18 @@ def _impossible(search: Search) -> ConfigError:
             for name, cuts in search.options.cuts.items()
             if not cuts.cuts
         ]
+        if not told and search.wishes.sites == "all":
+            least = {
+                name: min(cut.degrees.data for cut in cuts.cuts)
+                for name, cuts in search.options.cuts.items()
+            }
+            if job.workload.global_batch < sum(least.values()):
+                return _too_few("workload", least, job.workload.global_batch)
         why = "; ".join(told) or "no sites are joined, or the batch has too few sequences for them"
         return _refused("workload", f"no set of sites can train this model. {why}")
     batch, ranks = job.trainer.global_batch, topology.num_ranks
     if search.wishes.sites == "all" and batch < ranks:
-        return _refused(
-            "trainer.global_batch",
-            f"all sites are to take part (plan.sites), and their {ranks} ranks take a sequence each: "
-            f"want at least {ranks}, got {batch}; with `sites: auto` some are left out",
-        )
+        return _too_few("trainer", {site.name: site.num_ranks for site in topology.sites}, batch)
     smallest = min(topology.sites, key=lambda site: site.num_ranks)
     if batch < smallest.num_ranks:
         return _refused(
@@ -205,6 +209,28 @@ def _impossible(search: Search) -> ConfigError:
             f"which has the fewest; got {batch}",
         )
     return _refused("reduction", "the reduction that the job names fits no set of sites")
+
+
+def _too_few(section: str, least: Mapping[str, int], batch: int) -> ConfigError:
+    """Return the error for a batch that cannot give all sites their part.
+
+    Args:
+        section: The job's section that says the batch.
+        least: The sequences that each site needs at least.
+        batch: What there is.
+    """
+    idle, left = [], batch
+    for name, count in least.items():
+        if count > left:
+            idle.append(name)
+        left -= min(count, left)
+    wants = ", ".join(f"{name} {count}" for name, count in least.items())
+    return _refused(
+        f"{section}.global_batch",
+        f"all sites are to take part (plan.sites), and {', '.join(idle)} would stay without a "
+        f"sequence for each rank or replica: want at least {sum(least.values())} ({wants}), got "
+        f"{batch}; with `sites: auto` some are left out",
+    )
 
 
 def _refused(path: str, message: str) -> ConfigError:
