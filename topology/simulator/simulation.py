@@ -19,7 +19,7 @@ from topology.world import Topology
 STUCK_MAX = 1000
 """Failures without a step that is kept: then it never ends."""
 FIRST_KEPT = 3
-"""Steps whose buckets are always kept: sites/worker/timeline.py."""
+"""Steps whose buckets are always kept: sites/worker/step_records.py."""
 
 
 @dataclass(frozen=True, slots=True)
