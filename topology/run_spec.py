@@ -49,6 +49,19 @@ class CodedPlan:
         """The sha256, in hex, that tells whether two sites understood the same."""
         return reduction_hash(self.plan, self.codecs)
 
+    def to_bytes(self) -> bytes:
+        """Serialise: the same value gives the same bytes."""
+        return _written(to_json(self))
+
+    @classmethod
+    def from_bytes(cls, written: bytes) -> CodedPlan:
+        """Read what `to_bytes` wrote.
+
+        Raises:
+            ConfigError: It did not, or this build does not know all of it.
+        """
+        return read_json(cls, _read(written))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
@@ -77,9 +90,7 @@ class RunSpec:
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""
-        fields = {**to_json(self), _LIST: sorted(set(_required(self)))}
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return text.encode()
+        return _written({**to_json(self), _LIST: sorted(set(_required(self)))})
 
     @classmethod
     def from_bytes(cls, written: bytes, reader: str = "this site") -> RunSpec:
@@ -92,12 +103,7 @@ class RunSpec:
         Raises:
             ConfigError: It is no spec, or it needs a field that this build does not know.
         """
-        try:
-            fields: Any = json.loads(written)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the run's spec is not JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ConfigError("the run's spec is no JSON object")
+        fields = _read(written)
         required = read_json(tuple[str, ...], fields.pop(_LIST, ()), _LIST)
         skipped: list[str] = []
         spec = read_json(cls, fields, on_unknown=lambda path: skipped.append(_by_name(path)))
@@ -113,6 +119,20 @@ class RunSpec:
 def spec_hash(written: bytes) -> str:
     """Return the sha256, in hex, of a serialised spec: gateways compare it when they meet."""
     return hashlib.sha256(written).hexdigest()
+
+
+def _written(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _read(written: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"what the run is, is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ConfigError("what the run is, is no JSON object")
+    return fields
 
 
 def _required(value: object, path: str = "") -> Iterator[str]:

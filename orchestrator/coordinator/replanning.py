@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,7 +33,6 @@ from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.json_fields import read_json, to_json
 from topology.run_spec import CodedPlan, RunSpec
-from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 MODULE = "orchestrator.coordinator.replan_process"
@@ -73,7 +72,6 @@ class Replanning:
             record: In the journal.
         """
         self._name = name
-        self._sites = spec.site_names
         self._machine = ReplanMachine(spec)
         self._planner = planner
         self._send = send
@@ -103,8 +101,7 @@ class Replanning:
                     **self._name,
                     epoch=action.epoch,
                     from_round=action.from_round,
-                    trees=tree_messages(action.reduction.plan, self._sites),
-                    codecs=action.reduction.codecs,
+                    reduction=action.reduction.to_bytes(),
                 )
                 self._send(action.site, control_pb2.CoordinatorMessage(prepare_reduction=prepare))
             case replan_machine.SendDecideReduction():
@@ -121,18 +118,6 @@ def link_reported(site: str, metric: control_pb2.Metric) -> replan_machine.LinkR
         return None
     target, node = labels.get("target", ""), labels.get("node", "")
     return replan_machine.LinkReported(site, target, node, metric.step, dict(metric.values))
-
-
-def tree_messages(plan: ReductionPlan, sites: Sequence[str]) -> list[control_pb2.ReductionTree]:
-    """Return a plan's trees with sites by name; none are a gather."""
-    return [
-        control_pb2.ReductionTree(
-            root=sites[tree.root],
-            parents={sites[child]: sites[parent] for child, parent in tree.parent.items()},
-            weight=tree.weight,
-        )
-        for tree in plan.trees
-    ]
 
 
 def prepared_from(site: str, message: control_pb2.ReductionPrepared) -> ReductionPrepared:

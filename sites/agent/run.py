@@ -155,7 +155,6 @@ class SiteRun:
             )
             self._processes = processes
             self._switch = PlanSwitch(
-                order.spec.site_names,
                 order.site.nodes,
                 processes.tell_gateways,
                 self._put_switch,

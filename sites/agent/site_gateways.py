@@ -23,7 +23,6 @@ from protos.control.v1.control_pb2 import (
     PrepareReduction,
     ReductionBegun,
     ReductionPrepared,
-    ReductionTree,
 )
 from protos.failure import Failure
 from sites.agent.children import start_leashed
@@ -32,8 +31,7 @@ from sites.gateway.config import GatewayConfig, PeerLink, Proposal
 from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
 from topology.job import Probe
-from topology.run_spec import RunSpec
-from topology.trees.trees import ReductionPlan, Tree
+from topology.run_spec import CodedPlan, RunSpec
 from topology.world import Link, Topology
 
 MODULE = "sites.gateway"
@@ -305,16 +303,14 @@ class Gateway:
 class PlanSwitch:
     """Passes one run's proposals on to the gateways of this site, and their answers back."""
 
-    def __init__(self, sites: Sequence[str], num_gateways: int, tell: Tell, put: Put) -> None:
+    def __init__(self, num_gateways: int, tell: Tell, put: Put) -> None:
         """Say nothing yet.
 
         Args:
-            sites: That take part, in the run's order.
-            num_gateways: Of this site.
-            tell: All of them.
-            put: The coordinator.
+            num_gateways: How many this site has.
+            tell: Reaches all of them.
+            put: Reaches the coordinator.
         """
-        self._sites = sites
         self._num_gateways = num_gateways
         self._tell, self._put = tell, put
         self._epoch = 0
@@ -325,7 +321,7 @@ class PlanSwitch:
         """Ask the gateways whether they can use a plan; a mistake in it is the answer at once."""
         self._epoch, self._answers = message.epoch, []
         try:
-            plan = plan_of(message.trees, self._sites)
+            reduction = CodedPlan.from_bytes(message.reduction)
         except ConfigError as error:
             why = error.problems[0].message
             self._put(ReductionPrepared(epoch=message.epoch, round=-1, why=why))
@@ -333,8 +329,8 @@ class PlanSwitch:
         proposal = Proposal(
             epoch=message.epoch,
             from_round=message.from_round,
-            plan=plan,
-            codecs=tuple(message.codecs),
+            plan=reduction.plan,
+            codecs=reduction.codecs,
         )
         self._tell({"op": "prepare_plan", **dataclasses.asdict(proposal)})
 
@@ -374,24 +370,3 @@ class PlanSwitch:
         if message["epoch"] > self._begun_epoch:
             self._begun_epoch = message["epoch"]
             self._put(ReductionBegun(epoch=message["epoch"], round=message["round"]))
-
-
-def plan_of(trees: Sequence[ReductionTree], sites: Sequence[str]) -> ReductionPlan:
-    """Return the plan of trees whose sites have names; none are a gather.
-
-    Raises:
-        ConfigError: a site that takes no part, or weights that no plan has.
-    """
-    index = {name: at for at, name in enumerate(sites)}
-    try:
-        named = tuple(
-            Tree(
-                index[tree.root],
-                {index[child]: index[parent] for child, parent in tree.parents.items()},
-                tree.weight,
-            )
-            for tree in trees
-        )
-    except KeyError as error:
-        raise ConfigError(f"a tree over site {error}, which takes no part") from None
-    return ReductionPlan(len(sites), named, "as the coordinator says")

@@ -15,7 +15,6 @@ import pytest
 from orchestrator.coordinator.journal import Journal
 from protos import metrics
 from protos.control.v1 import control_pb2 as pb
-from sites.agent.site_gateways import plan_of
 from tests.fakes.coordinators import DEADLINE_S, Bench, FakeAgent, coordinating
 from tests.fakes.worlds import JOB, topology_text
 from topology.run_spec import CodedPlan
@@ -72,7 +71,7 @@ def _link(source: str, target: str, count: int) -> pb.MetricBatch:
 
 def hash_of(prepare: pb.PrepareReduction) -> str:
     """Return what a site answers that has understood a proposal."""
-    return CodedPlan(plan_of(prepare.trees, SITES), tuple(prepare.codecs)).hash
+    return CodedPlan.from_bytes(prepare.reduction).hash
 
 
 async def accept(agent: FakeAgent, prepare: pb.PrepareReduction) -> None:

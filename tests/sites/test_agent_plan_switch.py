@@ -7,22 +7,20 @@ from typing import Any
 
 import pytest
 
-from orchestrator.coordinator.replanning import tree_messages
 from protos.control.v1.control_pb2 import (
     DecideReduction,
     PrepareReduction,
     ReductionBegun,
     ReductionPrepared,
-    ReductionTree,
 )
-from sites.agent.site_gateways import PlanSwitch, plan_of
+from sites.agent.site_gateways import PlanSwitch
 from sites.gateway.config import Proposal
 from topology.json_fields import read_json
 from topology.run_spec import CodedPlan
-from topology.trees.trees import ReductionPlan, Tree, star
+from topology.trees.trees import ReductionPlan, star
 
-SITES = ("a", "b", "c")
-STAR = ReductionTree(root="b", parents={"a": "b", "c": "b"}, weight=1)
+STAR = CodedPlan(ReductionPlan(3, (star(3, 1),), "x"), ("int8",))
+GATHER = CodedPlan(ReductionPlan(3, (), "x"), ("fp32",))
 
 
 class Site:
@@ -31,12 +29,11 @@ class Site:
     def __init__(self) -> None:
         self.told: list[Mapping[str, Any]] = []
         self.put: list[ReductionPrepared | ReductionBegun] = []
-        self.switch = PlanSwitch(SITES, 2, self.told.append, self.put.append)
+        self.switch = PlanSwitch(2, self.told.append, self.put.append)
 
-    def prepare(self, epoch: int, *trees: ReductionTree) -> None:
-        self.switch.prepare(
-            PrepareReduction(epoch=epoch, from_round=9, trees=trees, codecs=["int8"])
-        )
+    def prepare(self, epoch: int, reduction: CodedPlan) -> None:
+        written = reduction.to_bytes()
+        self.switch.prepare(PrepareReduction(epoch=epoch, from_round=9, reduction=written))
 
 
 def answer(epoch: int, **changes: object) -> Mapping[str, Any]:
@@ -63,8 +60,8 @@ def test_gateways_get_the_plan_by_site_index() -> None:
     assert (proposal.epoch, proposal.from_round) == (1, 9)
     assert proposal.plan.trees == (star(3, 1),)
     assert proposal.codecs == ("int8",)
-    assert proposal.hash == CodedPlan(ReductionPlan(3, (star(3, 1),), "x"), ("int8",)).hash
-    site.prepare(2)
+    assert proposal.hash == STAR.hash
+    site.prepare(2, GATHER)
     assert site.told[1]["plan"]["trees"] == ()
     site.switch.decide(DecideReduction(epoch=2, commit=True))
     assert site.told[2] == {"op": "decide_plan", "epoch": 2, "commit": True}
@@ -103,17 +100,19 @@ def test_gateways_that_understood_different_plans_are_a_refusal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "why"),
+    ("changed", "why"),
     [
-        (ReductionTree(root="z", parents={"a": "b"}, weight=1), "site 'z', which takes no part"),
-        (ReductionTree(root="b", parents={"a": "b", "c": "b"}, weight=0), "of weight 1 to 100"),
+        ((b'"weight":1', b'"weight":0'), "of weight 1 to 100"),
+        ((b'"codecs":', b'"newer":1,"codecs":'), "newer: unknown"),
+        ((b"{", b"["), "not JSON"),
     ],
 )
-def test_trees_that_cannot_be_are_refused_before_any_gateway_hears(
-    tree: ReductionTree, why: str
+def test_plans_that_cannot_be_are_refused_before_any_gateway_hears(
+    changed: tuple[bytes, bytes], why: str
 ) -> None:
     site = Site()
-    site.prepare(1, tree)
+    written = STAR.to_bytes().replace(*changed)
+    site.switch.prepare(PrepareReduction(epoch=1, from_round=9, reduction=written))
     assert site.told == []
     (refused,) = site.put
     assert isinstance(refused, ReductionPrepared)
@@ -126,9 +125,3 @@ def test_the_first_gateway_that_begins_is_told() -> None:
     for _ in range(2):
         site.switch.begun({"op": "plan_begun", "epoch": 1, "round": 9})
     assert site.put == [ReductionBegun(epoch=1, round=9)]
-
-
-def test_plans_cross_the_control_plane_as_they_are() -> None:
-    for trees in ((), (Tree(1, {0: 1, 2: 0}, 7), star(3, 2))):
-        plan = ReductionPlan(3, trees, "")
-        assert plan_of(tree_messages(plan, SITES), SITES).trees == trees

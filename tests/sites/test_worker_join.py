@@ -58,7 +58,7 @@ def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
         (lacking, "ISTHMUS_SPEC not set"),
         ({**whole, "ISTHMUS_GENERATION": "new"}, "ISTHMUS_GENERATION: want a whole number"),
         ({**whole, "ISTHMUS_SPEC": str(tmp_path / "no.json")}, "no.json: cannot be read"),
-        ({**whole, "ISTHMUS_SPEC": str(SCRIPT)}, "the run's spec is not JSON"),
+        ({**whole, "ISTHMUS_SPEC": str(SCRIPT)}, "is not JSON"),
     ]:
         with pytest.raises(ConfigError, match=said):
             Environment.read(wrong)

@@ -569,50 +569,8 @@ class Failure(google.protobuf.message.Message):
 global___Failure = Failure
 
 @typing.final
-class ReductionTree(google.protobuf.message.Message):
-    """A reduction tree over all sites of a run, by name."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    @typing.final
-    class ParentsEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
-        def __init__(
-            self,
-            *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
-        ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
-    ROOT_FIELD_NUMBER: builtins.int
-    PARENTS_FIELD_NUMBER: builtins.int
-    WEIGHT_FIELD_NUMBER: builtins.int
-    root: builtins.str
-    weight: builtins.int
-    @property
-    def parents(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
-        """of each other site"""
-
-    def __init__(
-        self,
-        *,
-        root: builtins.str = ...,
-        parents: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
-        weight: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["parents", b"parents", "root", b"root", "weight", b"weight"]) -> None: ...
-
-global___ReductionTree = ReductionTree
-
-@typing.final
 class PrepareReduction(google.protobuf.message.Message):
-    """Coordinator to agent: all sites may switch to these trees. A site that accepts does not begin `from_round`
+    """Coordinator to agent: all sites may switch to this plan. A site that accepts does not begin `from_round`
     before it is told what came of it.
     """
 
@@ -622,21 +580,14 @@ class PrepareReduction(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     FROM_ROUND_FIELD_NUMBER: builtins.int
-    TREES_FIELD_NUMBER: builtins.int
-    CODECS_FIELD_NUMBER: builtins.int
+    REDUCTION_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     generation: builtins.int
     epoch: builtins.int
     """rises from proposal to proposal of a run, from 1"""
     from_round: builtins.int
-    @property
-    def trees(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReductionTree]:
-        """none: gather"""
-
-    @property
-    def codecs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """of each tree; of a gather, one"""
-
+    reduction: builtins.bytes
+    """trees and codecs: JSON of CodedPlan, as in the run's spec"""
     def __init__(
         self,
         *,
@@ -644,10 +595,9 @@ class PrepareReduction(google.protobuf.message.Message):
         generation: builtins.int = ...,
         epoch: builtins.int = ...,
         from_round: builtins.int = ...,
-        trees: collections.abc.Iterable[global___ReductionTree] | None = ...,
-        codecs: collections.abc.Iterable[builtins.str] | None = ...,
+        reduction: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["codecs", b"codecs", "epoch", b"epoch", "from_round", b"from_round", "generation", b"generation", "run_id", b"run_id", "trees", b"trees"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "from_round", b"from_round", "generation", b"generation", "reduction", b"reduction", "run_id", b"run_id"]) -> None: ...
 
 global___PrepareReduction = PrepareReduction
 
