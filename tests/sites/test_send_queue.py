@@ -1,21 +1,12 @@
-"""The pure parts of the gateway: send queue, rounds, lateness, configuration."""
+"""The frames of one link: in order, under a window, whatever breaks."""
 
-import json
 import random
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from protos.frame import ChunkKey, Kind
-from sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from sites.gateway.links.transport import client_options
-from tests.fakes.gateway_sites import gateway_config
-from topology.errors import ConfigError
-from topology.trees.trees import ReductionPlan, Tree, star
 
 
 def fixed(window_bytes: int) -> Window:
@@ -81,36 +72,3 @@ def test_frames_leave_in_order_and_one_larger_than_the_window_alone() -> None:
     queue.clear(4.0)
     assert queue.is_empty
     assert queue.totals(9.0).busy_s == 2.5, "what is reported never shrinks"
-
-
-@pytest.mark.parametrize("rtt_s", [0.0, 0.08, 0.3])
-def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float) -> None:
-    config = gateway_config(tmp_path, ReductionPlan(2, (), ""), 0)
-    far = replace(config, links=tuple(replace(link, rtt_s=rtt_s) for link in config.links))
-    attempt_ms = dict(client_options(far))["grpc.min_reconnect_backoff_ms"]
-    # The handshake, and the server's settings half a round trip later; and as much for queues.
-    assert attempt_ms >= 100 + 1000 * 3 * rtt_s
-
-
-def test_configuration_survives_json(tmp_path: Path) -> None:
-    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 2))
-    config = gateway_config(tmp_path, ReductionPlan(3, trees, "why"), 2)
-    assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"chunk_bytes": 3}, "exchange.chunk_bytes: want 4 to"),
-        ({"chunk_bytes": CHUNK_BYTES_MAX + 1}, "exchange.chunk_bytes: want 4 to"),
-        ({"channels_per_link": 0}, "exchange.channels_per_link: want 1 or more, got 0"),
-        ({"site": "elm"}, "site: 'elm' is not one of ash, birch"),
-        ({"node": 1}, "node: site ash has no node 1"),
-    ],
-)
-def test_configuration_that_cannot_be(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    config = gateway_config(tmp_path, ReductionPlan(2, (), ""), 0)
-    with pytest.raises(ConfigError, match=message):
-        replace(config, **changes)
