@@ -62,7 +62,7 @@ class Join:
     rank: Count
     """Inside the site."""
     generation: Count
-    """Of the run."""
+    """The run's."""
     local_rank: Count = 0
     """On the node."""
     pid: Count = 0

@@ -41,7 +41,7 @@ from sites.worker.transfer import Pending, Slot, Transfer, write_pieces
 from topology.step_parts import Crossing, RoundTimes
 
 MAX_BUCKETS = 1 << 16
-"""Of one round. 4 MiB a bucket, the shipped setting, reaches 256 GiB."""
+"""The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""
 _CAUSE_S = 1.0
 """For the gateway to say, or show by its end, why another rank of the site has gone."""
 
@@ -77,7 +77,7 @@ class Round:
 
     number: int
     tokens: float
-    """Of this rank."""
+    """Weight of this rank."""
     total: torch.Tensor
     pending: Pending
     first_bucket: int
@@ -90,14 +90,14 @@ class Round:
     """Tokens of all sites."""
     buckets: list[Bucket] = field(default_factory=list)
     num_posted: int = 0
-    """Of the buckets, from the first on, that the posting thread was given."""
+    """How many buckets, from the first on, the posting thread was given."""
     num_finished: int = 0
     last_submit_s: float = 0.0
     """When the last bucket was computed that backward goes on to hide; else the first."""
     end_s: float = 0.0
 
     def note_computed(self, index: int, at_s: float) -> None:
-        """From when nothing more than communication is left, as far as this bucket tells."""
+        """Note when a bucket was computed: after the last one only communication is left."""
         if self.num_slots is None or index == 0:
             self.last_submit_s = at_s
 
@@ -296,7 +296,7 @@ class BucketPipeline:
         shared: SharedTensors | None = None,
         now_s: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Start nothing.
+        """Prepare; `start` starts the threads.
 
         Args:
             link: the way to the other sites.

@@ -94,7 +94,7 @@ class Collectives:
     def send_back(
         self, arriving: torch.Tensor, leaving: torch.Tensor, received: Counts, sent: Counts
     ) -> dist.Work | None:
-        """Likewise; ordered with all-gathers."""
+        """Send elements as `send_in` does; ordered with all-gathers."""
         return self._all_to_all(self._gather_group, arriving, leaving, received, sent)
 
     def _all_to_all(

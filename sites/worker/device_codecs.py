@@ -106,7 +106,7 @@ class DeviceBlocks(DeviceCodec):
 
     level_max: ClassVar[float]
     level_dtype: ClassVar[torch.dtype]
-    """Of a byte; conversion to it rounds to levels, unless `_round` has."""
+    """dtype of one level; conversion to it rounds, unless `_round` has."""
     codes_per_byte: ClassVar[int] = 1
 
     def body_bytes(self, numel: int) -> int:

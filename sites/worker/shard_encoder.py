@@ -51,7 +51,7 @@ class Encoded:
 
     @property
     def num_bytes(self) -> int:
-        """Of all bodies together."""
+        """Size of all bodies together."""
         return sum(body.numel() for _, body in self.bodies)
 
     def write(self, region: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ class ShardEncoder:
         ranks_per_site: tuple[int, ...],
         device: torch.device,
     ) -> None:
-        """Owe nothing yet.
+        """Begin with nothing owed.
 
         Args:
             offer: what the gateway takes.

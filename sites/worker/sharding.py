@@ -36,7 +36,7 @@ class Route:
     numel: int
     """Elements of the bucket."""
     held_numel: int
-    """Of these, what this rank holds."""
+    """Elements of the bucket that this rank holds."""
     sent: tuple[int, ...]
     """Elements to each rank."""
     received: tuple[int, ...]

@@ -70,7 +70,7 @@ class Slot:
     """On CUDA: this round's values are in `padded`."""
 
     route: Route | None = None
-    """Of a bucket whose elements the ranks hold shards of already."""
+    """How elements get here, in a bucket of which each rank holds a shard already."""
     arriving: torch.Tensor | None = None
     """float32 on the device: what other ranks send of this rank's shard."""
     encode: Callable[[torch.Tensor], Encoded] | None = None
