@@ -1,12 +1,10 @@
-"""The learning rate of each step. Pure.
+"""One optimizer step, its learning rate, and the loss on held-out text.
 
-One optimizer step: what a rank of many and the one process of the reference have in common.
+A rank of many and the one process of the reference training take their steps here alike.
 
-The loss on text that is never learnt.
-
-Every site evaluates the same sequences, split over its own ranks: no scalar then has to cross the
-WAN, nothing of the training state is touched, and since all sites hold the same parameters they
-find the same loss, up to the order in which float64 numbers are added.
+Every site evaluates the same sequences, split over its own ranks. So no scalar has to cross the WAN
+and nothing of the training state is touched. All sites hold the same parameters, and find the same
+loss, up to the order in which float64 numbers are added.
 """
 
 from __future__ import annotations

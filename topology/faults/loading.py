@@ -1,14 +1,9 @@
-"""The fault script as a user writes it. topology/faults/loading.py says what goes with what.
+"""Reads a fault script: YAML to FaultScript, with every mistake at its line and column. Pure.
 
-What the parts of a fault script say of each other and of the topology.
-
-These checks look at plain values, not at the models, so that they also run when some other part
-of the file is wrong: all mistakes are told at once. A value of the wrong type is passed over here;
-topology.text.validation has told of it.
-
-YAML text to FaultScript: every mistake at once, each at its line and column.
-
-As topology.documents.load does it for the other two documents. Pure: whoever calls reads the file.
+The pydantic models say what a user may write. Further checks say what goes with what, and whether
+the sites and links exist. They look at plain values, not at the models, so that they also run when
+some other part of the file is wrong: all mistakes are told at once. They pass over a value of the
+wrong type, for topology.text.validation has told of it.
 """
 
 from __future__ import annotations

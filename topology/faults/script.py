@@ -1,19 +1,18 @@
-"""What can be done to an emulation that runs: changes of links, and pauses of sites.
+"""Fault scripts: what happens to an emulated WAN, and when.
 
-Emulators import this in processes of their own, so it needs nothing but the standard library.
+A `Change` changes one directed link, a `Pause` stops the processes of a site. Emulators import this
+in processes of their own, so it needs nothing but the standard library.
 
-Fault scripts: what happens to the emulated WAN, and when.
-
-loading.py reads one, `expand` turns it into times. Nothing is left to chance: a time that the
-script gives as a range depends only on the seed and on which fault of the script it belongs to, so
-a seed means the same times on every machine, and a fault added at the end moves none before it.
+loading.py reads a script, `expand` turns it into times. Nothing is left to chance: a time that the
+script gives as a range depends only on the seed and on the fault's place in the script. So a seed
+means the same times on every machine, and a fault added at the end moves none before it.
 
 **What overlapping faults mean.** At any time a link has a list of faults that have begun and not
 ended, in the order in which they began (of two at the same microsecond, in the order of the
-script). It is cut if any of them cuts it. Each of its figures is that of the last of them which
-gives one, else the configured. A `for` takes its fault off the list, so that what it did is undone
-and what the others do stays; `heal` empties the list. What `expand` returns are the differences:
-whenever a link is not as it was, its whole new state. At one instant, ends come before beginnings.
+script). The link is cut if any of them cuts it. Each of its figures is the one that the last of
+them gives, else the configured one. A `for` takes its fault off the list, which undoes what it did
+and leaves what the others do; `heal` empties the list. `expand` returns the differences: whenever a
+link changes, its whole new state. At one instant, ends come before beginnings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where what a probe measured is far from what the topology describes: one has to be mended.
-
-A topology as its links were measured while a run used them. Pure.
-"""
+"""Measured figures of links: put into a topology, and compared with what it describes. Pure."""
 
 from __future__ import annotations
 

@@ -1,12 +1,7 @@
-"""How gradients cross, and who sums them, as a job says it. Defaults are those of topology.job.
+"""The job file as a user writes it, as pydantic models.
 
-What a job says of its plan, as a user writes it. Defaults are those of topology.plan_wishes.
-
-What a job says to the shipped trainer, as a user writes it. topology.job has the defaults.
-
-The parts of a job file that describe a model of one's own, and how a site cuts it.
-
-The job file as a user writes it. Defaults are those of topology.job.
+It has the exchange, the reduction, the plan, the shipped trainer, and a model of one's own with its
+cut. Defaults are those of topology.job and topology.plan_wishes.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""The clock of a simulation: actions in the order of their times. Pure.
+"""The clock of a simulation, and a server with a queue. Pure.
 
-Two actions of one time run in the order in which they were scheduled: a sequence number decides, so
-nothing depends on comparing what is scheduled, and a simulation is the same each time.
+The clock runs actions in the order of their times. Two actions of one time run in the order in
+which they were scheduled, so a simulation is the same each time.
 
-Something that serves in the order of arrival: a codec, a collective, a processor. Pure.
-
-Work arrives in pieces: from when on its first piece is there, and when its last one is. The server
-begins with the first, and needs the time of a piece after the last one came. For work whose pieces
-come at a constant pace, or in growing distances, as they do behind other such servers and behind
-the maximum of several, this is exactly when they leave one by one: the departure of piece j is the
-maximum over i <= j of a(i) + (j - i + 1) d, which is convex in i if the arrivals a are, so that an
-end of the range has it.
+A server is whatever serves in the order of arrival: a codec, a collective, a processor. Work
+arrives in pieces, from the time of its first piece to the time of its last one. The server begins
+with the first piece, and needs the time of one piece after the last one came. Where pieces come at
+a constant pace or in growing distances, as they do behind other such servers, this is exactly when
+they leave one by one: piece j leaves at the maximum over i <= j of a(i) + (j - i + 1) d, which is
+convex in i if the arrivals a are, so that an end of the range has it.
 """
 
 from __future__ import annotations

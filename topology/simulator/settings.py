@@ -1,19 +1,14 @@
-"""Chance that is the same on every machine and in every version of Python: numbers from a seed.
+"""What a simulation takes beside the job and its topology. Pure.
 
-Pure.
-
-SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014).
-
-Sites that fail, and what it costs: the run stops, and goes on from its last checkpoint. Pure.
-
-Rounds of local steps: which part of the model crosses after which step, and is back when. Pure.
-
-DiLoCo and Streaming DiLoCo (Douillard et al., arXiv 2311.08105 and 2501.18512): sites train by
-themselves for H steps and exchange how far their parameters have moved. Of P fragments, each is
-sent once a round, evenly spread over it, at the end of a step; a site does not begin its step
-tau + 1 after that one before the result is there. DiLoCo itself is P = 1, tau = 0.
-
-What a simulation takes beside the job and its topology. Pure.
+- Stragglers: ranks that compute longer than they should, drawn step by step. The numbers come from
+  SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014), so a
+  seed means the same on every machine and in every version of Python.
+- Outages: sites fail at random, the run stops, and goes on from its last checkpoint.
+- Rounds of local steps: DiLoCo and Streaming DiLoCo (Douillard et al., arXiv 2311.08105 and
+  2501.18512). Sites train by themselves for H steps and exchange how far their parameters have
+  moved. Each of P fragments is sent once a round, evenly spread over it, at the end of a step; a
+  site does not begin its step tau + 1 after that one before the result is there. DiLoCo itself is
+  P = 1, tau = 0.
 """
 
 from __future__ import annotations

@@ -1,26 +1,20 @@
-"""What of a bucket crosses together: flows of consecutive chunks that are one tree's. Pure.
-
-A flow is what the simulation moves at once over a link. It has at least as many chunks as the link
-has connections, and where a step would have more than FLOWS_PER_STEP hops, more: then a tree's turn
-is that many chunks long. Of what a flow does on links that it shares with nobody meanwhile, nothing
-is lost by it (topology/simulator/engine.py).
-
-What one site does in a step: when its gradients are there, and what they cost inside it. Pure.
-
-The ranks of a site are alike, and wait for each other in its collectives: the busiest one stands
-for all. The gateways of a site are one, as fast as all of them together.
-
-A step of a described model at one site that cuts it: its pipeline, when gradients leave. Pure.
-
-What a layer, a stage, the replicas' reduction and the optimizer take is the cost model's
-(topology/cost/parallel.py); the order of micro-batches in the stages is simulated (pipeline.py). As
-that model has it, a stage waits for what it sends and receives. A layer's gradient is there while
-the last micro-batch's backward pass goes over its part of the model, and is reduced over the
-replicas of its stage; stages do so side by side. Then it crosses.
-
-A job on a topology, cut into what is simulated: each site's step in time, each bucket in flows.
+"""A job on a topology, cut into what is simulated: each site's step in time, each bucket in flows.
 
 Pure.
+
+**Flows.** A flow (`Segment`) is what the simulation moves at once over a link: consecutive chunks
+of one bucket on one tree. It has at least as many chunks as the link has connections, and more where a
+step would have more than FLOWS_PER_STEP hops. On links that a flow shares with nobody, nothing is
+lost by moving it as one (engine.py).
+
+**Sites.** The ranks of a site are alike, and wait for each other in its collectives: the busiest
+one stands for all. The gateways of a site count as one, as fast as all of them together.
+
+**Described models.** What a layer, a stage, the replicas' reduction and the optimizer take is the
+cost model's (topology/cost/parallel.py); the order of micro-batches in the stages is simulated
+(pipeline.py). As in that model, a stage waits for what it sends and receives. A layer's gradient is
+there while the last micro-batch's backward pass goes over its part of the model, and is reduced
+over the replicas of its stage; stages do so side by side. Then it crosses.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
-"""Buckets of a simulated step, and where its time went: by the rule that ranks measure by. Pure.
+"""Sites that take step after step, each at its own pace as far as the exchange lets it. Pure.
 
-One simulated step at one site, and steps that repeat those before. Pure.
+`Training` exchanges gradients in every step. A site's step begins when the gradients of the one
+before are in place, as in sites/trainer/modelled.py. Buckets leave as backward makes them
+(`overlap`) or once it has ended (`serial`). They are reduce-scattered inside the site one after
+another, cross, and are all-gathered in their order.
 
-**Steps that repeat themselves.** Without stragglers all that a step depends on is how far apart the
-sites began it, and what the steps before had left on the links: whatever site was early, nothing of
-two rounds before can be. So once two consecutive rounds had the same offsets as two before, p
-rounds apart, every round is that of p before, p rounds' time later. With an exchange in every step
-a round is a step. Offsets count as the same within REPEATS of a step.
+`LocalTraining` exchanges parameters once a round. At the end of a step, once all collectives inside
+the site are done, the fragment that is due leaves, all of it at once. A step ends when its own work
+is done and the results that the next step needs are in place. The outer optimizer's step is left
+out.
 
-Sites that train step by step, each at its own pace as far as the exchange lets it. Pure.
-
-A site's step begins when the gradients of the one before are in place, as in
-sites/trainer/modelled.py. Buckets leave as backward makes them (`overlap`) or once it has ended
-(`serial`), are reduce-scattered inside the site one after another, cross, and are all-gathered in
-their order.
-
-Sites that train by themselves and exchange once a round, each at its own pace. Pure.
-
-At the end of a step, once all collectives inside the site are done, the fragment that is due
-leaves, all of it at once. A step ends when its own work is done and the results that the next step
-needs are in place (topology/simulator/settings.py). Left out: the outer optimizer's step.
+**Steps that repeat themselves.** Without stragglers a step depends only on how far apart the sites
+began it and on what the steps before left on the links, which reaches back two rounds at most. So
+once two consecutive rounds had the same offsets as two before, p rounds apart, every round is that
+of p before, p rounds' time later, and is not simulated again. With an exchange in every step a
+round is a step. Offsets count as the same within REPEATS of a step.
 """
 
 from __future__ import annotations
@@ -191,8 +186,8 @@ class _Open:
     """Buckets whose all-gather has begun, the first ones."""
 
 
-class Training:
-    """Makes steps, one after another and without end."""
+class _Simulated:
+    """What both kinds of training share: the clock, links and gateways, and steps that ended."""
 
     def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
         """Let all sites begin at 0.
@@ -208,26 +203,15 @@ class Training:
         self._engine = Engine()
         self._network = changing_network(self._engine, work, settings)
         self._gateways = [Server() for _ in work.sites]
-        self._scatter = [[Server() for _ in range(site.num_lanes)] for site in work.sites]
-        self._gather = [[Server() for _ in range(site.num_lanes)] for site in work.sites]
-        self._num_begun = [0] * len(work.sites)
-        self._open: dict[tuple[int, int], _Open] = {}
-        """By step and site."""
-        self._posted_s: dict[int, list[list[float]]] = {}
-        """By step, site and bucket."""
         self._exchanges: dict[int, StepExchange] = {}
+        """By step."""
         self._ended: dict[int, dict[int, SiteStep]] = {}
+        """By step and site."""
 
     @property
     def num_actions(self) -> int:
-        """Of the engine."""
+        """The actions that the clock has run."""
         return self._engine.num_actions
-
-    def steps(self) -> Iterator[tuple[Step, float]]:
-        """Yield step after step, each with how much later it is than it says."""
-        for site in range(len(self._work.sites)):
-            self._begin(site)
-        yield from repeating(self._simulated, reuse=self._settings.may_reuse_steps)
 
     def _simulated(self, step: int) -> Step:
         """Return the next step, once all sites have ended it."""
@@ -236,18 +220,60 @@ class Training:
             if not self._engine.step():
                 raise SimulationError(f"step {step + 1} never ends: a link that it needs stays cut")
         ended = self._ended.pop(step)
+        return tuple(ended[site] for site in range(num_sites))
+
+    def _factor(self, site: int) -> float:
+        """Return by how much a site's compute is longer in the step that it begins."""
+        if self._settings.stragglers is None:
+            return 1.0
+        return self._settings.stragglers.factor(self._chance, self._work.sites[site].num_ranks)
+
+    def _exchange(self, step: int) -> StepExchange:
+        """Return the exchange of a step, which its first site makes."""
+        if step not in self._exchanges:
+            reduced = functools.partial(self._reduced, step)
+            self._exchanges[step] = StepExchange(
+                self._engine, self._network, self._work, self._gateways, step, reduced
+            )
+        return self._exchanges[step]
+
+    def _reduced(self, step: int, site: int, bucket: int) -> None:
+        """Go on with a bucket whose sum has reached a site."""
+        raise NotImplementedError
+
+
+class Training(_Simulated):
+    """Steps that exchange their gradients, one after another and without end."""
+
+    def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
+        """Let all sites begin at 0."""
+        super().__init__(work, settings, chance)
+        self._scatter = [[Server() for _ in range(site.num_lanes)] for site in work.sites]
+        self._gather = [[Server() for _ in range(site.num_lanes)] for site in work.sites]
+        self._num_begun = [0] * len(work.sites)
+        self._open: dict[tuple[int, int], _Open] = {}
+        """By step and site."""
+        self._posted_s: dict[int, list[list[float]]] = {}
+        """By step, site and bucket."""
+
+    def steps(self) -> Iterator[tuple[Step, float]]:
+        """Yield step after step, each with how much later it is than it says."""
+        for site in range(len(self._work.sites)):
+            self._begin(site)
+        yield from repeating(self._simulated, reuse=self._settings.may_reuse_steps)
+
+    def _simulated(self, step: int) -> Step:
+        made = super()._simulated(step)
         self._exchanges.pop(step, None)
         self._posted_s.pop(step, None)
-        return tuple(ended[site] for site in range(num_sites))
+        return made
 
     def _begin(self, site: int) -> None:
         """Begin a site's next step now: compute is known from here on."""
         work, now_s = self._work, self._engine.now_s
         step = self._num_begun[site]
         self._num_begun[site] += 1
-        factor = 1.0
-        if self._settings.stragglers is not None:
-            factor = self._settings.stragglers.factor(self._chance, work.sites[site].num_ranks)
+        factor = self._factor(site)
         computed_s = now_s + factor * work.sites[site].compute_s
         ready_s = [
             computed_s if work.schedule == "serial" else now_s + factor * each_s
@@ -259,14 +285,6 @@ class Training:
         )
         if step not in self._posted_s:
             self._posted_s[step] = [[0.0] * num_buckets for _ in work.sites]
-            self._exchanges[step] = StepExchange(
-                self._engine,
-                self._network,
-                work,
-                self._gateways,
-                step,
-                functools.partial(self._reduced, step),
-            )
         for bucket, at_s in enumerate(ready_s):
             took_s = work.sites[site].scatter_s[bucket]
             lane = self._scatter[site][work.sites[site].lanes[bucket]]
@@ -278,7 +296,7 @@ class Training:
         if self._work.schedule == "off":
             self._reduced(step, site, bucket)
         else:
-            self._exchanges[step].post(site, bucket)
+            self._exchange(step).post(site, bucket)
 
     def _reduced(self, step: int, site: int, bucket: int) -> None:
         """Begin the all-gathers whose turn it is: those before are done or on their way."""
@@ -379,32 +397,20 @@ class _Site:
         """By step: buckets that are not back."""
 
 
-class LocalTraining:
-    """Makes steps, one after another and without end."""
+class LocalTraining(_Simulated):
+    """Steps of sites that exchange their parameters once a round, without end."""
 
     def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
         """Let all sites begin at 0; `work` has rounds."""
+        super().__init__(work, settings, chance)
         assert work.rounds is not None, "training has a class of its own"
-        self._work = work
         self._rounds, self._gather_s = work.rounds.rounds, work.rounds.gather_s
         self._due = work.rounds.due()
-        self._settings = settings
-        self._chance = chance
-        self._engine = Engine()
-        self._network = changing_network(self._engine, work, settings)
-        self._gateways = [Server() for _ in work.sites]
         self._sites = [_Site() for _ in work.sites]
-        self._exchanges: dict[int, StepExchange] = {}
         self._posted_s: dict[int, float] = {}
         """By step: when the last site so far sent its buckets."""
         self._num_back: dict[int, int] = {}
         """By step: sites that have all of it."""
-        self._told: dict[int, dict[int, SiteStep]] = {}
-
-    @property
-    def num_actions(self) -> int:
-        """Of the engine."""
-        return self._engine.num_actions
 
     def steps(self) -> Iterator[tuple[Step, float]]:
         """Yield step after step, each with how much later it is than it says."""
@@ -416,19 +422,11 @@ class LocalTraining:
             reuse=self._settings.may_reuse_steps,
         )
 
-    def _simulated(self, step: int) -> Step:
-        while len(self._told.get(step, ())) < len(self._sites):
-            if not self._engine.step():
-                raise SimulationError(f"step {step + 1} never ends: a link that it needs stays cut")
-        told = self._told.pop(step)
-        return tuple(told[site] for site in range(len(self._sites)))
-
     def _begin(self, site: int, step: int) -> None:
         work, now_s = self._work.sites[site], self._engine.now_s
-        factor = 1.0
-        if self._settings.stragglers is not None:
-            factor = self._settings.stragglers.factor(self._chance, work.num_ranks)
-        computed_s, done_s = work.alone_s(factor, is_serial=self._work.schedule == "serial")
+        computed_s, done_s = work.alone_s(
+            self._factor(site), is_serial=self._work.schedule == "serial"
+        )
         opened = _Made(step, now_s, now_s + computed_s, now_s + done_s)
         self._sites[site].opened, self._sites[site].is_done = opened, False
         self._engine.at(opened.done_s, self._done, site)
@@ -449,18 +447,6 @@ class LocalTraining:
             for bucket in due:
                 exchange.post(site, bucket)
         self._end_if_it_can(site)
-
-    def _exchange(self, step: int) -> StepExchange:
-        if step not in self._exchanges:
-            self._exchanges[step] = StepExchange(
-                self._engine,
-                self._network,
-                self._work,
-                self._gateways,
-                step,
-                functools.partial(self._reduced, step),
-            )
-        return self._exchanges[step]
 
     def _reduced(self, step: int, site: int, bucket: int) -> None:
         """Gather a result inside the site; results come in any order."""
@@ -504,7 +490,7 @@ class LocalTraining:
         state = self._sites[site]
         while state.closed and all(step > state.closed[0].step for step in state.missing):
             made = state.closed.popleft()
-            self._told.setdefault(made.step, {})[site] = self._site_step(site, made)
+            self._ended.setdefault(made.step, {})[site] = self._site_step(site, made)
             gone = [
                 step
                 for step, sent in state.sent.items()

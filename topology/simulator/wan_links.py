@@ -1,29 +1,20 @@
-"""A directed link that sends one flow after another. Pure.
+"""The links between sites, and the ports that they share. Pure.
 
-A flow is some chunks of one bucket on one tree. The link takes waiting flows in the order of their
-keys, (step, bucket, segment), as a gateway's queue does, at its full rate. A flow's first granule,
-as many chunks as are side by side on the link, arrives one granule's time and half a round trip
-after it began; the next site passes it on from then on, for chunks are reduced one by one
-(topology/simulator/engine.py says when this is exact).
+**One flow after another** (`FifoLink`). A flow is some chunks of one bucket on one tree. The link
+takes waiting flows in the order of their keys, (step, bucket, segment), as a gateway's queue does,
+at its full rate. A granule is as many chunks as are side by side on the link. A flow's first
+granule arrives one granule's time and half a round trip after the flow began. The next site passes
+it on from then on, for chunks are reduced one by one (engine.py says when this is exact). TCP
+starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the window
+that it had (topology/cost/slow_start.py).
 
-TCP starts slowly, and after a pause longer than its time-out, RTT + 0.2 s, with a part of the
-window that it had (topology/cost/slow_start.py).
-
-Links that several flows share at once, and ports that links share: max-min fairness. Pure.
-
-A link has a connection for each of a few flows; further ones wait in the order of their keys. Each
-flow on its way crosses some resources, each with a rate: its link, and its sites' ports towards the
-WAN where these are narrower than what leaves through them. Rates are those of progressive filling
-(Bertsekas and Gallager, Data Networks, 6.5.2): all flows grow alike until a resource is full; what
-crosses it keeps its rate, the others grow on. They are computed anew whenever a flow comes or goes.
-
-A flow arrives as a whole: the next site has none of it before. Flows are small where this counts.
-
-The links between sites, and the ports that they share. Pure.
-
-Flows of different links meet only where a site's ports are narrower than its links together. There,
-and where flows share links, rates are max-min fair; elsewhere each link sends by itself, one flow
-after another.
+**Several flows at once** (`FairNetwork`). Flows of different links meet only where a site's ports
+are narrower than its links together. There, and where flows are to share links, rates are max-min
+fair. A link has a connection for each of a few flows; further ones wait in the order of their keys.
+Rates are those of progressive filling (Bertsekas and Gallager, Data Networks, 6.5.2): all flows
+grow alike until a resource is full; what crosses it keeps its rate, the others grow on. They are
+computed anew whenever a flow comes or goes. A flow arrives as a whole, which counts little, for
+flows are small.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The kinds of value that both documents are made of, as pydantic reads them.
+"""Checks a document against its pydantic model, and defines the kinds of value that models use.
 
-Strict: a text is not a number, `no` is not false, and a quantity has its unit. Each kind carries
-the JSON Schema that an editor shows.
-
-A document against its pydantic model: each of pydantic's errors is a problem at its place.
+The kinds are strict: a text is not a number, `no` is not false, and a quantity has its unit. Each
+kind carries the JSON Schema that an editor shows. Each of pydantic's errors becomes a problem of
+the document, at its line and column.
 """
 
 from __future__ import annotations
