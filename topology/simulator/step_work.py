@@ -3,9 +3,9 @@
 Pure.
 
 **Flows.** A flow (`Segment`) is what the simulation moves at once over a link: consecutive chunks
-of one bucket on one tree. It has at least as many chunks as the link has connections, and more where a
-step would have more than FLOWS_PER_STEP hops. On links that a flow shares with nobody, nothing is
-lost by moving it as one (engine.py).
+of one bucket on one tree. It has at least as many chunks as the link has connections, and more
+where a step would have more than FLOWS_PER_STEP hops. On links that a flow shares with nobody,
+nothing is lost by moving it as one (engine.py).
 
 **Sites.** The ranks of a site are alike, and wait for each other in its collectives: the busiest
 one stands for all. The gateways of a site count as one, as fast as all of them together.
