@@ -6,7 +6,7 @@ Two gateways on loopback. Ranks of the first post everything at once; the second
 until both gateways' memory has stopped growing. Then they do, and the round has to end with the
 right numbers. Printed: the private memory (RssAnon, so without the regions that ranks share) that
 each gateway had at most, beyond what it had when it was connected; and the bound
-(docs/architecture.md, "Memory of a gateway"): what is held, four windows, and 16 chunks for what
+(docs/invariants.md, "Memory of a gateway"): what is held, four windows, and 16 chunks for what
 streams and threads are in the midst of.
 """
 

@@ -1,8 +1,8 @@
 """What codecs make of gradients, and how fast: constants that were measured. Pure.
 
-From the table of docs/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC Zen 5,
-gradients of the model that ships). Sizes that depend on what gradients hold are those of that
-table; everything else takes its sizes from RATIOS, which is exact.
+From the table of docs/measurements/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC
+Zen 5, gradients of the model that ships). Sizes that depend on what gradients hold are those of
+that table; everything else takes its sizes from RATIOS, which is exact.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ RELATIVE_ERRORS = {
 """|decoded - meant| / |meant| of the same gradients, without feedback; 0: lossless."""
 
 GATEWAY_BYTES_PER_S = 570e6
-"""That one gateway sends while it receives as much, encoded: loopback in docs/benchmarks.md."""
+"""That one gateway sends while it receives as much, encoded: docs/measurements/loopback.md."""
 
 
 def usual_ratio(codec: str) -> float:

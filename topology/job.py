@@ -32,7 +32,7 @@ CODECS = (
 """
 
 TREES = ("auto", "gather", "star", "ring", "hierarchy")
-"""Who sums what (topology/model/reduction_plans.py, docs/trees.md)."""
+"""Who sums what (topology/model/reduction_plans.py, docs/planning.md)."""
 NON_FINITE = ("carry", "stop")
 """What becomes of a gradient that holds a NaN or an infinity: it crosses unchanged, or ends the
 run."""

@@ -1,6 +1,6 @@
 """An emulator's process, from outside: started on a leash, told and heard over its pipes.
 
-The protocol is the same for both emulators: docs/architecture.md, "Emulation".
+The protocol is the same for both emulators: docs/protocols.md, "Emulator".
 """
 
 from __future__ import annotations

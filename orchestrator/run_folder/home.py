@@ -1,6 +1,6 @@
 """HOME, the folders of runs in it, and where each run's coordinator is.
 
-HOME/runs/RUN/   of an embedded run: also its coordinator's state (docs/architecture.md, "Folders")
+HOME/runs/RUN/   of an embedded run: also its coordinator's state (docs/protocols.md)
                  of a run launched with --coordinator: the documents, and remote.json with the
                  address
 """

@@ -48,7 +48,7 @@ class SiteOrder:
         return self.folder / f"node{node}"
 
     def environment(self, socket_path: Path) -> dict[str, str]:
-        """Return what a rank finds in its environment: docs/architecture.md."""
+        """Return what a rank finds in its environment: docs/protocols.md."""
         return {
             "ISTHMUS_RUN": self.run_id,
             "ISTHMUS_GENERATION": str(self.generation),

@@ -10,7 +10,7 @@ the block's largest magnitude divided by the codec's largest level, rounded up, 
 falls off the end; and at least 2**-126, so that its inverse is finite. An element times the inverse
 (both rounded to nearest, as IEEE 754 says) is rounded to the nearest level, ties to the even one. A
 maximum is the same in any order and all else is element by element: the bytes do not depend on the
-machine. Why 128 elements share a scale: docs/codecs.md.
+machine. Why 128 elements share a scale: docs/measurements/codecs.md.
 
 *Top-k* sends one element in a hundred, by magnitude; all others count as zero. A body holds the k
 values as bfloat16, in the order of their places, then the places: the number of elements skipped

@@ -1,6 +1,6 @@
 """The messages between a rank and its node's gateway: one class each, one encoder, one decoder.
 
-They cross a Unix SOCK_SEQPACKET socket as JSON objects, one a message; docs/architecture.md has the
+They cross a Unix SOCK_SEQPACKET socket as JSON objects, one a message; docs/protocols.md has the
 conversation. A field's annotation says what it may hold, and the decoder refuses everything else by
 the field's name. A field with a default may be absent, and one that this build does not know is
 left out, so that either end may be a version older.

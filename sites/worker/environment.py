@@ -1,4 +1,4 @@
-"""What the launcher tells a rank through its environment: docs/architecture.md."""
+"""What the launcher tells a rank through its environment: docs/protocols.md."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class SiteOnlyLink(AloneLink):
 
 
 class GatewayLink:
-    """A `Link` over the Unix socket of the node's gateway: docs/architecture.md."""
+    """A `Link` over the Unix socket of the node's gateway: docs/protocols.md."""
 
     def __init__(self, path: Path, send_timeout_s: float) -> None:
         """Connect.

@@ -142,7 +142,7 @@ A100 = Device(
 )
 """A100 SXM 80 GB, bf16 or fp16 (NVIDIA's data sheet). cuBLAS reaches 270 to 280 TFLOP/s,
 FlashAttention-2 about 175. `launch_s` is what vTrain's 1,440 steps of small models on one node of
-Megatron-LM need (docs/cost-model.md)."""
+Megatron-LM need (docs/measurements/cost-model.md)."""
 H100 = Device(
     peak_flops_per_s=989.4e12,
     gemm_efficiency=0.74,

@@ -22,7 +22,7 @@ there.
 
 Chunks are followed at a few shares x of each leg: the first and the last, and where TCP starts
 slowly some between them, for there one link may be slow early and the next one late. What all this
-is worth against the simulator: docs/simulator.md.
+is worth against the simulator: docs/measurements/predictions.md.
 
 Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where
 something begins; of a leg, its lower end), T sites where something ends, R loads, P shares, H

@@ -34,7 +34,9 @@ def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
         found += _of_site(site) if job.workload is None else _of_described_site(site)
     if job.workload is not None and search.wishes.gateways == "measured":
         rate = format_rate(GATEWAY_BYTES_PER_S)
-        found.append(("a gateway", rate, "measured on loopback, docs/benchmarks.md; hosts differ"))
+        found.append(
+            ("a gateway", rate, "measured on loopback, docs/measurements/loopback.md; hosts differ")
+        )
     elif job.workload is not None:
         found.append(("gateways and codecs", "no time", "plan.gateways: unlimited"))
     for link in topology.links:
@@ -49,7 +51,7 @@ Figure = tuple[str, str, str]
 def of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
     """Return what codecs make of gradients: the chosen ones, and those that were permitted."""
     for each in dict.fromkeys((*coding.codecs, *(job.plan.codecs if job.plan else ()))):
-        measured = "measured once, docs/codecs.md; gradients differ"
+        measured = "measured once, docs/measurements/codecs.md; gradients differ"
         origin = "exact" if each in RATIOS else measured
         yield f"{each}, of float32", format_fraction(usual_ratio(each)), origin
 

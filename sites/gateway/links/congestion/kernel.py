@@ -174,7 +174,7 @@ class Pacing:
     limited do not end BBR_STARTUP); and frames that leave at a link's pace have pauses between
     them.
 
-    Links that hold more gain little by pacing, and it costs wake-ups: docs/benchmarks.md.
+    Links that hold more gain little by pacing, and it costs wake-ups: docs/measurements/links.md.
     """
 
     def __init__(self, peer: Peer, outbox: Outbox) -> None:
