@@ -1,18 +1,24 @@
-"""One hash for what a run is configured to be: sites compare it before they exchange anything."""
+"""Hashes by which documents, and plans made for them, are told apart."""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from topology.job import Job, Trainer
+from topology.json_fields import to_json
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 
 def topology_hash(topology: Topology) -> str:
-    """Return the sha256 of the resolved topology, in hex: comments and spelling do not count."""
-    return _sha256({"topology": _canonical(topology)})
+    """Return the sha256 of the resolved topology, in hex: comments and spelling do not count.
+
+    Fields at their defaults do not count either. So two builds come to the same hash when one of
+    them knows a field that the topology does not use.
+    """
+    in_use = to_json(topology, lambda field, item: field.compare and item != field.default)
+    return _sha256({"topology": in_use})
 
 
 def config_hash(job: Job, topology: Topology) -> str:
@@ -21,7 +27,7 @@ def config_hash(job: Job, topology: Topology) -> str:
     The path by which the job names its topology does not count, for the topology itself does.
     """
     described = dataclasses.replace(job, topology="")
-    return _sha256({"job": _canonical(described), "topology": _canonical(topology)})
+    return _sha256({"job": _compared(described), "topology": _compared(topology)})
 
 
 def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
@@ -49,8 +55,8 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
         plan=None if job.plan is None else dataclasses.replace(job.plan, replan=None),
         workload=job.workload,
     )
-    world = {"sites": _canonical(topology.sites), "links": _canonical(topology.links)}
-    return _sha256({"job": _canonical(asked)}), _sha256(world)
+    world = {"sites": _compared(topology.sites), "links": _compared(topology.links)}
+    return _sha256({"job": _compared(asked)}), _sha256(world)
 
 
 def reduction_hash(plan: ReductionPlan, codecs: Sequence[str]) -> str:
@@ -63,21 +69,11 @@ def reduction_hash(plan: ReductionPlan, codecs: Sequence[str]) -> str:
 
 
 def _sha256(value: object) -> str:
+    """Return the hash of JSON in one spelling; repr writes floats alike on all machines."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _canonical(value: object) -> object:
-    """Return JSON values only. Floats are written by repr, the same on every machine."""
-    if dataclasses.is_dataclass(value):
-        # A field that does not take part in equality is derived from the others.
-        return {
-            field.name: _canonical(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.compare
-        }
-    if isinstance(value, tuple):
-        return [_canonical(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(item) for key, item in value.items()}
-    return value
+def _compared(value: object) -> object:
+    """Return JSON of what tells two values apart: other fields change no run."""
+    return to_json(value, lambda field, _: field.compare)

@@ -18,22 +18,30 @@ from topology.errors import ConfigError
 
 T = TypeVar("T")
 
+Keeps = Callable[["dataclasses.Field[Any]", object], bool]
+"""Whether a field with that value is written."""
 OnUnknown = Callable[[str], None]
 """Told the path of each field that the reader does not know."""
 
 
-def to_json(value: object) -> Any:  # noqa: ANN401 - whatever JSON has
-    """Return JSON values that `read_json` makes the same value of."""
+def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN401 - any JSON
+    """Return JSON values that `read_json` makes the same value of.
+
+    Args:
+        value: Of a type that this module knows.
+        keeps: Which fields are written; `read_json` gives the others their defaults.
+    """
     if dataclasses.is_dataclass(value):
+        items = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {
-            field.name: to_json(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if field.init
+            field.name: to_json(item, keeps)
+            for field, item in items
+            if field.init and keeps(field, item)
         }
     if isinstance(value, tuple):
-        return [to_json(item) for item in value]
+        return [to_json(item, keeps) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): to_json(item) for key, item in value.items()}
+        return {str(key): to_json(item, keeps) for key, item in value.items()}
     return value
 
 
