@@ -19,13 +19,17 @@ class Parallel:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    """Parts that each sequence is cut into."""
     expert: int = 1
+    """Ranks, of those of `data`, that the experts are spread over."""
     data: int = 1
+    """Replicas."""
     zero_stage: int = 0
     """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too (FSDP)."""
     micro_batch: int = 1
     """Sequences that a replica takes through a stage at once."""
     virtual_stages: int = 1
+    """Parts of the model that each stage holds, interleaved."""
     recompute: str = "none"
     """One of RECOMPUTES."""
 

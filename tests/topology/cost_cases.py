@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +43,24 @@ def gpt(
         learned_positions=True,
         gradient_bytes=gradient_bytes,
     )
+
+
+def hardware_flops(workload: Workload, num_sequences: int, recompute: str) -> float:
+    """Return the FLOPs that are executed, with what `recompute` does twice (SC'21, eq. 3)."""
+    again = {
+        "none": 0.0,
+        "selective": workload.attention_flops(num_sequences),
+        "full": workload.layer_flops(num_sequences),
+    }
+    return workload.model_flops(num_sequences) + workload.layers * again[recompute]
+
+
+def bytes_per_s_needed(
+    exchanged_bytes: float, step_s: float, window_s: float, efficiency: float, delay_s: float = 0.0
+) -> float:
+    """Return the rate at which an exchange leaves a step its efficiency; infinite if none does."""
+    allowed_s = window_s + step_s * (1 / efficiency - 1) - delay_s
+    return exchanged_bytes / allowed_s if allowed_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)

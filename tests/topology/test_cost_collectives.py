@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from topology.cost.collectives import (
     Channel,
     Level,
-    all_gather_s,
     all_reduce_s,
     all_to_all_s,
     levels_of,
@@ -46,7 +45,6 @@ def test_levels_by_hand() -> None:
     across_s = 1 * 5.0 + 1 / 2 * 200 / 10
     assert reduce_scatter_s(levels, 800) == pytest.approx(inside_s + across_s)
     assert all_reduce_s(levels, 800) == pytest.approx(2 * (inside_s + across_s))
-    assert all_gather_s(levels, 800) == reduce_scatter_s(levels, 800)
 
 
 def test_one_ring_through_nodes_by_hand() -> None:
@@ -104,10 +102,3 @@ def test_more_bandwidth_is_never_slower(
 def test_alone_or_for_free_takes_no_time() -> None:
     assert all_reduce_s([Level(1, Channel(1.0, 1.0))], 1e9) == 0.0
     assert all_reduce_s([Level(8, Channel(math.inf))], 1e9) == 0.0
-
-
-def test_impossible_networks_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"Channel: want bytes_per_s > 0.*got 0"):
-        Channel(0.0)
-    with pytest.raises(ValueError, match=r"Level.ranks: want >= 1, got 0"):
-        Level(0, Channel(1.0))

@@ -22,7 +22,6 @@ def test_streaming_by_hand() -> None:
     # Eight fragments of 1.25 s, each with two steps of 0.5 s to arrive.
     found = local_round(100, 0.5, 1.25, num_fragments=8, overlap_steps=2)
     assert found.exposed_s == pytest.approx(8 * 0.25)
-    assert found.wan_s == pytest.approx(10.0)
     assert local_round(100, 0.5, 1.25, num_fragments=8, overlap_steps=3).utilisation == 1.0
 
 
@@ -67,16 +66,3 @@ def test_streaming_diloco(
             found = local_round(100, step_s, fragment_s, fragments, tau, tail_s=2 / 3 * step_s)
             low, high = (low, rate) if found.utilisation >= utilisation else (rate, high)
         assert printed / GRID_STEP <= high / 1e9 <= printed * GRID_STEP * 1.03, utilisation
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 1.0, 1.0), r"want steps >= 1"),
-        ((10, 1.0, 1.0, 11), r"num_fragments: want 1 to 10 \(the steps\), got 11"),
-        ((10, 1.0, 1.0, 5, 3), r"overlap_steps: want at most 2"),
-    ],
-)
-def test_impossible_rounds_are_refused(arguments: tuple[float, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        local_round(*arguments)  # type: ignore[arg-type]

@@ -13,7 +13,17 @@ import dataclasses
 
 import pytest
 
-from tests.topology.cost_cases import EOS, SELENE, Case, Errors, errors, fitted, gpt, vtrain_cases
+from tests.topology.cost_cases import (
+    EOS,
+    SELENE,
+    Case,
+    Errors,
+    errors,
+    fitted,
+    gpt,
+    hardware_flops,
+    vtrain_cases,
+)
 from topology.cost.layer_time import A100, H100, PassTimes, interior, layer_times
 from topology.cost.memory import memory
 from topology.cost.model_shape import Degrees, Workload, utilisation
@@ -120,7 +130,7 @@ def test_megatron_strong_scaling(gpus: int, measured: int) -> None:
     """Table 2, PTD: TFLOP/s a GPU, 175 B, batch 1536; 10 %."""
     degrees = dataclasses.replace(FULL, tensor=8, pipeline=12, data=gpus // 96)
     step_s = step_time(GPT_175B, degrees, A100, SELENE, 1536).step_s
-    rate = GPT_175B.hardware_flops(1536, "full") / step_s / gpus / 1e12
+    rate = hardware_flops(GPT_175B, 1536, "full") / step_s / gpus / 1e12
     assert rate == pytest.approx(measured, rel=0.10)
 
 

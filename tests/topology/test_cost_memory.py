@@ -163,5 +163,3 @@ def test_what_crossing_sites_adds() -> None:
     assert exchange_bytes(1000, 4, is_sharded=False, owes=True) == 4 * (1000 + 250 + 250)
     assert exchange_bytes(1000, 4, is_sharded=True, owes=True) == 4 * (250 + 250 + 250)
     assert exchange_bytes(1000, 1, is_sharded=False, owes=True) == 4 * (1000 + 1000)
-    with pytest.raises(ValueError, match=r"num_fragments: want >= 1"):
-        outer_optimizer_bytes(1000, num_fragments=0)

@@ -10,7 +10,7 @@ import dataclasses
 
 import pytest
 
-from tests.topology.cost_cases import SELENE, gpt
+from tests.topology.cost_cases import SELENE, gpt, hardware_flops
 from topology.cost.layer_time import A100, interior
 from topology.cost.model_shape import Degrees, Workload
 from topology.cost.parallel import step_time
@@ -55,7 +55,7 @@ def test_zero_3_through_each_rank_s_own_adapter(
         data=gpus, micro_batch=micro_batch, recompute="full", zero_stage=3, overlap_data=True
     )
     zero_s = step_time(workload, zero, A100, SELENE_BY_RANK, batch).step_s
-    flops = workload.hardware_flops(batch, "full")
+    flops = hardware_flops(workload, batch, "full")
     assert flops / zero_s / gpus / 1e12 == pytest.approx(measured, rel=0.20)
     ranks = max(gpus // (8 * pipeline), 1) * 8 * pipeline
     cut = dataclasses.replace(FULL, tensor=8, pipeline=pipeline, data=ranks // (8 * pipeline))
@@ -71,5 +71,5 @@ def test_megatron_strong_scaling_of_530_billion(gpus: int, measured: int) -> Non
     """Table 2, PTD: TFLOP/s a GPU, batch 2240; 6 %."""
     degrees = dataclasses.replace(FULL, tensor=8, pipeline=35, data=gpus // 280)
     step_s = step_time(GPT_530B, degrees, A100, SELENE, 2240).step_s
-    rate = GPT_530B.hardware_flops(2240, "full") / step_s / gpus / 1e12
+    rate = hardware_flops(GPT_530B, 2240, "full") / step_s / gpus / 1e12
     assert rate == pytest.approx(measured, rel=0.06)

@@ -12,8 +12,8 @@ import pytest
 
 from tests.fakes.described import MODEL, TWO_SITES_YAML, described_job, sites_of_nodes
 from tests.fakes.plannable import a_job, a_world
+from tests.topology.cost_cases import bytes_per_s_needed
 from tests.topology.documents import changed, told
-from topology.cost.collectives import bytes_per_s_needed
 from topology.cost.local_sgd import local_round
 from topology.documents.load import load_job, load_topology
 from topology.documents.run_documents import DocumentText, load_run

@@ -44,13 +44,6 @@ class Channel:
     half_bytes: float = 0.0
     """Message that reaches half the bandwidth: M_half."""
 
-    def __post_init__(self) -> None:
-        if not self.bytes_per_s > 0 or self.latency_s < 0 or self.half_bytes < 0:
-            raise ValueError(
-                "Channel: want bytes_per_s > 0, latency_s and half_bytes >= 0; got "
-                f"{self.bytes_per_s}, {self.latency_s} and {self.half_bytes}"
-            )
-
     def send_s(self, message_bytes: float) -> float:
         """Return the seconds from one rank to another; nothing is sent in no time."""
         if message_bytes <= 0:
@@ -65,20 +58,14 @@ class Level:
     ranks: int
     channel: Channel
 
-    def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ValueError(f"Level.ranks: want >= 1, got {self.ranks}")
-
 
 def reduce_scatter_s(levels: Sequence[Level], message_bytes: float, num_splits: int = 1) -> float:
     """Return the seconds of a reduce-scatter; an all-gather takes as long, the other way round.
 
     Steps: sum of (n_i - 1). Bytes sent per rank: M (P-1)/P over all levels together.
 
-    Args:
-        levels: innermost first; their ranks multiply to the group's size P.
-        message_bytes: of the whole array, as each rank has it before (after, in an all-gather).
-        num_splits: parts that are reduced one after another, each paying the latency again.
+    Levels are innermost first; their ranks multiply to the group's size P. The message is the whole
+    array. Each of `num_splits` parts is reduced after the one before, and pays the latency again.
     """
     total_s, share_bytes = 0.0, message_bytes
     for level in levels:
@@ -92,11 +79,6 @@ def _phase_s(level: Level, message_bytes: float, num_splits: int) -> float:
     channel, steps = level.channel, level.ranks - 1
     sent_bytes = message_bytes * steps / level.ranks + num_splits * channel.half_bytes
     return num_splits * steps * channel.latency_s + sent_bytes / channel.bytes_per_s
-
-
-def all_gather_s(levels: Sequence[Level], message_bytes: float, num_splits: int = 1) -> float:
-    """Return the seconds of an all-gather, of `message_bytes` once gathered."""
-    return reduce_scatter_s(levels, message_bytes, num_splits)
 
 
 def all_reduce_s(levels: Sequence[Level], message_bytes: float, num_splits: int = 1) -> float:
@@ -117,10 +99,6 @@ def ring_s(levels: Sequence[Level], message_bytes: float) -> float:
 
     with P/(n_1 ... n_(i-1)) - P/(n_1 ... n_i) steps of level i. What nested collectives pay one
     after another goes on at the same time here, but latency is paid P-1 times.
-
-    Args:
-        levels: innermost first; their ranks multiply to the group's size P.
-        message_bytes: of the whole array.
     """
     size = math.prod(level.ranks for level in levels)
     if size == 1 or message_bytes <= 0:
@@ -161,13 +139,7 @@ def levels_of(
     """Return the levels of a group whose members are `stride` ranks apart.
 
     Ranks are numbered through the nodes, so as many members share a node as fit between its ends.
-
-    Args:
-        ranks: members of the group.
-        stride: distance of neighbours, in ranks.
-        node_ranks: ranks of a node.
-        node: joins the ranks of a node.
-        cluster: joins nodes; its bandwidth is one rank's share.
+    The bandwidth of `cluster`, which joins nodes, is one rank's share.
     """
     inside = math.gcd(ranks, max(1, node_ranks // stride))
     return [Level(inside, node), Level(ranks // inside, cluster)]
@@ -189,11 +161,7 @@ class Overlap:
 
 
 def fifo_ends_s(ready_s: Sequence[float], durations_s: Sequence[float]) -> list[float]:
-    """Return when one resource is done with each bucket, which it serves in this order.
-
-    Raises:
-        ValueError: not as many durations as buckets.
-    """
+    """Return when one resource is done with each bucket, which it serves in this order."""
     ends_s: list[float] = []
     free_s = 0.0
     for ready, duration in zip(ready_s, durations_s, strict=True):
@@ -210,11 +178,8 @@ def overlap(
 ) -> Overlap:
     """Return what of an exchange is exposed.
 
-    Args:
-        ready_s: when each bucket's gradients are there, in the order in which they are sent.
-        stages_s: by resource in the order of their use: what each bucket takes there.
-        backward_end_s: on the same clock.
-        delay_s: that a bucket spends on its way without occupying anything: propagation.
+    Buckets are in the order in which they are sent, and `stages_s`, what each takes on a resource,
+    in the order in which resources are used. `delay_s` is propagation, which occupies nothing.
     """
     ends_s = list(ready_s)
     for durations_s in stages_s:
@@ -229,35 +194,11 @@ def ready_times_s(
 ) -> list[float]:
     """Return when buckets are ready whose gradients appear evenly during a backward pass.
 
-    Args:
-        bucket_elements: in the order in which backward makes them; the last ends the window.
-        window_s: of the last micro-batch's backward pass over what this rank holds.
-        window_end_s: when it ends.
+    The window is the last micro-batch's backward pass over what this rank holds; the last bucket
+    ends it.
     """
     total, made, ready = sum(bucket_elements), 0, []
     for elements in bucket_elements:
         made += elements
         ready.append(window_end_s - window_s * (1 - made / total) if total else window_end_s)
     return ready
-
-
-def bytes_per_s_needed(
-    exchanged_bytes: float, step_s: float, window_s: float, efficiency: float, delay_s: float = 0.0
-) -> float:
-    """Return the rate at which an exchange leaves a step its efficiency; infinite if none does.
-
-    The exchange may take what is hidden and what the efficiency allows to be exposed:
-    bytes / (window + step (1/efficiency - 1) - delay). Small buckets are assumed: the last one's
-    own time is left out.
-
-    Args:
-        exchanged_bytes: that each site sends, and receives at the same time.
-        step_s: of a step without exchange.
-        window_s: of it, during which gradients can cross; 0: no overlap.
-        efficiency: wanted, that is step_s over the step with its exchange; in (0, 1].
-        delay_s: of propagation.
-    """
-    if not 0 < efficiency <= 1:
-        raise ValueError(f"efficiency: want more than 0 and at most 1, got {efficiency}")
-    allowed_s = window_s + step_s * (1 / efficiency - 1) - delay_s
-    return exchanged_bytes / allowed_s if allowed_s > 0 else math.inf

@@ -34,10 +34,10 @@ from dataclasses import dataclass
 from topology.cost.collectives import (
     Channel,
     Level,
-    all_gather_s,
     all_reduce_s,
     all_to_all_s,
     levels_of,
+    reduce_scatter_s,
 )
 from topology.cost.compute import peak_flops_per_s
 from topology.cost.model_shape import Degrees, Workload
@@ -85,20 +85,6 @@ class Device:
     contention: float = 0.0
     """Of a collective beside compute, what it delays the compute by; 0 to 1."""
 
-    def __post_init__(self) -> None:
-        if not (self.peak_flops_per_s > 0 and self.memory_bytes_per_s > 0):
-            raise ValueError(
-                "Device: want peak_flops_per_s and memory_bytes_per_s > 0, got "
-                f"{self.peak_flops_per_s} and {self.memory_bytes_per_s}"
-            )
-        if not 0 < self.gemm_efficiency <= 1 or self.launch_s < 0:
-            raise ValueError(
-                "Device: want gemm_efficiency in (0, 1] and launch_s >= 0, got "
-                f"{self.gemm_efficiency} and {self.launch_s}"
-            )
-        if not 0 <= self.contention <= 1:
-            raise ValueError(f"Device.contention: want 0 to 1, got {self.contention}")
-
     def gemm_s(self, m: float, k: float, n: float, element_bytes: int = 2) -> float:
         """Return the seconds of an m by k matrix times a k by n one."""
         moved_bytes = element_bytes * (m * k + k * n + m * n)
@@ -108,10 +94,7 @@ class Device:
     def fused_attention_s(self, rows: float, sequence: float, head: float) -> float:
         """Return the seconds of a head's attention whose scores stay on the chip: only FLOPs count.
 
-        Args:
-            rows: queries, of a sequence's.
-            sequence: keys; a query sees those before it, of a causal model.
-            head: width of a head.
+        Rows are queries. The sequence's tokens are keys, of which a query sees those before it.
         """
         flops = 4 * rows * sequence * head
         if self.fused_efficiency is None:
@@ -199,13 +182,9 @@ def interior(
     cluster_bytes_per_s: float,
     cluster_latency_s: float = CLUSTER_LATENCY_S,
 ) -> Interior:
-    """Return the network of nodes from data sheet figures.
+    """Return the network of nodes from data sheet figures, of one direction.
 
-    Args:
-        node_ranks: accelerators of a node.
-        node_bytes_per_s: of one accelerator towards the others of its node, one direction.
-        cluster_bytes_per_s: of a whole node towards other nodes, one direction.
-        cluster_latency_s: of a message between nodes.
+    `node_bytes_per_s` is one accelerator's, `cluster_bytes_per_s` a whole node's.
     """
     share_bytes_per_s = CLUSTER_EFFICIENCY * cluster_bytes_per_s / node_ranks
     return Interior(
@@ -359,11 +338,7 @@ def _gemms(workload: Workload, degrees: Degrees, device: Device) -> tuple[float,
 def _moved_elements(workload: Workload, degrees: Degrees, whole: float, mlp: int) -> float:
     """Return the elements that element-wise kernels read and write, but for those of scores.
 
-    Args:
-        workload: the model.
-        degrees: its cut.
-        whole: elements of size h that are moved at every tensor rank.
-        mlp: elements of the MLP's width that its activation moves.
+    `whole` elements of size h are moved at every tensor rank, `mlp` of the MLP's width.
     """
     tokens, tensor = _tokens(workload, degrees), degrees.tensor
     cut = tensor if degrees.sequence_parallel else 1
@@ -400,7 +375,7 @@ def _ring_s(workload: Workload, degrees: Degrees, interior: Interior) -> float:
     """Return the seconds that keys and values need round the context group, once."""
     elements = 2 * degrees.micro_batch * workload.sequence * workload.kv_width
     pair_bytes = elements * workload.parameter_bytes / degrees.tensor
-    return all_gather_s(_levels(degrees.context, degrees.tensor, interior), pair_bytes)
+    return reduce_scatter_s(_levels(degrees.context, degrees.tensor, interior), pair_bytes)
 
 
 def _expert_s(workload: Workload, degrees: Degrees, interior: Interior) -> float:

@@ -25,8 +25,6 @@ class Round:
     """Of all steps."""
     exposed_s: float
     """That replicas wait for the WAN."""
-    wan_s: float
-    """That the WAN is busy."""
 
     @property
     def round_s(self) -> float:
@@ -58,29 +56,13 @@ def local_round(
         steps: H, between two exchanges of the same fragment.
         step_s: T, of a step without exchange.
         fragment_s: T_wan, of one fragment's exchange.
-        num_fragments: P; evenly spread over the round.
-        overlap_steps: tau, after which a fragment's result is applied.
+        num_fragments: P, at most H; evenly spread over the round.
+        overlap_steps: tau, after which a fragment's result is applied: at most H/P.
         tail_s: of the last backward pass, during which finished gradients are already sent.
-
-    Raises:
-        ValueError: a figure is out of its range, or more fragments than steps.
     """
-    if steps < 1 or not step_s > 0 or fragment_s < 0 or overlap_steps < 0 or tail_s < 0:
-        raise ValueError(
-            "local_round: want steps >= 1, step_s > 0, the others >= 0; got "
-            f"{steps}, {step_s}, {fragment_s}, {overlap_steps}, {tail_s}"
-        )
-    if not 1 <= num_fragments <= steps:
-        raise ValueError(f"num_fragments: want 1 to {steps} (the steps), got {num_fragments}")
-    if overlap_steps * num_fragments > steps:
-        raise ValueError(
-            f"overlap_steps: want at most {steps // num_fragments}, the steps between two "
-            f"fragments, got {overlap_steps}"
-        )
     exposed_s = max(0.0, fragment_s - overlap_steps * step_s - tail_s)
     return Round(
         steps=steps,
         compute_s=steps * step_s,
         exposed_s=num_fragments * exposed_s,
-        wan_s=num_fragments * fragment_s,
     )

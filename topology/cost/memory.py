@@ -70,11 +70,7 @@ def memory(
 ) -> Memory:
     """Return the bytes that a rank needs for a site's share of a step, `num_sequences`.
 
-    Args:
-        workload: The model.
-        degrees: How it is cut.
-        num_sequences: Of the site.
-        exchange: What crossing sites needs beside: `exchange_bytes`.
+    What crossing sites needs beside is `exchange`, of `exchange_bytes`.
 
     Raises:
         ValueError: the model cannot be cut so.
@@ -169,23 +165,16 @@ def _logits(workload: Workload, degrees: Degrees) -> float:
 def outer_optimizer_bytes(parameters: float, num_fragments: int = 1) -> float:
     """Return what local SGD adds: float32 outer parameters and outer momentum, 8 bytes each.
 
-    Args:
-        parameters: of the shard that is held; in host memory or on the accelerator.
-        num_fragments: of streaming; only one is on the accelerator at a time.
+    Of streaming fragments only one is on the accelerator at a time.
     """
-    if num_fragments < 1:
-        raise ValueError(f"num_fragments: want >= 1, got {num_fragments}")
     return 8 * parameters / num_fragments
 
 
 def exchange_bytes(elements: float, ranks: int, *, is_sharded: bool, owes: bool) -> float:
     """Return what a rank keeps on its accelerator because its gradients cross sites.
 
-    Args:
-        elements: Of the gradients that `ranks` hold alike, or in shards.
-        ranks: Of the site, that reduce them among themselves.
-        is_sharded: Each has only its shard of them (fully_shard).
-        owes: A lossy codec with error feedback, and ranks encode, as they do on accelerators.
+    The site's ranks reduce `elements` among themselves, and hold them alike, or each only its shard
+    (fully_shard). A rank `owes` where it encodes with a lossy codec and error feedback.
     """
     shard = elements / ranks
     buffers = shard if is_sharded else elements

@@ -10,11 +10,8 @@ Formulas count matrix multiplications, two FLOPs for each element of a matrix an
   which is 72 B s L h² (1 + s/(6h) + V/(12 L h)) for a GPT. This is the "6 N + attention" of
   Chowdhery et al., "PaLM", appendix B, where N counts the parameters that multiply every token.
   The causal mask is not credited.
-- The hardware FLOPs add what is computed twice: with full recomputation the layers' forward pass
-  (eq. 3: 96 instead of 72), with selective recomputation the attention's scores and sums
-  (Korthikanti et al., MLSys'23).
 
-MFU divides the model FLOPs of a second by the peak, HFU the hardware FLOPs.
+MFU divides the model FLOPs of a second by the peak. What is computed twice is not in it.
 
 Ranks are numbered as Megatron does it: neighbours belong to one tensor group, then come context,
 data and pipeline. So ranks that exchange most are nearest to each other.
@@ -28,7 +25,7 @@ from dataclasses import dataclass
 
 from topology.cost.compute import VOCABULARY
 from topology.job import Model
-from topology.workload import RECOMPUTES, DescribedModel, Parallel
+from topology.workload import DescribedModel, Parallel
 from topology.world import Site
 
 _PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
@@ -63,31 +60,6 @@ class Workload:
     """Of a parameter and of an activation as it is computed with."""
     gradient_bytes: int = 4
     """Of an element of the gradient that is kept and reduced."""
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "sequence", "vocabulary", "experts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Workload.{name}: want >= 1, got {getattr(self, name)}")
-        if self.hidden % self.heads:
-            raise ValueError(
-                f"Workload.heads: want a divisor of hidden {self.hidden}, got {self.heads}"
-            )
-        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
-            raise ValueError(
-                f"Workload.kv_heads: want a divisor of heads {self.heads}, got {self.kv_heads}"
-            )
-        if not 1 <= self.experts_per_token <= self.experts:
-            raise ValueError(
-                f"Workload.experts_per_token: want 1 to {self.experts}, "
-                f"got {self.experts_per_token}"
-            )
-        if self.ffn is not None and self.ffn < 1:
-            raise ValueError(f"Workload.ffn: want >= 1, got {self.ffn}")
-        if self.parameter_bytes not in (1, 2, 4) or self.gradient_bytes not in (1, 2, 4):
-            raise ValueError(
-                "Workload: want 1, 2 or 4 for parameter_bytes and gradient_bytes, got "
-                f"{self.parameter_bytes} and {self.gradient_bytes}"
-            )
 
     @property
     def mlp_width(self) -> int:
@@ -147,12 +119,6 @@ class Workload:
         per_layer = self.dense_parameters_per_layer + self.expert_parameters_per_layer
         return self.layers * per_layer + self.embedding_parameters + self.head_parameters
 
-    @property
-    def active_parameters(self) -> int:
-        """What one token passes through: without the experts that it is not sent to."""
-        idle = (self.experts - self.experts_per_token) * self.mlp_parameters
-        return self.parameters - self.layers * idle
-
     def layer_flops(self, num_sequences: float) -> float:
         """Return the FLOPs of one layer's forward pass; the attention's included."""
         router = self.hidden * self.experts if self.experts > 1 else 0
@@ -171,22 +137,6 @@ class Workload:
         """Return the FLOPs of forward and backward pass, the latter twice the former."""
         layers = self.layers * self.layer_flops(num_sequences)
         return 3 * (layers + self.head_flops(num_sequences))
-
-    def hardware_flops(self, num_sequences: float, recompute: str) -> float:
-        """Return the FLOPs that are executed, with what `recompute` does twice."""
-        again = {
-            "none": 0.0,
-            "selective": self.layers * self.attention_flops(num_sequences),
-            "full": self.layers * self.layer_flops(num_sequences),
-        }
-        return self.model_flops(num_sequences) + again[known_recompute(recompute)]
-
-
-def known_recompute(recompute: str) -> str:
-    """Return `recompute`; ValueError unless it is one of RECOMPUTES."""
-    if recompute not in RECOMPUTES:
-        raise ValueError(f"recompute: want one of {', '.join(RECOMPUTES)}; got {recompute!r}")
-    return recompute
 
 
 def workload_of(model: Model) -> Workload:
@@ -225,31 +175,14 @@ def workload_described(model: DescribedModel) -> Workload:
 def utilisation(
     flops: float, step_s: float, num_accelerators: int, peak_flops_per_s: float
 ) -> float:
-    """Return MFU from model FLOPs, HFU from hardware FLOPs; 0 to 1."""
+    """Return the MFU, 0 to 1."""
     return flops / (step_s * num_accelerators * peak_flops_per_s)
 
 
-ZERO_STAGES = (0, 1, 2, 3)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """Degrees of parallelism inside one site, and what goes with them."""
+class Degrees(Parallel):
+    """How a site cuts a model over its ranks, and what goes with that."""
 
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    """Parts that each sequence is cut into."""
-    expert: int = 1
-    """Ranks, of those of `data`, that the experts are spread over."""
-    data: int = 1
-    """Replicas, sharded as `zero_stage` says; FSDP is stage 3."""
-    micro_batch: int = 1
-    """Sequences that a replica takes through a stage at once."""
-    virtual_stages: int = 1
-    """Parts of the model that each stage holds, interleaved."""
-    recompute: str = "none"
-    """One of workload.RECOMPUTES."""
     sequence_parallel: bool = False
     """What tensor parallelism leaves whole is cut along the sequence."""
     fused_attention: bool = False
@@ -265,39 +198,9 @@ class Degrees:
     """Collectives of tensor groups go on while pieces of the multiplications beside them compute,
     and transfers between stages while other micro-batches do."""
 
-    def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 1:
-                raise ValueError(f"Degrees.{name}: want >= 1, got {getattr(self, name)}")
-        known_recompute(self.recompute)
-        if self.zero_stage not in ZERO_STAGES:
-            raise ValueError(f"Degrees.zero_stage: want 0 to 3, got {self.zero_stage}")
-        if self.data % self.expert:
-            raise ValueError(
-                f"Degrees.expert: want a divisor of data {self.data}, got {self.expert}"
-            )
-        if self.virtual_stages > 1 and self.pipeline == 1:
-            raise ValueError("Degrees.virtual_stages: want 1 without a pipeline")
-
-    @property
-    def num_ranks(self) -> int:
-        """Accelerators that one such cut takes."""
-        return self.tensor * self.pipeline * self.context * self.data
-
     def micro_batches(self, num_sequences: int) -> int:
         """Return how many micro-batches the busiest replica takes, of a site's share of a step."""
         return math.ceil(num_sequences / (self.data * self.micro_batch))
-
-
-_COUNTS = (
-    "tensor",
-    "pipeline",
-    "context",
-    "expert",
-    "data",
-    "micro_batch",
-    "virtual_stages",
-)
 
 
 def misfit(workload: Workload, degrees: Degrees) -> str | None:

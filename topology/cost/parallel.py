@@ -95,15 +95,8 @@ def step_time(
     """
     check_fit(workload, degrees)
     layer = layer_times(workload, degrees, device, inside)
-    return step_from_times(
-        workload,
-        degrees,
-        device,
-        inside,
-        num_sequences,
-        layer,
-        head_times(workload, degrees, device),
-    )
+    head = head_times(workload, degrees, device)
+    return step_from_times(workload, degrees, device, inside, num_sequences, layer, head)
 
 
 def step_from_times(
@@ -222,11 +215,8 @@ def gradients_ready_s(degrees: Degrees, num_buckets: int, window_s: float) -> li
     """Return when a stage has the gradients of its buckets, from the last micro-batch's arrival on.
 
     Between two of a stage's parts that micro-batch goes back through a part of every other stage.
-
-    Args:
-        degrees: the cut.
-        num_buckets: of equally many elements, in all parts of a stage.
-        window_s: of the micro-batch's backward pass over the stage.
+    Buckets have equally many elements; the window is the micro-batch's backward pass over the
+    stage.
     """
     parts = degrees.virtual_stages
     away_s = (degrees.pipeline - 1) * window_s / parts

@@ -39,13 +39,6 @@ class Path:
     segment_bytes: int = 1460
     """Payload of a packet."""
 
-    def __post_init__(self) -> None:
-        if not self.bytes_per_s > 0 or self.rtt_s < 0 or not 0 <= self.loss < 1:
-            raise ValueError(
-                "Path: want bytes_per_s > 0, rtt_s >= 0 and loss in [0, 1); got "
-                f"{self.bytes_per_s}, {self.rtt_s} and {self.loss}"
-            )
-
 
 def reno_window(loss: float, constant: float = RENO_CONSTANT) -> float:
     """Return Reno's mean window in packets; infinite without loss."""
@@ -65,13 +58,10 @@ def connection_bytes_per_s(
 ) -> float:
     """Return the payload a second of one connection.
 
-    Args:
-        path: what it crosses.
-        window_bytes: the least of what sender and receiver buffer.
-        congestion: one of CONGESTION_CONTROLS.
+    Its window is the least of what sender and receiver buffer.
 
     Raises:
-        ValueError: `congestion` is none of them.
+        ValueError: `congestion` is none of CONGESTION_CONTROLS.
     """
     link = PAYLOAD_SHARE * path.bytes_per_s
     window_limit = window_bytes / path.rtt_s if path.rtt_s > 0 else math.inf
@@ -101,8 +91,6 @@ def link_bytes_per_s(
     path: Path, num_connections: int, window_bytes: float = math.inf, congestion: str = "cubic"
 ) -> float:
     """Return the payload a second of so many connections side by side."""
-    if num_connections < 1:
-        raise ValueError(f"num_connections: want >= 1, got {num_connections}")
     one = connection_bytes_per_s(path, window_bytes, congestion)
     return min(PAYLOAD_SHARE * path.bytes_per_s, num_connections * one)
 
