@@ -14,9 +14,15 @@ from topology.job import Job, LinkCodec, Placed, Reduction
 from topology.planner.choice import Sizing
 from topology.planner.plan import make_plan
 from topology.planner.reductions import menu
-from topology.planner.search import Search, simulated_s, sizings
+from topology.planner.search import Search, simulated, sizings, step_of
 from topology.trees.trees import star
 from topology.world import Topology
+
+
+def simulated_s(job: Job, topology: Topology) -> float:
+    run = simulated(job, topology)
+    assert run is not None
+    return step_of(run)
 
 
 def with_exchange(
@@ -46,9 +52,7 @@ def random_steps_s(
                 for site, count in zip(part.sites, split, strict=True)
             )
             decided = dataclasses.replace(sized, placement=placement, reduction=way.reduction)
-            step_s = simulated_s(decided, part)
-            assert step_s is not None
-            yield step_s
+            yield simulated_s(decided, part)
 
 
 def random_codecs(

@@ -16,13 +16,19 @@ from topology.model.reduction_plans import plan_reduction
 from topology.model.step_model import step_time
 from topology.model.wire_load import chunk_bytes_of
 from topology.planner.reductions import menu
-from topology.planner.search import simulated_s
+from topology.planner.search import simulated, step_of
 from topology.planner.switch import best_switch, relaunched_s
 from topology.trees.link_codecs import plan_codecs
 from topology.world import Topology
 
 FAST, SLOW = 1e7, 1e6
 TRIANGLE = [(0, 1, FAST, 0.01), (0, 2, FAST, 0.01), (1, 2, FAST, 0.01)]
+
+
+def simulated_s(job: Job, topology: Topology) -> float:
+    run = simulated(job, topology)
+    assert run is not None
+    return step_of(run)
 
 
 def cut_of(job: Job, world: Topology) -> int:

@@ -17,10 +17,11 @@ from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
 from topology.model.reduction_plans import packings, plan_reduction
 from topology.model.tree_times import seconds_per_byte
-from topology.trees.packing import NEAR_ENOUGH, weighted
-from topology.trees.pairs import Pairs, pairs_of
+from topology.trees.packing import NEAR_ENOUGH, apportioned, weighted
+from topology.trees.pairs import Pairs, edge, pairs_of
 from topology.trees.shapes import (
     best_hub,
+    every_root,
     groups_by_delay,
     hierarchy,
     ring_paths,
@@ -40,6 +41,8 @@ ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
 """How near whole weights are to a linear program: fewer turns share out few chunks better."""
 _TOTAL = 96
 """Of weights that are moved, at most, unless there are more from the beginning."""
+_POOL = 12
+"""Trees that single moves may give weight to, beside a plan's own."""
 _PARTS = (4, 8, 16, 48)
 """Of the total, that are moved at once: one fourth, ..."""
 
@@ -269,3 +272,62 @@ def _moves(weights: Sequence[int], size: int) -> Iterator[list[int]]:
             moved[giver] -= given
             moved[taker] += given
             yield moved
+
+
+def other_roots(plan: ReductionPlan, pairs: Pairs, place: int) -> Iterator[tuple[Tree, ...]]:
+    """Yield a plan's trees, one of them with another root."""
+    tree = plan.trees[place]
+    for other in every_root(pairs, [edge(*hop) for hop in tree.parent.items()], tree.weight):
+        if other.root != tree.root:
+            yield (*plan.trees[:place], other, *plan.trees[place + 1 :])
+
+
+def rehung(plan: ReductionPlan, pairs: Pairs) -> Iterator[tuple[Tree, ...]]:
+    """Yield a plan's only tree with one site, and all below it, under another site."""
+    [tree] = plan.trees
+    for site, parent in tree.parent.items():
+        for other in range(pairs.num_sites):
+            above = other
+            while above not in (tree.root, site):
+                above = tree.parent[above]
+            if other not in (site, parent) and above != site and pairs.rate(site, other):
+                yield (dataclasses.replace(tree, parent={**tree.parent, site: other}),)
+
+
+def other_trees(
+    plan: ReductionPlan, pairs: Pairs, pool: Sequence[Tree]
+) -> Iterator[tuple[Tree, ...]]:
+    """Yield a plan's trees with another root, and with a part of one's weight at another tree.
+
+    Args:
+        plan: With trees.
+        pairs: Of its sites.
+        pool: Other trees that may carry something.
+    """
+    for place in range(len(plan.trees)):
+        yield from other_roots(plan, pairs, place)
+    known = {shape_of(tree): tree for tree in (*plan.trees, *pool[:_POOL])}
+    carried = dict.fromkeys(known, 0)
+    for tree in plan.trees:
+        carried[shape_of(tree)] += tree.weight
+    factor = max(1, _TOTAL // sum(carried.values()))
+    weights = [factor * each for each in carried.values()]
+    for part in _PARTS[::2]:
+        for moved in _moves(weights, max(1, sum(weights) // part)):
+            shared = math.gcd(*moved)
+            yield tuple(
+                dataclasses.replace(tree, weight=weight // shared)
+                for tree, weight in zip(known.values(), moved, strict=True)
+                if weight
+            )
+
+
+def rounded_weights(plan: ReductionPlan, total: int) -> tuple[Tree, ...]:
+    """Return a plan's trees with weights that add up to so much, or less; the least carry none."""
+    weights = apportioned([tree.weight for tree in plan.trees], total)
+    shared = math.gcd(*weights)
+    return tuple(
+        dataclasses.replace(tree, weight=weight // shared)
+        for tree, weight in zip(plan.trees, weights, strict=True)
+        if weight
+    )

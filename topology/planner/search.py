@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from topology.codec_costs import usual_ratio
@@ -43,10 +44,19 @@ from topology.planner.choice import (
 )
 from topology.planner.cuts import SiteCuts, site_cuts
 from topology.planner.memory_fit import largest_micro_batch
-from topology.planner.reductions import Way, WeightMoves, menu, way_of
-from topology.planner.spreads import balanced, improved, in_proportion
+from topology.planner.reductions import (
+    Way,
+    WeightMoves,
+    menu,
+    other_roots,
+    other_trees,
+    rehung,
+    rounded_weights,
+    way_of,
+)
+from topology.planner.spreads import balanced, improved, in_proportion, neighbours
 from topology.simulator.settings import Settings
-from topology.simulator.simulation import simulate
+from topology.simulator.simulation import SimulatedRun, simulate
 from topology.trees.pairs import Pairs, pairs_of
 from topology.trees.trees import ReductionPlan, Tree, shape_of
 from topology.world import Site, Topology
@@ -62,16 +72,29 @@ _FEW_SPLITS = 8
 """With so many at once, all combinations of cuts are tried for each."""
 _QUICK_WAYS = 3
 """Reductions of a set that are looked at, before it is known whether the set is good."""
-_THOROUGH_SETS = 3
+_THOROUGH_SETS = 6
+_EVERY_ROOT_SITES = 4
 _THOROUGH_WAYS = 4
+_THOROUGH_TREES = 2
+"""Of these, single trees at least: what other trees, and weights, begin with."""
 _NEAR_ENOUGH = 1.2
 """How many times the best's rank a guess may be for a thorough look."""
-_BETTERED = 2
+_BETTERED = 3
 """Choices whose trees get other weights."""
 _MOVES_A_SITE = 40
 """Weighted trees that are tried, at most, times sites."""
-_JUDGED = 4
-"""Choices that the simulator decides between, at most."""
+_JUDGED, _POLISHED = 12, 48
+"""Choices that the simulator decides between, and neighbours of the best that it looks at, at
+most."""
+_JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 200_000
+"""Actions that are simulated for that, about: half a second."""
+_FASTER = 1 - 1e-4
+"""Times a step: what is no faster than that is no better."""
+_JUDGED_LEAST = 4
+_OF_A_FAMILY = 3
+"""Of these, with the same trees."""
+_SMALL_TOTALS = (3, 6, 12)
+"""Of weights, that are tried beside those that the step model finds best."""
 _JUDGED_WITHIN = 1.15
 """How many times the best's modelled step theirs may be."""
 _AS_GOOD = 1e-4
@@ -178,6 +201,8 @@ class Search:
         self.options = options or SiteOptions(job, topology)
         self._sets: dict[Names, SiteSet] = {}
         self._simulated: dict[object, float | None] = {}
+        self._num_actions = 0
+        """That simulating a choice takes at most, as far as known."""
 
     def best(self) -> Choice | None:
         """Return the best choice of all; None where no set of sites can run the job."""
@@ -191,11 +216,9 @@ class Search:
         if len(self.topology.sites) > EVERY_SET_SITES and len(self._all_sets()) > 1:
             found += self._climbed(min(found, key=by_rank))
         found.sort(key=by_rank)
-        return self.decided([*found, *map(self.bettered, found[:_BETTERED])])
-
-    def bettered(self, choice: Choice) -> Choice:
-        """Return what other weights of trees make of a choice, and then other sizes and spreads."""
-        return self.set_of(choice.sites).bettered(choice)
+        for choice in found[:_BETTERED]:
+            found += self.set_of(choice.sites).bettered(choice)
+        return self._polished(self._decided(found))
 
     def guesses(self) -> list[Choice]:
         """Return a quick guess for each set of sites that may be best, the most promising first."""
@@ -210,24 +233,60 @@ class Search:
                 best = better(best, guess)
         return sorted(found, key=by_rank)
 
-    def decided(self, choices: Iterable[Choice]) -> Choice:
+    def _decided(self, choices: Iterable[Choice]) -> Choice:
         """Return the best of some choices: of the best few, by the simulator."""
-        order = sorted(choices, key=by_rank)
-        near: dict[object, Choice] = {}
+        order = list({_decisions(each): each for each in sorted(choices, key=by_rank)}.values())
+        families: Counter[object] = Counter()
+        near: list[Choice] = []
         for choice in order:
-            if choice.rank[0] <= _JUDGED_WITHIN * order[0].rank[0] and len(near) < _JUDGED:
-                near.setdefault(_decisions(choice), choice)
-        judged = [self.judged(choice) for choice in near.values()]
+            # Choices that differ in weights and sizes alone are simulated alike: some are enough.
+            families[_family(choice)] += 1
+            if families[_family(choice)] <= _OF_A_FAMILY:
+                near.append(choice)
+        judged = [self.judged(near[0])]
+        judged += [
+            self.judged(choice)
+            for choice in near[1 : self._affordable(_JUDGED_ACTIONS, _JUDGED)]
+            if choice.rank[0] <= _JUDGED_WITHIN * near[0].rank[0]
+        ]
         best = min(judged, key=by_rank)
         as_good = [each for each in judged if each.rank[0] <= best.rank[0] * (1 + _AS_GOOD)]
         return min(as_good, key=lambda each: each.rank[1:])
+
+    def _polished(self, best: Choice) -> Choice:
+        """Return what single moves make of a choice, by the simulator, as far as that is cheap."""
+        num_tries = min(_POLISHED, _POLISHED_ACTIONS // max(self._num_actions, 1))
+        tried = {_decisions(best)}
+        while num_tries > 0:
+            near = [
+                each
+                for each in sorted(self.set_of(best.sites).neighbours(best), key=by_rank)
+                if _decisions(each) not in tried
+            ]
+            before = best
+            for other in near[: max(num_tries // 2, 1)]:
+                num_tries -= 1
+                tried.add(_decisions(other))
+                judged = self.judged(other)
+                if judged.rank[0] < _FASTER * best.rank[0]:
+                    best = judged
+                    break
+            if best is before:
+                break
+        return best
+
+    def _affordable(self, num_actions: int, most: int) -> int:
+        """Return how many more choices may be simulated, by what the first one took."""
+        return max(_JUDGED_LEAST, min(most, num_actions // max(self._num_actions, 1)))
 
     def judged(self, choice: Choice) -> Choice:
         """Return a choice with its step as simulated, if it can be."""
         key = _decisions(choice)
         if key not in self._simulated:
-            job, here = choice.job(self.job), choice.topology(self.topology)
-            self._simulated[key] = simulated_s(job, here)
+            run = simulated(choice.job(self.job), choice.topology(self.topology))
+            if run is not None:
+                self._num_actions = max(self._num_actions, run.num_actions)
+            self._simulated[key] = None if run is None else step_of(run)
         step_s = self._simulated[key]
         if step_s is None:
             return choice
@@ -382,9 +441,26 @@ class SiteSet:
         """Return good choices: the most promising reductions, each with its sizes and spread."""
         found: dict[object, Choice] = {}
         for choice in self._begun():
-            bettered = self._spread(self._resized(choice))
-            found[_decisions(bettered)] = bettered
+            for begun in (choice, self._rerooted(choice), self._rehung(choice)):
+                bettered = self._spread(self._resized(begun))
+                found[_decisions(bettered)] = bettered
+            for other in self._every_root(choice):
+                bettered = self._spread(other)
+                found[_decisions(bettered)] = bettered
         return list(found.values())
+
+    def _every_root(self, choice: Choice) -> Iterator[Choice]:
+        """Yield a choice of one tree over few sites with each other root: spreads follow roots."""
+        plan = choice.way.plan
+        if len(plan.trees) != 1 or len(self._names) > _EVERY_ROOT_SITES:
+            return
+        for trees in (
+            other_roots(plan, self._pairs, 0) if self._job.reduction == Reduction() else ()
+        ):
+            form = f"tree at {self._pairs.names[trees[0].root]}"
+            way = way_of(form, self._pairs.names, trees)
+            if self._search.allows(way.reduction):
+                yield self._with_timings(choice, way)
 
     def _begun(self) -> list[Choice]:
         """Return the most promising reductions and codecs, in one size."""
@@ -403,7 +479,9 @@ class SiteSet:
         kept: dict[object, Choice] = {}
         for choice in order:
             kept.setdefault((choice.way, choice.coding), choice)
-        return list(kept.values())[:_THOROUGH_WAYS]
+        ways = list(kept.values())
+        trees = [each for each in ways if len(each.way.plan.trees) == 1]
+        return list(dict.fromkeys((*ways[:_THOROUGH_WAYS], *trees[:_THOROUGH_TREES])))
 
     def _bounded(self, *, packed: bool) -> list[tuple[Way, Coding]]:
         """Return reductions with codecs, in the order of what links allow."""
@@ -428,12 +506,22 @@ class SiteSet:
         busy_s = seconds_per_byte(way.plan, self._topology, ratios)
         return gradient_bytes(job) * max(busy_s.values())
 
-    def bettered(self, choice: Choice) -> Choice:
-        """Return what other weights of trees make of a choice, and then other sizes and spreads."""
+    def bettered(self, choice: Choice) -> list[Choice]:
+        """Return what other weights of trees make of a choice, and then other sizes and spreads.
+
+        Few turns share out few chunks better than the step model knows: so smaller weights, too.
+        """
         other = self._reweighed(choice)
         if other is not choice:
-            other = self._spread(self._resized(other))
-        return self._recoded(other)
+            other = self._spread(self._resized(self._rerooted(other)))
+        found = [self._recoded(other)]
+        if len(other.way.plan.trees) > 1:
+            for total in _SMALL_TOTALS:
+                trees = rounded_weights(other.way.plan, total)
+                way = way_of(f"{len(trees)} weighted trees", self._pairs.names, trees)
+                if self._search.allows(way.reduction):
+                    found.append(self._with_timings(other, way))
+        return found
 
     def _resized(self, choice: Choice) -> Choice:
         """Return the best of all sizes of chunks and buckets."""
@@ -484,6 +572,37 @@ class SiteSet:
         other = self._choice(choice.way, choice.coding, choice.sizing, split)
         return better(choice, other) or choice
 
+    def _rerooted(self, choice: Choice) -> Choice:
+        """Return a choice whose trees have other roots: where that is slow, others wait less."""
+        if self._job.reduction != Reduction():
+            return choice
+        for place in range(len(choice.way.plan.trees)):
+            for trees in other_roots(choice.way.plan, self._pairs, place):
+                form = choice.way.form
+                if len(trees) == 1:
+                    form = f"tree at {self._pairs.names[trees[0].root]}"
+                way = way_of(form, self._pairs.names, trees)
+                if self._search.allows(way.reduction):
+                    other = self._with_timings(choice, way, choice.rank[0])
+                    choice = min(choice, other, key=by_rank)
+        return choice
+
+    def _rehung(self, choice: Choice) -> Choice:
+        """Return a choice of one tree with its sites below others, for as long as that helps."""
+        if len(choice.way.plan.trees) != 1 or self._job.reduction != Reduction():
+            return choice
+        for _ in self._names:
+            before = choice
+            for trees in rehung(choice.way.plan, self._pairs):
+                form = f"tree at {self._pairs.names[trees[0].root]}"
+                way = way_of(form, self._pairs.names, trees)
+                if self._search.allows(way.reduction):
+                    other = self._with_timings(choice, way, choice.rank[0])
+                    choice = min(choice, other, key=by_rank)
+            if choice is before:
+                break
+        return self._rerooted(choice)
+
     def _reweighed(self, choice: Choice) -> Choice:
         """Return what other weights of trees make of a choice."""
         is_free = self._job.reduction == Reduction()
@@ -513,6 +632,24 @@ class SiteSet:
         if len(plan.trees) == 1:
             form = f"tree at {self._pairs.names[plan.trees[0].root]}"
         return self._with_timings(choice, way_of(form, self._pairs.names, plan.trees))
+
+    def neighbours(self, choice: Choice) -> Iterator[Choice]:
+        """Yield what differs from a choice in a single thing: trees, or the spread."""
+        plan = choice.way.plan
+        if self._job.reduction == Reduction() and plan.trees:
+            for trees in other_trees(plan, self._pairs, self._pool):
+                form = f"{len(trees)} weighted trees"
+                if len(trees) == 1:
+                    form = f"tree at {self._pairs.names[trees[0].root]}"
+                way = way_of(form, self._pairs.names, trees)
+                if self._search.allows(way.reduction):
+                    yield self._with_timings(choice, way)
+        if not self._job.placement:
+            least = [self._options.least(site) for site in self._topology.sites]
+            for split in neighbours(choice.sequences, least):
+                other = self._choice(choice.way, choice.coding, choice.sizing, split)
+                if other is not None:
+                    yield other
 
     @functools.cached_property
     def _pool(self) -> list[Tree]:
@@ -670,8 +807,8 @@ def fastest_cuts(
     return best, step_s
 
 
-def simulated_s(job: Job, topology: Topology) -> float | None:
-    """Return a run's simulated step, whose slowest site counts; None where nobody knows its model.
+def simulated(job: Job, topology: Topology) -> SimulatedRun | None:
+    """Return a short simulated run; None where nobody knows its model.
 
     Args:
         job: With all decisions in it.
@@ -679,8 +816,12 @@ def simulated_s(job: Job, topology: Topology) -> float | None:
     """
     if job.entrypoint is not None and job.workload is None:
         return None
-    run = simulate(job, topology, Settings(steps=_STEPS))
-    return max(run.step_s(site, _SKIPPED) for site in range(len(topology.sites)))
+    return simulate(job, topology, Settings(steps=_STEPS))
+
+
+def step_of(run: SimulatedRun) -> float:
+    """Return the step of a short simulated run: that of its slowest site."""
+    return max(run.step_s(site, _SKIPPED) for site in range(len(run.work.sites)))
 
 
 def sizings(job: Job) -> tuple[Sizing, ...]:
@@ -715,6 +856,12 @@ def _decisions(choice: Choice) -> object:
     trees = tuple((*shape_of(tree), tree.weight) for tree in choice.way.plan.trees)
     how = (choice.coding, choice.sizing, choice.micro_batch, cuts)
     return (choice.sites, choice.sequences, trees, *how)
+
+
+def _family(choice: Choice) -> object:
+    """Return what is told of a choice but for weights, sizes and the spread."""
+    trees = frozenset(shape_of(tree) for tree in choice.way.plan.trees)
+    return (choice.sites, choice.coding.codec, trees)
 
 
 def _hardware(site: Site) -> object:

@@ -140,3 +140,14 @@ def _moves(
                 moved[taker] += count
                 yield tuple(moved)
                 count *= 2
+
+
+def neighbours(split: Split, least: Sequence[int]) -> Iterator[Split]:
+    """Yield splits with a few sequences moved: as many as some site has at least."""
+    for giver, taker in itertools.permutations(range(len(split)), 2):
+        for count in {least[giver], least[taker]}:
+            if split[giver] - count >= least[giver]:
+                moved = list(split)
+                moved[giver] -= count
+                moved[taker] += count
+                yield tuple(moved)

@@ -87,10 +87,9 @@ def small_weights(packing: Packing, pairs: Pairs, near_enough: float = NEAR_ENOU
     total up to PERIOD_MAX is, the one whose busiest link is least busy.
     """
     carried = [part for _, part in packing.trees]
-    total = sum(carried)
     best_busy_s, best = float("inf"), [1] * len(carried)
     for period in range(1, PERIOD_MAX + 1):
-        weights = _apportioned([part / total for part in carried], period)
+        weights = apportioned(carried, period)
         if max(weights) > WEIGHT_MAX and len(carried) > 1:
             continue
         busy_s = _busiest_s(packing, weights, pairs) / period
@@ -204,9 +203,10 @@ def _forest(num_sites: int, prices: _Prices, first: Edge | None = None) -> EdgeS
     return tuple(sorted(taken))
 
 
-def _apportioned(shares: Sequence[float], period: int) -> list[int]:
+def apportioned(shares: Sequence[float], period: int) -> list[int]:
     """Return the shares of `period` in whole numbers, by the largest remainders."""
-    exact = [share * period for share in shares]
+    total = sum(shares)
+    exact = [share / total * period for share in shares]
     weights = [int(each) for each in exact]
     by_rest = sorted(range(len(shares)), key=lambda index: (weights[index] - exact[index], index))
     for index in by_rest[: period - sum(weights)]:
