@@ -137,7 +137,7 @@ def test_nothing_to_plan_is_refused() -> None:
     with pytest.raises(ConfigError, match="want at least 2, a sequence for each rank of 's0'"):
         make_plan(few, two)
     everybody = dataclasses.replace(a_job(4), plan=PlanWishes(sites="all"))
-    with pytest.raises(ConfigError, match=r"want at least 5, got 4; with `sites: auto` some are"):
+    with pytest.raises(ConfigError, match=r"at least 5 \(s0 2, s1 3\), got 4; with `sites: auto`"):
         make_plan(everybody, two)
 
 
