@@ -20,11 +20,6 @@ class Limits:
     """A part is full from here on; lines are not cut."""
     num_parts: int
 
-    @property
-    def kept_bytes(self) -> int:
-        """At most, but for what the last lines of parts are longer."""
-        return self.part_bytes * self.num_parts
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
