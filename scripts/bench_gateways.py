@@ -25,9 +25,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from orchestrator.emulator.backend import SiteNamespace
-from orchestrator.emulator.emulator_child import running_netns
-from orchestrator.emulator.emulator_config import NetnsConfig
+from orchestrator.emulator.emulator_child import running_emulator
+from orchestrator.emulator.emulator_config import NetnsConfig, SiteNamespace
 from orchestrator.emulator.link_shape import LinkShape
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
 from sites.gateway.config import HELD_BYTES
@@ -48,7 +47,7 @@ def namespaces(setting: Setting) -> Iterator[list[SiteNamespace | None]]:
         )
         for source, target in itertools.permutations(SITES, 2)
     )
-    with running_netns(NetnsConfig(sites=SITES, links=links, seed=1)) as emulator:
+    with running_emulator(NetnsConfig(sites=SITES, links=links, seed=1)) as emulator:
         for site in SITES:
             # By route: only the host's own namespace may make any algorithm the default.
             _inside(

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from orchestrator.emulator.emulator_child import NetnsProcess, running_netns
+from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
 from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.emulator.site_namespaces import open_socket
@@ -30,7 +30,7 @@ PAYLOAD_SHARE = 1448 / 1500
 class Sites:
     """Two emulated sites: connections from the first to a sink at the second."""
 
-    def __init__(self, emulator: NetnsProcess, congestion: str) -> None:
+    def __init__(self, emulator: EmulatorProcess, congestion: str) -> None:
         self.emulator = emulator
         self._near, self._far = emulator.sites["a"], emulator.sites["b"]
         self._congestion = congestion.encode()
@@ -62,7 +62,7 @@ def world(rate_bits_per_s: float, rtt_s: float, loss: float, congestion: str) ->
         )
         for source, target in itertools.permutations("ab", 2)
     )
-    with running_netns(NetnsConfig(sites=("a", "b"), links=links, seed=1)) as emulator:
+    with running_emulator(NetnsConfig(sites=("a", "b"), links=links, seed=1)) as emulator:
         sites = Sites(emulator, congestion)
         try:
             yield sites

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from orchestrator.emulator.emulator_child import RelayProcess, running_relay
+from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
 from orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint
 from orchestrator.emulator.link_shape import LinkShape
 from scripts.echo_sink import DEADLINE_S, PIECE, EchoSink, ping_s
@@ -28,7 +28,7 @@ RTTS_S = (0.0, 0.02, 0.08, 0.2)
 @contextlib.contextmanager
 def world(
     rate_bits_per_s: float, rtt_s: float, num_sites: int
-) -> Iterator[tuple[EchoSink, list[tuple[str, int]], RelayProcess]]:
+) -> Iterator[tuple[EchoSink, list[tuple[str, int]], EmulatorProcess]]:
     """Run a relay between `num_sites` sites, all of whose gateways are one sink."""
     sites = [f"site{index}" for index in range(num_sites)]
     listener = socket.create_server(("127.0.0.1", 0))
@@ -48,7 +48,7 @@ def world(
         ),
     )
     try:
-        with running_relay(config) as relay:
+        with running_emulator(config) as relay:
             yield sink, [(each.host, each.port) for each in relay.endpoints], relay
     finally:
         sink.close()

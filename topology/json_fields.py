@@ -98,7 +98,10 @@ class _Reader:
                 read[name] = self.read(hints[name], value[name], place)
             elif field.init and field.default is dataclasses.MISSING:
                 raise ConfigError(f"{place} is missing; is the other side of another build?")
-        return kind(**read)
+        try:
+            return kind(**read)
+        except ConfigError as error:
+            raise ConfigError(f"{prefix}{error.problems[0].message}") from error
 
     def _unknown(self, path: str) -> None:
         if self._on_unknown is None:

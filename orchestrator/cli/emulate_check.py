@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
 from orchestrator.core.run_machine import FALLBACK
 from orchestrator.documents import load_topology_file
-from orchestrator.emulator.backend import NETNS, RELAY
 from orchestrator.emulator.self_check import (
     NUM_DATAGRAMS,
     QUICK_DATAGRAMS,
@@ -25,7 +24,7 @@ from orchestrator.emulator.self_check import (
     Scene,
     grid,
     opened,
-    scenes_of,
+    scene_of,
     worst,
 )
 from orchestrator.emulator.site_namespaces import netns_problem
@@ -49,81 +48,79 @@ def run_check(
             be.
         ConfigError: the topology has mistakes.
     """
-    module = _chosen(output, emulator)
-    has_loss = module == NETNS  # the relay has no packets that could be counted
+    is_netns = _wants_netns(output, emulator)  # the relay has no packets that could be counted
     if path is None:
-        scenes = grid(is_quick=quick, has_loss=has_loss)
+        scenes = grid(is_quick=quick, has_loss=is_netns)
     else:
-        scenes = scenes_of(load_topology_file(path, overrides), has_loss=has_loss)
-        if not any(scene.pairs for scene in scenes):
+        scenes = [scene_of(load_topology_file(path, overrides), has_loss=is_netns)]
+        if not scenes[0].pairs:
             raise click.UsageError(f"--check: {path} has no two sites with a link each way")
     effort = QUICK if quick else FULL
     num_links = sum(len(scene.pairs) for scene in scenes)
     output.note(f"measuring {num_links} links, some seconds or half a minute each")
-    measured = run_command(lambda: _measure(output, scenes, module, effort))
-    return _finish(output, module, measured)
+    measured = run_command(lambda: _measure(output, scenes, effort, is_netns=is_netns))
+    return _finish(output, "netns" if is_netns else "relay", measured)
 
 
-def _chosen(output: Output, emulator: str) -> str:
+def _wants_netns(output: Output, emulator: str) -> bool:
     if emulator == "relay":
-        return RELAY
+        return False
     why = netns_problem()
     if why is None:
-        return NETNS
+        return True
     if emulator == "netns":
         raise CommandError(
             "EMULATION_FAILED", f"netns was asked for, and cannot be here: {why}", {}
         )
     output.note(f"{FALLBACK} {why}")
-    return RELAY
+    return False
 
 
 async def _measure(
-    output: Output, scenes: Sequence[Scene], module: str, effort: Effort
+    output: Output, scenes: Sequence[Scene], effort: Effort, *, is_netns: bool
 ) -> list[Figure]:
     measured = []
     for scene in scenes:
-        async with opened(scene, module) as bench:
+        async with opened(scene, is_netns=is_netns) as bench:
             async for figure in bench.measure(effort):
                 measured.append(figure)
                 output.note(_line(figure))
     return measured
 
 
-def _finish(output: Output, module: str, measured: list[Figure]) -> int:
-    name = "netns" if module == NETNS else "relay"
+def _finish(output: Output, name: str, measured: list[Figure]) -> int:
     failed = [figure for figure in measured if not figure.is_good]
     if not output.as_json:
         Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(_table(measured))
+    figures = [_view(each) for each in measured]
     least = worst([each for each in measured if math.isfinite(each.allowed)])
     if failed and least is not None:
         raise CommandError(
             "EMULATION_INEXACT",
             f"{name}: {len(failed)} of {len(measured)} figures are off by too much, the worst: "
             f"{_line(least)}",
-            {"emulator": name, "figures": [_view(each) for each in measured]},
+            {"emulator": name, "figures": figures},
         )
     verdict = f"{name}: all {len(measured)} figures within tolerance"
     if least is not None:
         verdict += f"; the worst used {least.of_allowed:.0%} of it: {_line(least)}"
-    data = {"emulator": name, "is_exact": True, "figures": [_view(each) for each in measured]}
-    return output.result(data, verdict)
+    return output.result({"emulator": name, "is_exact": True, "figures": figures}, verdict)
 
 
 def _table(measured: Sequence[Figure]) -> FittingTable:
+    def texts(title: str, values: Iterable[str]) -> Column:
+        return Column(title, list(values), is_text=True)
+
     return FittingTable(
         [
-            Column("link", [each.link for each in measured], is_text=True),
-            Column("setting", [each.setting for each in measured], is_text=True),
-            Column("what", [each.what for each in measured], is_text=True),
+            texts("link", (each.link for each in measured)),
+            texts("setting", (each.setting for each in measured)),
+            texts("what", (each.what for each in measured)),
             Column("expected", [_value(each, each.expected) for each in measured]),
             Column("measured", [_value(each, each.measured) for each in measured]),
             Column("off by", [_off_by(each) for each in measured]),
-            Column("", [_verdict(each) for each in measured], is_text=True),
-            Column(
-                "emulator CPU",
-                [shown.show(each.cpu, shown.share) for each in measured],
-            ),
+            texts("", map(_verdict, measured)),
+            Column("emulator CPU", [shown.show(each.cpu, shown.share) for each in measured]),
         ]
     )
 
@@ -157,8 +154,5 @@ def _verdict(figure: Figure) -> str:
 
 
 def _view(figure: Figure) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(figure),
-        "deviation": figure.deviation,
-        "is_good": figure.is_good,
-    }
+    fields = dataclasses.asdict(figure)
+    return {**fields, "deviation": figure.deviation, "is_good": figure.is_good}

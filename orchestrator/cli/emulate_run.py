@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +28,29 @@ from topology.world import Topology
 Counters = Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
 class EmulationTable:
-    """Renders an emulation at one time; give rich's Live a new one for the next.
+    """Renders an emulation at one time; give rich's Live a new one for the next."""
 
-    Args:
-        name: of the emulation.
-        topology: whose links are emulated.
-        before: counters of `interval_s` ago.
-        now: the latest counters.
-        interval_s: between the two.
-    """
-
-    def __init__(
-        self, name: str, topology: Topology, before: Counters, now: Counters, interval_s: float
-    ) -> None:
-        self._name = name
-        self._topology = topology
-        self._before = _by_link(before)
-        self._now = _by_link(now)
-        self._interval_s = interval_s
+    name: str
+    topology: Topology
+    before: Counters
+    """Of `interval_s` before `now`."""
+    now: Counters
+    interval_s: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(f"emulation {self._name}")
+        yield Text(f"emulation {self.name}")
         arrow = "->" if options.ascii_only else "→"
-        links = self._topology.links
-        latest = [self._now.get((link.source, link.target), {}) for link in links]
-        rates = [self._rate(link.source, link.target) for link in links]
+        links = self.topology.links
+        before, now = (
+            [counters.get((link.source, link.target), {}) for link in links]
+            for counters in (_by_link(self.before), _by_link(self.now))
+        )
+        rates = [self._rate(*each) for each in zip(before, now, strict=True)]
 
-        def column(key: str) -> list[float | None]:
-            return [known(values, key) for values in latest]
+        def column(title: str, key: str, shown: Callable[[float], str]) -> Column:
+            return Column(title, [show(known(values, key), shown) for values in now])
 
         yield FittingTable(
             [
@@ -65,22 +60,19 @@ class EmulationTable:
                 Column("configured", [formats.rate(link.bytes_per_s) for link in links]),
                 Column("RTT", [formats.duration(link.rtt_s) for link in links]),
                 Column("now", [show(each, formats.rate) for each in rates]),
-                Column("delivered", [show(x, formats.size) for x in column("delivered_bytes")]),
-                Column("queued", [show(each, formats.size) for each in column("queued_bytes")]),
-                Column("dropped", [show(x, formats.count) for x in column("dropped_packets")]),
-                Column("lost", [show(each, formats.count) for each in column("lost_packets")]),
+                column("delivered", "delivered_bytes", formats.size),
+                column("queued", "queued_bytes", formats.size),
+                column("dropped", "dropped_packets", formats.count),
+                column("lost", "lost_packets", formats.count),
             ]
         )
 
-    def _rate(self, source: str, target: str) -> float | None:
-        """Return bytes delivered a second, lately."""
-        before, now = (
-            known(counters.get((source, target), {}), "delivered_bytes")
-            for counters in (self._before, self._now)
-        )
-        if before is None or now is None or self._interval_s <= 0:
+    def _rate(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
+        """Return bytes delivered a second, lately, by a link's counters."""
+        then_bytes, now_bytes = (known(each, "delivered_bytes") for each in (before, now))
+        if then_bytes is None or now_bytes is None or self.interval_s <= 0:
             return None
-        return max(0.0, now - before) / self._interval_s
+        return max(0.0, now_bytes - then_bytes) / self.interval_s
 
 
 def _by_link(counters: Counters) -> dict[tuple[str, str], Mapping[str, Any]]:

@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.core import run_events
 from orchestrator.core.run_events import Endpoint, Namespace
-from orchestrator.emulator.backend import (
-    NETNS,
-    RELAY,
-    Backend,
-    Counters,
-    EmulatorError,
-    parse_ready,
-)
+from orchestrator.emulator.backend import Backend, Counters, EmulatorError
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
+    Up,
     dialled,
-    parse_listening,
     shapes_of,
 )
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
@@ -100,18 +93,15 @@ class RunWan:
     def play(self) -> None:
         """Begin with the faults; their times count from now. A second call changes nothing."""
         if self._faults is not None and self._playing is None:
-            player = FaultPlayer(self._faults.script, self._faults.seed, self, self._played)
+            assert self._backend is not None, "faults begin after the WAN is open"
+            player = FaultPlayer(
+                self._faults.script,
+                self._faults.seed,
+                apply=self._backend.apply,
+                pause=self._faults.pause,
+                on_played=self._played,
+            )
             self._playing = asyncio.create_task(player.play(), name="faults")
-
-    async def apply(self, changes: Sequence[Change]) -> None:
-        """Change links, all at once; EmulatorError when the emulator is gone."""
-        assert self._backend is not None, "faults begin after the WAN is open"
-        await self._backend.apply(changes)
-
-    def pause(self, pause: Pause) -> None:
-        """Stop a site's processes, or let them go on."""
-        assert self._faults is not None, "a pause comes from a fault script"
-        self._faults.pause(pause)
 
     async def close(self) -> None:
         """End the faults and the emulator; return when it is gone. Idempotent."""
@@ -156,11 +146,11 @@ class RunWan:
             )
         except ConfigError as error:
             return run_events.NamespacesRefused(error.problems[0].message)
-        line = await self._start(NETNS, config.to_json())
+        up = await self._start(config)
         return run_events.NamespacesOpened(
             {
                 each.site: Namespace(user=each.user, net=each.net, address=each.address)
-                for each in parse_ready(line)
+                for each in up.sites
             }
         )
 
@@ -175,22 +165,19 @@ class RunWan:
             endpoints=dialled(self._topology, listening),
             seed=self._seed,
         )
-        line = await self._start(RELAY, config.to_json())
-        try:
-            return run_events.RelayOpened(_books(parse_listening(line)))
-        except ConfigError as error:
-            raise EmulatorError(error.problems[0].message) from error
+        up = await self._start(config)
+        return run_events.RelayOpened(_books(up.endpoints))
 
     @property
     def _seed(self) -> int:
         return self._faults.seed if self._faults is not None else 0
 
-    async def _start(self, module: str, config: Mapping[str, Any]) -> bytes:
+    async def _start(self, config: RelayConfig | NetnsConfig) -> Up:
         deadline_s = asyncio.get_running_loop().time() + self._start_s
-        self._backend, line = await Backend.start(module, config, deadline_s)
+        self._backend = await Backend.start(config, deadline_s)
         self._backend.on_counters = self._keep_now_and_then
         self._backend.watch(self._ended)
-        return line
+        return self._backend.up
 
     # ------------------------------------------------------------ what it tells
 

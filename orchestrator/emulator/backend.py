@@ -11,15 +11,21 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.emulator.emulator_config import (
+    NetnsConfig,
+    RelayConfig,
+    Up,
+    apply_line,
+    read_line,
+)
 from protos.errors import IsthmusError
 from protos.failure import name_exit
+from topology.errors import ConfigError
 from topology.faults.script import Change
+from topology.json_fields import to_json
 
-RELAY = "orchestrator.emulator.relay"
-NETNS = "orchestrator.emulator.netns"
 STOP_S = 3.0
 APPLY_S = 10.0
 """It answers within milliseconds, unless the machine is far too busy to emulate anything."""
@@ -36,24 +42,23 @@ class EmulatorError(IsthmusError):
     code = "EMULATION_FAILED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteNamespace:
-    """What stands for a site where packets are emulated."""
-
-    site: str
-    address: str
-    """Of the site, in every site's namespace."""
-    net: str
-    """File of the network namespace, there for as long as the emulator."""
-    user: str
-    """File of the user namespace that owns it, to be entered first; empty: none."""
+def command_of(config: RelayConfig | NetnsConfig) -> tuple[str, ...]:
+    """Return the command line of the emulator that `config` is for."""
+    module = "relay" if isinstance(config, RelayConfig) else "netns"
+    return (sys.executable, "-m", f"orchestrator.emulator.{module}")
 
 
 class Backend:
     """Owns one emulator process, from `start` to `close`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
         self.pid = process.pid
+        self.up = Up(op="ready")
+        """What it said when it was up: how its sites are reached."""
         self.counters: Counters = ()
         """The latest."""
         self._process = process
@@ -67,24 +72,16 @@ class Backend:
         self._complaints = asyncio.create_task(self._pass_complaints_on(), name="emulator-stderr")
 
     @classmethod
-    async def start(
-        cls, module: str, config: Mapping[str, Any], deadline_s: float
-    ) -> tuple[Backend, bytes]:
-        """Start an emulator; return it, and the line that says that it is up.
+    async def start(cls, config: RelayConfig | NetnsConfig, deadline_s: float) -> Backend:
+        """Start the emulator that `config` is for; it has to be up by `deadline_s` of the loop.
 
         Call it from the main thread: the leash follows the thread that starts the process.
-
-        Args:
-            module: RELAY or NETNS.
-            config: what it reads from its first line.
-            deadline_s: when it has to be up, on the event loop's clock.
 
         Raises:
             EmulatorError: it ended, or was not up in time; in its own words if it had any.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
-            *(sys.executable, "-m", module),
+            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--", *command_of(config)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -93,7 +90,7 @@ class Backend:
         backend = cls(process)
         try:
             async with asyncio.timeout_at(deadline_s):
-                line = await backend._configure(config)
+                backend.up = await backend._configure(config)
         except TimeoutError:
             await backend.close()
             raise EmulatorError("it was not up in time") from None
@@ -101,18 +98,19 @@ class Backend:
             await backend.close()
             raise
         backend._ended = asyncio.create_task(backend._listen(), name="emulator")
-        return backend, line
+        return backend
 
-    async def _configure(self, config: Mapping[str, Any]) -> bytes:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(config).encode() + b"\n")
+    async def _configure(self, config: RelayConfig | NetnsConfig) -> Up:
+        self._stdin.write(json.dumps(to_json(config)).encode() + b"\n")
         with contextlib.suppress(ConnectionError):  # it has ended, which the next line tells
-            await self._process.stdin.drain()
-        line = await self._process.stdout.readline()
+            await self._stdin.drain()
+        line = await self._stdout.readline()
         if not line:
             raise EmulatorError(await self._how_it_ended())
-        return line
+        try:
+            return read_line(Up, line)
+        except ConfigError as error:
+            raise EmulatorError(f"it said {line[:200]!r} first: {error}") from error
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """Change the links, all at once; return when it has taken effect.
@@ -122,13 +120,11 @@ class Backend:
                 knows what the links are like any more.
         """
         async with self._applying:
-            assert self._process.stdin is not None
             self._applied = asyncio.get_running_loop().create_future()
-            message = {"op": "apply", "changes": [change.to_json() for change in changes]}
             try:
                 async with asyncio.timeout(APPLY_S):
-                    self._process.stdin.write(json.dumps(message).encode() + b"\n")
-                    await self._process.stdin.drain()
+                    self._stdin.write(apply_line(changes))
+                    await self._stdin.drain()
                     await self._applied
             except ConnectionError as error:
                 raise EmulatorError("it has ended") from error
@@ -140,7 +136,11 @@ class Backend:
 
     def watch(self, on_end: Callable[[str], None]) -> None:
         """Call `on_end` when the process ends before `close`."""
-        self._watching = asyncio.create_task(self._watch(on_end), name="emulator-watch")
+
+        async def watch() -> None:
+            on_end(await self.wait_ended())
+
+        self._watching = asyncio.create_task(watch(), name="emulator-watch")
 
     async def wait_ended(self) -> str:
         """Return how it ended, when it does."""
@@ -149,22 +149,17 @@ class Backend:
 
     async def close(self) -> None:
         """End the process and return when it is gone. A second call changes nothing."""
-        assert self._process.stdin is not None
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
-        self._process.stdin.close()
+        self._stdin.close()
         await self._wait_or_kill()
         await asyncio.wait([self._complaints, *([self._ended] if self._ended else [])])
 
-    async def _watch(self, on_end: Callable[[str], None]) -> None:
-        on_end(await self.wait_ended())
-
     async def _listen(self) -> str:
         """Take what it says until its end; return how it ended."""
-        assert self._process.stdout is not None
         with contextlib.suppress(ValueError):  # a line without an end: it is killed below
-            while line := await self._process.stdout.readline():
+            while line := await self._stdout.readline():
                 if line.endswith(b"\n"):  # else it was killed in the middle of it
                     self._hear(line)
         if self._applied is not None and not self._applied.done():
@@ -199,10 +194,9 @@ class Backend:
 
     async def _pass_complaints_on(self) -> None:
         """Copy its stderr to ours, and keep the last line for whoever asks why it ended."""
-        assert self._process.stderr is not None
         while True:
             try:
-                line = await self._process.stderr.readline()
+                line = await self._stderr.readline()
             except ValueError:
                 continue  # longer than any line of ours; asyncio has dropped it
             if not line:
@@ -217,18 +211,3 @@ class Backend:
         await asyncio.wait([self._complaints])
         said = f": {self._last_words}" if self._last_words else ""
         return f"it ended with {name_exit(status)}{said}"
-
-
-def parse_ready(line: bytes) -> tuple[SiteNamespace, ...]:
-    """Return the namespaces of a `ready` line.
-
-    Raises:
-        EmulatorError: it is another line.
-    """
-    try:
-        message = json.loads(line)
-        if message["op"] == "ready":
-            return tuple(SiteNamespace(**each) for each in message["sites"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise EmulatorError(f"not its `ready` line: {line[:200]!r}")

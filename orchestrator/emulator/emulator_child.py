@@ -10,24 +10,25 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import IO, Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
 
-from orchestrator.emulator.backend import SiteNamespace, parse_ready
+from orchestrator.emulator.backend import command_of
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
+    SiteNamespace,
+    Up,
     apply_line,
-    parse_listening,
+    read_line,
 )
 from topology.errors import ConfigError
 from topology.faults.script import Change
+from topology.json_fields import to_json
 
 ANSWER_WITHIN_S = 20.0
 STOP_WITHIN_S = 5.0
@@ -36,28 +37,25 @@ LinkCounters = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 class EmulatorProcess:
-    """An emulator that runs: what both kinds have in common.
-
-    Attributes:
-        pid: Its process.
-    """
+    """An emulator that runs."""
 
     def __init__(self, child: subprocess.Popen[bytes], log: IO[bytes]) -> None:
         self.pid = child.pid
+        self.endpoints: tuple[RelayEndpoint, ...] = ()
+        """Where to dial, in the order of the relay's configuration."""
+        self.sites: Mapping[str, SiteNamespace] = {}
+        """How each site of the packet emulator is reached and entered."""
         self._child = child
         self._log = log
         self._rest = b""
         self._lock = threading.Lock()
 
-    def configure(self, config: Mapping[str, Any]) -> bytes:
-        """Tell it what to be; return the line that says that it is up.
-
-        Raises:
-            ConfigError: it refuses; in its own words.
-            TimeoutError: it says nothing within `ANSWER_WITHIN_S`.
-        """
-        self._write(config)
-        return self._read_line(time.monotonic() + ANSWER_WITHIN_S)
+    def configure(self, config: RelayConfig | NetnsConfig) -> None:
+        """Tell it what to be; return when it is up. ConfigError and TimeoutError as of `apply`."""
+        self._write(json.dumps(to_json(config)).encode() + b"\n")
+        up = read_line(Up, self._read_line(time.monotonic() + ANSWER_WITHIN_S))
+        self.endpoints = up.endpoints
+        self.sites = {site.site: site for site in up.sites}
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Change links, all at once; return when it has taken effect.
@@ -100,10 +98,10 @@ class EmulatorProcess:
             if message["op"] in ops:
                 return message
 
-    def _write(self, message: Mapping[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and its log says why
-            self._child.stdin.write(json.dumps(message).encode() + b"\n")
+            self._child.stdin.write(line)
             self._child.stdin.flush()
 
     def _read_line(self, deadline_s: float) -> bytes:
@@ -126,77 +124,23 @@ class EmulatorProcess:
         return said or f"the emulator ended with status {status}"
 
 
-Kind = TypeVar("Kind", bound=EmulatorProcess)
-
-
-class RelayProcess(EmulatorProcess):
-    """A relay that runs.
-
-    Attributes:
-        endpoints: Where to dial, in the order of the configuration.
-    """
-
-    endpoints: tuple[RelayEndpoint, ...] = ()
-
-
 @contextlib.contextmanager
-def running_relay(config: RelayConfig) -> Iterator[RelayProcess]:
-    """Run a relay in a process of its own; it has ended when the block has.
+def running_emulator(config: RelayConfig | NetnsConfig) -> Iterator[EmulatorProcess]:
+    """Run the emulator that `config` is for; it has ended when the block has.
 
     Raises:
-        ConfigError: the relay refuses its configuration; in its own words.
-        TimeoutError: it does not listen within `ANSWER_WITHIN_S`.
-    """
-    with started("orchestrator.emulator.relay", RelayProcess) as relay:
-        relay.endpoints = parse_listening(relay.configure(config.to_json()))
-        yield relay
-
-
-@contextlib.contextmanager
-def started(
-    module: str, kind: Callable[[subprocess.Popen[bytes], IO[bytes]], Kind]
-) -> Iterator[Kind]:
-    """Start an emulator, not configured yet; it has ended when the block has.
-
-    Args:
-        module: That it is.
-        kind: What makes of the process, and of the file that it complains to, what is given.
+        ConfigError: it refuses its configuration, or this machine refuses it; in its own words.
+        TimeoutError: it is not up within `ANSWER_WITHIN_S`.
     """
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
+            command_of(config), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
         ) as child,
     ):
-        emulator = kind(child, log)
+        emulator = EmulatorProcess(child, log)
         try:
+            emulator.configure(config)
             yield emulator
         finally:
             emulator.stop()
-
-
-class NetnsProcess(EmulatorProcess):
-    """A packet emulator that runs.
-
-    Attributes:
-        sites: How each is reached and entered.
-    """
-
-    sites: Mapping[str, SiteNamespace] = MappingProxyType({})
-
-
-@contextlib.contextmanager
-def running_netns(config: NetnsConfig) -> Iterator[NetnsProcess]:
-    """Run a packet emulator in a process of its own; it has ended when the block has.
-
-    Raises:
-        ConfigError: it refuses its configuration, or this machine refuses it; in its own words.
-        TimeoutError: it is not ready in time.
-    """
-    with started("orchestrator.emulator.netns", NetnsProcess) as emulator:
-        ready = parse_ready(emulator.configure(config.to_json()))
-        emulator.sites = {site.site: site for site in ready}
-        yield emulator

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from orchestrator.emulator.backend import EmulatorError
 from topology.errors import ConfigError
@@ -18,36 +18,30 @@ _TICK_S = 1e-6
 """The resolution of a script's times."""
 
 
-class Stage(Protocol):
-    """What a script is played on."""
-
-    async def apply(self, changes: Sequence[Change]) -> None:
-        """Change links, all at once; EmulatorError when they cannot be changed any more."""
-
-    def pause(self, pause: Pause) -> None:
-        """Stop a site's processes, or let them go on."""
+Apply = Callable[[Sequence[Change]], Awaitable[None]]
+"""Changes links, all at once; EmulatorError when they cannot be changed any more."""
 
 
 class FaultPlayer:
     """Plays one script, to which faults may be added, from `play` until it is cancelled.
 
-    Args:
-        script: What to play.
-        seed: Instead of the script's own.
-        stage: What to play it on.
-        on_played: Told of each change when it has been made.
+    `seed` stands instead of the script's own. `pause` stops a site's processes, or lets them go on.
+    `on_played` is told of each change when it has been made.
     """
 
     def __init__(
         self,
         script: FaultScript,
         seed: int | None,
-        stage: Stage,
+        *,
+        apply: Apply,
+        pause: Callable[[Pause], None],
         on_played: Callable[[TimedChange], None],
     ) -> None:
         self._script = script
         self._seed = seed
-        self._stage = stage
+        self._apply = apply
+        self._pause = pause
         self._on_played = on_played
         self._pending = list(expand(script, seed))
         self._played_s = -1.0
@@ -111,11 +105,9 @@ class FaultPlayer:
         while not self._pending or self.elapsed_s < self._pending[0].at_s:
             self._added.clear()
             wait_s = self._pending[0].at_s - self.elapsed_s if self._pending else None
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._added.wait()
-            except TimeoutError:
-                pass
 
     async def _play_due(self) -> None:
         """Make all changes of the next instant; links first, all at once."""
@@ -124,10 +116,10 @@ class FaultPlayer:
         self._played_s = at_s  # a fault that is added meanwhile comes after these
         changes = [timed.change for timed in due if isinstance(timed.change, Change)]
         if changes:
-            await self._stage.apply(changes)
+            await self._apply(changes)
         for timed in due:
             if isinstance(timed.change, Pause):
-                self._stage.pause(timed.change)
+                self._pause(timed.change)
             self._on_played(timed)
         self._pending = self._after(self._pending)
         self._moved.set()
@@ -138,15 +130,13 @@ class FaultPlayer:
 
 def needs_relay(faults: Iterable[Fault]) -> str | None:
     """Return why faults can only be played on the relay; None if on any emulator."""
-    for fault in faults:
-        if fault.action in {"reset", "half_open"}:
-            return f"{fault.action}: only the relay can do that to connections"
-    return None
+    actions = [fault.action for fault in faults if fault.action in {"reset", "half_open"}]
+    return f"{actions[0]}: only the relay can do that to connections" if actions else None
 
 
 def needs_run(faults: Iterable[Fault]) -> str | None:
     """Return why faults can only be played on a run; None if on any emulation."""
-    for fault in faults:
-        if fault.action == "pause":
-            return f"pause: {fault.site} has no processes here; `isthmus launch --faults` has"
-    return None
+    sites = [fault.site for fault in faults if fault.action == "pause"]
+    return (
+        f"pause: {sites[0]} has no processes here; `isthmus launch --faults` has" if sites else None
+    )

@@ -96,18 +96,14 @@ def serve(host: str) -> None:
 def echo(host: str, port: int, count: int) -> None:
     """Print how long each of `count` small messages took there and back; one at a time."""
     times_s = []
-    with _dialled(host, port, ECHO) as connection:
+    with _dialled(host, port, ECHO) as connection, connection.makefile("rb") as answers:
         connection.settimeout(WAIT_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for _ in range(count):
             began_s = time.perf_counter()
             connection.sendall(b"\0" * ECHO_BYTES)
-            missing = ECHO_BYTES
-            while missing:
-                data = connection.recv(missing)
-                if not data:
-                    raise ConnectionResetError("the other end has closed the connection")
-                missing -= len(data)
+            if len(answers.read(ECHO_BYTES)) < ECHO_BYTES:
+                raise ConnectionResetError("the other end has closed the connection")
             times_s.append(time.perf_counter() - began_s)
     _say(times_s=times_s)
 

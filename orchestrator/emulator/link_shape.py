@@ -34,6 +34,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from topology.errors import ConfigError
+from topology.faults.script import FIGURES, check_figures
 
 LOSSES_PER_DECK = 4
 MAX_DECK_PACKETS = 1 << 40
@@ -41,12 +42,7 @@ MAX_DECK_PACKETS = 1 << 40
 
 
 class LossDeck:
-    """Says for each packet of a link in turn whether it is lost.
-
-    Args:
-        probability: Of a loss, 0 to 1.
-        generator: The link's own, seeded.
-    """
+    """Says for each packet of a link in turn whether it is lost."""
 
     def __init__(self, probability: float, generator: random.Random) -> None:
         self._probability = probability
@@ -109,13 +105,11 @@ class LinkShape:
     """What may wait for the transmitter; None: what suits the emulator that uses it."""
 
     def __post_init__(self) -> None:
-        _check(self.source != self.target, "target", "another site than the source", self.target)
-        _check(_positive(self.bytes_per_s), "bytes_per_s", "more than 0", self.bytes_per_s)
-        _check(_not_negative(self.delay_s), "delay_s", "0 or more", self.delay_s)
-        _check(_not_negative(self.jitter_s), "jitter_s", "0 or more", self.jitter_s)
-        _check(0 <= self.loss <= 1, "loss", "0 to 1", self.loss)
-        queue_bytes = self.queue_bytes
-        _check(queue_bytes is None or queue_bytes > 0, "queue_bytes", "more than 0", queue_bytes)
+        if self.source == self.target:
+            raise ConfigError(f"target: want another site than the source, got {self.target!r}")
+        check_figures({name: getattr(self, name) for name in FIGURES})
+        if self.queue_bytes is not None and self.queue_bytes <= 0:
+            raise ConfigError(f"queue_bytes: want more than 0, got {self.queue_bytes!r}")
 
     def changed(self, figures: Mapping[str, float]) -> LinkShape:
         """Return this link with other figures, named as in topology.faults.script.FIGURES."""
@@ -148,10 +142,8 @@ class Passage(NamedTuple):
 class Transmitter:
     """The clock of one directed link.
 
-    Args:
-        shape: What it emulates; `reshape` changes it.
-        draw: The next number of [0, 1); seeded, so that the jitter of a run can be repeated.
-        losses: What packet losses are drawn from; its own, and seeded too.
+    `draw` returns the next number of [0, 1) for the jitter, `losses` is what packet losses are
+    drawn from. Both are the link's own, and seeded, so that a run can be repeated.
     """
 
     def __init__(self, shape: LinkShape, draw: Callable[[], float], losses: random.Random) -> None:
@@ -164,12 +156,9 @@ class Transmitter:
         self._free_at_s = -math.inf
 
     def admit(self, num_bytes: int, now_s: float, rtt_s: float) -> Passage:
-        """Take bytes of one connection over.
+        """Take over bytes that came at `now_s`; 0 for what has none, as a connection's end.
 
-        Args:
-            num_bytes: 0 for what travels without bytes of its own, as a connection's end.
-            now_s: When they came.
-            rtt_s: Of the connection: what a loss costs it.
+        `rtt_s` is the connection's: what a loss costs it.
         """
         shape = self.shape
         lost = len(self._deck.take(-(-num_bytes // PACKET_BYTES)))
@@ -205,16 +194,3 @@ class Transmitter:
     def room_at_s(self) -> float:
         """Return when the queue will be down to half: then those who wait are read again."""
         return self._free_at_s - self.shape.room_bytes / 2 / self.shape.bytes_per_s
-
-
-def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
-
-
-def _not_negative(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
-
-
-def _check(holds: bool, field: str, want: str, got: object) -> None:
-    if not holds:
-        raise ConfigError(f"{field}: want {want}, got {got!r}")

@@ -27,7 +27,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.emulator.emulator_config import NetnsConfig, parse_changes
+from orchestrator.emulator.emulator_config import (
+    NETNS_KINDS,
+    NetnsConfig,
+    SiteNamespace,
+    Up,
+    check_changes,
+    read_line,
+)
 from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.emulator.owner_pipes import (
     CONFIGURED_WITHIN_S,
@@ -60,13 +67,7 @@ A request and its answer are seen when they come.
 
 
 class Site:
-    """Where a site's packets come out and go in.
-
-    Args:
-        name: Of the site.
-        address: Of its device, dotted.
-        device: Its TUN device, non-blocking; stays the caller's.
-    """
+    """Where a site's packets come out and go in: a non-blocking TUN device, the caller's."""
 
     def __init__(self, name: str, address: str, device: int) -> None:
         self.name = name
@@ -87,13 +88,7 @@ class Route:
 
 
 class Router:
-    """Joins sites by links.
-
-    Args:
-        sites: All of them; their devices stay the caller's.
-        links: Directed, between those sites.
-        seed: Of the links' losses and jitter.
-    """
+    """Joins sites by links. The sites' devices stay the caller's."""
 
     def __init__(self, sites: Sequence[Site], links: Sequence[LinkShape], seed: int) -> None:
         by_name = {site.name: site for site in sites}
@@ -134,7 +129,8 @@ class Router:
         return False
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Make changes that `parse_changes` has let through, all at the same instant."""
+        """Make all changes at the same instant; ConfigError, and none is made, if one cannot be."""
+        check_changes(changes, self._routes, NETNS_KINDS)
         now_s = time.monotonic()
         for change in changes:
             _change(self._routes[change.source, change.target], change, now_s)
@@ -149,18 +145,10 @@ class Router:
         now_s = time.monotonic()
         links = []
         for (source, target), route in self._routes.items():
-            queued_bytes = route.link.queued_bytes(now_s)
-            passed = route.link.counters
+            queued_bytes = route.link.queued_bytes(now_s)  # brings the counters up to date
+            passed = dataclasses.asdict(route.link.counters)
             links.append(
-                {
-                    "source": source,
-                    "target": target,
-                    "sent_bytes": passed.sent_bytes,
-                    "delivered_bytes": passed.delivered_bytes,
-                    "dropped_packets": passed.dropped_packets,
-                    "lost_packets": passed.lost_packets,
-                    "queued_bytes": queued_bytes,
-                }
+                {"source": source, "target": target, **passed, "queued_bytes": queued_bytes}
             )
         return {"op": "counters", "links": links}
 
@@ -240,20 +228,14 @@ def _complain(status: int, text: str) -> int:
 
 def _serve() -> None:
     stdin = LineReader(sys.stdin.fileno())
-    config = NetnsConfig.from_line(stdin.wait_line(CONFIGURED_WITHIN_S))
+    config = read_line(NetnsConfig, stdin.wait_line(CONFIGURED_WITHIN_S))
     with contextlib.ExitStack() as stack:
         sites, ready = _make_sites(config, stack)
         be_punctual()
         gc.disable()  # nothing here refers to itself, and a collection is a pause
         router = Router(sites, config.links, config.seed)
-
-        def obey(line: bytes) -> int:
-            changes = parse_changes(line, config.links)
-            router.apply(changes)
-            return len(changes)
-
-        owner = Conversation(stdin, sys.stdout.fileno(), obey, router.counters)
-        owner.begin(ready, time.monotonic())
+        owner = Conversation(stdin, sys.stdout.fileno(), router.apply, router.counters)
+        owner.begin(Up(op="ready", sites=ready), time.monotonic())
         while not stdin.has_ended:
             if router.run(owner.turn(time.monotonic()), stdin.descriptor):
                 stdin.read()
@@ -262,8 +244,8 @@ def _serve() -> None:
 
 def _make_sites(
     config: NetnsConfig, stack: contextlib.ExitStack
-) -> tuple[list[Site], dict[str, Any]]:
-    """Return the sites and the `ready` message; what they hold is closed with `stack`."""
+) -> tuple[list[Site], tuple[SiteNamespace, ...]]:
+    """Return the sites, and how each is entered; what they hold is closed with `stack`."""
     own = f"/proc/{os.getpid()}"
     user = f"{own}/ns/user" if own_user_namespace() else ""
     sites, told = [], []
@@ -274,10 +256,9 @@ def _make_sites(
         stack.callback(os.close, device)
         address = address_of(index)
         sites.append(Site(name, address, device))
-        told.append(
-            {"site": name, "address": address, "net": f"{own}/fd/{namespace}", "user": user}
-        )
-    return sites, {"op": "ready", "sites": told}
+        net = f"{own}/fd/{namespace}"
+        told.append(SiteNamespace(site=name, address=address, net=net, user=user))
+    return sites, tuple(told)
 
 
 if __name__ == "__main__":

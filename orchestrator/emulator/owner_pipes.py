@@ -15,10 +15,13 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from orchestrator.emulator.emulator_config import Apply, Up, read_line
 from topology.errors import ConfigError
+from topology.faults.script import Change
+from topology.json_fields import to_json
 
 CONFIGURED_WITHIN_S = 30.0
 COUNTERS_EVERY_S = 1.0
@@ -139,7 +142,7 @@ class Conversation:
     Args:
         stdin: After the configuration; whoever reads it calls `turn` then.
         stdout: Descriptor of what messages are written to.
-        obey: Makes the changes of a line, all or none, and returns how many; ConfigError to refuse.
+        obey: Makes changes, all or none; ConfigError to refuse.
         counters: Returns the `counters` message of the moment.
 
     All methods raise BrokenPipeError when nobody will ever read what they say.
@@ -149,7 +152,7 @@ class Conversation:
         self,
         stdin: LineReader,
         stdout: int,
-        obey: Callable[[bytes], int],
+        obey: Callable[[Sequence[Change]], None],
         counters: Callable[[], dict[str, Any]],
     ) -> None:
         self._stdin = stdin
@@ -158,10 +161,10 @@ class Conversation:
         self._counters = counters
         self._report_s = 0.0
 
-    def begin(self, up: dict[str, Any], now_s: float) -> None:
+    def begin(self, up: Up, now_s: float) -> None:
         """Say that the emulator is up, and how it is reached."""
         self._report_s = now_s + COUNTERS_EVERY_S
-        self._messages.answer(up)
+        self._messages.answer(to_json(up))
 
     def turn(self, now_s: float) -> float:
         """Obey what has been read and say what is due; return when to come again at the latest."""
@@ -183,7 +186,9 @@ class Conversation:
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:
-            return {"op": "applied", "count": self._obey(line)}
+            changes = read_line(Apply, line).changes
+            self._obey(changes)
+            return {"op": "applied", "count": len(changes)}
         except ConfigError as error:
             return {"op": "refused", "message": error.problems[0].message}
 

@@ -198,9 +198,7 @@ class LinkCounters:
 class PacketLink:
     """The queue, the transmitter and the delay line of one directed link.
 
-    Args:
-        shape: What it emulates.
-        seed: Of its losses and its jitter, which depend on nothing else but the sites' names.
+    Its losses and its jitter depend on nothing but the seed and the sites' names.
     """
 
     def __init__(self, shape: LinkShape, seed: int) -> None:

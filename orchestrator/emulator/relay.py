@@ -8,7 +8,7 @@ of that moment. The child ends when stdin does, so with its parent too.
 
 The relay ends TCP on both sides, so it cannot show TCP's own behaviour on a long path: slow start,
 congestion control and retransmission, window limits. What it makes of loss is said in
-link_shape.py, of a cut in shared_link.py, of a half-open connection in relay_connection.py. A
+link_shape.py, of a cut and of a half-open connection in relay_connection.py. A
 connection that is dialled across a cut is accepted by the kernel, as the relay's listener is on
 this machine, but nothing answers on it before the link is healed, when the relay dials the gateway.
 """
@@ -23,15 +23,16 @@ import random
 import resource
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.emulator.emulator_config import (
     RelayConfig,
     RelayEndpoint,
-    listening_line,
-    parse_apply,
+    Up,
+    check_changes,
+    read_line,
 )
 from orchestrator.emulator.link_shape import LinkShape, Transmitter
 from orchestrator.emulator.owner_pipes import (
@@ -40,8 +41,7 @@ from orchestrator.emulator.owner_pipes import (
     LineReader,
     be_punctual,
 )
-from orchestrator.emulator.relay_connection import Address, Connection, Listener
-from orchestrator.emulator.shared_link import SharedLink
+from orchestrator.emulator.relay_connection import Address, Connection, Listener, SharedLink
 from topology.errors import ConfigError
 from topology.faults.script import Change
 
@@ -103,23 +103,17 @@ class Relay:
             ],
         }
 
-    def apply(self, changes: Iterable[Change]) -> int:
-        """Make all changes now, in order; return how many there were.
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Make all changes now, in order.
 
         Raises:
             ConfigError: one is of a link that does not exist; then none is made.
         """
-        changes = list(changes)
-        for index, change in enumerate(changes):
-            if (change.source, change.target) not in self._links:
-                raise ConfigError(
-                    f"changes.{index}: there is no link from {change.source} to {change.target}"
-                )
+        check_changes(changes, self._links)
         for change in changes:
             self._make(change)
         for listener in self._listeners:
             listener.update()
-        return len(changes)
 
     def _make(self, change: Change) -> None:
         link = self._links[change.source, change.target]
@@ -206,7 +200,7 @@ def main() -> int:
     """Run the relay until stdin ends; return the exit status."""
     try:
         stdin = LineReader(sys.stdin.fileno())
-        config = RelayConfig.from_line(stdin.wait_line(CONFIGURED_WITHIN_S))
+        config = read_line(RelayConfig, stdin.wait_line(CONFIGURED_WITHIN_S))
         _allow_descriptors()
         be_punctual()
         asyncio.run(_serve(config, stdin))
@@ -224,12 +218,8 @@ async def _serve(config: RelayConfig, stdin: LineReader) -> None:
     loop = asyncio.get_running_loop()
     async with Relay(config) as relay:
         with _noticed(stdin.descriptor) as readable:
-
-            def obey(line: bytes) -> int:
-                return relay.apply(parse_apply(line))
-
-            owner = Conversation(stdin, sys.stdout.fileno(), obey, relay.counters)
-            owner.begin(listening_line(relay.endpoints), loop.time())
+            owner = Conversation(stdin, sys.stdout.fileno(), relay.apply, relay.counters)
+            owner.begin(Up(op="listening", endpoints=relay.endpoints), loop.time())
             while not stdin.has_ended:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(owner.turn(loop.time())):

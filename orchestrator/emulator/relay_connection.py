@@ -1,4 +1,7 @@
-"""A connection through the relay: a listener accepts it, and a flow carries each of its directions.
+"""Links and connections of the relay at work.
+
+A `SharedLink` is what all connections that cross a directed link have in common. A `Listener`
+accepts connections, and a `Flow` carries each direction of one.
 
 Raw non-blocking sockets and the event loop's readers, not streams or transports: bytes are
 received once and sent once, without a task, a future or a buffer copy between.
@@ -9,6 +12,14 @@ is in flight, for which a loss adds one RTT.
 
 How a connection ends travels like its bytes: a half-close or a reset at one end is seen at the
 other one link delay later, and behind everything that was sent before it.
+
+**A cut link** holds everything. The kernel's TCP would send again what a cut has swallowed, so
+nothing is dropped: all that has not arrived waits, and when the link is healed it crosses again
+from the start, in the order in which it was due. (Here at once; after a real cut TCP waits for its
+retransmission timer, which by then may be as long as the cut was.) Meanwhile connections that cross
+the link are read in neither direction, because where no acknowledgement comes back, a sender soon
+stops; what the intact direction already holds still arrives. So an end that closes during a cut is
+noticed when the link is healed.
 
 A connection is **half-open** when one end is reset and forgotten, with what was in flight both
 ways, and the other end is not told. What that one goes on sending is taken, up to about what a TCP
@@ -25,12 +36,12 @@ import logging
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from orchestrator.emulator.link_shape import LinkShape, Passage
-from orchestrator.emulator.shared_link import SharedLink
+from orchestrator.emulator.link_shape import LinkShape, Passage, Transmitter
+from topology.faults.script import FIGURES
 
 _SLACK_S = 0.0005
 """Half the granularity of epoll: what is due this soon goes now, which centres the error on 0."""
@@ -56,36 +67,109 @@ class Item(NamedTuple):
     load: memoryview | Mark
 
 
+class SharedLink:
+    """A directed link: what all flows that cross it have in common."""
+
+    def __init__(self, transmitter: Transmitter) -> None:
+        self.transmitter = transmitter
+        self.is_cut = False
+        self.sent_bytes = 0
+        """Taken from senders since the start."""
+        self.delivered_bytes = 0
+        """Handed to receivers since the start."""
+        self.held_bytes = 0
+        """Taken from senders and not yet handed over: queued, in flight, or not accepted."""
+        self.flows: set[Flow] = set()
+        """Those that cross it."""
+        self.returning: set[Flow] = set()
+        """Those whose acknowledgements would cross it."""
+        self._configured = transmitter.shape
+        self._waiting: deque[Flow] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def shape(self) -> LinkShape:
+        """What it is like now."""
+        return self.transmitter.shape
+
+    def hold(self, flow: Flow) -> None:
+        """Let `flow` wait until the queue has room again."""
+        self._waiting.append(flow)
+        if self._timer is None:
+            self._timer = flow.loop.call_at(self.transmitter.room_at_s(), self._release)
+
+    def reshape(self, figures: Mapping[str, float], now_s: float) -> None:
+        """Take other figures at once: what has not left yet leaves and travels by the new ones."""
+        before = self.shape
+        stretch = self.transmitter.reshape(before.changed(figures), now_s)
+        later_s = self.shape.delay_s - before.delay_s
+        for flow in list(self.flows):
+            flow.retime(now_s, stretch, later_s)
+        self._look_again()
+
+    def cut(self) -> None:
+        """Let nothing arrive until it is healed."""
+        self.is_cut = True
+        self._update_flows()
+
+    def heal(self, now_s: float) -> None:
+        """Be as configured, and not cut: what is held crosses from the start."""
+        self.reshape({name: getattr(self._configured, name) for name in FIGURES}, now_s)
+        if not self.is_cut:
+            return
+        self.is_cut = False
+        self.transmitter.clear()
+        held = [(item, flow) for flow in self.flows for item in flow.take_back()]
+        for item, flow in sorted(held, key=lambda each: each[0].due_s):
+            flow.enter(item.load, now_s)
+        self._look_again()
+        self._update_flows()
+
+    def close(self) -> None:
+        """Forget who waits."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _update_flows(self) -> None:
+        for flow in [*self.flows, *self.returning]:
+            flow.update()
+
+    def _look_again(self) -> None:
+        """Who waits for room may have it sooner or later than was thought."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._waiting[0].loop.call_at(self.transmitter.room_at_s(), self._release)
+
+    def _release(self) -> None:
+        self._timer = None
+        while self._waiting:
+            self._waiting.popleft().release()
+
+
 class Flow:
     """One direction of one connection.
 
-    Args:
-        link: What it crosses.
-        opposite: What its acknowledgements would cross.
-        source: Read here; owned by the connection.
-        sink: Written here; owned by the connection.
-        on_lost: Called with the socket that turned out to be broken.
-        on_mark: Called when a FIN or a reset has reached the sink.
+    Bytes go from `source` to `sink`, which the connection owns, and their acknowledgements would
+    cross `opposite`.
     """
 
     def __init__(
         self,
+        connection: Connection,
         link: SharedLink,
         opposite: SharedLink,
         source: socket.socket,
         sink: socket.socket,
-        on_lost: Callable[[socket.socket], None],
-        on_mark: Callable[[Flow, Mark], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._connection = connection
         self._link = link
         self._opposite = opposite
         self._source = source
         self._sink = sink
-        self._on_lost = on_lost
-        self._on_mark = on_mark
         self._items: deque[Item] = deque()
-        self._taken_back: deque[Item] = deque()
         self._last_due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._started = False
@@ -116,10 +200,7 @@ class Flow:
     def retime(self, now_s: float, stretch: float, later_s: float) -> None:
         """The link has other figures: what has not left its transmitter yet follows them.
 
-        Args:
-            now_s: Since when.
-            stretch: Of the time until it leaves.
-            later_s: What is added to the delay.
+        The time until it leaves is multiplied by `stretch`, and `later_s` added to its delay.
         """
         retimed: deque[Item] = deque()
         due_s = 0.0
@@ -138,15 +219,11 @@ class Flow:
         bound_receive_buffer(self._source, self._link.shape)
         self._schedule()
 
-    def take_back(self) -> list[float]:
-        """Take all that is on its way off the link; return when each would have arrived."""
-        self._taken_back, self._items = self._items, deque()
+    def take_back(self) -> deque[Item]:
+        """Take all that is on its way off the link, and return it."""
+        taken, self._items = self._items, deque()
         self._last_due_s = 0.0
-        return [item.due_s for item in self._taken_back]
-
-    def admit_again(self, now_s: float) -> None:
-        """Put the first of what was taken back on its way, from the start."""
-        self._enter(self._taken_back.popleft().load, now_s)
+        return taken
 
     def reset(self) -> None:
         """Let a reset follow what has been taken over; nothing more is read."""
@@ -187,7 +264,7 @@ class Flow:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self._on_lost(self._source)
+            self._connection.lost(self._source)
             return
         if data:
             self._link.sent_bytes += len(data)
@@ -200,7 +277,7 @@ class Flow:
 
     def _admit(self, load: memoryview | Mark) -> None:
         now_s = self.loop.time()
-        self._enter(load, now_s)
+        self.enter(load, now_s)
         if not isinstance(load, Mark) and self._link.transmitter.is_full(now_s):
             self._held = True
             self._update_reading()
@@ -208,7 +285,7 @@ class Flow:
         if self._timer is None:
             self._deliver()
 
-    def _enter(self, load: memoryview | Mark, now_s: float) -> None:
+    def enter(self, load: memoryview | Mark, now_s: float) -> None:
         """Let bytes or a mark begin to cross the link."""
         num_bytes = 0 if isinstance(load, Mark) else len(load)
         link = self._link
@@ -237,7 +314,7 @@ class Flow:
             load = self._items[0].load
             if isinstance(load, Mark):
                 self._items.popleft()
-                self._on_mark(self, load)
+                self._connection.arrived(self, load)
             else:
                 self._send(load)
         self._schedule()
@@ -249,7 +326,7 @@ class Flow:
         except (BlockingIOError, InterruptedError):
             num_sent = 0
         except OSError:
-            self._on_lost(self._sink)
+            self._connection.lost(self._sink)
             return
         self._link.held_bytes -= num_sent
         self._link.delivered_bytes += num_sent
@@ -289,14 +366,11 @@ _ABORT = struct.pack("ii", 1, 0)
 
 
 class Connection:
-    """One connection; it owns both sockets, and ends by itself or by `close`.
+    """One connection; it ends by itself or by `close`.
 
-    Args:
-        dialler: Accepted; becomes the connection's own.
-        address: The gateway's family and socket address.
-        there: The link from the dialler's site to the gateway's.
-        back: The opposite link.
-        on_closed: Called once, when nothing of it is left.
+    It owns the `dialler`, a socket that was accepted, and the one that it dials the gateway's
+    `address` with. `there` is the link from the dialler's site to the gateway's, `back` the
+    opposite one. `on_closed` is called once, when nothing of it is left.
     """
 
     def __init__(
@@ -315,8 +389,8 @@ class Connection:
         for end in (dialler, self._gateway):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._there = Flow(there, back, dialler, self._gateway, self._lost, self._arrived)
-        self._back = Flow(back, there, self._gateway, dialler, self._lost, self._arrived)
+        self._there = Flow(self, there, back, dialler, self._gateway)
+        self._back = Flow(self, back, there, self._gateway, dialler)
         self._sites = (there.shape.source, there.shape.target)
         self._num_open = 2
         self._closed = False
@@ -332,9 +406,9 @@ class Connection:
             self._start()
         elif status == errno.EINPROGRESS:
             self._loop.add_writer(self._gateway, self._dialled)
-            self._dialling = self._loop.call_later(DIAL_WITHIN_S, self._lost, self._gateway)
+            self._dialling = self._loop.call_later(DIAL_WITHIN_S, self.lost, self._gateway)
         else:
-            self._lost(self._gateway)
+            self.lost(self._gateway)
 
     def joins(self, one: str, other: str) -> bool:
         """Say whether it is a connection between two sites, whichever of them has dialled."""
@@ -380,7 +454,7 @@ class Connection:
     def _dialled(self) -> None:
         self._stop_dialling()
         if self._gateway.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._lost(self._gateway)
+            self.lost(self._gateway)
         else:
             self._start()
 
@@ -394,7 +468,7 @@ class Connection:
             self._dialling = None
             self._loop.remove_writer(self._gateway)
 
-    def _lost(self, end: socket.socket) -> None:
+    def lost(self, end: socket.socket) -> None:
         """One end is broken: what it sent still arrives, then the reset."""
         self._stop_dialling()
         from_it, to_it = self._there, self._back
@@ -406,7 +480,7 @@ class Connection:
         else:
             from_it.reset()
 
-    def _arrived(self, flow: Flow, mark: Mark) -> None:
+    def arrived(self, flow: Flow, mark: Mark) -> None:
         """A half-close or a reset has crossed the link."""
         if mark is Mark.RESET:
             self.close()
@@ -415,7 +489,7 @@ class Connection:
         try:
             sink.shutdown(socket.SHUT_WR)
         except OSError:
-            self._lost(sink)
+            self.lost(sink)
             return
         self._num_open -= 1
         if self._num_open == 0:
@@ -448,11 +522,7 @@ _LOG = logging.getLogger("relay")
 class Listener:
     """Accepts while neither link is cut: a connection needs both to come about.
 
-    Args:
-        family: Of the address that it will bind.
-        there: The link from the dialler's site to the gateway's.
-        back: The opposite link.
-        on_accepted: Called with each new connection, which becomes the callee's own.
+    `on_accepted` is called with each new socket, which becomes the callee's own.
     """
 
     def __init__(

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import math
 import os
 import statistics
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
-from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
+from orchestrator.emulator.backend import Backend, EmulatorError
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
-    parse_listening,
     shapes_of,
 )
 from orchestrator.emulator.link_shape import LinkShape
@@ -147,14 +148,10 @@ def worst(figures: Iterable[Figure]) -> Figure | None:
 
 def grid(*, is_quick: bool, has_loss: bool) -> list[Scene]:
     """Return the built-in settings: every round trip with every rate, cross-talk, and loss."""
-    settings = (
-        list(QUICK)
-        if is_quick
-        else [(rtt_s, rate) for rtt_s in GRID_RTTS_S for rate in GRID_BITS_PER_S]
-    )
+    every = itertools.product(GRID_RTTS_S, GRID_BITS_PER_S)
     scenes = [
         Scene(links=_both("a", "b", *each), pairs=(Pair(source="a", target="b"),))
-        for each in settings
+        for each in (QUICK if is_quick else every)
     ]
     beside = Pair(source="a", target="b", beside=("a", "c"))
     crossing = (*_both("a", "b", *CROSS_TALK), *_both("a", "c", *CROSS_TALK))
@@ -171,19 +168,15 @@ def grid(*, is_quick: bool, has_loss: bool) -> list[Scene]:
     return scenes
 
 
-def scenes_of(topology: Topology, *, has_loss: bool) -> list[Scene]:
+def scene_of(topology: Topology, *, has_loss: bool) -> Scene:
     """Return what to measure of a topology: each link that has one back."""
     links = shapes_of(topology)
-    return [
-        Scene(
-            links=links,
-            pairs=tuple(
-                Pair(source=each.source, target=each.target, loss=has_loss and each.loss > 0)
-                for each in links
-                if topology.link(each.target, each.source)
-            ),
-        )
-    ]
+    pairs = tuple(
+        Pair(source=each.source, target=each.target, loss=has_loss and each.loss > 0)
+        for each in links
+        if topology.link(each.target, each.source)
+    )
+    return Scene(links=links, pairs=pairs)
 
 
 def _both(
@@ -214,11 +207,10 @@ class Effort:
 class Meter:
     """A process of link_meter.py."""
 
-    def __init__(self, process: asyncio.subprocess.Process, host: str) -> None:
-        self._process = process
-        self.host = host
-        self.port = 0
-        self.datagram_port = 0
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin
+        assert process.stdout
+        self._stdin, self._stdout = process.stdin, process.stdout
 
     async def heard(self) -> dict[str, Any]:
         """Return the next object that it prints.
@@ -226,12 +218,10 @@ class Meter:
         Raises:
             EmulatorError: it has ended, or could not do what it was started for.
         """
-        assert self._process.stdout is not None
-        try:
+        line = b""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_S):
-                line = await self._process.stdout.readline()
-        except TimeoutError:
-            line = b""
+                line = await self._stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "it does not answer"}
         if "error" in answer:
             raise EmulatorError(f"a link could not be measured: {answer['error']}")
@@ -239,20 +229,13 @@ class Meter:
 
     async def count(self) -> dict[str, Any]:
         """Return what a receiver has received by now."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
+        self._stdin.write(b"\n")
         return await self.heard()
 
 
 @contextlib.asynccontextmanager
-async def _running_meter(host: str, enter: tuple[str, ...], *words: object) -> AsyncIterator[Meter]:
-    """Run a meter while the block does.
-
-    Args:
-        host: where it listens, if it does.
-        enter: words for sites.leash that lead it into a site; empty: it stays here.
-        words: its command line.
-    """
+async def _running_meter(enter: Sequence[str], *words: object) -> AsyncIterator[Meter]:
+    """Run a meter while the block does; `enter` are words for sites.leash that lead into a site."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sites.leash", str(os.getpid()), *enter, "--"),
         *(sys.executable, "-m", "orchestrator.emulator.link_meter", *map(str, words)),
@@ -260,35 +243,47 @@ async def _running_meter(host: str, enter: tuple[str, ...], *words: object) -> A
         stdout=asyncio.subprocess.PIPE,
     )
     try:
-        yield Meter(process, host)
+        yield Meter(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
 
-class Bench:
-    """One scene that is up."""
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """A site's meter that receives, and where it is reached without the relay."""
 
-    def __init__(self, scene: Scene) -> None:
-        self.receivers: dict[str, Meter] = {}
-        """By site."""
-        self.enter: dict[str, tuple[str, ...]] = {}
-        """By site: what leads a process into it."""
-        self.emulator_pid = 0
-        self.ports: dict[tuple[str, str], tuple[str, int]] = {}
-        """Where a site reaches another through the relay."""
-        self.payload = 1.0
-        """What a link's rate allows for payload."""
-        self._scene = scene
+    meter: Meter
+    enter: Sequence[str]
+    """Words for sites.leash that lead a process to it."""
+    host: str
+    port: int
+    datagram_port: int
 
-    async def receive_at(self, stack: contextlib.AsyncExitStack, site: str, host: str) -> None:
-        """Start the receiver of a site; `enter` knows the way into it."""
-        running = _running_meter(host, self.enter[site], "serve", host)
-        meter = await stack.enter_async_context(running)
+
+@contextlib.asynccontextmanager
+async def _receiving(host: str, enter: Sequence[str]) -> AsyncIterator[Receiver]:
+    async with _running_meter(enter, "serve", host) as meter:
         ports = await meter.heard()
-        meter.port, meter.datagram_port = ports["port"], ports["datagram_port"]
-        self.receivers[site] = meter
+        yield Receiver(meter, enter, host, ports["port"], ports["datagram_port"])
+
+
+class Bench:
+    """One scene that is up.
+
+    Args:
+        scene: What is measured.
+        receivers: By site.
+        emulator: What joins them. With the relay, sites reach each other through its ports.
+    """
+
+    def __init__(self, scene: Scene, receivers: Mapping[str, Receiver], emulator: Backend) -> None:
+        self._scene = scene
+        self._receivers = receivers
+        self._emulator_pid = emulator.pid
+        self._dialled = {(each.source, each.target): each for each in emulator.up.endpoints}
+        self._payload = PACKET_PAYLOAD if emulator.up.sites else 1.0
 
     async def measure(self, effort: Effort) -> AsyncIterator[Figure]:
         """Yield one figure after the other."""
@@ -303,25 +298,21 @@ class Bench:
                     yield await self._loss(pair, effort)
 
     def _meter(
-        self, source: str, target: str, *words: object
+        self, source: str, target: str, operation: str, *words: object
     ) -> contextlib.AbstractAsyncContextManager[Meter]:
         """Return a meter at `source` that reaches the receiver of `target`."""
-        receiver = self.receivers[target]
-        operation, *rest = words
-        host, port = self.ports.get((source, target), (receiver.host, receiver.port))
-        if operation == "datagrams":
-            port = receiver.datagram_port
-        return _running_meter(host, self.enter[source], operation, host, port, *rest)
+        receiver = self._receivers[target]
+        place = self._dialled.get((source, target), receiver)
+        port = receiver.datagram_port if operation == "datagrams" else place.port
+        return _running_meter(self._receivers[source].enter, operation, place.host, port, *words)
 
     async def _rtt(self, pair: Pair) -> Figure:
         async with self._meter(pair.source, pair.target, "echo", ECHOES) as meter:
             times_s = (await meter.heard())["times_s"]
         rtt_s = self._scene.rtt_s(pair)
-        links = (
-            self._scene.link(pair.source, pair.target),
-            self._scene.link(pair.target, pair.source),
-        )
-        allowed = allowed_rtt_s(rtt_s, max(link.jitter_s for link in links))
+        there, back = (pair.source, pair.target), (pair.target, pair.source)
+        jitter_s = max(self._scene.link(*each).jitter_s for each in (there, back))
+        allowed = allowed_rtt_s(rtt_s, jitter_s)
         return self._figure(pair, "RTT", "s", rtt_s, statistics.median(times_s), allowed)
 
     async def _rate(self, pair: Pair, num_connections: int, effort: Effort) -> Figure:
@@ -331,24 +322,22 @@ class Bench:
             rate, over_s = await self._received(pair.target, window_s)
             used_s = self._cpu_s() - used_s
         link = self._scene.link(pair.source, pair.target)
-        expected = link.bytes_per_s * self.payload
+        expected = link.bytes_per_s * self._payload
         # What congestion control makes of losses is no matter of the emulator's.
-        allowed = float("inf") if link.loss else RATE_SHARE * expected
+        allowed = math.inf if link.loss else RATE_SHARE * expected
         what = f"{num_connections} connection" + ("s" if num_connections > 1 else "")
         return self._figure(pair, what, "bytes/s", expected, rate, allowed, used_s / over_s)
 
     async def _loss(self, pair: Pair, effort: Effort) -> Figure:
-        link, target = self._scene.link(pair.source, pair.target), self.receivers[pair.target]
-        before = await target.count()
-        per_s = min(DATAGRAMS_PER_S, link.bytes_per_s / 4 / 128)
-        async with self._meter(
-            pair.source, pair.target, "datagrams", effort.datagrams, per_s
-        ) as meter:
+        link, target = self._scene.link(pair.source, pair.target), self._receivers[pair.target]
+        before = await target.meter.count()
+        words = (effort.datagrams, min(DATAGRAMS_PER_S, link.bytes_per_s / 4 / 128))
+        async with self._meter(pair.source, pair.target, "datagrams", *words) as meter:
             sent = (await meter.heard())["sent"]
             await asyncio.sleep(self._scene.rtt_s(pair) + _SETTLE_S)
-        after = await target.count()
+        after = await target.meter.count()
         lost = sent - (after["datagrams"] - before["datagrams"])
-        allowed = LOSS_SHARE * link.loss if link.loss * sent >= MIN_LOST else float("inf")
+        allowed = LOSS_SHARE * link.loss if link.loss * sent >= MIN_LOST else math.inf
         return self._figure(pair, "loss", "share", link.loss, lost / sent, allowed)
 
     @contextlib.asynccontextmanager
@@ -368,10 +357,7 @@ class Bench:
     ) -> None:
         """Return when what comes in at a site is as `is_over` says, or that takes too long.
 
-        Args:
-            target: the site.
-            piece_s: over which bytes are counted.
-            is_over: takes bytes a second of a piece, and of the piece before it.
+        `is_over` takes the bytes a second of a piece of time, and of the piece before it.
         """
         deadline_s = asyncio.get_running_loop().time() + WARM_S
         last = -1.0
@@ -383,16 +369,16 @@ class Bench:
 
     async def _received(self, target: str, over_s: float) -> tuple[float, float]:
         """Return bytes a second that come in at a site, and over which time, by its own clock."""
-        receiver = self.receivers[target]
-        before = await receiver.count()
+        meter = self._receivers[target].meter
+        before = await meter.count()
         await asyncio.sleep(over_s)
-        after = await receiver.count()
+        after = await meter.count()
         took_s = after["now_s"] - before["now_s"]
         return (after["bytes"] - before["bytes"]) / took_s, took_s
 
     def _cpu_s(self) -> float:
         try:
-            return sum(psutil.Process(self.emulator_pid).cpu_times()[:2])
+            return sum(psutil.Process(self._emulator_pid).cpu_times()[:2])
         except psutil.NoSuchProcess:
             raise EmulatorError("the emulator has ended") from None
 
@@ -424,43 +410,41 @@ def _is_steady(rate: float, last: float) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def opened(scene: Scene, module: str) -> AsyncIterator[Bench]:
+async def opened(scene: Scene, *, is_netns: bool) -> AsyncIterator[Bench]:
     """Bring a scene up, emulator and receivers; all are gone after the block.
 
     Raises:
         EmulatorError: one of them does not come up.
     """
     deadline_s = asyncio.get_running_loop().time() + START_S
-    bench = Bench(scene)
+    receivers: dict[str, Receiver] = {}
     async with contextlib.AsyncExitStack() as stack:
-        if module == NETNS:
-            config = NetnsConfig(sites=scene.sites, links=scene.links).to_json()
-            backend, line = await Backend.start(NETNS, config, deadline_s)
-            stack.push_async_callback(backend.close)
-            for place in parse_ready(line):
-                bench.enter[place.site] = ("--enter", place.user, place.net)
-                await bench.receive_at(stack, place.site, place.address)
-            bench.payload = PACKET_PAYLOAD
+
+        async def receive_at(site: str, host: str, *enter: str) -> None:
+            receivers[site] = await stack.enter_async_context(_receiving(host, enter))
+
+        if is_netns:
+            packets = NetnsConfig(sites=scene.sites, links=scene.links)
+            emulator = await Backend.start(packets, deadline_s)
+            stack.push_async_callback(emulator.close)
+            for place in emulator.up.sites:
+                await receive_at(place.site, place.address, "--enter", place.user, place.net)
         else:
             for site in scene.sites:
-                bench.enter[site] = ()
-                await bench.receive_at(stack, site, "127.0.0.1")
+                await receive_at(site, "127.0.0.1")
             pairs = {(link.source, link.target) for link in scene.links}
             endpoints = tuple(
                 RelayEndpoint(
                     source=source,
                     target=target,
                     node=0,
-                    host=bench.receivers[target].host,
-                    port=bench.receivers[target].port,
+                    host=receivers[target].host,
+                    port=receivers[target].port,
                 )
                 for source, target in sorted(pairs)
                 if (target, source) in pairs
             )
-            relay = RelayConfig(links=scene.links, endpoints=endpoints)
-            backend, line = await Backend.start(RELAY, relay.to_json(), deadline_s)
-            stack.push_async_callback(backend.close)
-            for each in parse_listening(line):
-                bench.ports[each.source, each.target] = (each.host, each.port)
-        bench.emulator_pid = backend.pid
-        yield bench
+            relayed = RelayConfig(links=scene.links, endpoints=endpoints)
+            emulator = await Backend.start(relayed, deadline_s)
+            stack.push_async_callback(emulator.close)
+        yield Bench(scene, receivers, emulator)

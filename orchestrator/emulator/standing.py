@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ import psutil
 
 from orchestrator.core.run_events import Endpoint
 from orchestrator.core.run_machine import FALLBACK
-from orchestrator.emulator.backend import APPLY_S, NETNS, RELAY, Backend, EmulatorError, parse_ready
+from orchestrator.emulator.backend import APPLY_S, Backend, EmulatorError
 from orchestrator.emulator.emulations import SOCKET, STATE
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     dialled,
-    parse_listening,
     shapes_of,
 )
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
@@ -35,6 +34,7 @@ from protos.failure import name_exit
 from topology.errors import ConfigError, Problem
 from topology.faults.loading import load_faults
 from topology.faults.script import Change, FaultScript, Pause, TimedChange
+from topology.json_fields import to_json
 from topology.world import Topology
 
 START_S = 30.0
@@ -77,9 +77,7 @@ class Standing:
         self._wanted = wanted
         self._folder = folder
         self._listeners = listeners
-        self._backend: Backend | None = None
-        self._player: FaultPlayer | None = None
-        self._module = RELAY
+        self._is_netns = False
 
     async def run(self) -> int:
         """Emulate until a signal, or the end of the command.
@@ -92,77 +90,66 @@ class Standing:
             ConfigError: the faults cannot be played here.
         """
         with first_signal() as signalled:
+            backend = await self._open()
             try:
-                state = await self._open()
-                async with answering(self._folder, self._apply_script), self._playing():
+                state = await self._state(backend)
+                async with self._playing(backend):
                     write_atomically(self._folder / STATE, json.dumps(state) + "\n")
                     self._listeners.on_up(state)
-                    return await self._until_over(signalled)
+                    return await self._until_over(backend, signalled)
             finally:
-                if self._backend is not None:
-                    await self._backend.close()
+                await backend.close()
 
-    async def apply(self, changes: Sequence[Change]) -> None:
-        """Change links, all at once."""
-        assert self._backend is not None
-        await self._backend.apply(changes)
-
-    def pause(self, pause: Pause) -> None:
-        """There are no processes of sites here; `needs_run` has refused it."""
-        raise AssertionError(pause)
-
-    async def _open(self) -> dict[str, Any]:
-        """Start the emulator; return what others need to know of it."""
+    async def _open(self) -> Backend:
         wanted = self._wanted
         _refuse(needs_run(wanted.script.faults))
-        self._module = await self._chosen()
+        self._is_netns = await self._wants_netns()
         shapes = shapes_of(wanted.topology)
-        if self._module == NETNS:
+        config: RelayConfig | NetnsConfig
+        if self._is_netns:
             names = tuple(site.name for site in wanted.topology.sites)
-            config = NetnsConfig(sites=names, links=shapes, seed=wanted.seed).to_json()
+            config = NetnsConfig(sites=names, links=shapes, seed=wanted.seed)
         else:
             endpoints = dialled(wanted.topology, wanted.served)
-            config = RelayConfig(links=shapes, endpoints=endpoints, seed=wanted.seed).to_json()
+            config = RelayConfig(links=shapes, endpoints=endpoints, seed=wanted.seed)
         deadline_s = asyncio.get_running_loop().time() + START_S
-        self._backend, line = await Backend.start(self._module, config, deadline_s)
-        self._backend.on_counters = self._listeners.on_counters
-        is_netns = self._module == NETNS
+        backend = await Backend.start(config, deadline_s)
+        backend.on_counters = self._listeners.on_counters
+        return backend
+
+    async def _state(self, backend: Backend) -> dict[str, Any]:
+        """Return what others need to know of the emulation."""
+        try:  # with its pid, that is what a process is
+            created_s = psutil.Process(backend.pid).create_time()
+        except psutil.NoSuchProcess:
+            raise EmulatorError(await backend.wait_ended()) from None
         return {
             "name": self._folder.name,
-            "topology": wanted.topology.name,
+            "topology": self._wanted.topology.name,
             "pid": os.getpid(),
             "emulator": {
-                "kind": "netns" if is_netns else "relay",
-                "pid": self._backend.pid,
-                "created_s": await self._created_s(),
+                "kind": "netns" if self._is_netns else "relay",
+                "pid": backend.pid,
+                "created_s": created_s,
             },
-            "sites": [asdict(each) for each in parse_ready(line)] if is_netns else [],
-            "endpoints": [] if is_netns else [asdict(each) for each in parse_listening(line)],
+            "sites": to_json(backend.up.sites),
+            "endpoints": to_json(backend.up.endpoints),
         }
 
-    async def _created_s(self) -> float:
-        """Return when the emulator's process came to be: with its pid, that is what it is."""
-        assert self._backend is not None
-        try:
-            return psutil.Process(self._backend.pid).create_time()
-        except psutil.NoSuchProcess:
-            raise EmulatorError(await self._backend.wait_ended()) from None
-
-    async def _chosen(self) -> str:
-        """Return which emulator it is; EmulatorError where the wanted one cannot be."""
+    async def _wants_netns(self) -> bool:
+        """Whether packets are emulated; EmulatorError where the wanted emulator cannot be."""
         wanted = self._wanted
         if wanted.emulator == "relay" or (wanted.emulator == "auto" and wanted.served):
-            return RELAY
+            return False
         why = needs_relay(wanted.script.faults) or await asyncio.to_thread(netns_problem)
         if why is None:
-            return NETNS
+            return True
         if wanted.emulator == "netns":
             raise EmulatorError(f"netns was asked for, and cannot be here: {why}")
         raise EmulatorError(f"{FALLBACK} {why}; for the relay, say what to reach: --serve")
 
-    async def _until_over(self, signalled: asyncio.Future[int]) -> int:
-        assert self._backend is not None
-        ended = asyncio.ensure_future(self._backend.wait_ended())
+    async def _until_over(self, backend: Backend, signalled: asyncio.Future[int]) -> int:
+        ended = asyncio.ensure_future(backend.wait_ended())
         command: asyncio.Task[int] | None = None
         if self._wanted.command:
             command = asyncio.create_task(self._run_command(), name="command")
@@ -195,25 +182,35 @@ class Standing:
         return status if status >= 0 else 128 - status
 
     @contextlib.asynccontextmanager
-    async def _playing(self) -> AsyncIterator[None]:
+    async def _playing(self, backend: Backend) -> AsyncIterator[None]:
+        """Play the script, and answer who asks for further faults, while the block runs."""
         wanted = self._wanted
-        player = FaultPlayer(wanted.script, wanted.seed, self, self._listeners.on_fault)
-        self._player = player
-        playing = asyncio.create_task(player.play(), name="faults")
-        try:
-            yield
-        finally:
-            playing.cancel()
-            await asyncio.wait([playing])
+        player = FaultPlayer(
+            wanted.script,
+            wanted.seed,
+            apply=backend.apply,
+            pause=_no_processes,
+            on_played=self._listeners.on_fault,
+        )
 
-    async def _apply_script(self, text: str) -> Sequence[Change | Pause]:
-        """Have the faults of a script begin now; return what was changed."""
-        assert self._player is not None, "it plays for as long as requests are answered"
-        script = load_faults(text, "--apply", self._wanted.topology)
-        _refuse(needs_run(script.faults))
-        if self._module == NETNS:
-            _refuse(needs_relay(script.faults))
-        return await self._player.add(script.faults)
+        async def add(text: str) -> Sequence[Change | Pause]:
+            script = load_faults(text, "--apply", wanted.topology)
+            _refuse(needs_run(script.faults))
+            if self._is_netns:
+                _refuse(needs_relay(script.faults))
+            return await player.add(script.faults)
+
+        async with answering(self._folder, add):
+            playing = asyncio.create_task(player.play(), name="faults")
+            try:
+                yield
+            finally:
+                playing.cancel()
+                await asyncio.wait([playing])
+
+
+def _no_processes(pause: Pause) -> None:
+    raise AssertionError(f"{pause}: `needs_run` has refused it")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -8,8 +8,13 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
-from orchestrator.emulator.emulator_child import LinkCounters, RelayProcess, running_relay
-from orchestrator.emulator.emulator_config import RelayConfig, RelayEndpoint, shapes_of
+from orchestrator.emulator.emulator_child import EmulatorProcess, LinkCounters, running_emulator
+from orchestrator.emulator.emulator_config import (
+    RelayConfig,
+    RelayEndpoint,
+    check_changes,
+    shapes_of,
+)
 from orchestrator.emulator.link_shape import LinkShape
 from topology.errors import ConfigError
 from topology.faults.loading import load_faults
@@ -66,7 +71,7 @@ class Wan:
     """An emulated WAN for one test. Calling it starts a relay; it may be called more than once."""
 
     def __init__(self) -> None:
-        self._relays: list[tuple[RelayProcess, dict[tuple[str, str], LinkShape]]] = []
+        self._relays: list[tuple[EmulatorProcess, dict[tuple[str, str], LinkShape]]] = []
         self._playing: list[PlayingFaults] = []
         self._stack = contextlib.ExitStack()
 
@@ -99,17 +104,14 @@ class Wan:
         """
         shapes = shapes_of(links) if isinstance(links, Topology) else tuple(links)
         config = RelayConfig(links=shapes, endpoints=tuple(endpoints), seed=seed)
-        relay = self._stack.enter_context(running_relay(config))
+        relay = self._stack.enter_context(running_emulator(config))
         self._relays.append((relay, {(each.source, each.target): each for each in shapes}))
         return relay.endpoints
 
     def apply(self, changes: Iterable[Change]) -> None:
-        """Change links now; return when it has taken effect. Errors as of RelayProcess.apply."""
+        """Change links now; return when it has taken effect. Errors as of EmulatorProcess.apply."""
         changes = list(changes)
-        known = self._links()
-        for change in changes:
-            if (change.source, change.target) not in known:
-                raise ConfigError(f"there is no link from {change.source} to {change.target}")
+        check_changes(changes, self._links())
         for relay, links in self._relays:
             own = [each for each in changes if (each.source, each.target) in links]
             if own:

@@ -262,7 +262,7 @@ def test_the_check_has_a_verdict(
             cpu=0.25,
         )
 
-    async def measure(*_: object) -> list[Figure]:
+    async def measure(*_: object, is_netns: bool) -> list[Figure]:
         return [
             figure("RTT", "s", (0.02, measured, 1e-3)),
             figure("1 connection", "bytes/s", (1e7, 9.9e6, 3e5)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import tempfile
@@ -13,15 +14,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from orchestrator.emulator.backend import EmulatorError, parse_ready
 from orchestrator.emulator.emulator_config import (
+    Apply,
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
+    SiteNamespace,
+    Up,
     apply_line,
-    listening_line,
-    parse_apply,
-    parse_listening,
+    read_line,
 )
 from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.run_folder.home import ANNOUNCED, RunFolder
@@ -42,6 +43,7 @@ from tests.fakes.gateway_sites import gateway_config
 from tests.fuzz.target import KIB, Target
 from topology.errors import ConfigError
 from topology.faults.script import Change
+from topology.json_fields import to_json
 from topology.trees.trees import ReductionPlan, Tree, star
 
 
@@ -73,6 +75,10 @@ def _target(
     return Target(
         name=name, decode=decode, refusals=refusals, samples=samples, most_bytes=json_bytes
     )
+
+
+def _emulator_target(name: str, kind: type, samples: Callable[[], list[bytes]]) -> Target:
+    return _target(name, functools.partial(read_line, kind), (ConfigError,), samples)
 
 
 # ---------------------------------------------------------------- ranks and gateways
@@ -161,11 +167,11 @@ _ENDPOINT = RelayEndpoint(source="ash", target="birch", node=0, host="127.0.0.1"
 
 
 def _relay_samples() -> list[bytes]:
-    return [line(RelayConfig(links=_SHAPES, endpoints=(_ENDPOINT,), seed=3).to_json())]
+    return [_line_of(RelayConfig(links=_SHAPES, endpoints=(_ENDPOINT,), seed=3))]
 
 
 def _netns_samples() -> list[bytes]:
-    return [line(NetnsConfig(sites=("ash", "birch"), links=_SHAPES, seed=3).to_json())]
+    return [_line_of(NetnsConfig(sites=("ash", "birch"), links=_SHAPES, seed=3))]
 
 
 def _apply_samples() -> list[bytes]:
@@ -173,12 +179,17 @@ def _apply_samples() -> list[bytes]:
         Change(kind="shape", source="ash", target="birch", bytes_per_s=1e5, loss=0.01),
         Change(kind="cut", source="birch", target="ash"),
     )
-    return [line(apply_line(changes)), line(apply_line(()))]
+    return [apply_line(changes), apply_line(())]
 
 
-def _ready_samples() -> list[bytes]:
-    site = {"site": "ash", "address": "10.0.0.1", "net": "/proc/7/fd/3", "user": ""}
-    return [line({"op": "ready", "sites": [site]})]
+def _up_samples() -> list[bytes]:
+    site = SiteNamespace(site="ash", address="10.0.0.1", net="/proc/7/fd/3", user="")
+    ready, listening = Up(op="ready", sites=(site,)), Up(op="listening", endpoints=(_ENDPOINT,))
+    return [_line_of(ready), _line_of(listening)]
+
+
+def _line_of(message: object) -> bytes:
+    return line(to_json(message))
 
 
 # ---------------------------------------------------------------- small files
@@ -236,16 +247,10 @@ LINE_TARGETS = (
         _command_samples,
     ),
     _target("gateway-output", _hear_gateway, (), _gateway_samples),
-    _target("relay-configuration", RelayConfig.from_line, (ConfigError,), _relay_samples),
-    _target("netns-configuration", NetnsConfig.from_line, (ConfigError,), _netns_samples),
-    _target("emulator-change", parse_apply, (ConfigError,), _apply_samples),
-    _target(
-        "relay-listening",
-        parse_listening,
-        (ConfigError,),
-        lambda: [line(listening_line((_ENDPOINT,)))],
-    ),
-    _target("netns-ready", parse_ready, (EmulatorError,), _ready_samples),
+    _emulator_target("relay-configuration", RelayConfig, _relay_samples),
+    _emulator_target("netns-configuration", NetnsConfig, _netns_samples),
+    _emulator_target("emulator-change", Apply, _apply_samples),
+    _emulator_target("emulator-up", Up, _up_samples),
     _target("failures-file", _failures_of, (ValueError,), _failures_samples),
     _target("error-file", _describe, (), _error_samples),
     _target(

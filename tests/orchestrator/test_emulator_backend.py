@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,15 +13,15 @@ import psutil
 import pytest
 
 from orchestrator.emulator import backend as module
-from orchestrator.emulator.backend import NETNS, RELAY, Backend, EmulatorError, parse_ready
-from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, shapes_of
+from orchestrator.emulator.backend import Backend, EmulatorError
+from orchestrator.emulator.emulator_config import NetnsConfig, RelayConfig, RelayEndpoint, shapes_of
 from orchestrator.emulator.site_namespaces import netns_problem
 from tests.fakes.worlds import topology
 from topology.faults.script import Change
 
 WITHIN_S = 30.0
-CONFIG = RelayConfig(links=shapes_of(topology(2)), endpoints=()).to_json()
-NETNS_CONFIG = NetnsConfig(sites=("a", "b"), links=shapes_of(topology(2))).to_json()
+CONFIG = RelayConfig(links=shapes_of(topology(2)), endpoints=())
+NETNS_CONFIG = NetnsConfig(sites=("a", "b"), links=shapes_of(topology(2)))
 CHANGE = Change(kind="cut", source="a", target="b")
 
 
@@ -30,8 +31,8 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
 
 async def started() -> Backend:
     deadline_s = asyncio.get_running_loop().time() + WITHIN_S
-    backend, line = await Backend.start(RELAY, CONFIG, deadline_s)
-    assert b"listening" in line
+    backend = await Backend.start(CONFIG, deadline_s)
+    assert backend.up.op == "listening"
     return backend
 
 
@@ -118,15 +119,14 @@ def test_one_that_does_not_answer_is_ended_and_that_is_why(
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize("emulator", [RELAY, NETNS])
-def test_counters_of_the_end_are_heard(emulator: str) -> None:
-    if emulator == NETNS and (why := netns_problem()):
+@pytest.mark.parametrize("config", [CONFIG, NETNS_CONFIG])
+def test_counters_of_the_end_are_heard(config: RelayConfig | NetnsConfig) -> None:
+    if isinstance(config, NetnsConfig) and (why := netns_problem()):
         pytest.skip(why)
-    config = CONFIG if emulator == RELAY else NETNS_CONFIG
 
     async def story() -> None:
         deadline_s = asyncio.get_running_loop().time() + WITHIN_S
-        backend, _ = await Backend.start(emulator, config, deadline_s)
+        backend = await Backend.start(config, deadline_s)
         await backend.close()
         assert {(each["source"], each["target"]) for each in backend.counters} == {
             ("a", "b"),
@@ -141,24 +141,20 @@ def test_counters_of_the_end_are_heard(emulator: str) -> None:
 def test_what_it_refuses_is_told_in_its_own_words(capfd: pytest.CaptureFixture[str]) -> None:
     async def story() -> None:
         deadline_s = asyncio.get_running_loop().time() + WITHIN_S
-        with pytest.raises(EmulatorError, match=r"status 2: .*unknown key 'linkss'"):
-            await Backend.start(RELAY, {"linkss": []}, deadline_s)
+        gateway = RelayEndpoint(source="a", target="b", node=0, host="127.0.0.1", port=9)
+        nowhere = dataclasses.replace(CONFIG, endpoints=(gateway,), bind_host="203.0.113.7")
+        with pytest.raises(EmulatorError, match=r"status 2: .*bind_host: 203\.0\.113\.7"):
+            await Backend.start(nowhere, deadline_s)
         with pytest.raises(EmulatorError, match="not up in time"):
-            await Backend.start(RELAY, CONFIG, asyncio.get_running_loop().time())
+            await Backend.start(CONFIG, asyncio.get_running_loop().time())
         left = psutil.Process().children(recursive=True)
         assert not [each for each in left if "emulator.relay" in " ".join(_command(each))]
 
     play(story)
-    assert "unknown key" in capfd.readouterr().err, "it is in our own log, too"
+    assert "bind_host" in capfd.readouterr().err, "it is in our own log, too"
 
 
 def _command(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.cmdline()
     return []
-
-
-@pytest.mark.parametrize("line", [b"", b"{}", b'{"op": "ready"}', b'{"op": "ready", "sites": [1]}'])
-def test_what_is_not_a_ready_line(line: bytes) -> None:
-    with pytest.raises(EmulatorError, match="ready"):
-        parse_ready(line)

@@ -1,14 +1,13 @@
 """A relay whose links change while connections cross them, with real sockets in this process."""
 
 import asyncio
-import json
 import random
 
 import pytest
 
-from orchestrator.emulator.emulator_config import apply_line, parse_apply
+from orchestrator.emulator.emulator_config import Apply, apply_line, read_line
 from orchestrator.emulator.link_shape import LinkShape, Transmitter
-from orchestrator.emulator.shared_link import SharedLink
+from orchestrator.emulator.relay_connection import SharedLink
 from tests.fakes.relay_worlds import World, run, seconds, world
 from tests.fakes.waiting import until
 from topology.errors import ConfigError
@@ -34,7 +33,7 @@ def test_a_cut_holds_what_is_on_its_way_and_heal_lets_it_cross_in_order() -> Non
             near, far = await wan.connect()
             near[1].write(b"before")
             await until(lambda: wan.sent_bytes("eu", "us") == 6)
-            assert wan.relay.apply([change("cut")]) == 1
+            wan.relay.apply([change("cut")])
             near[1].write(b" during")
             near[1].write_eof()
             await nothing_comes(far[0])
@@ -311,23 +310,23 @@ def test_leaving_ends_what_is_cut_or_half_open() -> None:
 
 def test_changes_survive_the_line() -> None:
     changes = (change("cut"), change("shape", BACK, bytes_per_s=1e6, loss=0.5))
-    assert parse_apply(json.dumps(apply_line(changes)).encode()) == changes
+    assert read_line(Apply, apply_line(changes)).changes == changes
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("x", "want one line of JSON with op, changes"),
-        ("[]", "want one JSON object with op, changes"),
-        ('{"op": "stop", "changes": []}', 'want {"op": "apply"'),
-        ('{"op": "apply", "changes": {}}', 'want {"op": "apply"'),
+        ("x", "want one line of JSON"),
+        ("[]", "want an object"),
+        ('{"op": "stop", "changes": []}', "op: want apply, got 'stop'"),
+        ('{"op": "apply", "changes": {}}', "changes: want a list"),
         ('{"op": "apply", "changes": [7]}', r"changes\.0: want an object"),
-        ('{"op": "apply", "changes": [{"kind": "cut"}]}', r"changes\.0: source is missing"),
+        ('{"op": "apply", "changes": [{"kind": "cut"}]}', r"changes\.0\.source is missing"),
     ],
 )
 def test_another_line_is_told(wrong: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_apply(wrong.encode())
+        read_line(Apply, wrong.encode())
 
 
 def test_healing_gives_back_all_figures_as_configured() -> None:

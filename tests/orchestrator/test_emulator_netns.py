@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.emulator.emulator_child import NetnsProcess, running_netns
+from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
 from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LossDeck
 from orchestrator.emulator.site_namespaces import open_socket
@@ -24,6 +24,7 @@ from tests.fakes.emulator_configs import netns_config
 from tests.fakes.sockets import receive, round_trip_s
 from topology.errors import ConfigError
 from topology.faults.script import Change
+from topology.json_fields import to_json
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
@@ -44,7 +45,10 @@ def sockets() -> Iterator[list[socket.socket]]:
 
 
 def socket_at(
-    emulator: NetnsProcess, site: str, opened: list[socket.socket], kind: int = socket.SOCK_STREAM
+    emulator: EmulatorProcess,
+    site: str,
+    opened: list[socket.socket],
+    kind: int = socket.SOCK_STREAM,
 ) -> socket.socket:
     made = open_socket(emulator.sites[site].net, kind)
     made.settimeout(DEADLINE_S)
@@ -53,7 +57,7 @@ def socket_at(
 
 
 def connection(
-    emulator: NetnsProcess, opened: list[socket.socket]
+    emulator: EmulatorProcess, opened: list[socket.socket]
 ) -> tuple[socket.socket, socket.socket]:
     listener = socket_at(emulator, "us", opened)
     listener.bind((emulator.sites["us"].address, PORT))
@@ -72,7 +76,7 @@ def test_a_connection_carries_every_byte_both_ways_although_packets_are_lost(
 ) -> None:
     rng = random.Random(11)
     sent = [rng.randbytes(3 << 20), rng.randbytes(3 << 20)]
-    with running_netns(netns_config(delay_s=0.001, loss=0.01)) as emulator:
+    with running_emulator(netns_config(delay_s=0.001, loss=0.01)) as emulator:
         ends = connection(emulator, sockets)
         senders = [
             threading.Thread(target=end.sendall, args=(data,))
@@ -100,7 +104,7 @@ def test_a_connection_carries_every_byte_both_ways_although_packets_are_lost(
 
 def test_the_lost_packets_are_those_that_the_seed_names(sockets: list[socket.socket]) -> None:
     num_packets, loss = 2000, 0.02
-    with running_netns(netns_config(loss=loss)) as emulator:
+    with running_emulator(netns_config(loss=loss)) as emulator:
         far = socket_at(emulator, "us", sockets, socket.SOCK_DGRAM)
         far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
         far.bind((emulator.sites["us"].address, PORT))
@@ -121,7 +125,7 @@ def test_the_lost_packets_are_those_that_the_seed_names(sockets: list[socket.soc
 
 
 def test_delays_are_as_configured_and_change_while_it_runs(sockets: list[socket.socket]) -> None:
-    with running_netns(netns_config(delay_s=0.02)) as emulator:
+    with running_emulator(netns_config(delay_s=0.02)) as emulator:
         near, far = connection(emulator, sockets)
         assert min(round_trip_s(near, far) for _ in range(5)) >= 0.04
         emulator.apply(
@@ -136,7 +140,7 @@ def test_delays_are_as_configured_and_change_while_it_runs(sockets: list[socket.
 def test_a_cut_blackholes_one_way_and_tcp_goes_on_after_it_is_healed(
     sockets: list[socket.socket],
 ) -> None:
-    with running_netns(netns_config(delay_s=0.001)) as emulator:
+    with running_emulator(netns_config(delay_s=0.001)) as emulator:
         near, far = connection(emulator, sockets)
         emulator.apply([Change(kind="cut", source="eu", target="us")])
         near.sendall(b"x")
@@ -153,7 +157,7 @@ def test_a_cut_blackholes_one_way_and_tcp_goes_on_after_it_is_healed(
 
 def test_sites_without_a_link_do_not_reach_each_other(sockets: list[socket.socket]) -> None:
     only = NetnsConfig(sites=("eu", "us"), links=netns_config().links[:1])
-    with running_netns(only) as emulator:
+    with running_emulator(only) as emulator:
         near = socket_at(emulator, "us", sockets, socket.SOCK_DGRAM)
         near.sendto(b"x", (emulator.sites["eu"].address, PORT))
         counters = emulator.counters()
@@ -162,7 +166,7 @@ def test_sites_without_a_link_do_not_reach_each_other(sockets: list[socket.socke
 
 
 def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:
-    with running_netns(netns_config()) as emulator:
+    with running_emulator(netns_config()) as emulator:
         nets = [Path(site.net) for site in emulator.sites.values()]
         assert len({net.stat().st_ino for net in nets}) == 2
         os.kill(emulator.pid, signal.SIGKILL)
@@ -173,7 +177,7 @@ def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:
 def test_it_ends_with_its_stdin() -> None:
     done = subprocess.run(
         COMMAND,
-        input=json.dumps(netns_config().to_json()) + "\n",
+        input=json.dumps(to_json(netns_config())) + "\n",
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -189,7 +193,7 @@ def test_it_ends_with_its_stdin() -> None:
 
 
 def test_a_change_that_cannot_be_made_is_refused_and_nothing_else_happens() -> None:
-    with running_netns(netns_config()) as emulator:
+    with running_emulator(netns_config()) as emulator:
         with pytest.raises(ConfigError, match=r"changes\.0: there is no link from us to mars"):
             emulator.apply([Change(kind="cut", source="us", target="mars")])
         assert set(emulator.counters()) == {("eu", "us"), ("us", "eu")}

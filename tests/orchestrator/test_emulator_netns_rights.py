@@ -14,6 +14,7 @@ import pytest
 
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.unmeasured import unmeasured
+from topology.json_fields import to_json
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
@@ -39,7 +40,7 @@ def run_as_nobody(permissions: str) -> subprocess.Popen[str]:
 
 def test_without_access_to_tun_it_says_so_in_one_line() -> None:
     with run_as_nobody("600") as child:
-        out, complaint = child.communicate(json.dumps(netns_config().to_json()) + "\n", DEADLINE_S)
+        out, complaint = child.communicate(json.dumps(to_json(netns_config())) + "\n", DEADLINE_S)
     if complaint.startswith("netns: user namespace:"):
         pytest.skip(complaint)
     assert (child.returncode, out) == (2, "")
@@ -55,7 +56,7 @@ def test_root_without_its_capabilities_makes_a_user_namespace_too() -> None:
         pytest.skip("it takes root, and setpriv to give up CAP_SYS_ADMIN")
     done = subprocess.run(
         [setpriv, "--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin", *COMMAND],
-        input=json.dumps(netns_config().to_json()) + "\n",
+        input=json.dumps(to_json(netns_config())) + "\n",
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -95,7 +96,7 @@ def test_without_root_it_makes_a_user_namespace_that_its_owner_can_enter() -> No
         try:
             assert child.stdin is not None
             assert child.stdout is not None
-            child.stdin.write(json.dumps(netns_config().to_json()) + "\n")
+            child.stdin.write(json.dumps(to_json(netns_config())) + "\n")
             child.stdin.flush()
             line = child.stdout.readline()
             if not line:

@@ -68,7 +68,9 @@ def played(
 
     async def run() -> None:
         stage, told = Stage(), Told()
-        player = FaultPlayer(loaded, None, stage, told.note)
+        player = FaultPlayer(
+            loaded, None, apply=stage.apply, pause=stage.pause, on_played=told.note
+        )
         playing = asyncio.create_task(player.play())
         try:
             async with asyncio.timeout(WITHIN_S):

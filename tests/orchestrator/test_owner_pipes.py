@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
 
+from orchestrator.emulator.emulator_config import Up, apply_line
 from orchestrator.emulator.owner_pipes import (
     COUNTERS_EVERY_S,
     FLUSH_EVERY_S,
@@ -21,8 +22,11 @@ from orchestrator.emulator.owner_pipes import (
     LineReader,
 )
 from topology.errors import ConfigError
+from topology.faults.script import Change
+from topology.json_fields import to_json
 
 WITHIN_S = 20.0
+READY = Up(op="ready")
 WIDE = {"op": "counters", "links": ["x" * 200] * 8000}
 """Of the largest full mesh: many times what a pipe holds."""
 
@@ -35,7 +39,7 @@ class Talk:
     from_emulator: int
     stdin: LineReader
     conversation: Conversation
-    obeyed: list[bytes]
+    obeyed: list[Change]
 
     def say(self, text: bytes) -> None:
         os.write(self.to_emulator, text)
@@ -56,13 +60,12 @@ class Talk:
 def talk() -> Iterator[Talk]:
     stdin, to_emulator = os.pipe()
     from_emulator, stdout = os.pipe()
-    obeyed: list[bytes] = []
+    obeyed: list[Change] = []
 
-    def obey(line: bytes) -> int:
-        if line == b"wrong":
+    def obey(changes: Sequence[Change]) -> None:
+        if changes[0].kind == "reset":
             raise ConfigError("this one is wrong")
-        obeyed.append(line)
-        return 1
+        obeyed.extend(changes)
 
     reader = LineReader(stdin)
     conversation = Conversation(reader, stdout, obey, lambda: WIDE)
@@ -75,8 +78,8 @@ def talk() -> Iterator[Talk]:
 
 def test_a_message_longer_than_a_pipe_goes_as_fast_as_it_is_read(talk: Talk) -> None:
     now_s = 100.0
-    talk.conversation.begin({"op": "ready"}, now_s)
-    assert talk.hear() == b'{"op": "ready"}\n'
+    talk.conversation.begin(READY, now_s)
+    assert json.loads(talk.hear()) == to_json(READY)
     assert talk.conversation.turn(now_s) == now_s + COUNTERS_EVERY_S, "nothing is to be said"
     now_s += COUNTERS_EVERY_S
     heard = b""
@@ -89,14 +92,18 @@ def test_a_message_longer_than_a_pipe_goes_as_fast_as_it_is_read(talk: Talk) -> 
 
 
 def test_an_answer_is_never_dropped_behind_counters_that_are_not_read(talk: Talk) -> None:
-    talk.conversation.begin({"op": "ready"}, 0.0)
-    talk.say(b"one\nwrong\nthr")
+    talk.conversation.begin(READY, 0.0)
+    cut, wrong, heal = (
+        Change(kind=kind, source="a", target="b") for kind in ("cut", "reset", "heal")
+    )
+    begun, rest = apply_line([heal])[:9], apply_line([heal])[9:]
+    talk.say(apply_line([cut]) + apply_line([wrong]) + begun)
     heard = b""
     for turn in range(200):
         talk.conversation.turn(turn * FLUSH_EVERY_S)
         heard += talk.hear()
         if turn == 2:
-            talk.say(b"ee\n")
+            talk.say(rest)
         if heard.count(b"applied") == 2 and heard.endswith(b"\n"):
             break
     told = [json.loads(line) for line in heard.splitlines()]
@@ -106,12 +113,12 @@ def test_an_answer_is_never_dropped_behind_counters_that_are_not_read(talk: Talk
         {"op": "refused", "message": "this one is wrong"},
         {"op": "applied", "count": 1},
     ]
-    assert talk.obeyed == [b"one", b"three"]
+    assert talk.obeyed == [cut, heal]
 
 
 @pytest.mark.slow
 def test_the_last_counters_are_said_whole_or_given_up(talk: Talk) -> None:
-    talk.conversation.begin({"op": "ready"}, 0.0)
+    talk.conversation.begin(READY, 0.0)
     talk.hear()
     with ThreadPoolExecutor(1) as owner:
         heard = owner.submit(talk.hear_line)
@@ -126,7 +133,7 @@ def test_reading_without_need_waits_for_nothing(talk: Talk) -> None:
 
 
 def test_an_emulator_that_was_stopped_for_hours_reports_once(talk: Talk) -> None:
-    talk.conversation.begin({"op": "ready"}, 0.0)
+    talk.conversation.begin(READY, 0.0)
     talk.hear()
     until_s = talk.conversation.turn(7200.0)
     heard = b""

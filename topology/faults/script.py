@@ -17,7 +17,6 @@ link changes, its whole new state. At one instant, ends come before beginnings.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import math
@@ -31,6 +30,16 @@ from topology.world import Topology
 
 KINDS = ("shape", "cut", "heal", "reset", "half_open")
 FIGURES = ("bytes_per_s", "delay_s", "jitter_s", "loss")
+
+
+def check_figures(figures: Mapping[str, float]) -> None:
+    """Raise ConfigError, which names the figure, unless a link can have these."""
+    for name, value in figures.items():
+        most = 1.0 if name == "loss" else math.inf
+        is_possible = math.isfinite(value) and 0 <= value <= most
+        if not is_possible or (name == "bytes_per_s" and value == 0):
+            want = {"bytes_per_s": "more than 0", "loss": "0 to 1"}.get(name, "0 or more")
+            raise ConfigError(f"{name}: want {want}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +68,7 @@ class Change:
         if bool(figures) != (self.kind == "shape"):
             some = "at least one of" if self.kind == "shape" else "none of"
             raise ConfigError(f"{self.kind}: want {some} {', '.join(FIGURES)}")
-        for name, value in figures.items():
-            if not math.isfinite(value) or value < 0 or (name == "bytes_per_s" and value == 0):
-                least = "more than 0" if name == "bytes_per_s" else "0 or more"
-                raise ConfigError(f"{name}: want {least}, got {value!r}")
-        if self.loss is not None and self.loss > 1:
-            raise ConfigError(f"loss: want 0 to 1, got {self.loss!r}")
+        check_figures(figures)
 
     def figures(self) -> dict[str, float]:
         """Return what a `shape` changes, by name; empty for the other kinds."""
@@ -79,23 +83,6 @@ class Change:
             "target": self.target,
             **self.figures(),
         }
-
-    @classmethod
-    def from_json(cls, value: object, where: str = "change") -> Change:
-        """Return what `to_json` wrote; for anything else ConfigError, which begins with `where`."""
-        fields = _fields(value, where, tuple(each.name for each in dataclasses.fields(cls)))
-        for name in FIGURES:
-            figure = fields.get(name, 0.0)
-            if isinstance(figure, bool) or not isinstance(figure, int | float):
-                raise ConfigError(f"{where}.{name}: want a number, got {figure!r:.100}")
-        kind, source, target = (_text(fields, name, where) for name in ("kind", "source", "target"))
-        try:
-            figures = {name: float(fields[name]) for name in FIGURES if name in fields}
-            return cls(kind=kind, source=source, target=target, **figures)
-        except OverflowError as error:
-            raise ConfigError(f"{where}: a number is too large") from error
-        except ConfigError as error:
-            raise ConfigError(f"{where}.{error.problems[0].message}") from error
 
     def __str__(self) -> str:
         """Say it in a few words, as `eu -> us: 10Mbit/s, 40ms one way`."""
@@ -121,35 +108,9 @@ class Pause:
         """Return the fields as JSON values."""
         return {"kind": "pause" if self.is_paused else "resume", "site": self.site}
 
-    @classmethod
-    def from_json(cls, value: object, where: str = "pause") -> Pause:
-        """Return what `to_json` wrote; for anything else ConfigError, which begins with `where`."""
-        fields = _fields(value, where, ("kind", "site"))
-        kind = _text(fields, "kind", where)
-        if kind not in ("pause", "resume"):
-            raise ConfigError(f"{where}.kind: want pause or resume, got {kind!r:.100}")
-        return cls(site=_text(fields, "site", where), is_paused=kind == "pause")
-
     def __str__(self) -> str:
         """Say it in a few words, as `us: paused`."""
         return f"{self.site}: {'paused' if self.is_paused else 'goes on'}"
-
-
-def _fields(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: want an object, got {value!r:.100}")
-    for name in value:
-        if name not in names:
-            raise ConfigError(f"{where}: unknown key {name!r:.100}; want {', '.join(names)}")
-    return value
-
-
-def _text(fields: dict[str, Any], name: str, where: str) -> str:
-    if name not in fields:
-        raise ConfigError(f"{where}: {name} is missing")
-    if not isinstance(fields[name], str):
-        raise ConfigError(f"{where}.{name}: want a text, got {fields[name]!r:.100}")
-    return str(fields[name])
 
 
 def _figure(name: str, value: float) -> str:

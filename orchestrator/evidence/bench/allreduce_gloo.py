@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.emulator.backend import SiteNamespace
-from orchestrator.emulator.emulator_child import running_netns
-from orchestrator.emulator.emulator_config import NetnsConfig, shapes_of
+from orchestrator.emulator.emulator_child import running_emulator
+from orchestrator.emulator.emulator_config import NetnsConfig, SiteNamespace, shapes_of
 from orchestrator.emulator.site_namespaces import DEVICE
 from orchestrator.evidence.bench.allreduce_bench import GB, Gloo, times_of
 from orchestrator.evidence.record.measured_steps import MeasurementError
@@ -78,7 +77,7 @@ def measure_gloo(
         places: Mapping[str, SiteNamespace] = {}
         if is_emulated:
             config = NetnsConfig(sites=names, links=shapes_of(topology))
-            places = stack.enter_context(running_netns(config)).sites
+            places = stack.enter_context(running_emulator(config)).sites
         common = [
             *("--world-size", str(len(names)), "--store", str(folder / "store")),
             *("--device", DEVICE if is_emulated else LOOPBACK),
