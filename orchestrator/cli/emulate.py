@@ -20,7 +20,7 @@ from orchestrator.cli.options import (
     set_option,
 )
 from orchestrator.cli.output import Output
-from orchestrator.run_folder.home import home_folder
+from orchestrator.run_folder.home import home_folder, is_folder_name
 from topology.world import EMULATORS
 
 if TYPE_CHECKING:
@@ -108,10 +108,9 @@ def command(
         raise click.UsageError("want a TOPOLOGY, or one of --enter, --apply, --check, --clean")
     topology, script = _documents(Path(arguments[0]), overrides, faults_path)
     from orchestrator.cli.emulate_run import run_emulation
-    from orchestrator.emulator.emulations import is_name
     from orchestrator.emulator.standing import Wanted
 
-    if name is not None and not is_name(name):
+    if name is not None and not is_folder_name(name):
         raise click.UsageError("--name: want letters, digits, '.', '_' and '-', at most 64")
     emulator = emulator or topology.emulator
     if served and emulator == "netns":

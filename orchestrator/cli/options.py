@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.run_folder.home import RunChoice, is_run_id
+from orchestrator.run_folder.home import RunChoice, is_folder_name
 from topology.units import parse_duration, parse_rate
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -45,7 +45,7 @@ def _address(text: str) -> str:
 
 
 def _run_name(text: str) -> str:
-    if not is_run_id(text):
+    if not is_folder_name(text):
         raise ValueError("want letters, digits, '.', '_' and '-', at most 64")
     return text
 

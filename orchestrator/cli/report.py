@@ -16,7 +16,7 @@ from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
 from orchestrator.evidence.report.markdown import markdown
 from orchestrator.evidence.report.page import page
 from orchestrator.evidence.report.run_facts import RunFacts, run_facts
-from orchestrator.run_folder.home import RunChoice, home_folder, is_run_id
+from orchestrator.run_folder.home import RunChoice, home_folder, is_folder_name
 from orchestrator.run_folder.run_files import write_atomically
 from protos.errors import NotFoundError
 from protos.versions import build
@@ -80,9 +80,9 @@ def _bench_folder(home: Path, name: str) -> Path | None:
     """Return the folder of a benchmark: of that name, or the folder itself, as bench printed it."""
     if not name:
         return None
-    folders = [home / "bench" / name] if is_run_id(name) else [Path(name)]
+    folders = [home / "bench" / name] if is_folder_name(name) else [Path(name)]
     found = next((folder for folder in folders if (folder / BENCH).is_file()), None)
-    if found is None and not is_run_id(name):
+    if found is None and not is_folder_name(name):
         raise NotFoundError(f"{name!r} is neither a run, nor a benchmark, nor a benchmark's folder")
     return found
 

@@ -90,12 +90,7 @@ class Client:
         """Submit a run and return its id; the same id again answers the same run.
 
         A signal does not end the wait for the answer: nobody would know whether the run goes on.
-
-        Args:
-            run_id: Names it.
-            job: As the operator asked for it.
-            topology: Likewise.
-            decisions: Of a plan for the job, as JSON; empty: there is no plan.
+        `decisions` are those of a plan for the job, as JSON; empty: there is no plan.
 
         Raises:
             ConfigError: the coordinator found mistakes in the documents.

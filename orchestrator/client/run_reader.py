@@ -6,7 +6,6 @@ with the second.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.client.coordinator_client import Client, CoordinatorUnreachableError
 from orchestrator.client.recorded_run import RecordedRun
 from orchestrator.interruption import INTERRUPTION
-from orchestrator.run_folder.home import SUMMARY, RunChoice, RunFolder, find_run, home_folder
+from orchestrator.run_folder.home import (
+    SUMMARY,
+    RunChoice,
+    RunFolder,
+    find_run,
+    home_folder,
+    read_object,
+)
 from protos.control.v1 import control_pb2
 
 if TYPE_CHECKING:
@@ -153,13 +159,7 @@ def reading(choice: RunChoice) -> Iterator[RunReader]:
 
 def read_summary(run: control_pb2.Run) -> dict[str, Any] | None:
     """Return what the coordinator wrote at the run's end, if this machine has it."""
-    if not run.folder:
-        return None
-    try:
-        summary = json.loads((Path(run.folder) / SUMMARY).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return summary if isinstance(summary, dict) else None
+    return (read_object(Path(run.folder) / SUMMARY) or None) if run.folder else None
 
 
 def read_run_record(choice: RunChoice) -> RunRecord:

@@ -24,7 +24,7 @@ from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
 from orchestrator.core.replan_machine import ReductionBegun
 from orchestrator.core.run_view import RecordedEvent
-from orchestrator.run_folder.home import is_run_id
+from orchestrator.run_folder.home import is_folder_name
 from protos.control.v1 import control_pb2
 from protos.errors import (
     NotFoundError,
@@ -215,7 +215,7 @@ class Control:
             RemoteProtocolError: the name is none.
         """
         run_id = request.run_id
-        if not is_run_id(run_id):
+        if not is_folder_name(run_id):
             raise RemoteProtocolError(
                 f"run id {run_id[:80]!r}: want letters, digits, '.', '_' and '-', at most 64"
             )

@@ -61,14 +61,9 @@ class RunWan:
     ) -> None:
         """Start nothing yet.
 
-        Args:
-            topology: Whose links are emulated.
-            faults: Played from `play` on.
-            folder: The run's, where an embedded coordinator's log is.
-            handle: Told that the WAN is up, that it cannot be, or that it is gone.
-            record: Writes an event of the run: kind, site, detail.
-            add_metrics: Takes records of the kinds `fault` and `emulated_link`, without the run's
-                name.
+        `handle` is told that the WAN is up, that it cannot be, or that it is gone. `record` writes
+        an event of the run: kind, site, detail. `add_metrics` takes records of the kinds `fault`
+        and `emulated_link`, without the run's name.
         """
         self._topology = topology
         self._start_s = Timeouts.derive(topology.failure).start_s

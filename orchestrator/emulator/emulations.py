@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -20,13 +18,13 @@ from typing import Any
 
 import psutil
 
+from orchestrator.run_folder.home import is_folder_name, read_object
+from orchestrator.run_folder.state_lock import LOCK, is_abandoned
 from protos.errors import IsthmusError, StateConflictError
 
 FOLDER = "emulations"
 STATE = "emulation.json"
 SOCKET = "control.sock"
-_LOCK = "lock"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_SAME = 1000
 """Emulations of one topology that are up at the same time."""
 _PID_MAX = 1 << 22
@@ -52,24 +50,16 @@ class Leftover:
     """Emulators that had outlived it."""
 
 
-def is_name(text: str) -> bool:
-    """Whether `text` may name an emulation, and so a folder."""
-    return _NAME.fullmatch(text) is not None
-
-
 @contextlib.contextmanager
 def claimed(home: Path, name: str | None, topology: str) -> Iterator[Path]:
     """Give the folder of a new emulation, which is gone when the block has ended.
 
-    Args:
-        home: HOME.
-        name: of the emulation; None: the topology's, with a number where that is taken.
-        topology: its name.
+    Its name is `name`, or else the topology's, with a number where that is taken.
 
     Raises:
         StateConflictError: the name is taken.
     """
-    base = name or (topology if is_name(topology) else "emulation")
+    base = name or (topology if is_folder_name(topology) else "emulation")
     names = [base] if name else [base, *(f"{base}-{n}" for n in range(2, _MAX_SAME))]
     for each in names:
         folder = home / FOLDER / each
@@ -94,7 +84,7 @@ def find(home: Path, name: str) -> Mapping[str, Any]:
         EmulationNotFoundError: there is none of that name.
     """
     folder = home / FOLDER / name
-    state = _read(folder) if is_name(name) else {}
+    state = read_object(folder / STATE) if is_folder_name(name) else {}
     if not state or not is_up(folder):
         there = ", ".join(sorted(each.name for each in folders(home) if is_up(each))) or "none"
         raise EmulationNotFoundError(f"there is no emulation {name!r}; up are: {there}")
@@ -109,13 +99,7 @@ def folders(home: Path) -> list[Path]:
 
 def is_up(folder: Path) -> bool:
     """Whether somebody runs the emulation of a folder."""
-    try:
-        lock = _lock(folder)
-    except FileNotFoundError:
-        return False
-    if lock is not None:
-        os.close(lock)
-    return lock is None
+    return not is_abandoned(folder)
 
 
 def clean(home: Path) -> list[Leftover]:
@@ -132,7 +116,7 @@ def clean(home: Path) -> list[Leftover]:
         if lock is None:
             continue
         try:
-            found.append(Leftover(folder.name, _end_emulator(_read(folder))))
+            found.append(Leftover(folder.name, _end_emulator(read_object(folder / STATE))))
             shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
@@ -145,7 +129,7 @@ def _lock(folder: Path) -> int | None:
     Raises:
         FileNotFoundError: the folder has just been removed.
     """
-    path = folder / _LOCK
+    path = folder / LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -156,14 +140,6 @@ def _lock(folder: Path) -> int | None:
         pass
     os.close(descriptor)
     return None
-
-
-def _read(folder: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads((folder / STATE).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _end_emulator(state: Mapping[str, Any]) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ JOB = "job.yaml"
 CLAIM_TRIES = 3
 """For a run's folder that others claim and give back at the same time."""
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def home_folder(given: Path | None) -> Path:
@@ -44,9 +44,9 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
-def is_run_id(text: str) -> bool:
-    """Whether `text` may name a run, and so a folder."""
-    return _RUN_ID.fullmatch(text) is not None
+def is_folder_name(text: str) -> bool:
+    """Whether `text` may name a run or an emulation, and so a folder."""
+    return _FOLDER_NAME.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RunFolder:
     @property
     def remote_address(self) -> str | None:
         """The coordinator that the run was given to with --coordinator, if it was."""
-        return _string(_read_object(self.path / REMOTE), "address")
+        return _string(read_object(self.path / REMOTE), "address")
 
     def remember_remote(self, address: str) -> None:
         """Note the coordinator that the run was given to."""
@@ -87,7 +87,7 @@ class RunFolder:
         may be another process's by now, and a process counts as a zombie while its other threads
         still hold the lock and may still write.
         """
-        announced = _read_object(self.path / ANNOUNCED)
+        announced = read_object(self.path / ANNOUNCED)
         if not announced or is_abandoned(self.path):
             return None
         return _string(announced, "address")
@@ -126,7 +126,7 @@ def find_run(home: Path, run_id: str) -> RunFolder:
             raise NotFoundError(f"there is no run in {home / 'runs'}")
         return folders[0]
     folder = RunFolder(home / "runs" / run_id)
-    if not is_run_id(run_id) or not (folder.path / JOB).is_file():
+    if not is_folder_name(run_id) or not (folder.path / JOB).is_file():
         raise NotFoundError(f"there is no run {run_id!r} in {home / 'runs'}")
     return folder
 
@@ -146,6 +146,15 @@ def claim_run_folder(home: Path, run_id: str, job_text: str) -> tuple[RunFolder,
     raise StateConflictError(f"{folder.path} comes and goes: choose another --run-id")
 
 
+def read_object(path: Path) -> dict[str, object]:
+    """Return a JSON file's object, empty if it is not there or not one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _claim(folder: RunFolder, job_text: str) -> bool:
     """Write a run's job, unless there is one; return whether it was written."""
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -160,15 +169,6 @@ def _claim(folder: RunFolder, job_text: str) -> bool:
 def _submitted(folder: RunFolder) -> tuple[int, str]:
     # The job is written once, before anything else happens; ids may be anything.
     return (folder.path / JOB).stat().st_mtime_ns, folder.run_id
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    """Return a JSON file's object, empty if it is not there or not one."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _string(fields: dict[str, object], key: str) -> str | None:

@@ -41,11 +41,7 @@ class LogWriter:
         self._own = PartWriter(self._folder / f"{OWN}.log", LIMITS)
 
     def append(self, site: str, lines: Iterable[control_pb2.LogLine]) -> None:
-        """Write the lines that are new.
-
-        Args:
-            site: where they come from; one of the run's sites.
-            lines: in the order of their sequence, those of several sources mixed.
+        """Write the lines that are new; each source's come in the order of their sequence.
 
         Raises:
             RemoteProtocolError: a line is another site's, or its source no name.
@@ -98,13 +94,7 @@ class LogReader:
     """Reads the lines of a run, from where the call before stopped."""
 
     def __init__(self, run_folder: Path, *, site: str, rank: int) -> None:
-        """Nothing is read yet.
-
-        Args:
-            run_folder: the run's.
-            site: only this one's lines; empty: all, and the coordinator's.
-            rank: only this rank's lines; -1: every source.
-        """
+        """Nothing is read yet. An empty `site` means all, and the coordinator; `rank` -1: all."""
         self._folder = run_folder / FOLDER
         self._site = site
         self._source = f"rank{rank}" if rank >= 0 else ""

@@ -34,12 +34,7 @@ class PartWriter:
     """Appends lines to one file. One writer for each, from its beginning."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
-        """Write nothing yet.
-
-        Args:
-            path: Of the first part; its folder is there by the first `append`.
-            limits: What is kept.
-        """
+        """Write nothing yet; the folder of `path` has to be there by the first `append`."""
         self._path = path
         self._limits = limits
         self._num_lines = 0
@@ -68,7 +63,8 @@ class PartWriter:
 
     def _begin_part(self) -> None:
         """Let the next lines go to a new part, and the oldest parts go."""
-        self._part = Part(self._num_lines, _name(self._path, self._num_lines))
+        path = self._path.with_name(f"{self._path.name}.{self._num_lines}")
+        self._part = Part(self._num_lines, path)
         self._part.path.touch()
         for part in parts_of(self._path)[: -self._limits.num_parts]:
             part.path.unlink(missing_ok=True)
@@ -87,7 +83,3 @@ def parts_of(path: Path) -> list[Part]:
     if path.is_file() or not found:
         found.append(Part(0, path))
     return sorted(found, key=lambda part: part.first)
-
-
-def _name(path: Path, first: int) -> Path:
-    return path.with_name(f"{path.name}.{first}")

@@ -18,7 +18,7 @@ from orchestrator.run_folder.home import (
     claim_run_folder,
     find_run,
     home_folder,
-    is_run_id,
+    is_folder_name,
     new_run_id,
     run_folders,
 )
@@ -94,8 +94,8 @@ def test_a_run_is_claimed_once(tmp_path: Path) -> None:
 
 def test_ids() -> None:
     made = {new_run_id() for _ in range(50)}
-    assert all(is_run_id(run_id) for run_id in made)
-    assert not any(map(is_run_id, ["", ".hidden", "a/b", "-f", "x" * 65, "ü", "a\n"]))
+    assert all(is_folder_name(run_id) for run_id in made)
+    assert not any(map(is_folder_name, ["", ".hidden", "a/b", "-f", "x" * 65, "ü", "a\n"]))
 
 
 def test_the_coordinator_of_a_folder_lives_as_long_as_the_lock_is_held(tmp_path: Path) -> None:
