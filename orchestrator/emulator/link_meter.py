@@ -81,16 +81,13 @@ class Receiver:
 def serve(host: str) -> None:
     """Receive until stdin ends, and print the counts for each of its lines."""
     receiver = Receiver(host)
-    _say(
-        port=receiver.listener.getsockname()[1],
-        datagram_port=receiver.datagrams.getsockname()[1],
+    port, datagram_port = (
+        each.getsockname()[1] for each in (receiver.listener, receiver.datagrams)
     )
+    _say(port=port, datagram_port=datagram_port)
     for _ in sys.stdin:
-        _say(
-            bytes=sum(receiver.received_bytes),
-            datagrams=receiver.num_datagrams,
-            now_s=time.monotonic(),
-        )
+        num_bytes = sum(receiver.received_bytes)
+        _say(bytes=num_bytes, datagrams=receiver.num_datagrams, now_s=time.monotonic())
 
 
 def echo(host: str, port: int, count: int) -> None:

@@ -33,14 +33,13 @@ from orchestrator.emulator.emulator_config import (
     SiteNamespace,
     Up,
     check_changes,
-    read_line,
 )
 from orchestrator.emulator.link_shape import LinkShape
 from orchestrator.emulator.owner_pipes import (
-    CONFIGURED_WITHIN_S,
     Conversation,
     LineReader,
     be_punctual,
+    run_emulator,
 )
 from orchestrator.emulator.packet_link import MAX_FRAME_BYTES, PacketLink, parse
 from orchestrator.emulator.site_namespaces import (
@@ -50,7 +49,6 @@ from orchestrator.emulator.site_namespaces import (
     open_site,
     own_user_namespace,
 )
-from topology.errors import ConfigError
 from topology.faults.script import Change
 
 FRAMES_PER_TURN = 64
@@ -207,28 +205,16 @@ def _change(route: Route, change: Change, now_s: float) -> None:
 def main() -> int:
     """Run the emulator until stdin ends; return the exit status."""
     try:
-        _serve()
-    except ConfigError as error:
-        return _complain(2, f"configuration: {error.problems[0].message}")
+        return run_emulator("netns", NetnsConfig, _serve)
     except NetnsError as error:
-        return _complain(2, str(error))
-    except BrokenPipeError:  # whoever read our messages has gone, and so do we
-        return 0
+        sys.stderr.write(f"netns: {error}\n")
+        return 2
     except OSError as error:
-        return _complain(1, f"a site's device is gone: {error.strerror}")
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        sys.stderr.write(f"netns: a site's device is gone: {error.strerror}\n")
+        return 1
 
 
-def _complain(status: int, text: str) -> int:
-    sys.stderr.write(f"netns: {text}\n")
-    return status
-
-
-def _serve() -> None:
-    stdin = LineReader(sys.stdin.fileno())
-    config = read_line(NetnsConfig, stdin.wait_line(CONFIGURED_WITHIN_S))
+def _serve(config: NetnsConfig, stdin: LineReader) -> None:
     with contextlib.ExitStack() as stack:
         sites, ready = _make_sites(config, stack)
         be_punctual()

@@ -16,7 +16,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.emulator.emulator_config import Apply, Up, read_line
 from topology.errors import ConfigError
@@ -34,6 +34,8 @@ END_WITHIN_S = 0.5
 FLUSH_EVERY_S = 0.01
 """How soon to try again while the reader is behind: a pipe takes 64 KiB at a time."""
 _READ_BYTES = 64 << 10
+
+Config = TypeVar("Config")
 
 
 class MessageWriter:
@@ -217,3 +219,21 @@ def be_punctual() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REALTIME_PRIORITY))
+
+
+def run_emulator(name: str, kind: type[Config], serve: Callable[[Config, LineReader], None]) -> int:
+    """Configure an emulator by the first line of stdin, and run it until stdin ends.
+
+    Returns the exit status: 2, and a line on stderr, for a wrong configuration.
+    """
+    try:
+        stdin = LineReader(sys.stdin.fileno())
+        serve(read_line(kind, stdin.wait_line(CONFIGURED_WITHIN_S)), stdin)
+    except ConfigError as error:
+        sys.stderr.write(f"{name}: configuration: {error.problems[0].message}\n")
+        return 2
+    except BrokenPipeError:  # whoever read our messages has gone, and so do we
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -32,14 +32,13 @@ from orchestrator.emulator.emulator_config import (
     RelayEndpoint,
     Up,
     check_changes,
-    read_line,
 )
 from orchestrator.emulator.link_shape import LinkShape, Transmitter
 from orchestrator.emulator.owner_pipes import (
-    CONFIGURED_WITHIN_S,
     Conversation,
     LineReader,
     be_punctual,
+    run_emulator,
 )
 from orchestrator.emulator.relay_connection import Address, Connection, Listener, SharedLink
 from topology.errors import ConfigError
@@ -198,20 +197,13 @@ _MAX_DESCRIPTORS = 4 * MAX_CONNECTIONS
 
 def main() -> int:
     """Run the relay until stdin ends; return the exit status."""
-    try:
-        stdin = LineReader(sys.stdin.fileno())
-        config = read_line(RelayConfig, stdin.wait_line(CONFIGURED_WITHIN_S))
-        _allow_descriptors()
-        be_punctual()
-        asyncio.run(_serve(config, stdin))
-    except ConfigError as error:
-        sys.stderr.write(f"relay: configuration: {error.problems[0].message}\n")
-        return 2
-    except BrokenPipeError:  # whoever read our messages has gone, and so do we
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_emulator("relay", RelayConfig, _run)
+
+
+def _run(config: RelayConfig, stdin: LineReader) -> None:
+    _allow_descriptors()
+    be_punctual()
+    asyncio.run(_serve(config, stdin))
 
 
 async def _serve(config: RelayConfig, stdin: LineReader) -> None:

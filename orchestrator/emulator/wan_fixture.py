@@ -15,6 +15,7 @@ from orchestrator.emulator.emulator_config import (
     check_changes,
     shapes_of,
 )
+from orchestrator.emulator.fault_player import needs_run
 from orchestrator.emulator.link_shape import LinkShape
 from topology.errors import ConfigError
 from topology.faults.loading import load_faults
@@ -89,12 +90,7 @@ class Wan:
         endpoints: Iterable[RelayEndpoint],
         seed: int = 0,
     ) -> tuple[RelayEndpoint, ...]:
-        """Start a relay, a process that ends with the test.
-
-        Args:
-            links: A topology, or directed links.
-            endpoints: Where each gateway listens.
-            seed: Of jitter and loss.
+        """Start a relay, a process that ends with the test, between gateways that listen.
 
         Returns:
             Where to dial instead, in the order of `endpoints`.
@@ -118,11 +114,9 @@ class Wan:
                 relay.apply(own)
 
     def run_faults(self, script: str | FaultScript, seed: int | None = None) -> PlayingFaults:
-        """Begin to play a fault script; it goes on beside the test, and ends with it.
+        """Begin to play a fault script, as YAML or loaded; it goes on beside the test.
 
-        Args:
-            script: YAML, or what `topology.faults.loading.load_faults` made of it.
-            seed: Instead of the script's own.
+        `seed` stands instead of the script's own.
 
         Raises:
             ConfigError: with every mistake of the YAML; or it pauses a site, of which this fixture
@@ -130,7 +124,7 @@ class Wan:
         """
         if isinstance(script, str):
             script = load_faults(script, "faults", _topology(self._links().values()))
-        if any(fault.action == "pause" for fault in script.faults):
+        if needs_run(script.faults):
             raise ConfigError("the wan fixture cannot pause a site: stop its processes yourself")
         playing = PlayingFaults(self, expand(script, seed))
         self._playing.append(playing)
