@@ -21,7 +21,7 @@ from rich.table import Column, Table
 
 from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME
-from sites.gateway.reduction.residuals import Residual
+from sites.gateway.reduction.residuals import BucketResiduals
 from sites.local.rank_messages import EncodingOffer
 from sites.trainer.corpus import load_corpus
 from sites.trainer.gpt import Gpt
@@ -81,7 +81,8 @@ def row(codec: Codec, chunks: list[Floats], seconds: float) -> list[str]:
         functools.partial(codec.decode, payload, len(values), np.empty_like(values)),
     ]
     if not codec.lossless:
-        works.append(functools.partial(Residual(len(values)).encode, codec, values))
+        residuals = BucketResiduals(layout=0, numel=len(values))
+        works.append(functools.partial(residuals.encode, 0, codec, values))
     if codec.name in DEVICE_CODECS:
         works.append(encoding_by_torch(codec.name, torch.from_numpy(values.copy())))
     speeds = [f"{values.nbytes / best_s(work, seconds) / 1e9:.2f}" for work in works]

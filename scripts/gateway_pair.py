@@ -22,6 +22,7 @@ from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink
 from sites.local.rank_messages import Reduce, Reduced, Region
 from sites.local.regions import create_region
 from sites.worker.gateway_link import GatewayLink
+from topology.json_fields import to_json
 from topology.trees.trees import ReductionPlan
 
 SITES = ("a", "b")
@@ -72,7 +73,7 @@ class GatewayChild:
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.tell({"op": "configure", **config.to_json()})
+        self.tell({"op": "configure", **to_json(config)})
 
     def tell(self, message: dict[str, object]) -> None:
         """Write one line."""
@@ -132,7 +133,7 @@ class RankStandIn:
         self.regions = []
         for bucket in self._buckets:
             values, descriptor = create_region(self._numel)
-            self._link.add_region(Region(region=bucket, numel=self._numel), descriptor)
+            self._link.send(Region(region=bucket, numel=self._numel), descriptor)
             os.close(descriptor)
             self.regions.append(values)
         self._link.start(self._reduced, self._failed)
@@ -150,7 +151,7 @@ class RankStandIn:
             values.fill(1.0)
         began_s = time.perf_counter()
         for bucket in self._buckets:
-            self._link.reduce(
+            self._link.send(
                 Reduce(
                     round=number,
                     bucket=bucket,

@@ -1,7 +1,8 @@
 """Frozen dataclasses to JSON and back, by their annotations.
 
-Knows int, float, str, bool, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`,
-`Mapping[int, X]` and dataclasses of these. Fields that a dataclass computes for itself
+Knows int, float, str, bool, a StrEnum, `X | None`, `tuple[X, ...]`, `tuple[X, Y]`,
+`Mapping[str, X]`, `Mapping[int, X]` and dataclasses of these. `Annotated[int, most]`, or float, is
+a number from 0 to `most`. Fields that a dataclass computes for itself
 (`init=False`) are neither written nor read.
 """
 
@@ -12,6 +13,7 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from topology.errors import ConfigError
@@ -77,6 +79,15 @@ class _Reader:
             return self._items(arguments, value, where)
         if origin is Mapping:
             return self._mapping(arguments, value, where)
+        if origin is typing.Annotated:
+            kind, most = arguments
+            # Compared before it is made a float: an integer may be too long for one.
+            if type(value) not in (int, kind) or not 0 <= value <= most:  # type: ignore[operator]
+                raise _refused(where, f"0 to {most}", value)
+        if issubclass(kind, StrEnum):
+            if value not in list(kind):
+                raise _refused(where, f"one of {', '.join(kind)}", value)
+            return kind(value)
         if kind is float and type(value) is int and abs(value) < 1 << 63:
             return float(value)
         if type(value) is not kind:
@@ -143,7 +154,11 @@ def _key(kind: Any, key: object, where: str) -> str | int:  # noqa: ANN401 - any
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
     names = {field.name for field in dataclasses.fields(kind)}
-    return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in names}
+    return {
+        name: hint
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items()
+        if name in names
+    }
 
 
 def _refused(where: str, wanted: str, value: object) -> ConfigError:

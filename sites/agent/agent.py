@@ -174,7 +174,8 @@ class Agent:
             case "prepare":
                 self._prepare(message.prepare)
             case "start":
-                self._start(message.start)
+                if (run := self._run_of(message.start)) is not None:
+                    run.start(message.start.endpoints)
             case "stop":
                 self._stop(message.stop)
             case "prepare_reduction":
@@ -209,10 +210,6 @@ class Agent:
         kind, run_id = type(message).__name__, message.run_id
         log.warning("%s for run %s, which is not prepared here: ignored", kind, run_id)
         return None
-
-    def _start(self, start: Start) -> None:
-        if (run := self._run_of(start)) is not None:
-            run.start(start.endpoints)
 
     def _stop(self, stop: Stop) -> None:
         if self._run is not None and self._run.is_for(stop.run_id, stop.generation):

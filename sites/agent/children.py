@@ -51,15 +51,10 @@ async def start_leashed(
 ) -> asyncio.subprocess.Process:
     """Start `python -m module arguments` in a process group of its own that dies with the agent.
 
-    Call it from the main thread: the leash follows the thread.
-
-    Args:
-        module: what to run.
-        arguments: its arguments.
-        env: the whole environment.
-        log: where stderr goes. The caller closes it.
-        talks: stdin and stdout are pipes; else stdin is empty and stdout goes to the log too.
-        namespaces: files of a user namespace (may be empty) and a network namespace to enter.
+    Call it from the main thread: the leash follows the thread. stderr goes to `log`, which the
+    caller closes. A child that `talks` has pipes for stdin and stdout; else stdin is empty and
+    stdout goes to the log, too. `namespaces` are files of a user namespace (may be empty) and a
+    network namespace to enter.
     """
     pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     return await asyncio.create_subprocess_exec(
@@ -109,8 +104,7 @@ async def wait_ended(processes: Sequence[asyncio.subprocess.Process], deadline_s
 async def kill_descendants(children: Sequence[asyncio.subprocess.Process]) -> bool:
     """SIGKILL whatever lives below this process, until nothing does; False if something stays.
 
-    Args:
-        children: those that asyncio reaps; adopted ones are reaped here.
+    asyncio reaps `children`; adopted ones are reaped here.
     """
     deadline_s = time.monotonic() + KILL_S
     own = {process.pid for process in children}

@@ -67,16 +67,10 @@ class LogShipper:
         own: OwnLines,
         find: Callable[[], Iterable[tuple[str, Path]]],
     ) -> None:
-        """Nothing happens before `run`.
+        """`ship` sends one request, and raises IsthmusError when it did not arrive.
 
-        Args:
-            ship: sends one request; raises IsthmusError when it did not arrive.
-            run_id: of the run.
-            generation: of the run.
-            site: this one.
-            own: the agent's own lines, source `agent`.
-            find: returns the sources' names and files as far as there are any yet; asked every
-                tick.
+        `find` returns the sources' names and files as far as there are any yet; it is asked every
+        tick. The agent's `own` lines are another source.
         """
         self._ship = ship
         self._run_id = run_id
@@ -100,13 +94,9 @@ class LogShipper:
             await self._send()
 
     async def finish(self, deadline_s: float, first: Iterable[str] = ()) -> None:
-        """Ship the end of every source; what does not arrive in time stays in the site's files.
+        """Ship the end of every source, those that matter most first, when `run` has ended.
 
-        Call it when `run` has ended.
-
-        Args:
-            deadline_s: on time.monotonic's clock.
-            first: sources that matter most.
+        What does not arrive by `deadline_s`, on time.monotonic's clock, stays in the site's files.
         """
         await asyncio.to_thread(self._collect_ends, set(first))
         while self._pending and time.monotonic() < deadline_s:

@@ -134,12 +134,9 @@ class Session:
 
     @classmethod
     async def open(cls, channel: grpc.aio.Channel, hello: Hello, deadline_s: float) -> Session:
-        """Say Hello until a coordinator welcomes this agent.
+        """Say Hello, the same at each attempt, until a coordinator welcomes this agent.
 
-        Args:
-            channel: to the coordinator; stays the caller's.
-            hello: the same at each attempt.
-            deadline_s: when to give up, on time.monotonic's clock.
+        The channel stays the caller's; `deadline_s` is on time.monotonic's clock.
 
         Raises:
             UnreachableError: nobody welcomed it in time.

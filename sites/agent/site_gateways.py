@@ -31,6 +31,7 @@ from sites.gateway.config import GatewayConfig, PeerLink, Proposal
 from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
 from topology.job import Probe
+from topology.json_fields import to_json
 from topology.run_spec import CodedPlan, RunSpec
 from topology.world import Link, Topology
 
@@ -118,13 +119,7 @@ def gateway_config(
 
 
 def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> GatewayConfig:
-    """Return a site's configuration for a probe: one gateway, and all links that lead both ways.
-
-    Args:
-        config: that of the site's first gateway.
-        probe: what to measure.
-        topology: the run's.
-    """
+    """Return a site's configuration for a probe: one gateway, and all links that lead both ways."""
     links = [
         PeerLink(site=link.target, bytes_per_s=link.bytes_per_s, rtt_s=link.rtt_s)
         for link in topology.links
@@ -197,7 +192,7 @@ class Gateway:
                 MODULE, [], env=env, log=log_file, talks=True, namespaces=namespaces
             )
         gateway = cls(config, process, log_path)
-        gateway.tell({"op": "configure", **config.to_json()})
+        gateway.tell({"op": "configure", **to_json(config)})
         return gateway
 
     def connect(self, peers: Sequence[GatewayEndpoint]) -> None:
@@ -289,28 +284,15 @@ class Gateway:
         return self._reported(Failure(code=code, message=message))
 
     def _ended(self, exit_code: int) -> Failure:
-        return Failure(
-            code="GATEWAY_EXITED",
-            message=f"gateway {self._node} of site {self._site} {describe_end(exit_code)}",
-            at_s=time.monotonic(),
-            site=self._site,
-            node=self._node,
-            exit_code=exit_code,
-            log_path=str(self._log_path),
-        )
+        message = f"gateway {self._node} of site {self._site} {describe_end(exit_code)}"
+        return self._reported(Failure(code="GATEWAY_EXITED", message=message, exit_code=exit_code))
 
 
 class PlanSwitch:
     """Passes one run's proposals on to the gateways of this site, and their answers back."""
 
     def __init__(self, num_gateways: int, tell: Tell, put: Put) -> None:
-        """Say nothing yet.
-
-        Args:
-            num_gateways: How many this site has.
-            tell: Reaches all of them.
-            put: Reaches the coordinator.
-        """
+        """`tell` reaches all of the site's gateways, `put` the coordinator."""
         self._num_gateways = num_gateways
         self._tell, self._put = tell, put
         self._epoch = 0

@@ -42,16 +42,10 @@ class SiteProcesses:
         listeners: Listeners,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        """Start nothing yet.
+        """Gateways bind `bind_host`, or else the site's address; in a `namespace`, its address.
 
-        Args:
-            order: what to start.
-            sockets: folder for the gateways' Unix sockets.
-            bind_host: what gateways bind instead of the site's address.
-            namespace: where gateways run instead, and bind its address; None: where this process
-                does.
-            listeners: told from `tasks`.
-            tasks: owns the tasks that listen to the processes; they end with those.
+        `tasks` owns the tasks that listen to the processes and tell `listeners`; they end with
+        those.
         """
         self._order = order
         self._sockets = sockets
@@ -164,8 +158,7 @@ class SiteProcesses:
     async def end(self, grace_s: float) -> bool:
         """End everything: ranks, then gateways, then whatever is left. False if something stays.
 
-        Args:
-            grace_s: between SIGTERM and SIGKILL.
+        `grace_s` lies between SIGTERM and SIGKILL.
         """
         deadline_s = time.monotonic() + grace_s
         torchruns = [each.process for each in self._torchruns]
@@ -249,14 +242,7 @@ class Torchrun:
 
     @classmethod
     async def start(cls, order: SiteOrder, node: int, endpoint: str, socket_path: Path) -> Torchrun:
-        """Start the ranks of one node.
-
-        Args:
-            order: what to start.
-            node: which node, from 0.
-            endpoint: host:port of the rendezvous, on node 0.
-            socket_path: of the node's gateway.
-        """
+        """Start the ranks of one node. `endpoint` is host:port of the rendezvous, on node 0."""
         site, timeouts, folder = order.site, order.spec.timeouts, order.node_folder(node)
         (folder / "failures.json").unlink(missing_ok=True)
         arguments = [

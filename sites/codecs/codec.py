@@ -164,22 +164,16 @@ class Codec(ABC):
 
     @abstractmethod
     def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
-        """Encode values and what is owed.
+        """Encode `values`, float32 (n,) and contiguous, and what is owed. They are not modified.
 
-        Args:
-            values: float32, shape (n,), contiguous. Not modified.
-            owed: float32, shape (n,): what was lost before; takes what this one loses, zero where
-                that is not finite. A NaN in `values` crosses as it is. None: nothing is owed, nor
-                kept. Always for a codec that is lossless.
+        `owed`, float32 (n,), is what was lost before, and takes what this one loses, zero where
+        that is not finite. A NaN in `values` crosses as it is. None: nothing is owed, nor kept;
+        always for a codec that is lossless.
         """
 
     @abstractmethod
     def part(self, payload: Payload, numel: int) -> Part:
-        """Check a payload, and return the numbers that it holds.
-
-        Args:
-            payload: from `encode`, or from a peer that may send anything.
-            numel: elements that it must hold, by the receiver's own plan.
+        """Check a payload, which may be anything that a peer sent, and return what it holds.
 
         Raises:
             CorruptDataError: it does not hold exactly `numel` elements. Nothing beyond their size
@@ -191,15 +185,7 @@ class Codec(ABC):
         return self.encode_owed(values, None).payload
 
     def decode(self, payload: Payload, numel: int, out: Floats | None = None) -> Floats:
-        """Return the elements of a payload.
-
-        Args:
-            payload: as of `part`.
-            numel: as of `part`.
-            out: float32, shape (numel,); a fresh array when absent.
-
-        Returns:
-            `out`, or the fresh array.
+        """Return the elements of a payload, in `out` (float32, shape (numel,)) if it is given.
 
         Raises:
             CorruptDataError: as of `part`; `out` is as it was.
@@ -230,16 +216,13 @@ class BodyCodec(Codec):
 
     @abstractmethod
     def seal(self, body: memoryview, numel: int) -> Encoded:
-        """Return what a body becomes.
+        """Return what a body of `numel` elements becomes.
 
-        The payload is that of `encode` for the same values, which were all finite.
-
-        Args:
-            body: shape (n,), contiguous. The part lies in it; the payload does not.
-            numel: elements that it must hold.
+        The payload is that of `encode` for the same values, which were all finite. The part lies in
+        the body; the payload does not.
 
         Raises:
-            CorruptDataError: it does not, or holds what no encoder makes.
+            CorruptDataError: it has another size, or holds what no encoder makes.
         """
 
 

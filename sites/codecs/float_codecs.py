@@ -11,7 +11,7 @@ where it is compressed.
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -104,52 +104,31 @@ def round_to_bf16(values: Floats, owed: Floats | None = None) -> Halves:
 
 
 class Split(Codec):
-    """float32 in four byte planes: lossless."""
+    """float32, or what rounding to bfloat16 leaves of it, in byte planes."""
 
-    name = "split"
-    number = 3
-    lossless = True
-
-    def max_bytes(self, numel: int) -> int:
-        """Return 4 bytes an element and the table."""
-        return 4 * (numel + 4)
-
-    def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
-        """Rotate, cut, compress."""
-        assert owed is None
-        rotated = _rotate(values.view(np.uint32))
-        payload = _pack([_plane(rotated, index) for index in range(4)])
-        return Encoded(payload, FloatPart(values))
-
-    def part(self, payload: Payload, numel: int) -> Part:
-        """Undo each step."""
-        planes = _unpack(payload, 4, numel)
-        bits = _rotate_back(_join(planes, np.dtype(np.uint32)))
-        return FloatPart(bits.view(np.float32))
-
-
-class Bf16Split(Codec):
-    """bfloat16 in two byte planes."""
-
-    name = "bf16-split"
-    number = 4
-    lossless = False
+    def __init__(self, name: str, number: int, *, rounds: bool) -> None:
+        """Take the name and number of `Codec`, and whether it is bfloat16."""
+        self.name = name
+        self.number = number
+        self.lossless = not rounds
+        self._word = np.dtype(np.uint16 if rounds else np.uint32)
 
     def max_bytes(self, numel: int) -> int:
-        """Return 2 bytes an element and the table."""
-        return 2 * (numel + 4)
+        """Return a byte an element for each plane, and the table."""
+        return self._word.itemsize * (numel + 4)
 
     def encode_owed(self, values: Floats, owed: Floats | None) -> Encoded:
-        """Round to nearest even, rotate, cut, compress."""
-        bits = round_to_bf16(values, owed)
-        rotated = _rotate(bits)
-        payload = _pack([_plane(rotated, index) for index in range(2)])
-        return Encoded(payload, HalfPart(bits))
+        """Rotate, cut, compress; round to nearest even before."""
+        if self.lossless:
+            assert owed is None
+            return Encoded(_pack(values.view(np.uint32)), FloatPart(values))
+        halves = round_to_bf16(values, owed)
+        return Encoded(_pack(halves), HalfPart(halves))
 
     def part(self, payload: Payload, numel: int) -> Part:
         """Undo each step but the rounding."""
-        planes = _unpack(payload, 2, numel)
-        return HalfPart(_rotate_back(_join(planes, np.dtype(np.uint16))))
+        words = _unpack(payload, numel, self._word)
+        return FloatPart(words.view(np.float32)) if self.lossless else HalfPart(words)
 
 
 def _rotate(words: npt.NDArray[Word]) -> npt.NDArray[Word]:
@@ -174,7 +153,7 @@ def _plane(words: npt.NDArray[Word], index: int) -> Octets:
     return np.ascontiguousarray(words.view(np.uint8)[index :: words.itemsize])
 
 
-def _join(planes: list[Octets], dtype: np.dtype[Word]) -> npt.NDArray[Word]:
+def _join(planes: list[Octets], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return the words whose bytes are `planes`, lowest first."""
     words = np.empty(len(planes[0]), dtype=dtype)
     octets = words.view(np.uint8)
@@ -183,10 +162,13 @@ def _join(planes: list[Octets], dtype: np.dtype[Word]) -> npt.NDArray[Word]:
     return words
 
 
-def _pack(planes: list[Octets]) -> bytes:
+def _pack(words: npt.NDArray[Word]) -> bytes:
+    """Rotate words, cut them into planes, and compress those that repay it."""
+    rotated = _rotate(words)
     table: list[int] = []
     parts: list[Payload] = []
-    for plane in planes:
+    for index in range(words.itemsize):
+        plane = _plane(rotated, index)
         frame = zstd_guard.compress_if_skewed(plane)
         if frame is not None:
             table.append(len(frame) | _COMPRESSED)
@@ -197,8 +179,14 @@ def _pack(planes: list[Octets]) -> bytes:
     return b"".join((struct.pack(f"<{len(table)}I", *table), *parts))
 
 
-def _unpack(payload: Payload, num_planes: int, numel: int) -> list[Octets]:
+def _unpack(payload: Payload, numel: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the words that a payload of `_pack` holds.
+
+    Raises:
+        CorruptDataError: it does not hold exactly `numel` of them.
+    """
     view = memoryview(payload)
+    num_planes = dtype.itemsize
     position = 4 * num_planes
     if len(view) < position:
         raise CorruptDataError(f"a payload of {len(view)} bytes has no table of planes")
@@ -216,4 +204,4 @@ def _unpack(payload: Payload, num_planes: int, numel: int) -> list[Octets]:
             planes.append(np.frombuffer(part, dtype=np.uint8))
         else:
             raise CorruptDataError(f"a plane of {taken_bytes} bytes where {numel} belong")
-    return planes
+    return _rotate_back(_join(planes, dtype))

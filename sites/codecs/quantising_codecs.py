@@ -137,15 +137,9 @@ class BlockCodec(Lossy, BodyCodec):
         codes_per_byte: int = 1,
         compresses: bool = False,
     ) -> None:
-        """Describe a codec.
+        """`kind` is INT8, INT4 or FP8 of the kernels.
 
-        Args:
-            name: as of `Codec`.
-            number: as of `Codec`.
-            kind: of the codes: INT8, INT4 or FP8 of the kernels.
-            level_max: the largest level: what a block's largest magnitude becomes.
-            codes_per_byte: how many elements share a byte.
-            compresses: whether zstd follows, where it pays.
+        `level_max` is the largest level: what a block's largest magnitude becomes.
         """
         super().__init__(name, number, compresses=compresses)
         self.level_max = level_max

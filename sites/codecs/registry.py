@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sites.codecs.codec import Codec
-from sites.codecs.float_codecs import Bf16, Bf16Split, Fp32, Split
+from sites.codecs.float_codecs import Bf16, Fp32, Split
 from sites.codecs.kernels import loops
 from sites.codecs.quantising_codecs import BlockCodec, TopK
 from topology.errors import ConfigError
@@ -11,8 +11,8 @@ from topology.errors import ConfigError
 _CODECS: tuple[Codec, ...] = (
     Fp32(),
     Bf16(),
-    Split(),
-    Bf16Split(),
+    Split("split", 3, rounds=False),
+    Split("bf16-split", 4, rounds=True),
     BlockCodec("int8", 5, loops.INT8, 127.0),
     BlockCodec("int8-zstd", 6, loops.INT8, 127.0, compresses=True),
     BlockCodec("int4", 7, loops.INT4, 7.0, codes_per_byte=2),

@@ -54,11 +54,7 @@ def compress(data: Payload) -> bytes:
 
 
 def compress_if_skewed(octets: npt.NDArray[np.uint8]) -> bytes | None:
-    """Return a frame, or None where compressing would save next to nothing.
-
-    Args:
-        octets: uint8, shape (n,), contiguous.
-    """
+    """Return a frame of uint8 (n,), or None where compressing would save next to nothing."""
     if not _is_skewed(octets):
         return None
     frame = compress(octets.data)

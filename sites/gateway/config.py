@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from protos.frame import MAX_PAYLOAD_BYTES
 from topology.channels import FLOWS_MAX
 from topology.errors import ConfigError
 from topology.hashing import reduction_hash
 from topology.job import Probe
-from topology.json_fields import read_json
 from topology.trees.trees import ReductionPlan
 
 CHUNK_BYTES_MAX = MAX_PAYLOAD_BYTES - 64
@@ -135,19 +132,6 @@ class GatewayConfig:
     def chunk_numel(self) -> int:
         """float32 elements of a chunk, at most."""
         return self.chunk_bytes // 4
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> GatewayConfig:
-        """Return the configuration that `to_json` wrote.
-
-        Raises:
-            ConfigError: it did not; names the field.
-        """
-        return read_json(cls, fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

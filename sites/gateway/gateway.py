@@ -13,6 +13,7 @@ from typing import Any, Final
 from protos.failure import Failure
 from protos.frame import Frame
 from protos.metrics import LINK
+from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayConfig, GatewayId, Proposal
 from sites.gateway.links.peer_links import Link, PeerLinks, side_by_side
 from sites.gateway.links.peer_server import ExchangeServer
@@ -20,9 +21,9 @@ from sites.gateway.links.send_queue import link_values
 from sites.gateway.links.transport import Peer
 from sites.gateway.plan_switches import PlanSwitches
 from sites.gateway.ranks.rank_server import LocalServer
-from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.pool import Pool
+from sites.local.rank_messages import Reduce
 
 _log = logging.getLogger(__name__)
 
@@ -34,30 +35,21 @@ _LAST_WORDS_S: Final = 0.25
 _THREADS_MAX = 4
 
 Write = Callable[[Mapping[str, Any]], None]
+"""Sends one message to the agent; may be called from any thread."""
 
 
 class EndingGateway:
     """What all gateways have in common: the first failure ends them, or the agent does."""
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
-        """Start nothing.
-
-        Args:
-            config: from the agent.
-            write: sends one message to the agent; may be called from any thread.
-        """
         self._config = config
         self._write = write
         self._lock = threading.Lock()
-        self._failure: Failure | None = None
+        self.failure: Failure | None = None
+        """What ended the gateway, if it failed."""
         self._finished = threading.Event()
         """This site is done: what happens to peers now is no failure of it."""
         self._ended = threading.Event()
-
-    @property
-    def failure(self) -> Failure | None:
-        """What ended the gateway, if it failed."""
-        return self._failure
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait for a failure or `stop`; return whether it came."""
@@ -70,10 +62,10 @@ class EndingGateway:
     def fail(self, failure: Failure) -> None:
         """Keep the first failure, and end."""
         with self._lock:
-            if self._failure is not None or self._finished.is_set() or self._ended.is_set():
+            if self.failure is not None or self._finished.is_set() or self._ended.is_set():
                 _log.info("after the end: %s: %s", failure.code, failure.message)
                 return
-            self._failure = failure
+            self.failure = failure
         _log.error("%s: %s", failure.code, failure.message)
         self._ended.set()
 
@@ -82,12 +74,6 @@ class Gateway(EndingGateway):
     """Reduces the buckets of a node's ranks. `start`, `connect`, then `wait_ended` and `close`."""
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
-        """Start nothing.
-
-        Args:
-            config: from the agent.
-            write: sends one message to the agent; may be called from any thread.
-        """
         super().__init__(config, write)
         self._pool = Pool(max(2, min(_THREADS_MAX, os.cpu_count() or 2)))
         self._local = LocalServer(config, self)
@@ -142,7 +128,7 @@ class Gateway(EndingGateway):
     def close(self) -> None:
         """Take leave of ranks, peers and agent, and end every thread. Idempotent."""
         self._ended.set()
-        farewell = self._failure
+        farewell = self.failure
         if farewell is not None:
             self._write(farewell.to_line())
         elif not self._finished.wait(_LAST_WORDS_S):
@@ -188,9 +174,9 @@ class Gateway(EndingGateway):
         """All local ranks are there."""
         self._write({"op": "joined", "ranks": ranks})
 
-    def post(self, rank: int, post: Post) -> None:
+    def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
-        self._executor.post(rank, post)
+        self._executor.post(rank, request, values)
         self._switches.note_begun()
 
     def passed(self, message: dict[str, Any]) -> None:

@@ -40,15 +40,6 @@ class PlanSwitches:
         encoding: RankEncoding,
         write: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        """Start nothing.
-
-        Args:
-            config: this gateway's.
-            executor: whose rounds are to have other plans.
-            links: are made as plans need them.
-            encoding: whether ranks depend on trees' codecs.
-            write: sends one message to the agent; may be called from any thread.
-        """
         self._config = config
         self._executor = executor
         self._links = links

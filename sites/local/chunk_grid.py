@@ -70,13 +70,7 @@ def shard_of(numel: int, size: int, rank: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def grid(numel: int, chunk_numel: int, ranks_per_site: tuple[int, ...]) -> Grid:
-    """Return the grid of a bucket.
-
-    Args:
-        numel: float32 elements of the bucket.
-        chunk_numel: elements of a chunk, at most.
-        ranks_per_site: in site order.
-    """
+    """Return the grid of a bucket."""
     assert numel >= 0
     assert chunk_numel >= 1
     assert min(ranks_per_site) >= 1

@@ -9,14 +9,11 @@ left out, so that either end may be a version older.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 from protos.errors import (
     IsthmusError,
@@ -27,6 +24,8 @@ from protos.errors import (
 )
 from protos.failure import Failure
 from protos.limits import LOCAL_MESSAGE_BYTES
+from topology.errors import ConfigError
+from topology.json_fields import read_json
 
 WEIGHT_MAX = float(1 << 53)
 """Tokens behind one bucket: up to here every whole number is a float64."""
@@ -277,7 +276,7 @@ def decode_from_gateway(data: bytes) -> FromGateway:
         raise RemoteProtocolError(f"from the gateway: {error}") from error
 
 
-MessageT = typing.TypeVar("MessageT")
+MessageT = TypeVar("MessageT")
 
 
 def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
@@ -292,74 +291,15 @@ def _decode(data: bytes, kinds: Mapping[str, type[MessageT]]) -> MessageT:
         raise ValueError(f"not a JSON message: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError("a message must be a JSON object")  # noqa: TRY004
-    op = fields.get("op")
+    op = fields.pop("op", None)
     kind = kinds.get(op) if isinstance(op, str) else None
     if kind is None:
         raise ValueError(f"unknown op {op!r:.100}")
-    message: MessageT = _read_failure(fields) if kind is Failure else _read(kind, fields, str(op))
-    return message
-
-
-def _read_failure(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401 - as of _read
     try:
-        return Failure.from_json(fields)
+        if kind is Failure:
+            return cast("MessageT", Failure.from_json(fields))
+        return read_json(kind, fields, str(op), on_unknown=lambda _: None)
+    except ConfigError as error:
+        raise ValueError(error.problems[0].message) from error
     except (KeyError, TypeError) as error:
-        raise ValueError(f"failed: {error}") from error
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind, include_extras=True)
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - any annotation, any JSON
-    """Return what JSON holds for a field with this annotation.
-
-    Raises:
-        ValueError: something else.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise _refused(where, "an object", value)
-        read = {}
-        for field in dataclasses.fields(kind):
-            if field.name in value:
-                hint = _hints(typing.cast("type", kind))[field.name]
-                read[field.name] = _read(hint, value[field.name], f"{where}.{field.name}")
-            elif field.default is dataclasses.MISSING:
-                raise ValueError(f"{where}.{field.name} is missing")
-        return typing.cast("Any", kind)(**read)
-    if origin is types.UnionType:
-        return None if value is None else _read(arguments[0], value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise _refused(where, "a list", value)
-        return tuple(_read(arguments[0], each, where) for each in value)
-    if origin is Mapping:
-        if not isinstance(value, dict):
-            raise _refused(where, "an object", value)
-        return {name: _read(arguments[1], each, f"{where}.{name}") for name, each in value.items()}
-    return _read_scalar(kind, value, where)
-
-
-def _read_scalar(kind: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - as of _read
-    if typing.get_origin(kind) is Annotated:
-        kind, most = typing.get_args(kind)
-        # Compared before it is made a float: an integer may be too long for one.
-        if type(value) not in (int, kind) or not 0 <= value <= most:
-            raise _refused(where, f"0 to {most}", value)
-    if issubclass(kind, StrEnum):
-        if value not in list(kind):
-            raise _refused(where, f"one of {', '.join(kind)}", value)
-        return kind(value)
-    if kind is float and type(value) is int and abs(value) < 1 << 63:
-        return float(value)
-    if type(value) is not kind:
-        wanted = {bool: "true or false", str: "a text"}.get(kind, "a number")
-        raise _refused(where, wanted, value)
-    return value
-
-
-def _refused(where: str, wanted: str, value: object) -> ValueError:
-    return ValueError(f"{where}: want {wanted}, got {value!r:.100}")
+        raise ValueError(f"{op}: {error}") from error

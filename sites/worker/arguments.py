@@ -13,11 +13,7 @@ from sites.worker.sharding import is_sharded
 
 
 def check_list(caller: str, tensors: object) -> None:
-    """Refuse what is no sequence of tensors.
-
-    Raises:
-        TypeError: and what it is.
-    """
+    """Raise TypeError for what is no sequence of tensors."""
     if isinstance(tensors, torch.Tensor | str) or not isinstance(tensors, Sequence):
         raise TypeError(f"{caller}: want a list of tensors, got a {type(tensors).__name__}")
     for index, each in enumerate(tensors):
@@ -75,11 +71,7 @@ def why_not_averaged(tensor: torch.Tensor) -> str | None:
 
 
 def check_training(model: object, optimizer: object) -> None:
-    """Refuse what `site.synchronize` cannot train.
-
-    Raises:
-        TypeError: and what it is.
-    """
+    """Raise TypeError for what `site.synchronize` cannot train."""
     is_replica = isinstance(model, DistributedDataParallel)
     if not is_replica and not _is_fully_sharded(model):
         raise TypeError(
@@ -96,11 +88,7 @@ def check_training(model: object, optimizer: object) -> None:
 
 
 def check_optimizer(caller: str, optimizer: object) -> None:
-    """Refuse what is no optimizer.
-
-    Raises:
-        TypeError: and what it is.
-    """
+    """Raise TypeError for what is no optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"{caller}: want a torch.optim.Optimizer, got {type(optimizer).__name__}")
 

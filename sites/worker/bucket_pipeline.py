@@ -142,12 +142,7 @@ class OpenRound:
     """
 
     def __init__(self, *, deadline_s: float, now_s: Callable[[], float]) -> None:
-        """Begin before the first round.
-
-        Args:
-            deadline_s: for every wait.
-            now_s: the clock.
-        """
+        """`deadline_s` is for every wait."""
         self.round: Round | None = None
         self.error: IsthmusError | None = None
         """The first."""
@@ -298,17 +293,9 @@ class BucketPipeline:
     ) -> None:
         """Prepare; `start` starts the threads.
 
-        Args:
-            link: the way to the other sites.
-            transfer: the way to the link.
-            rank: inside the site.
-            world_size: ranks of the site.
-            deadline_s: for every wait.
-            overlaps: hand buckets over as they come; else all of a round at its end, which shows
-                what overlapping is worth.
-            encoder: encodes what is not exact; None: the gateway does.
-            shared: tensors that are averaged where they lie; None: there are none.
-            now_s: the clock.
+        `deadline_s` is for every wait. Without `overlaps`, all buckets of a round are handed over
+        at its end, which shows what overlapping is worth. `encoder` encodes what is not exact;
+        None: the gateway does. `shared` are tensors that are averaged where they lie.
         """
         self._link = link
         self._transfer = transfer
@@ -348,13 +335,11 @@ class BucketPipeline:
     def begin(self, tokens: float, *, first_bucket: int = 0, num_slots: int | None = None) -> None:
         """Open the next round. The previous one is complete, and every rank opens this one.
 
-        Args:
-            tokens: this rank's weight in the round's averages; not negative.
-            first_bucket: the number of its first bucket. What a lossy codec loses of a bucket is
-                owed to the next one of the same number, so each sequence of buckets that comes
-                again and again has numbers of its own.
-            num_slots: buckets under way, at most: then `submit` waits. None: as many as there
-                are, for a backward pass goes on meanwhile.
+        `tokens` is this rank's weight in the averages, not negative. What a lossy codec loses of a
+        bucket is owed to the next one of the same number, so each sequence of buckets that comes
+        again and again has numbers of its own, from `first_bucket` on. With `num_slots`, no more
+        buckets are under way, and `submit` waits; None: as many as there are, for a backward pass
+        goes on meanwhile.
         """
         self._open.check()
         previous = self._open.round
@@ -470,7 +455,7 @@ class BucketPipeline:
         bucket.start_s = self._now_s()
         # Before the gateway can answer, the finishing thread may know of the bucket.
         self._to_finish.put_nowait((current, bucket))
-        self._link.reduce(
+        self._link.send(
             Reduce(
                 round=current.number,
                 bucket=bucket.number,

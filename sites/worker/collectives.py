@@ -18,7 +18,9 @@ from protos.errors import RankLostError
 
 Counts = Sequence[int]
 _Flat = Callable[..., dist.Work]
-_reduce_scatter: _Flat = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+reduce_scatter_flat: _Flat = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 _all_gather: _Flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -80,43 +82,26 @@ class Collectives:
         """
         if self._reduce_group is None:
             return None
-        return _reduce_scatter(shard, padded, group=self._reduce_group, async_op=True)
+        return reduce_scatter_flat(shard, padded, group=self._reduce_group, async_op=True)
 
-    def send_in(
-        self, arriving: torch.Tensor, leaving: torch.Tensor, received: Counts, sent: Counts
-    ) -> dist.Work | None:
-        """Send `sent[r]` elements to each rank r and get `received[r]`.
-
-        Ordered with reduce-scatters.
-        """
-        return self._all_to_all(self._reduce_group, arriving, leaving, received, sent)
-
-    def send_back(
-        self, arriving: torch.Tensor, leaving: torch.Tensor, received: Counts, sent: Counts
-    ) -> dist.Work | None:
-        """Send elements as `send_in` does; ordered with all-gathers."""
-        return self._all_to_all(self._gather_group, arriving, leaving, received, sent)
-
-    def _all_to_all(
+    def all_to_all(
         self,
-        group: dist.ProcessGroup | None,
         arriving: torch.Tensor,
         leaving: torch.Tensor,
         received: Counts,
         sent: Counts,
+        *,
+        is_back: bool,
     ) -> dist.Work | None:
+        """Send `sent[r]` elements to each rank r and get `received[r]`.
+
+        Ordered with reduce-scatters; on the way back, with all-gathers.
+        """
+        group = self._gather_group if is_back else self._reduce_group
         assert group is not None, "a rank by itself holds all there is"
         work: dist.Work | None = dist.all_to_all_single(
             arriving, leaving, [*received], [*sent], group=group, async_op=True
         )
-        return work
-
-    @staticmethod
-    def reduce_scatter_over(
-        group: dist.ProcessGroup, shard: torch.Tensor, whole: torch.Tensor, *, async_op: bool
-    ) -> dist.Work | None:
-        """Sum over a group of the script's own."""
-        work: dist.Work | None = _reduce_scatter(shard, whole, group=group, async_op=async_op)
         return work
 
     def all_gather(self, padded: torch.Tensor, shard: torch.Tensor) -> dist.Work | None:

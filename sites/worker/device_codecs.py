@@ -39,26 +39,17 @@ class DeviceCodec(ABC):
 
     @abstractmethod
     def encode(self, values: torch.Tensor, body: torch.Tensor) -> torch.Tensor:
-        """Write the body of a chunk.
+        """Write the body of a chunk; return a bool, shape (): whether every value has a code.
 
-        Args:
-            values: float32, shape (n,), n > 0, contiguous. Not modified.
-            body: uint8, shape (body_bytes(n),), from an even place in its memory.
-
-        Returns:
-            bool, shape (): whether every value has a code; else the body holds anything.
+        `values` are float32, shape (n,), n > 0, contiguous, and not modified. `body` is uint8,
+        shape (body_bytes(n),), from an even place in its memory; without a code it holds anything.
         """
 
     @abstractmethod
     def decode(self, values: torch.Tensor, is_fit: torch.Tensor) -> torch.Tensor:
-        """Return what the chunk that was encoded last becomes elsewhere.
+        """Return what the latest chunk becomes elsewhere: float32 (n,), until the next call.
 
-        Args:
-            values: what was encoded.
-            is_fit: what `encode` returned; where it is false, the gateway's codec encodes them.
-
-        Returns:
-            float32, shape (n,), until the next call.
+        Where `is_fit`, which `encode` returned, is false, the gateway's codec encodes `values`.
         """
 
     @abstractmethod

@@ -49,12 +49,7 @@ class Exactness:
         return self.is_lossy and (grad.dim() <= 1 or self._is_named(name))
 
     def split(self, named: Iterable[Named], *, exact: bool) -> list[tuple[list[Named], bool]]:
-        """Return groups of tensors in their order, and whether each crosses exactly.
-
-        Args:
-            named: tensors with their parameters' names.
-            exact: all of them are to.
-        """
+        """Return groups of tensors in their order, and whether each crosses exactly."""
         named = list(named)
         if exact or not self.is_lossy:
             return [(named, exact)]

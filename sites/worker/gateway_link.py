@@ -60,14 +60,8 @@ class Link(Protocol):
     ) -> None:
         """Say from now on what arrives, from a thread of the link's own."""
 
-    def add_region(self, region: Region, descriptor: int) -> None:
-        """Share a memfd; an id again replaces it. The caller closes its own descriptor."""
-
-    def reduce(self, request: Reduce) -> None:
-        """Have a shard reduced; `on_reduced` is called when the result is in the region."""
-
-    def report(self, message: Metric | Digest) -> None:
-        """Pass a metric, or this rank's parameter hashes, on to the coordinator."""
+    def send(self, message: FromRank, descriptor: int | None = None) -> None:
+        """Pass a message on: a region with its memfd, which stays the caller's."""
 
     def leave(self) -> None:
         """Say that this rank ends because it is done, then close. Idempotent."""
@@ -92,9 +86,12 @@ class AloneLink:
         del on_failed
         self._on_reduced = on_reduced
 
-    def add_region(self, region: Region, descriptor: int) -> None:
-        """Map a region."""
-        self._regions[region.region] = map_region(descriptor, region.numel)
+    def send(self, message: FromRank, descriptor: int | None = None) -> None:
+        """Map a region, or divide a shard; no coordinator listens to all else."""
+        if isinstance(message, Region) and descriptor is not None:
+            self._regions[message.region] = map_region(descriptor, message.numel)
+        elif isinstance(message, Reduce):
+            self.reduce(message)
 
     def reduce(self, request: Reduce) -> None:
         """Divide, and say so at once."""
@@ -111,9 +108,6 @@ class AloneLink:
                 wire_bytes=0,
             )
         )
-
-    def report(self, message: Metric | Digest) -> None:
-        """No coordinator listens, and no other site could differ."""
 
     def leave(self) -> None:
         """Nobody is there to be told."""
@@ -139,9 +133,12 @@ class SiteOnlyLink(AloneLink):
         super().start(on_reduced, on_failed)
         self._gateway.start(on_reduced, on_failed)
 
-    def report(self, message: Metric | Digest) -> None:
-        """Pass it on to the coordinator."""
-        self._gateway.report(message)
+    def send(self, message: FromRank, descriptor: int | None = None) -> None:
+        """Divide shards here; metrics and digests are for the coordinator."""
+        if isinstance(message, Metric | Digest):
+            self._gateway.send(message)
+        else:
+            super().send(message, descriptor)
 
     def leave(self) -> None:
         """Say that this rank ends because it is done, then close. Idempotent."""
@@ -194,17 +191,12 @@ class GatewayLink:
     ) -> Welcome:
         """Introduce this rank, and wait until the gateway takes it.
 
-        Args:
-            rank: inside the site.
-            local_rank: on its node.
-            generation: of the run.
-            timeout_s: for the gateway's answer.
-            encodes: whether this rank takes the offer in the answer, if there is one.
+        `encodes`: the rank takes the offer in the answer, if there is one.
 
         Raises:
             IsthmusError: the gateway refuses, or does not answer in time.
         """
-        self._send(
+        self.send(
             Join(
                 rank=rank,
                 local_rank=local_rank,
@@ -245,24 +237,12 @@ class GatewayLink:
             target=self._listen, args=arguments, name="isthmus-receive", daemon=True
         ).start()
 
-    def add_region(self, region: Region, descriptor: int) -> None:
-        """Send the region and its descriptor."""
-        self._send(region, descriptor)
-
-    def reduce(self, request: Reduce) -> None:
-        """Ask for a shard's reduction over all sites."""
-        self._send(request)
-
-    def report(self, message: Metric | Digest) -> None:
-        """Pass it on."""
-        self._send(message)
-
     def leave(self) -> None:
         """Say goodbye and close. A gateway that has gone already is no error."""
         if self._closed:
             return
         with contextlib.suppress(IsthmusError):
-            self._send(Leave())
+            self.send(Leave())
         self.close()
 
     def close(self) -> None:
@@ -273,7 +253,13 @@ class GatewayLink:
         if not self._listening:
             self._socket.close()
 
-    def _send(self, message: FromRank, descriptor: int | None = None) -> None:
+    def send(self, message: FromRank, descriptor: int | None = None) -> None:
+        """Send a message, and a region's descriptor with it.
+
+        Raises:
+            DeadlineExceededError: the gateway took none for too long.
+            IsthmusError: it has closed, and why.
+        """
         data = encode(message)
         try:
             with self._sending:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sites.local.regions import FLOAT_BYTES
 from sites.worker.arguments import why_not_averaged
 from sites.worker.bucket_pipeline import BucketPipeline, Round
-from sites.worker.collectives import Collectives
+from sites.worker.collectives import reduce_scatter_flat
 from sites.worker.exactness import Exactness
 from sites.worker.sharding import ShardedFlat, check_sharding, is_sharded, route
 from sites.worker.step_records import TokenCount
@@ -49,12 +49,6 @@ class ReplicaHook(GradientHook):
         exactness: Exactness,
     ) -> None:
         """Register nothing yet.
-
-        Args:
-            pipeline: takes the buckets.
-            tokens: this rank's weight.
-            model: whose gradients they are.
-            exactness: says what crosses exactly though the codec rounds.
 
         Raises:
             ConfigError: it names parameters that there are not.
@@ -123,14 +117,7 @@ class ShardHook(GradientHook):
         bucket_bytes: int,
         exactness: Exactness,
     ) -> None:
-        """Register nothing yet.
-
-        Args:
-            pipeline: takes the buckets.
-            tokens: this rank's weight.
-            bucket_bytes: of float32 a bucket, all ranks' shards of it.
-            exactness: says what crosses exactly though the codec rounds.
-        """
+        """`bucket_bytes` is float32 of a bucket, all ranks' shards of it."""
         super().__init__(tokens)
         self._pipeline = pipeline
         self._exactness = exactness
@@ -243,9 +230,10 @@ class WeightedReduceScatter:
                 "mean: use reduce_dtype=torch.float32, and set no divide factor"
             )
         self._weigh(input_tensor)
-        return Collectives.reduce_scatter_over(
-            group, output_tensor, input_tensor, async_op=async_op
+        work: dist.Work | None = reduce_scatter_flat(
+            output_tensor, input_tensor, group=group, async_op=async_op
         )
+        return work
 
 
 class OptimizerHook(GradientHook):

@@ -7,14 +7,15 @@ dtype, -0.0 and NaN payloads survive. First only a hash is compared: equal model
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.sharding import whole_of, write_whole
-from sites.worker.tensor_average import Packer
+from sites.worker.tensor_average import packed
 from sites.worker.tensor_hashes import as_bytes, hashes_of, layout_of
 
 BLOCK_NUMEL = 2 << 20
@@ -26,34 +27,22 @@ _NO_HASH = 65536.0
 """In place of a hash's numbers, each below this: equal to nobody's."""
 
 
+@dataclass(frozen=True, slots=True)
 class InitialState:
     """Compares, and where needed copies, the tensors of one rank."""
 
-    def __init__(
-        self,
-        pipeline: BucketPipeline,
-        *,
-        site_index: int,
-        num_sites: int,
-        rank: int,
-        device: torch.device,
-    ) -> None:
-        self._pipeline = pipeline
-        self._site_index = site_index
-        self._num_sites = num_sites
-        self._rank = rank
-        self._device = device
+    pipeline: BucketPipeline
+    site_index: int
+    num_sites: int
+    rank: int
+    """Inside the site."""
+    device: torch.device
 
     def equalise(self, named: Sequence[tuple[str, torch.Tensor]]) -> bool:
-        """Give every site the first site's state. A collective of all ranks of all sites.
+        """Give every site the first site's state; return whether any ranks differed.
 
-        Ranks of a site may differ too: the first one's state counts.
-
-        Args:
-            named: tensors of any dtype, overwritten.
-
-        Returns:
-            Whether any ranks differed: the same at all.
+        A collective of all ranks. Those of a site may differ, too: the first one's state counts.
+        Tensors are of any dtype, and overwritten.
 
         Raises:
             IsthmusError: the sites' tensors differ in names, shapes or dtypes, or the exchange
@@ -74,18 +63,18 @@ class InitialState:
         """
         data = torch.frombuffer(bytearray(combined), dtype=torch.uint8)
         own = _numbers(data)
-        places = torch.zeros(self._num_sites * _HASH_NUMEL)
-        start = self._site_index * _HASH_NUMEL
+        places = torch.zeros(self.num_sites * _HASH_NUMEL)
+        start = self.site_index * _HASH_NUMEL
         places[start : start + _HASH_NUMEL] = own if self._ranks_agree(data) else _NO_HASH
-        places = places.to(self._device)
+        places = places.to(self.device)
         self._sum([places], layout)
-        return bool((places.cpu().view(self._num_sites, _HASH_NUMEL) == own).all())
+        return bool((places.cpu().view(self.num_sites, _HASH_NUMEL) == own).all())
 
     def _ranks_agree(self, data: torch.Tensor) -> bool:
         """Whether all ranks of the site have the same bytes. A collective of the site."""
         if dist.get_world_size() == 1:
             return True
-        own = data.to(self._device)
+        own = data.to(self.device)
         found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(found, own)
         return all(torch.equal(each, own) for each in found)
@@ -103,11 +92,12 @@ class InitialState:
     def _copy_group(self, tensors: Sequence[torch.Tensor], layout: int) -> None:
         """Send the bytes of some tensors, block after block, some of them at a time."""
         contiguous = [whole_of(tensor).contiguous() for tensor in tensors]
-        blocks = list(_blocks([as_bytes(each).to(self._device) for each in contiguous]))
+        flats = [as_bytes(each).to(self.device) for each in contiguous]
+        blocks = list(packed(flats, 2 * BLOCK_NUMEL))
         for start in range(0, len(blocks), BLOCKS_IN_FLIGHT):
             group = blocks[start : start + BLOCKS_IN_FLIGHT]
             numbers = [_numbers(torch.cat(block)) for block in group]
-            if self._site_index != 0:
+            if self.site_index != 0:
                 numbers = [torch.zeros_like(each) for each in numbers]
             self._sum(numbers, layout)
             for block, received in zip(group, numbers, strict=True):
@@ -117,23 +107,14 @@ class InitialState:
 
     def _sum(self, buckets: Sequence[torch.Tensor], layout: int) -> None:
         """Add whole numbers below 65536 over sites, in place: a round in which each weighs 1."""
-        self._pipeline.begin(1.0 if self._rank == 0 else 0.0)
-        futures = [self._pipeline.submit([each], layout, exact=True) for each in buckets]
-        self._pipeline.wait()
+        self.pipeline.begin(1.0 if self.rank == 0 else 0.0)
+        futures = [self.pipeline.submit([each], layout, exact=True) for each in buckets]
+        self.pipeline.wait()
         for future in futures:
             future.wait()  # on CUDA, results are only enqueued: this stream must wait for them
         for each in buckets:
             # The exchange divides by the number of sites; the error of that is far below 1/2.
-            each.mul_(self._num_sites).round_()
-
-
-def _blocks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Cut the bytes of all tensors, one after another, into blocks: lists of views."""
-    packer: Packer[torch.Tensor] = Packer(2 * BLOCK_NUMEL)
-    for each in tensors:
-        yield from packer.add(each)
-    if rest := packer.take():
-        yield rest
+            each.mul_(self.num_sites).round_()
 
 
 def _numbers(data: torch.Tensor) -> torch.Tensor:

@@ -25,10 +25,7 @@ _VARIABLE: Final = "ISTHMUS_ENCODE"
 def encodes_here(environ: Mapping[str, str], device: torch.device) -> bool:
     """Return whether a rank is to encode where the gateway lets it.
 
-    Args:
-        environ: ISTHMUS_ENCODE is rank, gateway, or auto or absent: a rank whose gradients are on
-            an accelerator.
-        device: of the gradients.
+    ISTHMUS_ENCODE is rank, gateway, or auto or absent: a rank on an accelerator encodes.
 
     Raises:
         ConfigError: it is something else.
@@ -73,16 +70,10 @@ class ShardEncoder:
         ranks_per_site: tuple[int, ...],
         device: torch.device,
     ) -> None:
-        """Begin with nothing owed.
-
-        Args:
-            offer: what the gateway takes.
-            site_index: of this rank's site.
-            rank: inside the site.
-            ranks_per_site: in site order.
-            device: of the shards.
-        """
-        self._codecs = {name: _codec_on(device, name) for name in offer.codecs}
+        self._codecs = {
+            name: DEVICE_CODECS[name](device) if name in DEVICE_CODECS else None
+            for name in offer.codecs
+        }
         self._offer = offer
         self._site_index = site_index
         self._rank = rank
@@ -156,7 +147,3 @@ def _encode_chunk(
         torch.sub(values, codec.decode(values, is_fit), out=owed)
         owed.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     return is_fit
-
-
-def _codec_on(device: torch.device, name: str) -> DeviceCodec | None:
-    return DEVICE_CODECS[name](device) if name in DEVICE_CODECS else None

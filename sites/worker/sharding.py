@@ -49,11 +49,9 @@ class Route:
 
 @functools.lru_cache(maxsize=4096)
 def route(parts: tuple[Cuts, ...], rank: int) -> Route:
-    """Return the route of a bucket that consists of `parts`, one after another.
+    """Return a rank's route of a bucket that consists of `parts`, one after another.
 
-    Args:
-        parts: who holds what of each; at least one, all of the same number of ranks.
-        rank: whose route.
+    There is one part at least, and all are of the same number of ranks.
     """
     world_size = len(parts[0]) - 1
     numel = sum(cuts[-1] for cuts in parts)
@@ -110,13 +108,9 @@ class ShardedFlat:
     """A sharded tensor's elements in a row, or some of them, and what this rank holds of these."""
 
     def __init__(self, label: str, held: torch.Tensor, cuts: Cuts, rank: int) -> None:
-        """Describe a tensor.
+        """`held` is this rank's elements, shape (n,): a view. `cuts` says which each rank holds.
 
-        Args:
-            label: tells it from others: its name, shape and dtype, and which elements these are.
-            held: shape (n,), this rank's elements: a view.
-            cuts: which elements each rank holds.
-            rank: this rank.
+        `label` tells it from others: its name, shape and dtype, and which elements these are.
         """
         self.label = label
         self.held = held

@@ -235,7 +235,7 @@ class Site:
         labels: Mapping[str, str] | None = None,
     ) -> None:
         """Send a metric of any kind (protos/metrics.py has ours), from whichever rank calls."""
-        self._link.report(
+        self._link.send(
             Metric(kind=kind, step=step, values=_floats(values), labels=dict(labels or {}))
         )
 

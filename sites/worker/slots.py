@@ -34,7 +34,7 @@ def share(link: Link, region: int, numel: int) -> npt.NDArray[np.float32]:
     """
     array, descriptor = create_region(numel)
     try:
-        link.add_region(Region(region=region, numel=numel), descriptor)
+        link.send(Region(region=region, numel=numel), descriptor)
     finally:
         os.close(descriptor)
     return array
@@ -61,7 +61,6 @@ class SharedTensors:
     """The shared tensors of one rank. For the training thread."""
 
     def __init__(self, link: Link) -> None:
-        """Hold nothing yet; `link` hears of regions."""
         self._link = link
         self._allocations: dict[int, _Allocation] = {}
         """By the address where they begin."""
@@ -84,11 +83,7 @@ class SharedTensors:
         return tensor
 
     def find(self, pieces: Sequence[torch.Tensor]) -> Place | None:
-        """Return where a bucket's pieces lie one after another, if they do, in one such tensor.
-
-        Args:
-            pieces: shape (n,) each, one at least.
-        """
+        """Return where a bucket's pieces lie one after another, if they do, in one such tensor."""
         first = pieces[0]
         start = first.untyped_storage().data_ptr()
         allocation = self._allocations.get(start)
@@ -122,14 +117,6 @@ class Slots:
     def __init__(
         self, link: Link, transfer: Transfer, world_size: int, shared: SharedTensors | None
     ) -> None:
-        """Hold nothing yet.
-
-        Args:
-            link: hears of regions.
-            transfer: makes the buffers.
-            world_size: ranks of the site.
-            shared: tensors that need no buffers, where there may be some.
-        """
         self._link = link
         self._transfer = transfer
         self._world_size = world_size

@@ -83,12 +83,8 @@ class StepLog:
     ) -> None:
         """Start the clock of the first step.
 
-        Args:
-            link: takes the records and digests.
-            sends: whether this rank sends records.
-            timeline_every: steps between those that are kept in detail; 0: none is.
-            verify_every: steps between digests; 0: there is none.
-            now_s: the clock, the pipeline's too.
+        `timeline_every` is steps between those that are kept in detail, `verify_every` those
+        between digests; 0: there are none. `sends`: this rank sends records.
         """
         self._link = link
         self._sends = sends
@@ -118,10 +114,7 @@ class StepLog:
     ) -> None:
         """Count the optimizer's steps from now on, and send the digest of what they begin with.
 
-        Args:
-            optimizer: a hook after its steps is registered.
-            parameters: all that sites are to hold alike, by name.
-            take_rounds: returns those since the last step.
+        `parameters` are all that sites are to hold alike; `take_rounds` returns the latest ones.
         """
         self._send_digest(parameters)
         self._start_s = self._now_s()
@@ -140,7 +133,7 @@ class StepLog:
         self.num_steps += 1
         if self._sends and is_kept(self.num_steps, self._timeline_every):
             for metric in timeline_of(self.num_steps, start_s, end_s, rounds):
-                self._link.report(metric)
+                self._link.send(metric)
         self._start_s = end_s
         times = [each for at in rounds for each in at.results]
         self._values = {
@@ -174,7 +167,7 @@ class StepLog:
         """Send the last step's record if it has not been sent."""
         values, self._values = self._values, {}
         if values and self._sends:
-            self._link.report(
+            self._link.send(
                 Metric(kind=metrics.STEP, step=self.num_steps, values=values, labels={})
             )
 
@@ -187,7 +180,7 @@ class StepLog:
             return
         hashes = hashes_of(parameters())
         shown = hashes.bounded()
-        self._link.report(
+        self._link.send(
             Digest(
                 step=self.num_steps,
                 combined=hashes.combined,
@@ -207,11 +200,7 @@ def timeline_of(
 ) -> Iterable[Metric]:
     """Return a step's picture: records of kind `timeline` and `bucket`.
 
-    Args:
-        step: counts completed ones, from 1.
-        begin_s: when it began, as `time.perf_counter` says.
-        end_s: when the optimizer's step was done.
-        rounds: in which it synchronised.
+    Steps count from 1; times are those of `time.perf_counter`.
     """
     values = {
         metrics.BEGIN_S: _wall_s(begin_s),

@@ -5,7 +5,7 @@ Also cuts tensors, one after another, into buckets: `Packer`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
@@ -68,13 +68,7 @@ class TensorAverage:
     def __init__(
         self, pipeline: BucketPipeline, *, bucket_bytes: int, exactness: Exactness
     ) -> None:
-        """Send nothing yet.
-
-        Args:
-            pipeline: takes the buckets.
-            bucket_bytes: of float32 a bucket, at most.
-            exactness: says what crosses exactly though the codec rounds.
-        """
+        """`bucket_bytes` is float32 of a bucket, at most."""
         self._pipeline = pipeline
         self._bucket_numel = max(1, bucket_bytes // FLOAT_BYTES)
         self._num_slots = max(2, IN_FLIGHT_BYTES // (self._bucket_numel * FLOAT_BYTES))
@@ -107,7 +101,7 @@ class TensorAverage:
         futures = []
         for group, is_exact in self._exactness.split(held, exact=exact):
             tensors = [each for _, each in group]
-            for pieces in _packed(_flat(tensors, copies), self._bucket_numel):
+            for pieces in packed(_flat(tensors, copies), self._bucket_numel):
                 future = self._pipeline.submit(pieces, layout, exact=is_exact)
                 futures.append(future)
         finished = self._pipeline.wait()
@@ -123,7 +117,7 @@ class TensorAverage:
         return MAX_BUCKETS * (1 + index % MAX_LISTS)
 
 
-def _packed(flats: Iterator[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:
+def packed(flats: Iterable[torch.Tensor], bucket_numel: int) -> Iterator[list[torch.Tensor]]:
     """Cut flat tensors into buckets, all full but the last."""
     packer: Packer[torch.Tensor] = Packer(bucket_numel)
     for each in flats:

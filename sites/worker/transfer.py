@@ -261,7 +261,8 @@ def _start_in(collectives: Collectives, slot: Slot) -> dist.Work | None:
         [slot.padded[start:stop] for start, stop in slot.route.outgoing] or [slot.padded[:0]]
     )
     slot.arriving = leaving.new_empty(sum(slot.route.received))
-    return collectives.send_in(slot.arriving, leaving, slot.route.received, slot.route.sent)
+    route = slot.route
+    return collectives.all_to_all(slot.arriving, leaving, route.received, route.sent, is_back=False)
 
 
 def _end_in(slot: Slot) -> None:
@@ -286,7 +287,8 @@ def _bring_back(collectives: Collectives, slot: Slot) -> None:
         [slot.shard[start:stop] for start, stop in slot.route.incoming] or [slot.shard[:0]]
     )
     arriving = leaving.new_empty(sum(slot.route.sent))
-    wait(collectives.send_back(arriving, leaving, slot.route.sent, slot.route.received))
+    route = slot.route
+    wait(collectives.all_to_all(arriving, leaving, route.sent, route.received, is_back=True))
     place = 0
     for start, stop in slot.route.outgoing:
         slot.padded[start:stop].copy_(arriving[place : place + stop - start])

@@ -26,10 +26,9 @@ from sites.gateway.config import GatewayId
 from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.peer_links import Link
 from sites.gateway.links.send_queue import SendQueue, outgoing
-from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.executor import Executor
 from sites.local.rank_messages import Reduced
-from tests.fakes.exchanges import StepPool
+from tests.fakes.exchanges import StepPool, request_of
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan
 
@@ -144,15 +143,8 @@ class Rank:
         node = self._rank // world.ranks_per_node[self._site]
         self._carried.exchanges[self._site, node].post(
             self._rank,
-            Post(
-                round=round_,
-                bucket=bucket,
-                numel=numel,
-                layout=7,
-                weight=1.0 + self._site,
-                exact=exact,
-                values=values,
-            ),
+            request_of(numel, round=round_, bucket=bucket, weight=1.0 + self._site, exact=exact),
+            values,
         )
         return True
 

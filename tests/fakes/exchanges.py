@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +18,17 @@ from protos.frame import Frame, pack, unpack
 from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_links import Link
-from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.executor import Executor
 from sites.gateway.reduction.pool import Pool, Priority
-from sites.local.rank_messages import Reduced
+from sites.local.rank_messages import Reduce, Reduced
 from tests.fakes.gateway_sites import gateway_config
 from topology.trees.trees import ReductionPlan
+
+
+def request_of(numel: int, **changes: Any) -> Reduce:  # noqa: ANN401 - fields of the request
+    """Return a rank's request for a bucket; its region is not looked at."""
+    fields = {"round": 0, "bucket": 0, "layout": 77, "weight": 1.0, "exact": False, **changes}
+    return Reduce(region=0, numel=numel, **fields)
 
 
 class StepPool(Pool):
@@ -119,9 +124,9 @@ class Exchanges:
         exchange.connect(cast("Mapping[tuple[int, int], Link]", links))
         return exchange
 
-    def post(self, site: int, rank: int, post: Post) -> None:
+    def post(self, site: int, rank: int, request: Reduce, values: Floats) -> None:
         """Hand a rank's part over, and do what can be done with it."""
-        self.exchanges[site].post(rank, post)
+        self.exchanges[site].post(rank, request, values)
         self.pools[site].run()
 
     def post_all(self, parts: Sequence[Floats], weights: Sequence[float]) -> None:
@@ -142,16 +147,8 @@ class Exchanges:
         size = max(1, -(-numel // ranks))
         for rank in range(ranks):
             start, end = min(rank * size, numel), min((rank + 1) * size, numel)
-            post = Post(
-                round=0,
-                bucket=0,
-                numel=numel,
-                layout=77,
-                weight=weight,
-                exact=False,
-                values=part[start:end],
-            )
-            self.post(site, rank, replace(post, **changes))
+            request = request_of(numel, weight=weight, **changes)
+            self.post(site, rank, request, part[start:end])
 
     def deliver(self, source: int, target: int, data: bytes) -> None:
         """Give bytes to a site as from another one's gateway.

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from sites.gateway.config import GatewayConfig
 from tests.fakes.gateway_rank import DEADLINE_S
+from topology.json_fields import to_json
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -55,7 +56,7 @@ class GatewayProcess:
 
     def configure(self, config: GatewayConfig) -> None:
         """Write the first line."""
-        self.say(json.dumps({"op": "configure", **config.to_json()}).encode())
+        self.say(json.dumps({"op": "configure", **to_json(config)}).encode())
 
     def connect(self, *peers: tuple[str, GatewayProcess]) -> None:
         """Say where the first gateways of other sites listen."""

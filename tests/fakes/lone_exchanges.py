@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from protos.errors import RankLostError
-from sites.local.rank_messages import Digest, Metric, Reduce, Reduced, ReductionTimes, Region
+from sites.local.rank_messages import (
+    Digest,
+    FromRank,
+    Metric,
+    Reduce,
+    Reduced,
+    ReductionTimes,
+    Region,
+)
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
 from sites.worker.gateway_link import AloneLink, Link
@@ -63,10 +71,11 @@ class CountingLink(AloneLink):
         self.other_tokens = 0.0
         """Of sites that are not there, and contribute zeros."""
 
-    def add_region(self, region: Region, descriptor: int) -> None:
-        self.regions.append(region.region)
-        self.sizes[region.region] = region.numel
-        super().add_region(region, descriptor)
+    def send(self, message: FromRank, descriptor: int | None = None) -> None:
+        if isinstance(message, Region):
+            self.regions.append(message.region)
+            self.sizes[message.region] = message.numel
+        super().send(message, descriptor)
 
     def reduce(self, request: Reduce) -> None:
         self.requests.append(request)
@@ -100,11 +109,12 @@ class RecordingLink(AloneLink):
         self.steps_hashed: list[int] = []
         self.has_left = False
 
-    def report(self, message: Metric | Digest) -> None:
+    def send(self, message: FromRank, descriptor: int | None = None) -> None:
         if isinstance(message, Metric):
             self.metrics.append((message.kind, message.step, message.values))
-        else:
+        elif isinstance(message, Digest):
             self.steps_hashed.append(message.step)
+        super().send(message, descriptor)
 
     def leave(self) -> None:
         self.has_left = True

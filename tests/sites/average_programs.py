@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tests.sites.worker_programs import join_site, note_error
+from tests.sites.worker_programs import join_site
 
 BUCKET_BYTES = 64 << 10
 """The least there is."""
@@ -88,10 +88,3 @@ def broadcasts(folder: Path, name: str) -> None:
     site.broadcast(tensors)
     site.leave()
     torch.save({"tensors": tensors}, folder / f"{name}.pt")
-
-
-def averages_other_shapes(folder: Path, name: str) -> None:
-    """The second site's list has as many elements in another shape."""
-    site = join_site()
-    shape = (2, 3) if site.index == 0 else (3, 2)
-    note_error(folder, name, lambda: site.all_reduce([torch.ones(shape)]))

@@ -12,7 +12,6 @@ import pytest
 
 from protos import disk
 from protos.control.v1.control_pb2 import ShipLogsRequest
-from protos.disk import free_beginning
 from protos.errors import PeerLostError
 from protos.limits import LOG_BATCH_BYTES, LOG_LINE_BYTES
 from sites.agent.logs import KEEP_BYTES, LAG_BYTES, LogShipper, OwnLines, Tail
@@ -68,11 +67,6 @@ def test_a_reader_that_is_behind_leaves_lines_out_and_counts_them(tmp_path: Path
     first, *rest = Tail(path).read(2 * KEEP_BYTES)[0]
     assert first == f"… {num_lines - len(rest)} lines dropped"
     assert [int(line) for line in rest] == list(range(num_lines - len(rest), num_lines))
-
-
-def test_bytes_that_are_no_text_are_shown(tmp_path: Path) -> None:
-    append(tmp_path / "log", b"a\xff\n")
-    assert Tail(tmp_path / "log").read(PLENTY)[0] == ["a\ufffd"]
 
 
 class Receiver:
@@ -186,11 +180,3 @@ def test_the_disk_gets_back_what_was_read_long_ago(
     if has_holes(tmp_path):
         assert path.stat().st_blocks * 512 <= 3 * (64 << 10)
         assert path.read_bytes().endswith(64 * line)
-
-
-def test_where_there_are_no_holes_files_stay_whole(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="none"):
-        free_beginning(tmp_path / "none", 1)
-    tail = Tail(tmp_path / "none")
-    tail._offset = 1 << 40
-    tail.free()

@@ -88,40 +88,30 @@ def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ran
 
 
 @pytest.mark.parametrize(
-    ("action", "code", "exit_code", "said"),
+    ("nodes", "action", "code", "exit_code", "said"),
     [
-        ("exit", "RANK_EXITED", 17, "exiting with 17"),
-        ("raise", "RANK_EXITED", 1, "ValueError: a mistake in the script"),
-        ("kill", "RANK_KILLED", -9, ""),
+        (2, "exit", "RANK_EXITED", 17, "exiting with 17"),
+        (1, "raise", "RANK_EXITED", 1, "ValueError: a mistake in the script"),
+        (1, "kill", "RANK_KILLED", -9, ""),
     ],
 )
 def test_the_rank_that_failed_is_named(
-    tmp_path: Path, action: str, code: str, exit_code: int, said: str
+    tmp_path: Path, nodes: int, action: str, code: str, exit_code: int, said: str
 ) -> None:
     async def story() -> None:
-        async with scene(tmp_path, action, "1") as (coordinator, bench):
+        shape = {"nodes": nodes, "ranks": 2 // nodes}
+        async with scene(tmp_path, action, "1", **shape) as (coordinator, bench):
             end = await ended(coordinator, bench)
             assert not end.succeeded
             first = end.failures[0]
             assert (first.code, first.rank, first.exit_code) == (code, 1, exit_code), end
-            assert (first.site, first.node, first.collateral) == ("a", 0, False)
+            assert (first.site, first.node, first.collateral) == ("a", nodes - 1, False)
             assert all(each.collateral for each in end.failures[1:]), end
             assert 0 <= first.age_s < DETECT_WITHIN_S, end
             assert said in await asyncio.to_thread(Path(first.log_path).read_text)
             assert said in coordinator.text("rank1"), "the traceback comes before the end"
             if action == "raise":
                 assert said in first.message
-
-    play(story)
-
-
-def test_the_first_of_two_nodes_is_named(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with scene(tmp_path, "exit", "1", nodes=2, ranks=1) as (coordinator, bench):
-            first = (await ended(coordinator, bench)).failures[0]
-            assert (first.code, first.node, first.rank, first.exit_code) == (
-                *("RANK_EXITED", 1, 1, 17),
-            )
 
     play(story)
 
@@ -153,26 +143,6 @@ def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code:
             assert (first.code, first.exit_code, first.rank) == (code, -9, -1), first
             assert not first.collateral
             assert time.monotonic() - killed_s < DETECT_WITHIN_S
-
-    play(story)
-
-
-def test_a_real_gateway_is_started_and_killed(tmp_path: Path) -> None:
-    async def story() -> None:
-        topology = topology_yaml()
-        async with (
-            agent_coordinator() as coordinator,
-            agent_bench(coordinator, tmp_path, topology) as bench,
-        ):
-            await coordinator.wait_message("hello")
-            coordinator.say(prepare=prepare(topology, job_yaml("wait")))
-            endpoint = (await coordinator.wait_message("prepared")).prepared.endpoints[0]
-            assert (endpoint.site, endpoint.host) == ("a", "127.0.0.1")
-            assert endpoint.port > 0
-            bench.kill("-m sites.gateway")
-            end = await ended(coordinator, bench)
-            assert end.failures[0].code == "GATEWAY_EXITED"
-            assert end.failures[0].exit_code == -9
 
     play(story)
 

@@ -1,10 +1,8 @@
 """Every chunk belongs to one rank at each site, and the chunks are the bucket."""
 
 import itertools
-import time
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
 from sites.local.chunk_grid import grid
@@ -33,25 +31,3 @@ def test_chunks_tile_the_bucket_and_each_has_one_owner_a_site(
                 first, size = cut.span(chunk)
                 assert start <= first
                 assert first + size <= start + count
-
-
-@pytest.mark.parametrize(("numel", "chunks"), [(0, 0), (1, 1)])
-def test_tiny_buckets(numel: int, chunks: int) -> None:
-    cut = grid(numel, 1 << 18, (3, 5))
-    assert cut.num_chunks == chunks
-    assert [cut.shard(1, rank)[1] for rank in range(5)] == [numel, 0, 0, 0, 0]
-
-
-def test_more_ranks_than_elements_leave_empty_shards() -> None:
-    cut = grid(3, 1 << 18, (2, 8))
-    assert [cut.shard(0, rank) for rank in range(2)] == [(0, 2), (2, 1)]
-    assert [cut.shard(1, rank)[1] for rank in range(8)] == [1, 1, 1, 0, 0, 0, 0, 0]
-    assert list(cut.chunks(1, 7)) == []
-
-
-def test_a_large_bucket_costs_nothing_noticeable() -> None:
-    start = time.perf_counter()
-    for _ in range(1000):
-        cut = grid((25 << 20) // 4, 1 << 18, (8, 12, 16))
-        cut.chunks(2, 15)
-    assert time.perf_counter() - start < 0.2

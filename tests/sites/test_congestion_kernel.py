@@ -10,7 +10,12 @@ import pytest
 
 from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.links.congestion import kernel
-from sites.gateway.links.congestion.kernel import Pacing, Pauses, addresses_of, holds_little, pace
+from sites.gateway.links.congestion.kernel import (
+    addresses_of,
+    keep_paced,
+    pace,
+    use_pauses,
+)
 from sites.gateway.links.congestion.rate import Departure, Startup, Window
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
@@ -70,7 +75,7 @@ def test_only_while_something_is_on_the_way_and_not_again_and_again(
     paced: list[float | None], outbox: Outbox, looks: Looks
 ) -> None:
     looks.turns = [nothing, lambda: send(outbox), nothing, nothing]
-    Pacing(PEER, outbox).run()
+    keep_paced(PEER, outbox)
     assert len(paced) == 1
     assert paced[0] is not None
     assert DESCRIBED < paced[0] < 1.25 * DESCRIBED, "frames leave faster than their packets"
@@ -89,7 +94,7 @@ def test_a_name_that_is_not_known_for_a_while_ends_nothing(
 
     monkeypatch.setattr(kernel, "addresses_of", unknown)
     looks.turns = [lambda: send(outbox), nothing, nothing]
-    Pacing(PEER, outbox).run()
+    keep_paced(PEER, outbox)
     assert len(asked) == 2
     assert len(paced) == 1
 
@@ -99,15 +104,8 @@ def test_a_link_that_is_over_is_left_alone(
 ) -> None:
     send(outbox)
     looks.turns = [outbox.leave]
-    Pacing(PEER, outbox).run()
+    keep_paced(PEER, outbox)
     assert not paced
-
-
-def test_links_that_hold_but_a_few_frames() -> None:
-    assert holds_little(3.125e6, 0.03)
-    assert holds_little(12.5e6, 0.01)
-    assert not holds_little(12.5e6, 0.03)
-    assert not holds_little(125e6, 0.08)
 
 
 def test_a_slower_link_than_described_is_not_made_slower() -> None:
@@ -191,7 +189,7 @@ def test_pauses_are_used_and_only_pauses(
         far_outbox.acknowledge(KEY)
 
     looks.turns = [nothing, send, nothing, arrive]
-    Pauses(PEER, far_outbox, 0.08).run()
+    use_pauses(PEER, far_outbox, 0.08)
     assert begun == [0.08, 0.08]
     assert max(looks.waited_s) < 2.5, "of BBR's ten seconds, and its third version's five"
     assert min(looks.waited_s) > 0.05
@@ -201,17 +199,8 @@ def test_a_measured_round_trip_counts_more_than_the_configured(
     begun: list[float], far_outbox: Outbox, looks: Looks
 ) -> None:
     looks.turns = [lambda: far_outbox.note_round_trip(0.05, is_idle=True)]
-    Pauses(PEER, far_outbox, 0.08).run()
+    use_pauses(PEER, far_outbox, 0.08)
     assert begun == [0.05]
-
-
-def test_bbr_is_left_alone_on_a_link_that_is_over(
-    begun: list[float], far_outbox: Outbox, looks: Looks
-) -> None:
-    looks.turns = [far_outbox.leave]
-    Pauses(PEER, far_outbox, 0.08).run()
-    assert not begun
-    assert len(looks.waited_s) == 1
 
 
 def test_a_pause_that_is_over_once_the_name_is_known_is_left_alone(
@@ -223,18 +212,5 @@ def test_a_pause_that_is_over_once_the_name_is_known_is_left_alone(
 
     monkeypatch.setattr(kernel, "addresses_of", slow)
     looks.turns = [nothing]
-    Pauses(PEER, far_outbox, 0.08).run()
+    use_pauses(PEER, far_outbox, 0.08)
     assert not begun
-
-
-def test_a_name_that_is_not_known_for_a_while_does_not_end_pauses(
-    begun: list[float], far_outbox: Outbox, looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unknown(host: str, port: int) -> frozenset[tuple[str, int]]:
-        raise socket.gaierror(socket.EAI_AGAIN, f"{host}:{port}: temporary failure")
-
-    monkeypatch.setattr(kernel, "addresses_of", unknown)
-    looks.turns = [nothing, nothing]
-    Pauses(PEER, far_outbox, 0.08).run()
-    assert not begun
-    assert len(looks.waited_s) == 3

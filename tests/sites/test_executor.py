@@ -18,12 +18,13 @@ import pytest
 
 from protos.errors import DeadlineExceededError, LocalProtocolError, PeerLostError
 from protos.frame import HEADER_BYTES, Frame, pack
+from sites.codecs.codec import Floats
 from sites.gateway.config import Proposal
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction import executor
-from sites.gateway.reduction.bucket import Post
 from sites.gateway.reduction.credit import FRAME_BYTES
-from tests.fakes.exchanges import Exchanges
+from sites.local.rank_messages import Reduce
+from tests.fakes.exchanges import Exchanges, request_of
 from topology.trees.trees import ReductionPlan, star
 
 DEADLINE_S = 20.0
@@ -76,11 +77,7 @@ class NarrowLink:
 def post(sites: Exchanges, site: int, rank: int, bucket: int) -> None:
     numel = BUCKET_CHUNKS * CHUNK_BYTES // 4
     values = np.full(numel // 2, 1 + site, dtype=np.float32)
-    sites.post(
-        site,
-        rank,
-        Post(round=0, bucket=bucket, numel=numel, layout=7, weight=1.0, exact=False, values=values),
-    )
+    sites.post(site, rank, request_of(numel, bucket=bucket), values)
 
 
 def two_sites(plan: ReductionPlan) -> tuple[Exchanges, list[NarrowLink]]:
@@ -125,16 +122,15 @@ def a_proposal(plan: ReductionPlan, *, from_round: int) -> Proposal:
     return Proposal(epoch=1, from_round=from_round, plan=plan, codecs=("fp32",))
 
 
-def a_post(round_: int) -> Post:
-    part = np.ones(8, dtype=np.float32)
-    return Post(round=round_, bucket=0, numel=8, layout=7, weight=1.0, exact=False, values=part)
+def a_post(round_: int) -> tuple[int, Reduce, Floats]:
+    return 0, request_of(8, round=round_), np.ones(8, dtype=np.float32)
 
 
 def test_a_rank_waits_at_the_first_round_until_the_outcome_is_known() -> None:
     plan = ReductionPlan(2, (star(2, 0),), "")
     exchange = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
     assert exchange.propose(a_proposal(plan, from_round=1)) == (True, -1)
-    posting = threading.Thread(target=exchange.post, args=(0, a_post(1)), daemon=True)
+    posting = threading.Thread(target=exchange.post, args=a_post(1), daemon=True)
     posting.start()
     posting.join(0.05)
     assert posting.is_alive(), "it has to wait"
@@ -151,13 +147,13 @@ def test_nobody_waits_for_an_outcome_for_ever() -> None:
     exchange = Exchanges(plan, "fp32", (1, 1), peer_lost_s=0.01).exchanges[0]
     exchange.propose(a_proposal(plan, from_round=1))
     with pytest.raises(DeadlineExceededError, match="round 1 has waited"):
-        exchange.post(0, a_post(1))
+        exchange.post(*a_post(1))
     exchange.close()
     patient = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
     patient.propose(a_proposal(plan, from_round=1))
     patient.close()
     with pytest.raises(PeerLostError, match="stopping"):
-        patient.post(0, a_post(1))
+        patient.post(*a_post(1))
 
 
 def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +172,7 @@ def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> 
     clock = SimpleNamespace(monotonic=lambda: now_s, thread_time=lambda: 0.0)
     monkeypatch.setattr(executor, "time", clock)
     monkeypatch.setattr(exchange._condition, "wait", wait)
-    exchange.post(0, a_post(1))
+    exchange.post(*a_post(1))
     assert num_waits == 26
     exchange.close()
 
@@ -184,7 +180,7 @@ def test_who_stood_still_meanwhile_waits_on(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_comes_too_late_or_twice_is_not_kept() -> None:
     plan = ReductionPlan(2, (star(2, 1),), "")
     exchange = Exchanges(plan, "fp32", (1, 1)).exchanges[0]
-    exchange.post(0, a_post(0))
+    exchange.post(*a_post(0))
     plans = exchange
     proposal = a_proposal(plan, from_round=5)
     assert plans.propose(replace(proposal, from_round=0)) == (False, 0), "it has begun"
@@ -210,5 +206,5 @@ def test_links_are_needed_for_as_long_as_a_plan_is() -> None:
     assert plans.needs(2)
     plans.decide(1, commit=True)
     for round_, needed in ((0, [True, True]), (1, [True, True]), (2, [False, True])):
-        exchange.post(0, a_post(round_))
+        exchange.post(*a_post(round_))
         assert [plans.needs(site) for site in (1, 2)] == needed, round_

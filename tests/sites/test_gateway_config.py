@@ -11,6 +11,7 @@ from sites.gateway.config import CHUNK_BYTES_MAX, GatewayConfig
 from sites.gateway.links.transport import client_options
 from tests.fakes.gateway_sites import gateway_config
 from topology.errors import ConfigError
+from topology.json_fields import read_json, to_json
 from topology.trees.trees import ReductionPlan, Tree, star
 
 
@@ -26,7 +27,7 @@ def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float)
 def test_configuration_survives_json(tmp_path: Path) -> None:
     trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 2))
     config = gateway_config(tmp_path, ReductionPlan(3, trees, "why"), 2)
-    assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert read_json(GatewayConfig, json.loads(json.dumps(to_json(config)))) == config
 
 
 @pytest.mark.parametrize(

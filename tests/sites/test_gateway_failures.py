@@ -29,35 +29,20 @@ def broken(*_: object) -> None:
     raise ZeroDivisionError("of nothing")
 
 
-def test_a_bug_in_taking_a_frame_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or the peer would send the frame again and again, and both would wait for ever."""
-
-    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
-    with gateways(configs) as members:
-        for member in members:
-            member.wait("connected")
-        monkeypatch.setattr(members[0].gateway._executor, "receive", broken)
-        members[1].gateway._links.all[0, 0].send(frame_ahead(0), 8)
-        failed = members[0].end()
-        assert failed is not None
-        assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
-
-
-def test_a_bug_in_a_links_thread_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or what its stream had taken would never be acknowledged, and nobody would know why."""
-
+@pytest.mark.parametrize("at", [0, 1], ids=["who takes a frame", "who hears that it was taken"])
+def test_a_bug_ends_the_run(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or frames would be sent again and again, or never acknowledged: all would wait for ever."""
     configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
     with gateways(configs) as members:
         for member in members:
             member.wait("connected")
         link = members[1].gateway._links.all[0, 0]
-        monkeypatch.setattr(link._streams, "_acknowledge", broken)
+        if at == 0:
+            monkeypatch.setattr(members[0].gateway._executor, "receive", broken)
+        else:
+            monkeypatch.setattr(link._streams, "_acknowledge", broken)
         link.send(frame_ahead(0), 8)
-        failed = members[1].end()
+        failed = members[at].end()
         assert failed is not None
         assert (failed["code"], failed["message"]) == ("INTERNAL", "ZeroDivisionError: of nothing")
 

@@ -128,19 +128,6 @@ def test_ranks_that_leave_early_have_joined(tmp_path: Path) -> None:
         members[0].wait("joined", ranks=[0, 1])
 
 
-def test_exact_buckets_are_not_rounded(tmp_path: Path) -> None:
-    configs = [gateway_config(tmp_path, GATHER_2, site, codec="bf16") for site in range(2)]
-    with gateways(configs) as members, ExitStack() as stack:
-        ranks = [join(stack, member)[0] for member in members]
-        for weight, rank in zip((1.0, 0.0), ranks, strict=True):
-            rank.share(0, 3)[:] = [65535 * weight, 0.1 * weight, 3 * weight]
-            rank.reduce(0, 0, 3, weight, exact=True)
-        for rank in ranks:
-            assert rank.receive()["op"] == "reduced"
-            assert rank.regions[0].tolist() == [65535.0, pytest.approx(0.1, abs=1e-8), 3.0]
-            rank.leave()
-
-
 def test_broken_connections_are_mended_and_frames_resent(tmp_path: Path) -> None:
     """Every connection is cut in the middle of a bucket, again and again: the sums are right."""
     configs = [

@@ -60,28 +60,20 @@ def test_a_run_from_configure_to_end_of_file(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.sock"))
 
 
-def test_a_killed_gateway_is_named_by_its_peer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_or_frozen_gateway_is_named_by_its_peer(tmp_path: Path, how: signal.Signals) -> None:
+    """Of a frozen one, the kernel still accepts connections, and nothing answers."""
     with ExitStack() as stack:
         processes, ranks = start_pair(stack, tmp_path, peer_lost_s=1.5, keepalive_time_s=0.5)
         reduce_once(ranks, 0, 1000, [2.0, 1.0], seed=0)
-        processes[1].process.kill()
-        failed = processes[0].wait("failed")
-        assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
-        assert processes[0].process.wait(DEADLINE_S) == 1
-        assert ranks[0][0].receive()["op"] == "failed"
-        assert ranks[1][0].receive() == {}
-
-
-def test_a_frozen_gateway_is_named_by_its_peer(tmp_path: Path) -> None:
-    """SIGSTOP: its kernel still accepts connections, and nothing answers."""
-    with ExitStack() as stack:
-        processes, ranks = start_pair(stack, tmp_path, peer_lost_s=1.5, keepalive_time_s=0.5)
-        reduce_once(ranks, 0, 1000, [2.0, 1.0], seed=0)
-        processes[1].process.send_signal(signal.SIGSTOP)
+        processes[1].process.send_signal(how)
         ranks[0][0].reduce(1, 0, 1000, 1.0)
         failed = processes[0].wait("failed")
         assert (failed["code"], failed["site"]) == ("PEER_LOST", SITES[1])
         assert processes[0].process.wait(DEADLINE_S) == 1
+        assert ranks[0][0].receive()["op"] == "failed"
+        if how is signal.SIGKILL:
+            assert ranks[1][0].receive() == {}
 
 
 def test_sigterm_is_a_stop(tmp_path: Path) -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from protos.frame import Frame
 from sites.gateway.links.transport import Peer
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import (
     GATHER_2,
     Member,
-    frame_ahead,
     gateway_config,
     gateways,
     join,
@@ -129,24 +127,6 @@ def test_strangers_are_turned_away_and_nothing_else(tmp_path: Path) -> None:
             assert "joined before" in again.receive()["message"]
         reduce_once([ranks], 0, 100, [2.0], seed=0)
         ranks[0].leave()
-
-
-@pytest.mark.parametrize(
-    ("frame", "code"),
-    [
-        (frame_ahead(2), "PROTOCOL_VIOLATION"),
-        (frame_ahead(0, generation=9), "STALE_GENERATION"),
-    ],
-)
-def test_frames_that_cannot_be_are_refused(frame: Frame, code: str, tmp_path: Path) -> None:
-    configs = [gateway_config(tmp_path, GATHER_2, site) for site in range(2)]
-    with gateways(configs) as members:
-        for member in members:
-            member.wait("connected")
-        members[1].gateway._links.all[0, 0].send(frame, 8)
-        failed = members[0].end()
-        assert failed is not None
-        assert (failed["code"], failed["site"]) == (code, "birch")
 
 
 def test_a_damaged_frame_is_fetched_again_and_a_damaged_link_given_up(tmp_path: Path) -> None:

@@ -180,24 +180,6 @@ def test_a_proposal_does_not_count_on_a_link_that_another_is_still_opening(tmp_p
         assert members[1].gateway._links.all.keys() == {(0, 0)}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_run_that_is_stopped_does_not_wait_for_the_outcome_of_a_proposal(tmp_path: Path) -> None:
-    with gateways(configs_of(tmp_path, STARS[0])) as members, ExitStack() as stack:
-        ranks = [join(stack, member) for member in members]
-        for member in members:
-            member.wait("connected")
-        reduce_once(ranks, 0, 50, WEIGHTS, seed=0)
-        assert all(each["accepted"] for each in propose(members, STARS[1], epoch=1, from_round=1))
-        (rank,) = ranks[0]
-        rank.share(0, 50)
-        rank.reduce(1, 0, 50, 1.0)
-        members[0].gateway.stop()
-        answer = rank.receive()
-        assert (answer["op"], answer["code"]) == ("failed", "PEER_LOST"), answer
-        assert members[0].end() is None
-
-
 def test_a_plan_is_not_kept_whose_link_was_lost_just_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -224,11 +223,6 @@ def test_whatever_a_rank_left_is_understood(
 def test_messages_are_one_bounded_line() -> None:
     assert one_line("a\n  b\tc") == "a b c"
     assert len(one_line("x" * 10_000)) == MESSAGE_CHARS
-
-
-def test_the_record_is_json_for_people(tmp_path: Path) -> None:
-    write_failures(tmp_path / "failures.json", [failure(0, 3, 1.0)])
-    assert json.loads((tmp_path / "failures.json").read_text())[0]["exit_code"] == 3
 
 
 @pytest.mark.multiprocess

@@ -103,7 +103,7 @@ def test_either_end_may_be_a_version_older() -> None:
         ({"numel": True}, "reduce.numel: want 0 to"),
         ({"weight": math.nan}, "reduce.weight: want 0 to"),
         ({"weight": 10**400}, "reduce.weight: want 0 to"),
-        ({"exact": 1}, "reduce.exact: want true or false"),
+        ({"exact": 1}, "reduce.exact: want bool"),
         ({"form": "jpeg"}, "reduce.form: want one of values, encoded, unfit"),
         ({"op": "dance"}, "unknown op 'dance'"),
         ({"op": "welcome"}, "unknown op 'welcome'"),
@@ -119,9 +119,9 @@ def test_a_rank_s_mistake_is_named(changes: dict[str, Any], said: str) -> None:
     ("message", "changes", "said"),
     [
         (WELCOME, {"sites": "ash"}, "welcome.sites: want a list"),
-        (WELCOME, {"ranks_per_site": ["1"]}, "welcome.ranks_per_site: want 0 to"),
+        (WELCOME, {"ranks_per_site": ["1"]}, "welcome.ranks_per_site.0: want 0 to"),
         (WELCOME, {"encoding": {"codecs": []}}, "welcome.encoding.turns is missing"),
-        (REDUCED, {"times": {"wait_s": "long"}}, "reduced.times.wait_s: want a number"),
+        (REDUCED, {"times": {"wait_s": "long"}}, "reduced.times.wait_s: want float"),
         (REDUCED, {"op": "failed"}, "failed: "),
     ],
 )

@@ -5,10 +5,8 @@ import time
 import weakref
 from dataclasses import replace
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from protos.errors import (
     CorruptDataError,
@@ -85,55 +83,6 @@ def test_all_sites_equal_the_reference_in_any_order(name: str, codec: Codec) -> 
     for seed, (numel, chunk_numel) in enumerate(((0, 8), (1, 8), (3, 8), (40, 8), (500, 300))):
         for feedback in (True, False):
             check_rounds(plan, codec, (numel, chunk_numel, RANKS), weights, seed, feedback)
-
-
-@st.composite
-def plans(draw: st.DrawFn) -> ReductionPlan:
-    """Return a gather or a few weighted trees of any form over 1 to 5 sites."""
-    num_sites = draw(st.integers(1, 5))
-    if num_sites == 1 or draw(st.booleans()):
-        return ReductionPlan(num_sites, (), "")
-    trees = []
-    for _ in range(draw(st.integers(1, 3))):
-        order = draw(st.permutations(range(num_sites)))
-        parent = {
-            site: order[draw(st.integers(0, place - 1))]
-            for place, site in enumerate(order)
-            if place > 0
-        }
-        trees.append(Tree(order[0], parent, draw(st.integers(1, 3))))
-    return ReductionPlan(num_sites, tuple(trees), "")
-
-
-@pytest.mark.slow
-@settings(derandomize=True, max_examples=150, deadline=None)
-@given(
-    plan=plans(),
-    name=st.sampled_from(sorted(BY_NAME)),
-    numel=st.integers(1, 300),
-    chunk_numel=st.integers(1, 200),
-    ranks=st.tuples(*[st.integers(1, 6)] * 5),
-    weights=st.lists(
-        st.tuples(*[st.sampled_from([0.0, 1.0, 3.0, 2048.0])] * 5), min_size=1, max_size=3
-    ),
-    seed=st.integers(0, 1000),
-    feedback=st.booleans(),
-)
-def test_any_tree_codec_sites_and_order(
-    plan: ReductionPlan,
-    name: str,
-    numel: int,
-    chunk_numel: int,
-    ranks: tuple[int, ...],
-    weights: list[tuple[float, ...]],
-    seed: int,
-    feedback: bool,
-) -> None:
-    chunk_numel = max(chunk_numel, numel // 12)  # a dozen chunks are enough
-    rounds = [
-        [1.0 if site == 0 else each[site] for site in range(plan.num_sites)] for each in weights
-    ]
-    check_rounds(plan, BY_NAME[name], (numel, chunk_numel, ranks), rounds, seed, feedback)
 
 
 def test_lossless_codecs_give_the_plain_weighted_mean() -> None:

@@ -130,10 +130,3 @@ def test_broadcast_gives_everybody_the_first_ranks_bits(tmp_path: Path) -> None:
     assert saved[NAMES[0]]["tensors"][1].tolist() == [0, 1, 2, 3, 4]
     assert all(each == found[NAMES[0]] for each in found.values())
     assert [each["round"] for each in gateways.reduced] == [0, 1, 2], "hash, bytes, and a hash"
-
-
-@pytest.mark.slow
-@pytest.mark.multiprocess
-def test_lists_that_differ_are_named(tmp_path: Path) -> None:
-    saved, _ = run(tmp_path, programs.averages_other_shapes)
-    assert {saved[name]["code"] for name in NAMES} == {"LAYOUT_MISMATCH"}

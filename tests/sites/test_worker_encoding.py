@@ -17,13 +17,12 @@ from sites.codecs.codec import Floats, Payload
 from sites.codecs.registry import BY_NAME
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.rank_encoding import RankEncoding
-from sites.gateway.reduction.bucket import Post
-from sites.gateway.reduction.residuals import Residual
+from sites.gateway.reduction.residuals import BucketResiduals
 from sites.local.chunk_grid import grid
 from sites.local.rank_messages import EncodingOffer, Form
 from sites.worker.device_codecs import DEVICE_CODECS
 from sites.worker.shard_encoder import ShardEncoder, encodes_here
-from tests.fakes.exchanges import Exchanges
+from tests.fakes.exchanges import Exchanges, request_of
 from tests.fakes.gateway_rank import GatewayRank
 from tests.fakes.gateway_sites import Member, gateway_config, gateways
 from tests.fakes.ranks import results, run_ranks
@@ -77,7 +76,7 @@ def test_what_is_lost_is_owed_as_in_a_gateway(name: str) -> None:
     """Ten rounds: one has a NaN, one numbers that bfloat16 rounds to infinity, one a new layout."""
     chance, numel, codec = np.random.default_rng(7), 1111, body_codec(name)
     encoder, cut = make_encoder(name, (1, 3), 0, 0), grid(numel, 256, (1, 3))
-    residuals = [Residual(cut.span(chunk)[1]) for chunk in range(cut.num_chunks)]
+    residuals = BucketResiduals(1, numel)
     for round_ in range(10):
         values = (chance.standard_normal(numel) * 10.0 ** chance.integers(-9, 9)).astype(np.float32)
         if round_ == 3:
@@ -86,14 +85,14 @@ def test_what_is_lost_is_owed_as_in_a_gateway(name: str) -> None:
             values[5] = 3.4e38
         layout = 1 if round_ < 8 else 2
         if round_ == 8:
-            residuals = [Residual(cut.span(chunk)[1]) for chunk in range(cut.num_chunks)]
+            residuals = BucketResiduals(2, numel)
         region = values.copy()
         form = encode(encoder, region, numel, layout)
         found = chunk_payloads(name, form, region, numel)
         wanted = []
-        for chunk, residual in enumerate(residuals):
+        for chunk in range(cut.num_chunks):
             start, count = cut.span(chunk)
-            wanted.append(residual.encode(codec, values[start : start + count]).payload)
+            wanted.append(residuals.encode(chunk, codec, values[start : start + count]).payload)
         assert found == wanted, (name, round_)
         assert form is (
             Form.UNFIT if round_ == 3 or (round_ == 5 and name != "bf16") else Form.ENCODED
@@ -176,11 +175,10 @@ def _post_encoded(
             values = part[rank * size : (rank + 1) * size]
             encoder = encoders.get((site, rank))
             form = Form.VALUES if encoder is None else encode(encoder, values, len(part))
-            post = Post(
-                round=round_, bucket=0, numel=len(part), layout=77, weight=1.0 + site,
-                exact=encoder is None, values=values, form=form,
-            )  # fmt: skip
-            exchanges.post(site, rank, post)
+            request = request_of(
+                len(part), round=round_, weight=1.0 + site, exact=encoder is None, form=form
+            )
+            exchanges.post(site, rank, request, values)
 
 
 def _deliver_all(exchanges: Exchanges) -> None:
@@ -192,10 +190,9 @@ def _deliver_all(exchanges: Exchanges) -> None:
 def _owed_chunks(exchanges: Exchanges) -> int:
     """Return how many chunks' residuals have memory."""
     return sum(
-        residual._lost is not None
+        len(bucket._lost)
         for exchange in exchanges.exchanges
         for bucket in exchange._residuals._buckets.values()
-        for residual in bucket._chunks.values()
     )
 
 

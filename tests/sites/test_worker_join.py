@@ -109,28 +109,23 @@ class TestLeaving:
         assert steps == [1, 2]
         assert gateways.problems == []
 
-    def test_a_refused_join_says_why(self, tmp_path: Path) -> None:
-        with FakeGateways(tmp_path, [1]) as gateways:
-            launched = environment(tmp_path, 0, 0, [1], gateways.path(0))
+    @pytest.mark.parametrize(
+        ("num_ranks", "changes", "said"),
+        [
+            (1, {"ISTHMUS_GENERATION": "2"}, "protos.errors.StaleGenerationError: old"),
+            (1, {"ISTHMUS_GATEWAY": "/nobody"}, "no gateway listens at /nobody"),
+            (2, {}, "has 2 ranks by the topology"),
+        ],
+    )
+    def test_why_a_rank_cannot_join_is_said(
+        self, tmp_path: Path, num_ranks: int, changes: dict[str, str], said: str
+    ) -> None:
+        with FakeGateways(tmp_path, [num_ranks]) as gateways:
+            launched = environment(tmp_path, 0, 0, [num_ranks], gateways.path(0))
             alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
-            ended = run_script(str(SCRIPT), environ={**alone, "ISTHMUS_GENERATION": "2"})
+            ended = run_script(str(SCRIPT), environ={**alone, **changes})
         assert ended.returncode == 1
-        assert ended.stderr.splitlines()[-1].endswith("protos.errors.StaleGenerationError: old")
-
-    def test_no_gateway_is_named(self, tmp_path: Path) -> None:
-        launched = environment(tmp_path, 0, 0, [1], tmp_path / "nobody")
-        alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
-        ended = run_script(str(SCRIPT), environ=alone)
-        assert ended.returncode == 1
-        assert f"no gateway listens at {tmp_path / 'nobody'}" in ended.stderr.splitlines()[-1]
-
-    def test_a_site_of_another_size_is_refused(self, tmp_path: Path) -> None:
-        with FakeGateways(tmp_path, [2]) as gateways:
-            launched = environment(tmp_path, 0, 0, [2], gateways.path(0))
-            alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
-            ended = run_script(str(SCRIPT), environ=alone)
-        assert ended.returncode == 1
-        assert "has 2 ranks by the topology" in ended.stderr.splitlines()[-1]
+        assert said in ended.stderr.splitlines()[-1]
 
 
 def test_a_bug_in_hearing_a_result_is_told(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ import torch
 
 from protos import metrics
 from protos.errors import IsthmusError
-from sites.local.rank_messages import Digest, Metric, Reduce, Reduced, ReductionTimes, Region
+from sites.local.rank_messages import (
+    Digest,
+    FromRank,
+    Metric,
+    Reduce,
+    Reduced,
+    ReductionTimes,
+    Region,
+)
 from sites.worker.bucket_pipeline import Round
 from sites.worker.gateway_link import AloneLink, Link, SiteOnlyLink
 from sites.worker.step_records import MAX_BUCKETS, StepLog, timeline_of
@@ -38,10 +46,6 @@ class Gateway(AloneLink):
         super().start(on_reduced, on_failed)
         self.on_failed = on_failed
 
-    def add_region(self, region: Region, descriptor: int) -> None:
-        super().add_region(region, descriptor)
-        self.regions.append(region.region)
-
     def reduce(self, request: Reduce) -> None:
         self.posted.append(request.bucket)
         self._on_reduced(
@@ -54,11 +58,14 @@ class Gateway(AloneLink):
             )
         )
 
-    def report(self, message: Metric | Digest) -> None:
-        if isinstance(message, Metric):
+    def send(self, message: FromRank, descriptor: int | None = None) -> None:
+        super().send(message, descriptor)
+        if isinstance(message, Region):
+            self.regions.append(message.region)
+        elif isinstance(message, Metric):
             assert message.labels == {}
             self.metrics.append((message.kind, message.step, message.values))
-        else:
+        elif isinstance(message, Digest):
             self.hashed.append(message.step)
 
     def leave(self) -> None:
@@ -131,9 +138,9 @@ def test_a_site_by_itself_asks_nobody() -> None:
     assert all(
         torch.equal(each.pieces[0], torch.ones_like(each.pieces[0])) for each in done.buckets
     )
-    link.report(Metric(kind="step", step=1, values={"loss": 1.0}, labels={}))
+    link.send(Metric(kind="step", step=1, values={"loss": 1.0}, labels={}))
     assert gateway.metrics == [("step", 1, {"loss": 1.0})]
-    link.report(Digest(step=2, combined=17, tensors=(17,), names=("weight",)))
+    link.send(Digest(step=2, combined=17, tensors=(17,), names=("weight",)))
     assert gateway.hashed == [2]
     link.leave()
     link.close()

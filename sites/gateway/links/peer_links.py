@@ -25,7 +25,7 @@ from protos.failure import Failure
 from protos.frame import Frame
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
-from sites.gateway.links.congestion.kernel import Pacing, Pauses, holds_little
+from sites.gateway.links.congestion.kernel import holds_little, keep_paced, use_pauses
 from sites.gateway.links.congestion.rate import window_of
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox
@@ -51,14 +51,9 @@ class Link:
         on_failure: Callable[[Failure], None],
         on_progress: Callable[[], None],
     ) -> None:
-        """Connect nothing yet.
+        """`on_failure` is called once, from a thread of the link's own.
 
-        Args:
-            config: this gateway's.
-            link: what the link to the peer's site is said to carry.
-            peer: whom to dial.
-            on_failure: called once, from a thread of the link, when the peer is lost.
-            on_progress: called when a frame has left the queue; must not block.
+        `on_progress` is called when a frame has left the queue, and must not block.
         """
         self.peer = peer
         self.rtt_s = link.rtt_s
@@ -78,7 +73,6 @@ class Link:
         self._growth = ChannelGrowth(
             config.channels_per_link, link, peer, self._outbox, self._streams
         )
-        self._pauses = Pauses(peer, self._outbox, link.rtt_s)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
 
@@ -113,9 +107,9 @@ class Link:
         self._growth.begin()
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
-        self._start(self._pauses.run, "pauses")
+        self._start(functools.partial(use_pauses, self.peer, self._outbox, self.rtt_s), "pauses")
         if holds_little(self.bytes_per_s, self.rtt_s):
-            self._start(Pacing(self.peer, self._outbox).run, "pacing")
+            self._start(functools.partial(keep_paced, self.peer, self._outbox), "pacing")
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.
@@ -223,15 +217,10 @@ class PeerLinks:
         on_progress: Callable[[], None],
         needs: Callable[[int], bool],
     ) -> None:
-        """Connect nothing yet.
+        """`on_change` gets all links, in a mapping that stays as it is, when some come or go.
 
-        Args:
-            config: this gateway's.
-            on_change: told of all links whenever some are added or dropped; what it gets stays as
-                it is.
-            on_failure: told when a link is lost that is needed.
-            on_progress: told when a frame has left a queue; must not block.
-            needs: whether the link to a site, by index, is of use to a plan.
+        `on_failure` is told when a link is lost that a plan needs: `needs` says that, by the site's
+        index. `on_progress` is told when a frame has left a queue, and must not block.
         """
         self._config = config
         self._on_change = on_change
@@ -240,18 +229,14 @@ class PeerLinks:
         self._needs = needs
         self._peers: Mapping[GatewayId, Peer] = {}
         self._lock = threading.Lock()
-        self._links: dict[GatewayId, Link] = {}
+        self.all: Mapping[GatewayId, Link] = {}
+        """Every link that there is now; replaced as a whole."""
         self._is_closed = False
-
-    @property
-    def all(self) -> Mapping[GatewayId, Link]:
-        """Every link that there is now."""
-        return self._links
 
     def to(self, site: str) -> list[Link]:
         """Return the links to a site's gateways."""
         index = self._config.sites.index(site)
-        return [link for (other, _), link in self._links.items() if other == index]
+        return [link for (other, _), link in self.all.items() if other == index]
 
     def meet(self, peers: Iterable[Peer]) -> None:
         """Take the addresses of all gateways that this one may have to dial.
@@ -291,7 +276,7 @@ class PeerLinks:
         with self._lock:
             if self._is_closed:
                 raise LocalProtocolError("this gateway is stopping")
-            for sender, link in self._links.items():
+            for sender, link in self.all.items():
                 if sender[0] in wanted:
                     link.reached()  # it may have dropped its own while no plan needed it
             added = {
@@ -303,19 +288,14 @@ class PeerLinks:
                     on_progress=self._on_progress,
                 )
                 for sender, peer in self._peers.items()
-                if sender[0] in wanted and sender not in self._links
+                if sender[0] in wanted and sender not in self.all
             }
-            self._links = {**self._links, **added}
-            self._on_change(self._links)
+            self.all = {**self.all, **added}
+            self._on_change(self.all)
         return added
 
     def open(self, links: Iterable[Link], within_s: float) -> list[Failure]:
-        """Say Hello over new links, side by side; return what went wrong, in the order of time.
-
-        Args:
-            links: from `add`.
-            within_s: by when peers have to answer.
-        """
+        """Say Hello over new links, side by side; return what went wrong, in the order of time."""
         failures: list[Failure] = []
 
         def open_one(link: Link) -> None:
@@ -339,14 +319,14 @@ class PeerLinks:
     def missing(self, sites: Iterable[int]) -> list[str]:
         """Return the names of those sites to which there are no links."""
         with self._lock:
-            there = {site for site, _ in self._links}
+            there = {site for site, _ in self.all}
         return [self._config.sites[site] for site in sites if site not in there]
 
     def close(self) -> None:
         """End all links. Frames that were not acknowledged are dropped."""
         with self._lock:
             self._is_closed = True
-            links = self._links
+            links = self.all
         for link in links.values():
             link.close()
 
@@ -363,11 +343,9 @@ class PeerLinks:
     def _forget(self, senders: Iterable[GatewayId]) -> list[Link]:
         """Take links out and return them; the lock is held."""
         forgotten = set(senders)
-        links = [link for sender, link in self._links.items() if sender in forgotten]
-        self._links = {
-            sender: link for sender, link in self._links.items() if sender not in forgotten
-        }
-        self._on_change(self._links)
+        links = [link for sender, link in self.all.items() if sender in forgotten]
+        self.all = {sender: link for sender, link in self.all.items() if sender not in forgotten}
+        self._on_change(self.all)
         return links
 
     def _end(self, links: Iterable[Link]) -> None:

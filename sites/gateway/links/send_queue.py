@@ -74,11 +74,7 @@ class LinkTotals:
 
 
 def link_values(totals: Sequence[LinkTotals]) -> dict[str, float]:
-    """Return a metric's values for a link (protos/metrics.py).
-
-    Args:
-        totals: of the links to each gateway of the peer's site; one at least.
-    """
+    """Return a metric's values (protos/metrics.py) for the links to a site's gateways."""
     sent_bytes = sum(each.sent_bytes for each in totals)
     busy_s = max(each.busy_s for each in totals)
     values: dict[str, float] = {

@@ -57,15 +57,9 @@ class Streams:
         on_failure: Callable[[BaseException], None],
         on_progress: Callable[[], None],
     ) -> None:
-        """Start none.
+        """`on_failure` gets what ended a stream for good, on the loop's thread.
 
-        Args:
-            outbox: what they carry.
-            watch: knows the peer; hears of every answer.
-            config: this gateway's.
-            on_failure: called on the loop's thread with what ended a stream for good; must not
-                block.
-            on_progress: called when a frame has left the outbox; must not block.
+        `on_progress` is called when a frame has left the outbox. Neither may block.
         """
         self.num_streams = 0
         self._outbox = outbox

@@ -52,14 +52,7 @@ class ProbeServer(probe_pb2_grpc.ProbeServicer):
         site_of: SiteOf,
         on_finished: Callable[[str], None],
     ) -> None:
-        """Serve nothing yet.
-
-        Args:
-            config: this gateway's.
-            probe: what is measured.
-            site_of: says who is calling.
-            on_finished: told of each peer that needs no more turns.
-        """
+        """`on_finished` is told of each peer that needs no more turns."""
         self.turn = threading.Lock()
         """Held while this gateway takes part in a measurement."""
         self._links = {link.site: link for link in config.links}

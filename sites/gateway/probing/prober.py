@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -56,8 +56,8 @@ _POUR_PIECE_S: Final = 0.005
 _PIECE_BYTES_MIN: Final = 16 << 10
 _AGAIN_S: Final = 0.1
 
-LOST_MIN = 5
-"""Fewer lost segments say how often they are lost only within a factor of two."""
+Ask = Callable[[], probe_pb2.TurnResponse]
+"""Asks, in a turn that is held, what has come in; raises what a turn ends with."""
 _TRIANGLE_90 = 2 - 0.8**0.5
 """The 90th percentile of an echo's delay above its median, in jitters, where each direction is late
 by anything from -1 to 1 of its jitter, all alike: P(sum > x) = (2 - x)²/8 = 0.1.
@@ -105,10 +105,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 def rate_between(received_bytes: tuple[int, int], now_s: tuple[float, float]) -> float:
     """Return the bytes per second that a peer has counted between two of its answers.
 
-    Args:
-        received_bytes: first and last count.
-        now_s: when, by the peer's own clock.
-
     Raises:
         RemoteProtocolError: its clock or its count does not run forwards.
     """
@@ -140,15 +136,7 @@ class Prober:
         peer: Peer,
         ended: threading.Event,
     ) -> None:
-        """Connect nothing yet.
-
-        Args:
-            config: this gateway's.
-            probe: what to measure.
-            link: to the peer's site, as it is described.
-            peer: whom to dial.
-            ended: set when the gateway ends: nothing is waited for any more.
-        """
+        """`ended` is set when the gateway ends: nothing is waited for any more."""
         self.peer = peer
         self._config = config
         self._probe = probe
@@ -183,9 +171,7 @@ class Prober:
     ) -> LinkFigures:
         """Take the peer's turn and measure; both ends take part in nothing else meanwhile.
 
-        Args:
-            wait_s: how long others may have the turn before.
-            and_then: entered once the turn is had, before anything is measured.
+        Others may have the turn for `wait_s` before. Once it is had, `and_then` is entered.
 
         Raises:
             PeerLostError: the peer went away, or did not give its turn in time.
@@ -193,16 +179,16 @@ class Prober:
         try:
             with (
                 self.peer.channel(self._config) as channel,
-                self._turn(channel, wait_s) as turn,
+                self._turn(channel, wait_s) as ask,
                 and_then,
             ):
                 stub = probe_pb2_grpc.ProbeStub(channel)
                 figures = LinkFigures(rtt_s=self._echoes(stub))
                 usual_s = percentile(figures.rtt_s, 0.5)
                 for connections in self._probe.connections:
-                    figures.bytes_per_s[connections] = self._rate(turn, connections, None)
+                    figures.bytes_per_s[connections] = self._rate(ask, connections, None)
                     self._drain(stub, usual_s)
-                self._losses(turn, figures)
+                self._losses(ask, figures)
                 return figures
         except grpc.RpcError as error:
             raise self._lost(error) from error
@@ -245,7 +231,7 @@ class Prober:
         )
         return time.perf_counter() - began_s
 
-    def _rate(self, turn: _Turn, connections: int, paced_bytes_per_s: float | None) -> float:
+    def _rate(self, ask: Ask, connections: int, paced_bytes_per_s: float | None) -> float:
         """Return the payload that comes in, in bytes per second, once the flow is steady."""
         piece_s = max(
             min(_PIECE_S, self._probe.window_s / _PIECES_A_WINDOW), _PIECE_RTTS * self._link.rtt_s
@@ -255,27 +241,27 @@ class Prober:
             deadline_s = time.monotonic() + _WARM_S
             last = -1.0
             while time.monotonic() < deadline_s:
-                rate = self._received(turn, piece_s)
+                rate = self._received(ask, piece_s)
                 if is_steady(last, rate):
                     break
                 last = rate
-            return self._received(turn, max(self._probe.window_s, 2 * piece_s))
+            return self._received(ask, max(self._probe.window_s, 2 * piece_s))
 
-    def _received(self, turn: _Turn, over_s: float) -> float:
-        before = turn.ask()
+    def _received(self, ask: Ask, over_s: float) -> float:
+        before = ask()
         self._sleep(over_s)
-        after = turn.ask()
+        after = ask()
         return rate_between(
             (before.received_bytes, after.received_bytes), (before.now_s, after.now_s)
         )
 
-    def _losses(self, turn: _Turn, figures: LinkFigures) -> None:
+    def _losses(self, ask: Ask, figures: LinkFigures) -> None:
         """Count what the kernel sends again while the link is far from full."""
         addresses = addresses_of(self.peer.host, self.peer.port)
         figures.before = segments_to(addresses)
         rate = _PACED_SHARE * max(figures.bytes_per_s.values())
         with self._pouring(1, rate):
-            self._received(turn, max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s))
+            self._received(ask, max(self._probe.window_s, 2 * _PIECE_RTTS * self._link.rtt_s))
             figures.after = segments_to(addresses)
 
     @contextlib.contextmanager
@@ -321,54 +307,31 @@ class Prober:
             raise PeerLostError("the gateway was stopped", self.peer.site)
 
     @contextlib.contextmanager
-    def _turn(self, channel: grpc.Channel, wait_s: float) -> Iterator[_Turn]:
+    def _turn(self, channel: grpc.Channel, wait_s: float) -> Iterator[Ask]:
         requests: queue.SimpleQueue[probe_pb2.TurnRequest | None] = queue.SimpleQueue()
         stub = probe_pb2_grpc.ProbeStub(channel)
         self._echo(stub)  # connects; from then on the keepalive watches, however long the wait
         call = stub.Turn(
             iter(requests.get, None), metadata=self._metadata, timeout=wait_s + self._turn_s
         )
+
+        def answer() -> probe_pb2.TurnResponse:
+            found = next(call, None)
+            if found is None:
+                site = self.peer.site
+                raise PeerLostError(f"site {site} ended a measurement early", site)
+            return found
+
+        def ask() -> probe_pb2.TurnResponse:
+            requests.put(probe_pb2.TurnRequest())
+            return answer()
+
         try:
-            turn = _Turn(requests, call, self.peer.site)
-            turn.wait_begun()
-            yield turn
+            answer()  # the turn has begun
+            yield ask
         finally:
             requests.put(None)
             call.cancel()
 
     def _lost(self, error: grpc.RpcError) -> PeerLostError:
         return PeerLostError(f"{self.peer}: {details(error)}", self.peer.site)
-
-
-class _Turn:
-    """A turn that is held: asks what has come in."""
-
-    def __init__(
-        self,
-        requests: queue.SimpleQueue[probe_pb2.TurnRequest | None],
-        answers: Iterator[probe_pb2.TurnResponse],
-        site: str,
-    ) -> None:
-        self._requests = requests
-        self._answers = answers
-        self._site = site
-
-    def wait_begun(self) -> None:
-        """Wait for the first answer; errors are those of `ask`."""
-        self._answer()
-
-    def ask(self) -> probe_pb2.TurnResponse:
-        """Return the counts.
-
-        Raises:
-            grpc.RpcError: the turn has ended.
-            PeerLostError: the peer has ended it without a word.
-        """
-        self._requests.put(probe_pb2.TurnRequest())
-        return self._answer()
-
-    def _answer(self) -> probe_pb2.TurnResponse:
-        answer = next(self._answers, None)
-        if answer is None:
-            raise PeerLostError(f"site {self._site} ended a measurement early", self._site)
-        return answer

@@ -34,13 +34,6 @@ class ProbingGateway(EndingGateway):
     """Measures a site's links, in the place of a `Gateway`, and with the same methods."""
 
     def __init__(self, config: GatewayConfig, probe: Probe, write: Write) -> None:
-        """Start nothing.
-
-        Args:
-            config: from the agent.
-            probe: what to measure.
-            write: sends one message to the agent; may be called from any thread.
-        """
         super().__init__(config, write)
         self._probe = probe
         self._unfinished = {link.site for link in config.links}
@@ -76,8 +69,8 @@ class ProbingGateway(EndingGateway):
     def close(self) -> None:
         """Tell the agent of a failure, and end every thread. Idempotent."""
         self._ended.set()
-        if self._failure is not None:
-            self._write(self._failure.to_line())
+        if self.failure is not None:
+            self._write(self.failure.to_line())
         if self._thread is not None:
             self._thread.join(self._config.peer_lost_s)
         self._server.close()
@@ -125,8 +118,11 @@ class ProbingGateway(EndingGateway):
 
     def _measure(self, prober: Prober) -> None:
         site = prober.peer.site
-        with self._own_turn_if_first(site):
-            figures = prober.measure(self._longest_s(), self._own_turn_if_last(site))
+        turns = [self._own_turn(), contextlib.nullcontext()]
+        if self._config.site_index > self._config.sites.index(site):
+            turns.reverse()  # the peer's turn is taken before
+        with turns[0]:
+            figures = prober.measure(self._longest_s(), turns[1])
         self._write(
             {
                 "op": "metric",
@@ -137,16 +133,6 @@ class ProbingGateway(EndingGateway):
                 "labels": {"source": self._config.site, "target": site},
             }
         )
-
-    def _own_turn_if_first(self, site: str) -> contextlib.AbstractContextManager[None]:
-        if self._config.site_index < self._config.sites.index(site):
-            return self._own_turn()
-        return contextlib.nullcontext()
-
-    def _own_turn_if_last(self, site: str) -> contextlib.AbstractContextManager[None]:
-        if self._config.site_index > self._config.sites.index(site):
-            return self._own_turn()
-        return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _own_turn(self) -> Iterator[None]:

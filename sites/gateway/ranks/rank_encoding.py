@@ -36,10 +36,6 @@ class RankEncoding:
         """Return why later rounds cannot have another plan; nothing if they can.
 
         Ranks that encode were told once, when they joined, which turn has which codec.
-
-        Args:
-            plan: Over this run's sites.
-            codecs: Of each of its trees; of a gather, one.
         """
         if not self._takers or has_same_turns(
             (self._config.plan, self._config.codecs), (plan, codecs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import functools
 import logging
@@ -21,7 +20,6 @@ from protos.limits import LOCAL_MESSAGE_BYTES
 from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayConfig
 from sites.gateway.ranks.rank_encoding import RankEncoding
-from sites.gateway.reduction.bucket import Post
 from sites.local.chunk_grid import shard_numel, shard_of
 from sites.local.rank_messages import (
     Digest,
@@ -69,12 +67,11 @@ class RankConnection:
             LocalProtocolError: it is no message, or a region without its memory.
         """
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(
-                LOCAL_MESSAGE_BYTES, socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsize)
+            data, descriptors, flags, _ = socket.recv_fds(
+                self._socket, LOCAL_MESSAGE_BYTES, _DESCRIPTORS_MAX
             )
         except OSError:
             return None
-        descriptors = _descriptors(ancillary)
         try:
             if not data:
                 return None
@@ -125,22 +122,13 @@ class RankConnection:
         self.regions.clear()
 
 
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the file descriptors that came with a message."""
-    found = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return list(found)
-
-
 class Ranks(Protocol):
     """Who hears what the ranks do. Called from their threads."""
 
     def joined(self, ranks: list[int]) -> None:
         """All ranks of the node are there."""
 
-    def post(self, rank: int, post: Post) -> None:
+    def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
 
     def passed(self, message: dict[str, Any]) -> None:
@@ -313,29 +301,19 @@ class LocalServer:
             case Region():
                 pass  # The connection has mapped it.
             case Reduce():
-                self._ranks.post(rank, self._post(rank, connection, message))
+                self._ranks.post(rank, message, self._shard(rank, connection, message))
             case Metric() | Digest():
                 self._ranks.passed({"rank": rank, **to_json(message)})
             case _:
                 raise LocalProtocolError("a rank joins once")
 
-    def _post(self, rank: int, connection: RankConnection, message: Reduce) -> Post:
-        config = self._config
+    def _shard(self, rank: int, connection: RankConnection, message: Reduce) -> Floats:
+        ranks = self._config.ranks_per_site[self._config.site_index]
         # Before there is a grid: a bucket that no memory holds would have a grid that none holds.
-        size = shard_numel(message.numel, config.ranks_per_site[config.site_index])
-        _, count = shard_of(message.numel, size, rank)
+        _, count = shard_of(message.numel, shard_numel(message.numel, ranks), rank)
         values = connection.shard(message, count)
         self.encoding.check(rank, message)
-        return Post(
-            round=message.round,
-            bucket=message.bucket,
-            numel=message.numel,
-            layout=message.layout,
-            weight=message.weight,
-            exact=message.exact,
-            values=values,
-            form=message.form,
-        )
+        return values
 
     def _end(self, rank: int, *, clean: bool) -> None:
         with self._lock:

@@ -28,7 +28,7 @@ from sites.codecs.kernels import loops
 from sites.gateway.config import GatewayConfig, GatewayId
 from sites.gateway.reduction.chunk_reduction import BucketReduction, ChunkReduction, Event, Own
 from sites.gateway.reduction.credit import FRAME_BYTES
-from sites.local.rank_messages import Form, Reduced, ReductionTimes
+from sites.local.rank_messages import Form, Reduce, Reduced, ReductionTimes
 
 BucketKey = tuple[int, int]
 """Round and bucket."""
@@ -38,45 +38,18 @@ _AHEAD_MAX = 2
 and this gateway is at most one round behind its own site."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
-    """One rank's part of a bucket, handed over."""
+def check_finite(request: Reduce, values: Floats) -> None:
+    """Look at each number of a rank's part of a bucket.
 
-    round: int
-    bucket: int
-    numel: int
-    """float32 elements of the whole bucket."""
-    layout: int
-    weight: float
-    exact: bool
-    values: Floats
-    """float32, shape (shard,): the rank's shard without padding. It is lent until it is reduced."""
-    form: Form = Form.VALUES
-    """What lies there until then."""
-
-    def check_finite(self) -> None:
-        """Look at each number of the part.
-
-        Raises:
-            NonFiniteError: one is a NaN or an infinity; names the first.
-        """
-        first = loops.first_not_finite(self.values)
-        if first >= 0:
-            raise NonFiniteError(
-                f"round {self.round} bucket {self.bucket}: element {first} of {len(self.values)} "
-                f"of its part is {self.values[first]}"
-            )
-
-    def check_same(self, first: Post, name: str) -> None:
-        """Check that two ranks of a site speak of the same bucket.
-
-        Raises:
-            LayoutMismatchError: they do not; says what differs.
-        """
-        for what in ("numel", "layout", "weight", "exact"):
-            there, here = getattr(first, what), getattr(self, what)
-            if there != here:
-                raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")
+    Raises:
+        NonFiniteError: one is a NaN or an infinity; names the first.
+    """
+    first = loops.first_not_finite(values)
+    if first >= 0:
+        raise NonFiniteError(
+            f"round {request.round} bucket {request.bucket}: element {first} of {len(values)} "
+            f"of its part is {values[first]}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +152,11 @@ class OpenBucket:
     def __init__(
         self,
         config: GatewayConfig,
-        first: Post,
+        first: Reduce,
         reduction: BucketReduction,
         arrivals: dict[GatewayId, Arrival],
     ) -> None:
-        """Begin with no rank's part.
-
-        Args:
-            config: this gateway's.
-            first: the post that opened the bucket; those of the other ranks have to agree with it.
-            reduction: the bucket's machines.
-            arrivals: the peers' first frames, where these came before the post.
-        """
+        """`first` opened the bucket: what the other ranks post has to agree with it."""
         self.key = first.round, first.bucket
         self.reduction = reduction
         self.arrivals = arrivals
@@ -232,17 +198,24 @@ class OpenBucket:
             chunk = self.chunks[index] = Chunk(index, machine, 4 * numel, peers, most_bytes)
         return chunk
 
-    def add_part(self, rank: int, post: Post, now_s: float) -> list[tuple[Chunk, Own]]:
+    def add_part(
+        self, rank: int, request: Reduce, values: Floats, now_s: float
+    ) -> list[tuple[Chunk, Own]]:
         """Take a rank's part; return its chunks and what their machines are to be given.
+
+        `values`, float32 (n,), is the rank's shard without padding. It is lent until it is reduced.
 
         Raises:
             LocalProtocolError: the rank has posted the bucket before.
             LayoutMismatchError: another rank has another bucket in this place.
         """
-        name = f"rank {rank}: round {post.round} bucket {post.bucket}"
+        name = f"rank {rank}: round {request.round} bucket {request.bucket}"
         if rank in self.shards:
             raise LocalProtocolError(f"{name} was posted twice")
-        post.check_same(self._first, name)
+        for what in ("numel", "layout", "weight", "exact"):
+            there, here = getattr(self._first, what), getattr(request, what)
+            if there != here:
+                raise LayoutMismatchError(f"{name}: {what} is {here}; another rank's is {there}")
         site = self._config.site_index
         chunks = self._grid.chunks(site, rank)
         shard = self.shards[rank] = Shard(rank, now_s, len(chunks))
@@ -252,10 +225,10 @@ class OpenBucket:
         parts = []
         for index in chunks:
             start, count = self._grid.span(index)
-            values = post.values[start - base : start - base + count]
-            where = f"rank {rank}: bucket {post.bucket} chunk {index}"
-            encoded = _own_encoded(where, self.reduction.codec(index), post.form, values)
-            parts.append((self.chunk(index), Own(values, post.weight, encoded)))
+            part = values[start - base : start - base + count]
+            where = f"rank {rank}: bucket {request.bucket} chunk {index}"
+            encoded = _own_encoded(where, self.reduction.codec(index), request.form, part)
+            parts.append((self.chunk(index), Own(part, request.weight, encoded)))
         return parts
 
     def accept(self, sender: int, frame: Frame) -> Chunk:
@@ -272,12 +245,9 @@ class OpenBucket:
         return self.chunk(index)
 
     def account(self, chunk: Chunk, wire_bytes: int, weight: float | None) -> None:
-        """Add up what a chunk did for its rank.
+        """Add up what was sent of a chunk since the call before, and in the end what it cost.
 
-        Args:
-            chunk: one of this bucket.
-            wire_bytes: what was sent of it since the call before.
-            weight: tokens of all sites; None while the chunk is not finished.
+        `weight` is tokens of all sites; None while the chunk is not finished.
         """
         shard = self.shards[self._grid.owner(self._config.site_index, chunk.index)]
         shard.wire_bytes += wire_bytes
@@ -382,11 +352,7 @@ def _own_encoded(
 ) -> Callable[[], Encoded] | None:
     """Return what completes a chunk that its rank has encoded; None: these are its values.
 
-    Args:
-        name: what errors call the chunk.
-        codec: the chunk's.
-        form: what lies in `values`; `RankEncoding` has checked it.
-        values: the chunk's part of the region: float32, shape (n,).
+    `values` is the chunk's part of the region, float32 (n,), whose form `RankEncoding` has checked.
     """
     if form is Form.VALUES or not isinstance(codec, BodyCodec):
         return None

@@ -12,7 +12,6 @@ where the number travels: what a site adds to its children's sums by itself is a
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from protos.errors import (
 from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Encoded, FloatPart, Floats, Part, Payload
 from sites.codecs.kernels import loops
-from sites.gateway.reduction.residuals import BucketResiduals, Residual
+from sites.gateway.reduction.residuals import BucketResiduals
 from sites.local.chunk_grid import Grid
 from sites.local.rank_messages import WEIGHT_MAX
 from topology.trees.trees import ReductionPlan
@@ -143,9 +142,11 @@ class ChunkReduction:
     summing.
     """
 
-    def __init__(self, bucket: Bucket, role: Role, chunk: int, residual: Residual | None) -> None:
+    def __init__(
+        self, bucket: Bucket, role: Role, chunk: int, residuals: BucketResiduals | None
+    ) -> None:
         self._bucket = bucket
-        self._residual = residual
+        self._residuals = residuals
         self._codec = bucket.codecs[role.tree]
         self._role = role
         self._chunk = chunk
@@ -270,9 +271,10 @@ class ChunkReduction:
         return self._encode(own.values) if self._encoded is None else self._encoded
 
     def _encode(self, values: Floats) -> Encoded:
-        if self._residual is None:
-            return self._timed(lambda: self._codec.encode_owed(values, None))
-        return self._timed(functools.partial(self._residual.encode, self._codec, values))
+        residuals, codec = self._residuals, self._codec
+        if residuals is None or codec.lossless:
+            return self._timed(lambda: codec.encode_owed(values, None))
+        return self._timed(lambda: residuals.encode(self._chunk, codec, values))
 
     def _timed(self, encode: Callable[[], Encoded]) -> Encoded:
         begun_s = self._bucket.cpu_s()
@@ -308,14 +310,7 @@ class BucketReduction:
         own_roles: tuple[Role, ...],
         residuals: BucketResiduals | None,
     ) -> None:
-        """Begin with no chunk.
-
-        Args:
-            bucket: which one, and how it is cut.
-            plan: the plan of its round.
-            own_roles: this site's roles in that plan, as `roles` returns them.
-            residuals: what lossy codecs lost in the rounds before. None: no error feedback.
-        """
+        """`residuals` are what codecs lost in the rounds before; None: no error feedback."""
         self.bucket = bucket
         self._residuals = residuals
         self._plan = plan
@@ -326,11 +321,8 @@ class BucketReduction:
         """Return the machine of one chunk."""
         machine = self._chunks.get(index)
         if machine is None:
-            role = self._role(index)
-            residual = None
-            if self._residuals is not None and not self.bucket.codecs[role.tree].lossless:
-                residual = self._residuals.chunk(index, self.bucket.grid.span(index)[1])
-            machine = self._chunks[index] = ChunkReduction(self.bucket, role, index, residual)
+            machine = ChunkReduction(self.bucket, self._role(index), index, self._residuals)
+            self._chunks[index] = machine
         return machine
 
     @property
@@ -400,14 +392,10 @@ class BucketReduction:
 
 
 def add_up(parts: Sequence[Part], out: Floats, divisor: np.float32 | None) -> None:
-    """Write the sum of all parts to `out`, divided if there is a divisor.
+    """Write the sum of all parts to `out`, divided if there is a divisor, which is above 0.
 
-    A sum that is not a number is the NaN 0x7FC00000; a single part's NaN is what it was.
-
-    Args:
-        parts: one at least; they may lie in `out`.
-        out: float32, shape (n,).
-        divisor: above 0.
+    A sum that is not a number is the NaN 0x7FC00000; a single part's NaN is what it was. Parts may
+    lie in `out`.
     """
     first, *others = parts
     last_divisor = _ONE if divisor is None else divisor

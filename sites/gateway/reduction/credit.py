@@ -5,19 +5,7 @@ This promise is credit. A chunk takes it when it is admitted, and gives it back 
 here. So a peer takes over whatever comes, at once, and bounded memory delays nothing but the
 admission of own chunks. `Credit` counts what is taken at peers; `Held` counts what lies here.
 
-**Nobody waits for ever.** All sites have one order of chunks: (round, bucket, chunk). Ranks post
-and gateways admit in that order, and a rank that posts a bucket has waited for earlier ones only.
-Let m be the earliest chunk that is unfinished anywhere.
-
-- All chunks before m are finished everywhere, so all ranks will post m.
-- Where m is posted, it is the first that waits, and no credit is taken: all that has been admitted
-  is finished. So m is admitted at every site.
-- What peers need for m is then made. It leaves, because links are always emptied: every frame is
-  acknowledged as soon as it comes, whatever its place among the others.
-- It is summed and passed on when the last part is there. So m gets finished, and then the next one.
-
-None of this depends on how large credit, windows, buckets and chunks are, in which order frames
-arrive, or how often connections break.
+docs/invariants.md proves that with any credit every chunk is finished, whatever is late.
 
 **What a peer q holds of a gateway g is at most twice the credit c of the two.**
 
@@ -55,11 +43,6 @@ class Credit:
     """Room that own chunks without a result take at each peer."""
 
     def __init__(self, most_bytes: Mapping[GatewayId, int]) -> None:
-        """Begin with none.
-
-        Args:
-            most_bytes: the credit of each peer.
-        """
         self._most_bytes = most_bytes
         self._taken_bytes: Counter[GatewayId] = Counter()
         self._chunks: dict[ChunkOrder, tuple[tuple[GatewayId, ...], int]] = {}
@@ -131,11 +114,7 @@ class Held:
     """
 
     def __init__(self, most_bytes: Mapping[GatewayId, int]) -> None:
-        """Begin with nothing.
-
-        Args:
-            most_bytes: what may be kept of each peer.
-        """
+        """`most_bytes` may be kept of each peer."""
         self._most_bytes = most_bytes
         self._chunks: dict[ChunkOrder, dict[GatewayId, int]] = defaultdict(dict)
         self._bytes: Counter[GatewayId] = Counter()

@@ -35,6 +35,7 @@ from protos.errors import (
 )
 from protos.failure import Failure
 from protos.frame import HEADER_BYTES, Frame, Kind
+from sites.codecs.codec import Floats
 from sites.codecs.registry import EXACT
 from sites.gateway.config import GatewayConfig, GatewayId, Proposal
 from sites.gateway.links.peer_links import Link
@@ -44,8 +45,8 @@ from sites.gateway.reduction.bucket import (
     Chunk,
     Expected,
     OpenBucket,
-    Post,
     RoundHistory,
+    check_finite,
 )
 from sites.gateway.reduction.chunk_reduction import (
     Bucket,
@@ -60,7 +61,7 @@ from sites.gateway.reduction.plan_schedule import Begun, PlanSchedule
 from sites.gateway.reduction.pool import Pool, Priority
 from sites.gateway.reduction.residuals import Residuals
 from sites.local.chunk_grid import grid
-from sites.local.rank_messages import Form, Reduced
+from sites.local.rank_messages import Form, Reduce, Reduced
 from sites.silence import Standstills
 
 _HERE_BYTES = 2 << 20
@@ -83,14 +84,7 @@ class Executor:
         on_reduced: Callable[[int, Reduced], None],
         on_failure: Callable[[Failure], None],
     ) -> None:
-        """Start nothing.
-
-        Args:
-            config: this gateway's.
-            pool: does the encoding, summing and decoding; owned by the caller.
-            on_reduced: called with a rank and its result, from any thread.
-            on_failure: called once per failure; must not block.
-        """
+        """Both callbacks come from any thread; `on_failure` must not block."""
         self._config = config
         self._site = config.site_index
         self._pool = pool
@@ -106,7 +100,8 @@ class Executor:
         self._history = RoundHistory()
         self._residuals = Residuals()
         self._plans = PlanSchedule(config.plan, config.codecs, config.site_index)
-        self._begun: Begun | None = None
+        self.begun: Begun | None = None
+        """The latest switch of plans that a local rank has got to."""
         credit = credit_of_peers(config)
         self._credit = Credit(credit)
         self._held = Held({peer: 2 * num_bytes for peer, num_bytes in credit.items()})
@@ -136,11 +131,6 @@ class Executor:
     def round(self) -> int:
         """The latest round that a local rank has posted; -1 before the first."""
         return self._history.current
-
-    @property
-    def begun(self) -> Begun | None:
-        """The latest switch of plans that a local rank has got to."""
-        return self._begun
 
     def needs(self, site: int) -> bool:
         """Whether a plan of rounds under way, or of later ones, needs the link to a site."""
@@ -193,47 +183,47 @@ class Executor:
 
     # ---------------------------------------------------------------- local ranks
 
-    def post(self, rank: int, post: Post) -> None:
-        """Start a rank's part of a bucket.
+    def post(self, rank: int, request: Reduce, values: Floats) -> None:
+        """Start a rank's part of a bucket, which is lent until it is reduced: `add_part`.
 
         Raises:
             LocalProtocolError: the rank broke the order of posts.
             LayoutMismatchError: another rank or site has another bucket in this place.
             NonFiniteError: it holds a NaN or an infinity, and the run is to stop for that.
         """
-        if self._config.non_finite == "stop" and post.form is not Form.ENCODED:
-            post.check_finite()
+        if self._config.non_finite == "stop" and request.form is not Form.ENCODED:
+            check_finite(request, values)
         with self._condition:
-            self._wait_for_plan(post.round)
-            bucket = self._opened(rank, post)
+            self._wait_for_plan(request.round)
+            bucket = self._opened(rank, request)
             now_s = time.monotonic()
-            for chunk, own in bucket.add_part(rank, post, now_s):
+            for chunk, own in bucket.add_part(rank, request, values, now_s):
                 heapq.heappush(self._waiting, ((*bucket.key, chunk.index), bucket, chunk, own))
             reduced = self._take_reduced(bucket, now_s)
         self.pump()
         self._reply(reduced)
 
-    def _opened(self, rank: int, post: Post) -> OpenBucket:
+    def _opened(self, rank: int, request: Reduce) -> OpenBucket:
         """Return the bucket that a rank posts; the first rank opens it.
 
         Raises:
             LocalProtocolError: the rank broke the order of posts.
             LayoutMismatchError: another site has a bucket that this site has not.
         """
-        key = post.round, post.bucket
-        if post.round > self._history.current:
-            self._begin_round(post.round)
+        key = request.round, request.bucket
+        if request.round > self._history.current:
+            self._begin_round(request.round)
         bucket = self._open.get(key)
         if bucket is not None:
             return bucket
-        name = f"rank {rank}: round {post.round} bucket {post.bucket}"
+        name = f"rank {rank}: round {request.round} bucket {request.bucket}"
         if self._history.is_done(key):
             raise LocalProtocolError(f"{name} was posted twice")
-        if post.round < self._history.current:
+        if request.round < self._history.current:
             raise LocalProtocolError(f"{name} came after round {self._history.current} had begun")
-        reduction = self._reduction(post)
+        reduction = self._reduction(request)
         expected = self._expected.pop(key, None) or Expected(key)
-        bucket = OpenBucket(self._config, post, reduction, expected.arrivals)
+        bucket = OpenBucket(self._config, request, reduction, expected.arrivals)
         self._open[key] = bucket
         self._history.note_posted(key)
         for sender, frame in expected.frames:
@@ -262,19 +252,19 @@ class Executor:
             # What was lost in one role is not owed in another: sums, parts and results have
             # different units.
             self._residuals.forget()
-            self._begun = Begun(begun.epoch, round_)
+            self.begun = Begun(begun.epoch, round_)
 
-    def _reduction(self, post: Post) -> BucketReduction:
+    def _reduction(self, request: Reduce) -> BucketReduction:
         """Return the machines of a bucket: its grid, and the plan and codecs of its round."""
         config = self._config
-        ruling = self._plans.of(post.round)
-        codecs = (EXACT,) * len(ruling.codecs) if post.exact else ruling.codecs
-        cut = grid(post.numel, config.chunk_numel, config.ranks_per_site)
-        key = post.round, post.bucket
-        bucket = Bucket(config.generation, *key, post.layout, codecs, cut, time.thread_time)
+        ruling = self._plans.of(request.round)
+        codecs = (EXACT,) * len(ruling.codecs) if request.exact else ruling.codecs
+        cut = grid(request.numel, config.chunk_numel, config.ranks_per_site)
+        key = request.round, request.bucket
+        bucket = Bucket(config.generation, *key, request.layout, codecs, cut, time.thread_time)
         residuals = None
         if config.error_feedback and not all(codec.lossless for codec in codecs):
-            residuals = self._residuals.bucket(post.bucket, post.layout, post.numel)
+            residuals = self._residuals.bucket(request.bucket, request.layout, request.numel)
         return BucketReduction(bucket, ruling.plan, ruling.roles, residuals)
 
     # ---------------------------------------------------------------- admission

@@ -73,10 +73,6 @@ class PlanSchedule:
         It is of no use if its first round has begun or has another new plan already, or if it was
         decided or followed by another one before it got here. An older one that waits here
         undecided is forgotten: its proposer has given it up.
-
-        Args:
-            proposal: its trees are over this run's sites.
-            current: the latest round that was begun here.
         """
         waiting_epoch = self._pending.epoch if self._pending else 0
         if proposal.epoch <= max(self._decided_epoch, waiting_epoch):

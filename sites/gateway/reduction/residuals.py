@@ -21,42 +21,27 @@ import numpy as np
 from sites.codecs.codec import Codec, Encoded, Floats
 
 
-class Residual:
-    """What one encoder has lost of one chunk and still owes: one float32 an element."""
-
-    def __init__(self, numel: int) -> None:
-        self._numel = numel
-        self._lost: Floats | None = None
-        """None until something is encoded. Where ranks encode, that may be never."""
-
-    def encode(self, codec: Codec, values: Floats) -> Encoded:
-        """Encode `values` and what is owed.
-
-        NaN and infinities cross as they do without a residual, and nothing is owed of them.
-
-        Args:
-            codec: lossy.
-            values: float32, shape (n,). Not modified.
-        """
-        if self._lost is None:
-            self._lost = np.zeros(self._numel, dtype=np.float32)
-        return codec.encode_owed(values, self._lost)
-
-
 class BucketResiduals:
-    """The residuals of one bucket's chunks. A site encodes each chunk in one role only."""
+    """What a gateway's encoders have lost of one bucket and still owe: one float32 an element.
+
+    A site encodes each chunk in one role only, and by one thread at a time.
+    """
 
     def __init__(self, layout: int, numel: int) -> None:
         self.layout = layout
         self.numel = numel
-        self._chunks: dict[int, Residual] = {}
+        self._lost: dict[int, Floats] = {}
+        """By chunk, once it is encoded. Where ranks encode, that may be never."""
 
-    def chunk(self, index: int, numel: int) -> Residual:
-        """Return the residual of a chunk with `numel` elements; nothing is owed at first."""
-        residual = self._chunks.get(index)
-        if residual is None:
-            residual = self._chunks[index] = Residual(numel)
-        return residual
+    def encode(self, chunk: int, codec: Codec, values: Floats) -> Encoded:
+        """Encode a chunk's `values`, float32 (n,), and what is owed. They are not modified.
+
+        NaN and infinities cross as they do without a residual, and nothing is owed of them.
+        """
+        lost = self._lost.get(chunk)
+        if lost is None:
+            lost = self._lost[chunk] = np.zeros(len(values), dtype=np.float32)
+        return codec.encode_owed(values, lost)
 
 
 class Residuals:

@@ -23,7 +23,7 @@ import math
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion.kernel import (
     Segments,
-    addresses_of,
+    addresses_now,
     free_local,
     segments_to,
     send_buffer_bytes,
@@ -88,14 +88,7 @@ def channels_for(loss: float, bytes_per_s: float, rtt_s: float, most: int) -> in
 
 
 def idle_cost_s(idle_s: float, bytes_per_s: float, rtt_s: float, num_connections: int) -> float:
-    """Return what starting slowly after a pause costs a transfer: the link's time left unused.
-
-    Args:
-        idle_s: of the pause.
-        bytes_per_s: of the link, which the connections had filled before.
-        rtt_s: of the link.
-        num_connections: side by side.
-    """
+    """Return the time that a link is not full when its connections start slowly after a pause."""
     full_bytes = bytes_per_s * rtt_s
     halvings = min(int(idle_s / (rtt_s + _TIMEOUT_MIN_S)), 64)
     window_bytes = full_bytes / 2**halvings
@@ -113,15 +106,7 @@ class ChannelGrowth:
     def __init__(
         self, wanted: int | None, link: PeerLink, peer: Peer, outbox: Outbox, streams: Streams
     ) -> None:
-        """Open nothing.
-
-        Args:
-            wanted: how many connections the job says; None: as many as it takes.
-            link: what the link is said to carry.
-            peer: where the connections lead.
-            outbox: tells what was sent, and how long there was nothing to send.
-            streams: carry frames, a connection each.
-        """
+        """`wanted` is how many connections the job says; None: as many as it takes."""
         self._wanted = wanted
         self._link = link
         self._peer = peer
@@ -143,10 +128,8 @@ class ChannelGrowth:
         """Follow the losses that the kernel counts, until the link is over."""
         before, totals = Segments(), self._outbox.totals()
         while not self._outbox.closed.wait(_EVERY_S) and not self._outbox.is_over:
-            try:
-                addresses = addresses_of(self._peer.host, self._peer.port)
-            except OSError as error:  # the connections that there are do without the name
-                _log.debug("%s: %s", self._peer, error)
+            addresses = addresses_now(self._peer)
+            if addresses is None:
                 continue
             if self._link.rtt_s < _LOCAL_RTT_S and free_local(addresses):
                 continue  # what is sent again there was not lost, but acknowledged late

@@ -6,8 +6,8 @@ own is neither closed nor kept. The kernel is
 
 - asked how many segments it sent, and sent again (`segments_to`);
 - told to use no BBR on connections that stay on this host (`free_local`);
-- told how fast packets may leave, where a link holds but a few frames (`Pacing`);
-- told to have BBR begin anew in a link's pauses (`Pauses`).
+- told how fast packets may leave, where a link holds but a few frames (`keep_paced`);
+- told to have BBR begin anew in a link's pauses (`use_pauses`).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _LONGER: Final = 2.0
 than that."""
 
 _PACING_LOOK_S = 0.05
-"""How often `Pacing` looks: twice within the time that a search for the link's rate waits for more
-(`rate.py`, `_FLAT_S`), so that what is set here does not hold it back."""
+"""How often `keep_paced` looks: twice within the time that a search for the link's rate waits for
+more (`rate.py`, `_FLAT_S`), so that what is set here does not hold it back."""
 _PACING_AGAIN_S = 1.0
 """The kernel is told again after so long: connections that broke are new ones."""
 _PACING_CHANGE = 0.02
@@ -90,6 +90,18 @@ def addresses_of(host: str, port: int) -> Addresses:
     return frozenset((_plain(str(address[0])), port) for *_, address in found)
 
 
+def addresses_now(peer: Peer) -> Addresses | None:
+    """Return where connections to a peer lead; None: its name is not known just now.
+
+    The connections that there are do without it.
+    """
+    try:
+        return addresses_of(peer.host, peer.port)
+    except OSError as error:
+        _log.debug("%s: %s", peer, error)
+        return None
+
+
 def segments_to(addresses: Addresses) -> Segments:
     """Count the segments of all connections that lead to one of `addresses`."""
     found = _ask(addresses, _segments)
@@ -110,32 +122,20 @@ def free_local(addresses: Addresses) -> bool:
 
 
 def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
-    """Have BBR begin anew where nothing is on the way to `addresses`.
+    """Have BBR begin anew where nothing is on the way to `addresses`; return on how many.
 
     It then takes the shortest round trip that the kernel has seen for just measured, and keeps its
-    window. Where the path has become more than twice as long, BBR is left to find that out.
-
-    Args:
-        addresses: from `addresses_of`.
-        rtt_s: the idle link's round trip, as measured lately.
-
-    Returns:
-        On how many connections it has begun anew.
+    window. Where the path has become more than twice as long as `rtt_s`, which was measured lately,
+    BBR is left to find that out.
     """
     return sum(_ask(addresses, partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
 
 
 def pace(addresses: Addresses, bytes_per_s: float | None) -> int:
-    """Have packets leave no faster than this, connection by connection.
+    """Have packets leave no faster than this, connection by connection; None: as TCP would have it.
 
-    Connections that stay on this host are left alone: that would spare no queue there.
-
-    Args:
-        addresses: from `addresses_of`.
-        bytes_per_s: payload; None: as fast as TCP itself would have it.
-
-    Returns:
-        How many connections were told.
+    Connections that stay on this host are left alone: that would spare no queue there. Return how
+    many connections were told.
     """
     rate = _UNPACED if bytes_per_s is None else int(bytes_per_s)
     return sum(_ask(addresses, partial(_pace, rate=rate)))
@@ -163,8 +163,8 @@ def holds_little(bytes_per_s: float, rtt_s: float) -> bool:
     return bytes_per_s * rtt_s <= _LITTLE_BYTES
 
 
-class Pacing:
-    """Has the kernel spread one link's packets over time. `run` on a thread.
+def keep_paced(peer: Peer, outbox: Outbox) -> None:
+    """Have the kernel spread one link's packets over time, until the link is over.
 
     A frame is written to its connection at once, and TCP sends as much of it at once as its window
     permits: all of it, once the connection is warm. Where a router holds no more than what is on
@@ -176,39 +176,23 @@ class Pacing:
 
     Links that hold more gain little by pacing, and it costs wake-ups: docs/measurements/links.md.
     """
-
-    def __init__(self, peer: Peer, outbox: Outbox) -> None:
-        """Do nothing yet.
-
-        Args:
-            peer: where the connections lead.
-            outbox: tells how fast packets may leave.
-        """
-        self._peer = peer
-        self._outbox = outbox
-
-    def run(self) -> None:
-        """Follow what the link carries, until it is over."""
-        paced, paced_s = math.nan, -math.inf
-        while not self._outbox.closed.wait(_PACING_LOOK_S) and not self._outbox.is_over:
-            if self._outbox.is_empty:
-                continue
-            rate, now_s = self._outbox.paced_bytes_per_s, time.monotonic()
-            wanted = math.inf if rate is None else rate
-            if now_s < paced_s + _PACING_AGAIN_S and math.isclose(
-                wanted, paced, rel_tol=_PACING_CHANGE
-            ):
-                continue
-            try:
-                pace(addresses_of(self._peer.host, self._peer.port), rate)
-            except OSError as error:  # the connections that there are do without the name
-                _log.debug("%s: %s", self._peer, error)
-                continue
+    paced, paced_s = math.nan, -math.inf
+    while not outbox.closed.wait(_PACING_LOOK_S) and not outbox.is_over:
+        if outbox.is_empty:
+            continue
+        rate, now_s = outbox.paced_bytes_per_s, time.monotonic()
+        wanted = math.inf if rate is None else rate
+        is_same = math.isclose(wanted, paced, rel_tol=_PACING_CHANGE)
+        if is_same and now_s < paced_s + _PACING_AGAIN_S:
+            continue
+        addresses = addresses_now(peer)
+        if addresses is not None:
+            pace(addresses, rate)
             paced, paced_s = wanted, now_s
 
 
-class Pauses:
-    """Uses one link's pauses, so that BBR makes none of its own. `run` on a thread.
+def use_pauses(peer: Peer, outbox: Outbox, rtt_s: float) -> None:
+    """Have BBR begin anew in one link's pauses, until the link is over: it then makes none itself.
 
     BBR lets a connection run dry where it has seen no shorter round trip for ten seconds. It then
     sends four packets a round trip at most, for a fifth of a second and one round trip more, so
@@ -218,41 +202,19 @@ class Pauses:
 
     A link that has just had everything acknowledged has no queue of its own, and steps leave such
     moments. But Linux takes them for what they are only if the ten seconds end in one.
+
+    `rtt_s` is the configured round trip, until one is measured.
     """
-
-    def __init__(self, peer: Peer, outbox: Outbox, rtt_s: float) -> None:
-        """Do nothing yet.
-
-        Args:
-            peer: where the connections lead.
-            outbox: tells whether anything is on the way.
-            rtt_s: the configured round trip, until one is measured.
-        """
-        self._peer = peer
-        self._outbox = outbox
-        self._rtt_s = rtt_s
-
-    def run(self) -> None:
-        """Have BBR begin anew in pauses, until the link is over."""
+    used_s = time.monotonic()
+    while not outbox.closed.wait(max(_PAUSES_LOOK_S, used_s + _PAUSES_EVERY_S - time.monotonic())):
+        if outbox.is_over:
+            return
+        if not outbox.is_empty:
+            continue
         used_s = time.monotonic()
-        while not self._outbox.closed.wait(
-            max(_PAUSES_LOOK_S, used_s + _PAUSES_EVERY_S - time.monotonic())
-        ):
-            if self._outbox.is_over:
-                return
-            if self._outbox.is_empty:
-                used_s = time.monotonic()
-                self._use()
-
-    def _use(self) -> None:
-        try:
-            addresses = addresses_of(self._peer.host, self._peer.port)
-        except OSError as error:  # the connections that there are do without the name
-            _log.debug("%s: %s", self._peer, error)
-            return
-        if not self._outbox.is_empty:  # a resolver can take longer than a pause
-            return
-        begin_bbr_anew(addresses, self._outbox.totals().idle_rtt_s or self._rtt_s)
+        addresses = addresses_now(peer)
+        if addresses is not None and outbox.is_empty:  # a resolver can take longer than a pause
+            begin_bbr_anew(addresses, outbox.totals().idle_rtt_s or rtt_s)
 
 
 def _congestion_control(connection: socket.socket) -> str:

@@ -105,13 +105,9 @@ class Startup:
     def arrive(
         self, delivered_bytes: int, left_at_bytes: int, now_s: float, *, was_held: bool
     ) -> None:
-        """A frame was acknowledged.
+        """A frame was acknowledged, with which so much is delivered.
 
-        Args:
-            delivered_bytes: with it.
-            left_at_bytes: what had been delivered when it left.
-            now_s: now.
-            was_held: it had to wait for the window, or for its turn.
+        When it left, `left_at_bytes` had been. `was_held`: it had waited for room or its turn.
         """
         if self.is_over:
             return
@@ -277,11 +273,7 @@ class Window:
     def depart(self, size_bytes: int, now_s: float, *, is_alone: bool, was_held: bool) -> Departure:
         """A frame leaves; return what `arrive` needs.
 
-        Args:
-            size_bytes: of the frame.
-            now_s: now.
-            is_alone: nothing else is on the way.
-            was_held: it had to wait for the window, or for its turn.
+        `is_alone`: nothing else is on the way. `was_held`: it had to wait for room or its turn.
         """
         self._frame_bytes = max(self._frame_bytes, size_bytes)
         pace = _SEARCH_GAIN if self._startup.is_searching else _PACE
@@ -344,14 +336,7 @@ class LimitedRate:
         self._warm_s = now_s + WARM_ROUND_TRIPS * rtt_s
 
     def arrive(self, size_bytes: int, left_s: float, now_s: float, rtt_s: float) -> None:
-        """A frame was acknowledged.
-
-        Args:
-            size_bytes: of the frame.
-            left_s: when it had left.
-            now_s: now.
-            rtt_s: the idle link's round trip.
-        """
+        """A frame was acknowledged."""
         before_s, self._acknowledged_s = self._acknowledged_s, now_s
         if before_s >= max(self._warm_s, left_s + rtt_s):
             self.limited_bytes += size_bytes
