@@ -118,6 +118,7 @@ class ProbingGateway(EndingGateway):
 
     def _measure(self, prober: Prober) -> None:
         site = prober.peer.site
+        turns: list[contextlib.AbstractContextManager[None]]
         turns = [self._own_turn(), contextlib.nullcontext()]
         if self._config.site_index > self._config.sites.index(site):
             turns.reverse()  # the peer's turn is taken before
