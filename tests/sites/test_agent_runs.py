@@ -99,8 +99,8 @@ def test_the_rank_that_failed_is_named(
     tmp_path: Path, nodes: int, action: str, code: str, exit_code: int, said: str
 ) -> None:
     async def story() -> None:
-        shape = {"nodes": nodes, "ranks": 2 // nodes}
-        async with scene(tmp_path, action, "1", **shape) as (coordinator, bench):
+        started = scene(tmp_path, action, "1", nodes=nodes, ranks=2 // nodes)
+        async with started as (coordinator, bench):
             end = await ended(coordinator, bench)
             assert not end.succeeded
             first = end.failures[0]
