@@ -20,8 +20,8 @@ import psutil
 from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
 from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LinkShape
-from orchestrator.emulator.site_namespaces import open_socket
 from scripts.echo_sink import DEADLINE_S, PIECE, EchoSink, ping_s
+from tests.fakes.sockets import open_socket
 
 PORT = 5000
 PAYLOAD_SHARE = 1448 / 1500

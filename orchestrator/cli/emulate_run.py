@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.cli.output import Output
+from orchestrator.emulator.backend import Counters
 from orchestrator.emulator.emulations import claimed
 from orchestrator.emulator.standing import Listeners, Standing, Wanted
 from orchestrator.evidence.view import formats
@@ -24,8 +25,6 @@ from orchestrator.evidence.view.formats import known, show
 from orchestrator.interruption import INTERRUPTION
 from topology.faults.script import TimedChange
 from topology.world import Topology
-
-Counters = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ class Shown:
         fields = {"at_s": timed.at_s, "change": timed.change.to_json()}
         self._output.event("fault", fields, f"{timed.at_s:.3f} s  {timed.change}")
 
-    def counters(self, counters: Sequence[Mapping[str, Any]]) -> None:
+    def counters(self, counters: Counters) -> None:
         """Show the latest counters."""
         before, self.latest = self.latest, list(counters)
         now_s = time.monotonic()

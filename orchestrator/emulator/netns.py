@@ -191,8 +191,7 @@ class Router:
 def _change(route: Route, change: Change, now_s: float) -> None:
     match change.kind:
         case "shape":
-            figures: dict[str, Any] = dict(change.figures())
-            route.shape = dataclasses.replace(route.shape, **figures)
+            route.shape = route.shape.changed(change.figures())
             route.link.reshape(route.shape, now_s)
         case "cut":
             route.link.cut(now_s)

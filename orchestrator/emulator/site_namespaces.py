@@ -17,7 +17,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from orchestrator.emulator.packet_link import MTU_BYTES
@@ -101,24 +100,6 @@ def enter_new_network() -> int:
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def open_socket(net: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-    """Return a socket of another network namespace; this process stays where it is.
-
-    For who may enter without a user namespace. Others start a process there, for the kernel moves
-    no process of several threads into a user namespace.
-
-    Args:
-        net: File of the namespace.
-        kind: Of the socket.
-
-    Raises:
-        NetnsError: the kernel refuses.
-    """
-    # A thread's sockets belong to its namespace for good, so the thread need not live on.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_open_socket, net, kind).result()
-
-
 def netns_problem() -> str | None:
     """Return why packets cannot be emulated here, in one line; None if they can be.
 
@@ -141,16 +122,6 @@ def netns_problem() -> str | None:
     return lines[-1].removeprefix("netns: ")
 
 
-def _open_socket(net: str, kind: int) -> socket.socket:
-    with step(f"entering {net}"):
-        descriptor = os.open(net, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _call("setns", descriptor, CLONE_NEWNET)
-            return socket.socket(socket.AF_INET, kind)
-        finally:
-            os.close(descriptor)
-
-
 def _raise_maximum(sysctl: Path) -> None:
     least, default, most = sysctl.read_text().split()
     sysctl.write_text(f"{least} {default} {max(int(most), TCP_BUFFER_BYTES)}")
@@ -164,13 +135,9 @@ def _may_administer() -> bool:
 
 
 def _unshare(flags: int) -> None:
-    _call("unshare", flags)
-
-
-def _call(name: str, *arguments: int) -> None:
-    """Call a function of libc: Python has these from 3.12 on."""
+    """Call libc's function: Python has it from 3.12 on."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
+    if libc.unshare(flags) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
 

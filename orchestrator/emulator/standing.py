@@ -18,7 +18,7 @@ import psutil
 
 from orchestrator.core.run_events import Endpoint
 from orchestrator.core.run_machine import FALLBACK
-from orchestrator.emulator.backend import APPLY_S, Backend, EmulatorError
+from orchestrator.emulator.backend import APPLY_S, Backend, Counters, EmulatorError
 from orchestrator.emulator.emulations import SOCKET, STATE
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
@@ -67,7 +67,7 @@ class Listeners:
     on_up: Callable[[Mapping[str, Any]], None]
     """The state that also lies in the folder."""
     on_fault: Callable[[TimedChange], None]
-    on_counters: Callable[[Sequence[Mapping[str, Any]]], None]
+    on_counters: Callable[[Counters], None]
 
 
 class Standing:
@@ -278,11 +278,7 @@ def request_change(folder: Path, text: str) -> list[str]:
 
 
 def read_answer(line: bytes, name: str) -> list[str]:
-    """Return what an emulation says that it has changed, in words.
-
-    Args:
-        line: its answer.
-        name: the emulation's.
+    """Return what the emulation `name` says in its answer that it has changed, in words.
 
     Raises:
         ConfigError: the change is none, or cannot be made there.

@@ -19,9 +19,8 @@ import pytest
 from orchestrator.emulator.emulator_child import EmulatorProcess, running_emulator
 from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LossDeck
-from orchestrator.emulator.site_namespaces import open_socket
 from tests.fakes.emulator_configs import netns_config
-from tests.fakes.sockets import receive, round_trip_s
+from tests.fakes.sockets import open_socket, receive, round_trip_s
 from topology.errors import ConfigError
 from topology.faults.script import Change
 from topology.json_fields import to_json
