@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     DURATION,
     RUN_NAME,
+    Parsed,
     all_of,
     home_option,
     json_option,
@@ -28,9 +30,7 @@ from orchestrator.evidence.bench.allreduce_bench import (
     Gloo,
     MeasureGloo,
     Question,
-    Wanted,
     combinations,
-    to_json,
 )
 from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
 from orchestrator.evidence.bench.bench_tables import AllReduceTables
@@ -38,36 +38,28 @@ from orchestrator.evidence.view import formats
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import home_folder, new_run_id
 from topology.job import CODECS, TREES
-from topology.units import UnitError, format_size, parse_size
+from topology.units import format_size, parse_size
 from topology.world import EMULATORS, Topology
 
 MAX_BYTES = 16 << 30
 """Ranks hold the tensor three times, and the host's memory is all there is."""
 
 
-class TensorSize(click.ParamType[int]):
-    """A size with its unit, of whole float32 numbers; given to the command in bytes."""
+def _tensor_size(text: str) -> int:
+    size_bytes = parse_size(text)
+    if size_bytes % 4 or not 4 <= size_bytes <= MAX_BYTES:
+        raise ValueError(f"want a multiple of 4B up to {format_size(MAX_BYTES)}")
+    return size_bytes
 
-    name = "size"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return bytes."""
-        try:
-            size_bytes = parse_size(value)
-        except UnitError as error:
-            self.fail(str(error), param, ctx)
-        if size_bytes % 4 or not 4 <= size_bytes <= MAX_BYTES:
-            self.fail(f"want a multiple of 4B up to {format_size(MAX_BYTES)}", param, ctx)
-        return size_bytes
-
+TENSOR_SIZE = Parsed("size", _tensor_size)
+"""A size with its unit, of whole float32 numbers; given to the command in bytes."""
 
 _what_options = all_of(
     click.option(
         "--size",
         "sizes_bytes",
-        type=TensorSize(),
+        type=TENSOR_SIZE,
         multiple=True,
         default=("64MiB",),
         show_default=True,
@@ -88,7 +80,7 @@ _what_options = all_of(
         help="Along which links it is summed. [auto]",
     ),
     click.option("--streams", type=click.IntRange(1, 32), help="Connections between two gateways."),
-    click.option("--chunk", "chunk_bytes", type=TensorSize(), help="Of float32, a frame."),
+    click.option("--chunk", "chunk_bytes", type=TENSOR_SIZE, help="Of float32, a frame."),
     set_option,
     click.option(
         "--all-ranks",
@@ -178,21 +170,6 @@ def command(
     folder = home_folder(home) / "bench" / name
     own = [] if streams is None else [f"exchange.channels_per_link={streams}"]
     own += [] if chunk_bytes is None else [f"exchange.chunk={chunk_bytes}B"]
-    wanted = Wanted(
-        sizes_bytes=tuple(dict.fromkeys(sizes_bytes)),
-        codecs=tuple(dict.fromkeys(codecs)),
-        trees=tuple(dict.fromkeys(trees)),
-        topology_path=topology,
-        overrides=(*overrides, *own),
-        count=warmup + repeats,
-        is_one_rank_a_site=not all_ranks,
-        is_copied=copied,
-        emulator=emulator,
-    )
-    found = combinations(wanted)
-    gloo = None
-    if against is not None:
-        gloo = _gloo(found[0].pair.topology, warmup, repeats, timeout_s)
     question = Question(
         topology=str(topology.absolute()),
         overrides=overrides,
@@ -202,7 +179,20 @@ def command(
         is_copied=copied,
         against=against,
     )
-    num_parts = len(found) + (len(wanted.sizes_bytes) if gloo else 0)
+    sizes_bytes = tuple(dict.fromkeys(sizes_bytes))
+    found = combinations(
+        question,
+        topology,
+        (*overrides, *own),
+        sizes_bytes=sizes_bytes,
+        codecs=tuple(dict.fromkeys(codecs)),
+        trees=tuple(dict.fromkeys(trees)),
+        emulator=emulator,
+    )
+    gloo = None
+    if against is not None:
+        gloo = _gloo(found[0][1].topology, warmup, repeats, timeout_s)
+    num_parts = len(found) + (len(sizes_bytes) if gloo else 0)
     bench = AllReduce(
         folder,
         AllReduceBench(name=name, question=question, settings=()),
@@ -284,5 +274,5 @@ def _measure(output: Output, benchmark: AllReduce, folder: Path) -> int:
     }
     if benchmark.gloo_failed and not failed:
         failed[""] = benchmark.gloo_failed
-    tables, data = AllReduceTables(bench), to_json(bench)
+    tables, data = AllReduceTables(bench), dataclasses.asdict(bench)
     return tell_outcome(output, tables, path, data, failed, interrupted)

@@ -25,7 +25,6 @@ from orchestrator.cli.options import (
     set_option,
 )
 from orchestrator.cli.output import Output
-from orchestrator.cli.views import state_name
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.documents import Pair, load_pair
 from orchestrator.evidence.bench.bench_tables import BenchTables
@@ -74,7 +73,7 @@ class BenchProgress:
     def show(self, run: control_pb2.Run) -> None:
         """Show how far the run is."""
         step = max((site.step for site in run.sites), default=0)
-        self._update(f"{state_name(run).lower()}, step {step}")
+        self._update(f"{formats.run_state(run).lower()}, step {step}")
 
     def ended(self, planned: Planned, run: Run) -> None:
         """Say in one line what it came to."""

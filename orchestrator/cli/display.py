@@ -15,8 +15,9 @@ from rich.live import Live
 
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.output import Output
-from orchestrator.cli.views import failure_view, outcome_view, reason_code, state_name, where_of
+from orchestrator.cli.views import failure_view, outcome_view, reason_code, where_of
 from orchestrator.client.run_reader import read_summary
+from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.live import LiveTable, plain_line
 from orchestrator.evidence.view.summary import RunSummary
 from orchestrator.interruption import INTERRUPTION
@@ -50,7 +51,7 @@ class PlainProgress:
 
     def __call__(self, run: control_pb2.Run) -> None:
         """Print a line about the run if one is due."""
-        now_s, state, line = self._now_s(), state_name(run), plain_line(run)
+        now_s, state, line = self._now_s(), formats.run_state(run), plain_line(run)
         if state == self._state and (line == self._line or now_s < self._next_s):
             return
         self._state, self._line, self._next_s = state, line, now_s + PLAIN_EVERY_S

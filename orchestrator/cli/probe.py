@@ -17,6 +17,7 @@ from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     ADDRESS,
     DURATION,
+    Parsed,
     home_option,
     json_option,
     set_option,
@@ -27,7 +28,6 @@ from orchestrator.documents import Pair
 from orchestrator.evidence.link_probe import (
     Direction,
     FileChangedError,
-    Original,
     ProbeError,
     directions,
     estimate_s,
@@ -35,6 +35,7 @@ from orchestrator.evidence.link_probe import (
     longest_s,
     probing_pair,
     read_directions,
+    replace_text,
 )
 from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.evidence.view import formats as shown
@@ -53,21 +54,11 @@ TABLE_WIDTH = 140
 """Where no terminal sets one."""
 
 
-class Connections(click.ParamType[tuple[int, ...]]):
-    """Numbers of connections, as `1,4,16`."""
-
-    name = "n,n"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Return the numbers in order."""
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        if not all(part.strip().isdecimal() and 1 <= int(part) <= 32 for part in parts):
-            self.fail(f"want whole numbers from 1 to 32, as 1,4,16; got {value!r}", param, ctx)
-        return tuple(dict.fromkeys(int(part) for part in parts))
+def _connections(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= 32 for part in parts):
+        raise ValueError(f"want whole numbers from 1 to 32, as 1,4,16; got {text!r}")
+    return tuple(dict.fromkeys(int(part) for part in parts))
 
 
 @click.command("probe")
@@ -86,7 +77,7 @@ class Connections(click.ParamType[tuple[int, ...]]):
 @click.option("--emulator", type=click.Choice(EMULATORS), help="What emulates it.")
 @click.option(
     "--connections",
-    type=Connections(),
+    type=Parsed("n,n", _connections),
     default="1,4,16",
     show_default=True,
     help="TCP connections side by side, in turn.",
@@ -128,7 +119,7 @@ def command(
         overrides = (*overrides, f"emulator={emulator}")
     probe = Probe(connections=connections, window_s=window_s)
     pair = probing_pair(file, overrides, probe)
-    original = Original.read(file)
+    found = file.read_bytes()
     if not directions(pair.topology):
         raise click.UsageError(f"{file} has no two sites with a link each way")
     measured, emulator_used = _measure(output, pair, probe, home_folder(home), coordinator)
@@ -137,7 +128,7 @@ def command(
         _print_table(measured)
     for line in _deviations(measured):
         output.note(f"warning: {line}")
-    written = _write(pair, original, measured, at, emulator_used) if write else []
+    written = _write(pair, found, measured, at, emulator_used) if write else []
     data = {
         "at": at,
         "emulator": emulator_used,
@@ -191,7 +182,7 @@ def _measure(
 
 def _write(
     pair: Pair,
-    original: Original,
+    found: bytes,
     measured: Sequence[Direction],
     at: str,
     emulator: str | None,
@@ -202,16 +193,16 @@ def _write(
         CommandError: FILE_CHANGED.
         ConfigError: the file is written in a way that cannot be edited.
     """
-    source = str(pair.topology_path)
+    source, text = str(pair.topology_path), found.decode("utf-8-sig")
     figures = link_figures(
-        read_document(original.text, source),
+        read_document(text, source),
         pair.topology,
         measured,
         at=at,
         is_emulated=emulator is not None,
     )
     try:
-        original.replace(with_measured(original.text, source, figures))
+        replace_text(pair.topology_path, found, with_measured(text, source, figures))
     except FileChangedError as error:
         raise CommandError("FILE_CHANGED", str(error), {"file": source}) from error
     return sorted(figures)

@@ -18,10 +18,10 @@ from orchestrator.cli.views import (
     log_view,
     run_line,
     run_view,
-    state_name,
 )
 from orchestrator.client.coordinator_client import Client
 from orchestrator.client.run_reader import TERMINAL, RunReader, reading
+from orchestrator.evidence.view import formats
 from orchestrator.run_folder.home import RunChoice, home_folder, run_folders
 from protos.control.v1 import control_pb2
 from protos.errors import IsthmusError
@@ -163,5 +163,5 @@ def cancel(output: Output, choice: RunChoice) -> int:
     with reading(choice) as reader:
         run = reader.cancel()
     ended = run.state in TERMINAL
-    text = f"{run.run_id}: {state_name(run)}" if ended else f"{run.run_id}: stopping"
+    text = f"{run.run_id}: {formats.run_state(run)}" if ended else f"{run.run_id}: stopping"
     return output.result(run_view(run), text)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     DURATION,
     RUN_NAME,
+    Parsed,
     all_of,
     faults_option,
     home_option,
@@ -75,28 +73,18 @@ _ROUND_STEPS_MAX = 10_000
 _FRAGMENTS_MAX = BUCKETS_MAX
 
 
-class StragglersType(click.ParamType[Stragglers]):
-    """DISTRIBUTION:SPREAD, as exponential:5%."""
-
-    name = "distribution:spread"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Stragglers:
-        """Check both parts."""
-        if isinstance(value, Stragglers):
-            return value
-        distribution, _, spread = str(value).partition(":")
-        if distribution not in DISTRIBUTIONS:
-            wanted = ", ".join(DISTRIBUTIONS)
-            self.fail(f"want one of {wanted}, as exponential:5%; got {value!r}", param, ctx)
-        try:
-            return Stragglers(distribution, parse_fraction(spread))
-        except UnitError as error:
-            self.fail(f"{error}, as {distribution}:5%", param, ctx)
+def _stragglers(text: str) -> Stragglers:
+    distribution, _, spread = text.partition(":")
+    if distribution not in DISTRIBUTIONS:
+        wanted = ", ".join(DISTRIBUTIONS)
+        raise ValueError(f"want one of {wanted}, as exponential:5%; got {text!r}")
+    try:
+        return Stragglers(distribution, parse_fraction(spread))
+    except UnitError as error:
+        raise ValueError(f"{error}, as {distribution}:5%") from error
 
 
-_OPTIONS = (
+_simulation_options = all_of(
     click.option(
         "--steps",
         type=click.IntRange(1, _STEPS_MAX),
@@ -145,7 +133,7 @@ _OPTIONS = (
     ),
     click.option(
         "--stragglers",
-        type=StragglersType(),
+        type=Parsed("distribution:spread", _stragglers),
         help="By how much ranks are slower, step by step: "
         f"{', '.join(DISTRIBUTIONS)}, and a share.",
     ),
@@ -170,106 +158,72 @@ _OPTIONS = (
         "rounds, whole ones]",
     ),
 )
+"""What `_settings` takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The values of those options, by their names."""
+def _settings(
+    *,
+    steps: int | None,
+    warmup: int | None,
+    seed: int | None,
+    local_steps: int | None,
+    fragments: int | None,
+    overlap_steps: int | None,
+    mtbf_s: float | None,
+    recovery_s: float,
+    checkpoint_every: int | None,
+    **others: Any,  # noqa: ANN401 - fields of Settings
+) -> tuple[Settings, int]:
+    """Return how a job is simulated, and the steps of it that do not count.
 
-    steps: int | None
-    warmup: int | None
-    seed: int | None
-    sharing: str
-    slow_start: bool | None
-    local_steps: int | None
-    fragments: int | None
-    overlap_steps: int | None
-    stragglers: Stragglers | None
-    mtbf_s: float | None
-    recovery_s: float
-    checkpoint_every: int | None
+    Raises:
+        UsageError: the options do not fit each other.
+    """
+    rounds = _rounds(local_steps, fragments, overlap_steps)
+    least = _ROUNDS_MIN * rounds.steps if rounds else 0
+    warmup = _whole("--warmup", warmup, WARMUP_STEPS, rounds)
+    steps = _whole("--steps", steps, max(STEPS, least), rounds)
+    outages = None
+    if mtbf_s is not None:
+        if mtbf_s <= 0:
+            raise click.UsageError("--mtbf: want more than 0")
+        every = _whole("--checkpoint-every", checkpoint_every, CHECKPOINT_EVERY, rounds)
+        outages = Outages(mtbf_s=mtbf_s, recovery_s=recovery_s, checkpoint_every=every)
+    settings = Settings(
+        steps=warmup + steps, seed=seed or 0, outages=outages, rounds=rounds, **others
+    )
+    return settings, warmup
 
-    def settings(self) -> tuple[Settings, int]:
-        """Return how a job is simulated, and the steps of it that do not count.
 
-        Raises:
-            UsageError: the options do not fit each other.
-        """
-        rounds = self._rounds()
-        warmup = self._whole("--warmup", self.warmup, WARMUP_STEPS, rounds)
-        steps = self._whole(
-            "--steps", self.steps, STEPS, rounds, _ROUNDS_MIN * (rounds.steps if rounds else 0)
-        )
-        outages = None
-        if self.mtbf_s is not None:
-            if self.mtbf_s <= 0:
-                raise click.UsageError("--mtbf: want more than 0")
-            outages = Outages(
-                mtbf_s=self.mtbf_s,
-                recovery_s=self.recovery_s,
-                checkpoint_every=self._whole(
-                    "--checkpoint-every", self.checkpoint_every, CHECKPOINT_EVERY, rounds
-                ),
-            )
-        settings = Settings(
-            steps=warmup + steps,
-            seed=self.seed or 0,
-            sharing=self.sharing,
-            slow_start=self.slow_start,
-            stragglers=self.stragglers,
-            outages=outages,
-            rounds=rounds,
-        )
-        return settings, warmup
-
-    def _rounds(self) -> Rounds | None:
-        if self.local_steps is None:
-            for name, value in (
-                ("--fragments", self.fragments),
-                ("--overlap-steps", self.overlap_steps),
-            ):
-                if value is not None:
-                    raise click.UsageError(f"{name} has no use without --local-steps, its round")
-            return None
-        fragments, overlap_steps = self.fragments or 1, self.overlap_steps or 0
-        if fragments > self.local_steps:
-            raise click.UsageError(
-                f"--fragments: want at most {self.local_steps}, the steps of a round; "
-                f"got {fragments}"
-            )
-        if overlap_steps > self.local_steps:
-            raise click.UsageError(
-                f"--overlap-steps: want at most {self.local_steps}, the steps of a round; "
-                f"got {overlap_steps}"
-            )
-        return Rounds(steps=self.local_steps, fragments=fragments, overlap_steps=overlap_steps)
-
-    @staticmethod
-    def _whole(
-        option: str, value: int | None, usual: int, rounds: Rounds | None, least: int = 0
-    ) -> int:
-        """Return a number of steps: as it is said, else what is usual, in whole rounds."""
-        if rounds is None:
-            return usual if value is None else value
+def _rounds(
+    local_steps: int | None, fragments: int | None, overlap_steps: int | None
+) -> Rounds | None:
+    given = {"--fragments": fragments, "--overlap-steps": overlap_steps}
+    for name, value in given.items():
         if value is None:
-            return rounds.steps * math.ceil(max(usual, least) / rounds.steps)
-        if value % rounds.steps:
+            continue
+        if local_steps is None:
+            raise click.UsageError(f"{name} has no use without --local-steps, its round")
+        if value > local_steps:
             raise click.UsageError(
-                f"{option}: want whole rounds, a multiple of --local-steps, {rounds.steps}; "
-                f"got {value}"
+                f"{name}: want at most {local_steps}, the steps of a round; got {value}"
             )
-        return value
+    if local_steps is None:
+        return None
+    return Rounds(steps=local_steps, fragments=fragments or 1, overlap_steps=overlap_steps or 0)
 
 
-def simulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare them all; the command is called with `asked`, which holds them."""
-
-    @functools.wraps(function)
-    def together(*arguments: object, **given: object) -> object:
-        own: dict[str, Any] = {each.name: given.pop(each.name) for each in fields(Asked)}
-        return function(*arguments, asked=Asked(**own), **given)
-
-    return all_of(*_OPTIONS)(together)
+def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) -> int:
+    """Return a number of steps: as it is said, else what is usual, in whole rounds."""
+    if rounds is None:
+        return usual if value is None else value
+    if value is None:
+        return rounds.steps * math.ceil(usual / rounds.steps)
+    if value % rounds.steps:
+        raise click.UsageError(
+            f"{option}: want whole rounds, a multiple of --local-steps, {rounds.steps}; got {value}"
+        )
+    return value
 
 
 @click.command("simulate")
@@ -283,7 +237,7 @@ def simulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Simulate with each of these values, as links.*.rtt=5ms,20ms; "
     "of several, every combination.",
 )
-@simulation_options
+@_simulation_options
 @faults_option
 @click.option("--name", type=RUN_NAME, help="Of the simulation and its folder. [made up]")
 @click.option(
@@ -303,20 +257,20 @@ def command(
     name: str | None,
     out: Path | None,
     home: Path | None,
-    asked: Asked,
+    **options: Any,  # noqa: ANN401 - values of _simulation_options
 ) -> int:
     """Simulate JOB on its topology: step time, efficiency, what links carry, what failures cost.
 
     Nothing runs. `isthmus report` and `isthmus trace` draw what is kept like a real run.
     """
-    if asked.mtbf_s is not None and faults_path is not None:
+    if options["mtbf_s"] is not None and faults_path is not None:
         raise click.UsageError("--mtbf has no use with --faults: sites fail, or links")
-    settings, warmup = asked.settings()
+    settings, warmup = _settings(**options)
     base = load_pair(job, overrides)
     parsed = parse_sweeps(sweeps)
     points = load_simulated_points(base, overrides, parsed)
     note_plans(output, points)
-    scripts = [_changes(faults_path, point, asked.seed) for point in points]
+    scripts = [_changes(faults_path, point, options["seed"]) for point in points]
     name = name or f"{base.job.name}-{new_run_id()}"[-64:]
     question = Question(
         config_hash=config_hash(base.job, base.topology),

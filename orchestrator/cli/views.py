@@ -7,13 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.evidence.view import formats
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
-
-
-def state_name(run: control_pb2.Run) -> str:
-    """Return `ACTIVE` for RUN_STATE_ACTIVE."""
-    return _short(control_pb2.RunState, run.state, "RUN_STATE_")
 
 
 def run_view(run: control_pb2.Run) -> dict[str, Any]:
@@ -21,7 +17,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "name": run.name,
-        "state": state_name(run),
+        "state": formats.run_state(run),
         "generation": run.generation,
         "reason_code": run.reason_code,
         "reason": run.reason,
@@ -30,7 +26,7 @@ def run_view(run: control_pb2.Run) -> dict[str, Any]:
         "sites": [
             {
                 "site": site.site,
-                "state": _short(control_pb2.SiteState, site.state, "SITE_STATE_"),
+                "state": formats.site_state(site),
                 "host": site.host,
                 "step": site.step,
                 "latest": dict(site.latest),
@@ -109,7 +105,7 @@ def reason_code(run: control_pb2.Run) -> str:
 def run_line(run: control_pb2.Run) -> str:
     """Return one line of the list of runs."""
     reason = f"  {run.reason_code}: {run.reason}" if run.reason_code else ""
-    return f"{run.run_id}  {state_name(run):<9}  {_clock(run.created_wall_s)}  {run.name}{reason}"
+    return f"{run.run_id}  {formats.run_state(run):<9}  {_clock(run.created_wall_s)}  {run.name}{reason}"
 
 
 def log_view(line: control_pb2.LogLine) -> dict[str, Any]:
@@ -163,11 +159,3 @@ def _detail(event: control_pb2.Event) -> Any:  # noqa: ANN401 - any JSON value
 
 def _clock(wall_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
-
-
-def _short(kind: Any, value: int, prefix: str) -> str:  # noqa: ANN401 - a generated enum wrapper
-    """Return an enum value's name without its prefix; a number not known here, as it is."""
-    try:
-        return str(kind.Name(value)).removeprefix(prefix)
-    except ValueError:
-        return str(value)

@@ -18,6 +18,8 @@ MAX_LOSSES = 4096
 OPEN_STEPS = 256
 """Steps for which some site's loss may be missing."""
 _PARTS = (metrics.COMPUTE_S, metrics.INTRA_S, metrics.EXPOSED_INTER_S, metrics.WAIT_S)
+"""They add up to the step."""
+_TIMES = (*_PARTS, metrics.HIDDEN_INTER_S, metrics.ENCODE_S, metrics.DECODE_S)
 _SUMMED = (metrics.SENT_BYTES, metrics.RAW_BYTES, metrics.SENT_FRAMES, metrics.LIMITED_BYTES)
 
 
@@ -33,8 +35,9 @@ class SiteMetrics:
     """Tokens that this site trained on, over the run."""
     step_s: float = 0.0
     """Time in its steps, over the run: without start-up and evaluation."""
-    parts_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
-    """Sums over the run."""
+    times_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_TIMES, 0.0))
+    """Sums over the run, by the names of protos/metrics.py: the step's parts, and what is beside
+    them."""
 
 
 @dataclass(slots=True)
@@ -114,18 +117,18 @@ class RunMetrics:
             ],
         }
 
-    def _add_step(self, name: str, step: int, values: Mapping[str, float]) -> None:
-        site = self.sites[name]
+    def _add_step(self, site_name: str, step: int, values: Mapping[str, float]) -> None:
+        site = self.sites[site_name]
         site.num_steps += 1
         site.step = step
         site.latest = dict(values)
         site.tokens += values.get(metrics.SITE_TOKENS, 0.0)
         site.step_s += values.get(metrics.STEP_S, 0.0)
-        for part in _PARTS:
-            site.parts_s[part] += values.get(part, 0.0)
+        for name in _TIMES:
+            site.times_s[name] += values.get(name, 0.0)
         self.last_step = max(self.last_step, step)
         if metrics.LOSS in values:
-            self._add_loss(name, step, values)
+            self._add_loss(site_name, step, values)
 
     def _add_loss(self, site: str, step: int, values: Mapping[str, float]) -> None:
         """Average the sites' losses, weighted by their tokens, once all have sent the step's."""
@@ -214,12 +217,11 @@ def summarise(
 def _time_split(measured: RunMetrics) -> dict[str, float | None]:
     """Return where a step's time went: the mean over all steps of all sites."""
     num_steps = sum(site.num_steps for site in measured.sites.values())
-    parts = (metrics.COMPUTE_S, metrics.INTRA_S, metrics.EXPOSED_INTER_S, metrics.WAIT_S)
     return {
-        part: sum(site.parts_s[part] for site in measured.sites.values()) / num_steps
+        part: sum(site.times_s[part] for site in measured.sites.values()) / num_steps
         if num_steps
         else None
-        for part in parts
+        for part in _PARTS
     }
 
 

@@ -266,42 +266,31 @@ class FileChangedError(Exception):
     """The file is not what it was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Original:
-    """A file as it was found."""
+def replace_text(path: Path, found: bytes, text: str) -> None:
+    """Put `text` in a file's place, as a whole or not at all.
 
-    path: Path
-    """Where it really is: a symbolic link stays one."""
-    content: bytes
+    The file's mode and an editor's byte order mark stay, and a symbolic link stays one.
 
-    @classmethod
-    def read(cls, path: Path) -> Original:
-        """Keep what is in the file; OSError if it cannot be read."""
-        real = path.resolve()
-        return cls(real, real.read_bytes())
+    Args:
+        path: The file.
+        found: What it was found to hold, byte by byte.
+        text: Without the mark.
 
-    @property
-    def text(self) -> str:
-        """What it says, without the mark that some editors begin with."""
-        return self.content.decode("utf-8-sig")
-
-    def replace(self, text: str) -> None:
-        """Put `text` in its place, as a whole or not at all; the mode and the editor's mark stay.
-
-        Raises:
-            FileChangedError: somebody else has written it; it is left alone.
-            OSError: it cannot be written.
-        """
-        mark = codecs.BOM_UTF8 if self.content.startswith(codecs.BOM_UTF8) else b""
-        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with scratch.open("xb") as file:
-                file.write(mark + text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-            shutil.copymode(self.path, scratch)
-            if self.path.read_bytes() != self.content:
-                raise FileChangedError(f"{self.path} was changed meanwhile")
-            scratch.replace(self.path)
-        finally:
-            scratch.unlink(missing_ok=True)
+    Raises:
+        FileChangedError: somebody else has written it; it is left alone.
+        OSError: it cannot be written.
+    """
+    path = path.resolve()
+    mark = codecs.BOM_UTF8 if found.startswith(codecs.BOM_UTF8) else b""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("xb") as file:
+            file.write(mark + text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(path, scratch)
+        if path.read_bytes() != found:
+            raise FileChangedError(f"{path} was changed meanwhile")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)

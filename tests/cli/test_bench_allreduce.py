@@ -33,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredAllReduces:
     made = MeasuredAllReduces()
 
     def gloo(_: Topology, size_bytes: int, *, warmup: int, repeats: int, **__: object) -> Gloo:
-        times = Times(cold_s=9.0, all_s=(8.0,) * repeats)
+        times = Times(cold_s=9.0, all_s=(8.0,) * repeats, median_s=8.0, min_s=8.0, max_s=8.0)
         return Gloo(size_bytes=size_bytes, times=times, cpu_s_per_gb=0.25)
 
     monkeypatch.setattr("orchestrator.cli.bench_allreduce.run_to_end", made)

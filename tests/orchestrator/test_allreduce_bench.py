@@ -16,7 +16,7 @@ from orchestrator.evidence.bench.allreduce_bench import (
     PAYLOAD_SHARE,
     Asked,
     Figures,
-    Wanted,
+    Question,
     combinations,
     figures_of,
 )
@@ -205,20 +205,26 @@ def told(folder: Path, *overrides: str, emulator: str | None) -> tuple[float, fl
     """Return the link's rate and round trip, the chunk and the bucket."""
     path = folder / "topology.yaml"
     path.write_text(TOPOLOGY_YAML)
-    wanted = Wanted(
+    question = Question(
+        topology=str(path),
+        overrides=overrides,
+        warmup=1,
+        repeats=1,
+        is_one_rank_a_site=True,
+        is_copied=False,
+        against=None,
+    )
+    ((_, pair),) = combinations(
+        question,
+        path,
+        overrides,
         sizes_bytes=(1 << 20,),
         codecs=("fp32",),
         trees=(),
-        topology_path=path,
-        overrides=overrides,
-        count=2,
-        is_one_rank_a_site=True,
-        is_copied=False,
         emulator=emulator,
     )
-    (found,) = combinations(wanted)
-    link = found.pair.topology.links[0]
-    exchange = found.pair.job.exchange
+    link = pair.topology.links[0]
+    exchange = pair.job.exchange
     return link.bytes_per_s, link.rtt_s, exchange.chunk_bytes, exchange.bucket_bytes
 
 

@@ -16,7 +16,6 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,22 +71,10 @@ class Times:
     cold_s: float
     """The first of all: connections' windows and the memory of buffers are new."""
     all_s: tuple[float, ...]
-    """Those after the warm-up."""
-
-    @property
-    def median_s(self) -> float:
-        """Of those after the warm-up, as the next two."""
-        return statistics.median(self.all_s)
-
-    @property
-    def min_s(self) -> float:
-        """The fastest."""
-        return min(self.all_s)
-
-    @property
-    def max_s(self) -> float:
-        """The slowest."""
-        return max(self.all_s)
+    """Those after the warm-up, as the next three."""
+    median_s: float
+    min_s: float
+    max_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +100,7 @@ class Figures:
     site_sent_bytes: float
     """Of the site that sends most."""
     bound_s: float | None
-    """What the links allow (orchestrator/evidence/bench/allreduce_bench.py).
-
-    Null where none is emulated.
-    """
+    """What the links allow, as the module says; null where none is emulated."""
     over_bound: float | None
     """The median time over it."""
     gateways_cpu_s_per_gb: float
@@ -166,119 +150,75 @@ class AllReduceBench:
     schema_version: int = 1
 
 
-def to_json(bench: AllReduceBench) -> dict[str, object]:
-    """Return the file's object; times also with what is formed of them."""
-    fields = dataclasses.asdict(bench)
-    formed = [
-        (each["figures"], made.figures)
-        for each, made in zip(fields["settings"], bench.settings, strict=True)
-    ]
-    for entry, made in (*formed, *zip(fields["gloo"], bench.gloo, strict=True)):
-        if made is not None:
-            times = made.times
-            entry["times"] |= {
-                "median_s": times.median_s,
-                "min_s": times.min_s,
-                "max_s": times.max_s,
-            }
-    return fields
-
-
-def write(folder: Path, bench: AllReduceBench) -> None:
-    """Write allreduce.json; OSError when the disk refuses."""
-    write_atomically(folder / ALLREDUCE, strict_json(to_json(bench), indent=1) + "\n")
-
-
 _LOOPBACK: Final = "{bandwidth: 100Gbit/s, rtt: 100us}"
 """More than gateways reach on one machine: none waits for a link that is not there."""
 _LOOPBACK_PIECES: Final = {"exchange.chunk": "8MiB", "exchange.bucket": "64MiB"}
 """Where no link has to be kept full, fewer chunks and buckets cost less: docs/benchmarks.md."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What to measure: every combination of the first three."""
+def combinations(
+    question: Question,
+    topology_path: Path,
+    overrides: Sequence[str],
+    *,
+    sizes_bytes: Sequence[int],
+    codecs: Sequence[str],
+    trees: Sequence[str],
+    emulator: str | None,
+) -> list[tuple[AllReduceSetting, Pair]]:
+    """Return every combination of sizes, codecs and trees, and the documents of its run.
 
-    sizes_bytes: tuple[int, ...]
-    codecs: tuple[str, ...]
-    """Empty: what the job that ships says, or `overrides`; likewise the next."""
-    trees: tuple[str, ...]
-    topology_path: Path
-    overrides: tuple[str, ...]
-    """The user's own, of both documents; what stands in the other fields wins over them."""
-    count: int
-    """Repetitions a run, the warm-up included."""
-    is_one_rank_a_site: bool
-    is_copied: bool
-    """Whether the tensor lies in the rank's own memory, and not in what `site.empty` returns."""
-    emulator: str | None
-    """`auto`, `relay`, `netns` or `none`; None: as the topology says.
-
-    With `none`, sites are told of this machine's own links in place of the topology's, unless
-    `overrides` speak of links, chunks or buckets themselves.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Combination:
-    """One setting, and the documents of its run."""
-
-    size_bytes: int
-    pair: Pair
-
-    @property
-    def codec(self) -> str:
-        """What the tensor travels as."""
-        return self.pair.job.exchange.codec
-
-    @property
-    def tree(self) -> str:
-        """As asked for."""
-        reduction = self.pair.job.reduction
-        return "as written" if reduction.trees else reduction.tree
-
-    @property
-    def plan(self) -> str:
-        """How chunks are reduced, in words."""
-        return plan_reduction(self.pair.job, self.pair.topology).why
-
-
-def combinations(wanted: Wanted) -> list[Combination]:
-    """Return the settings, sizes first.
+    Args:
+        question: What holds for all of them.
+        topology_path: Its topology.
+        overrides: The user's own, of both documents; the arguments below win over them.
+        sizes_bytes: They change slowest.
+        codecs: Empty: what the job that ships says, or `overrides`; likewise `trees`.
+        trees: As the job names them.
+        emulator: `auto`, `relay`, `netns` or `none`; None: as the topology says. With `none`,
+            sites are told of this machine's own links in place of the topology's, unless
+            `overrides` speak of links, chunks or buckets themselves.
 
     Raises:
         ConfigError: a document has mistakes in some setting.
     """
     # An invalid topology is refused before its parts are looked at.
-    topology = load_topology_file(wanted.topology_path, split_overrides(wanted.overrides)[0])
-    shared = [*wanted.overrides]
-    if wanted.emulator == "none":
-        shared += ["emulate=false", *_loopback(wanted)]
-    elif wanted.emulator is not None:
-        shared += ["emulate=true", f"emulator={wanted.emulator}"]
-    if wanted.is_one_rank_a_site:
+    topology = load_topology_file(topology_path, split_overrides(overrides)[0])
+    shared = [*overrides]
+    if emulator == "none":
+        shared += ["emulate=false", *_loopback(topology_path, overrides)]
+    elif emulator is not None:
+        shared += ["emulate=true", f"emulator={emulator}"]
+    if question.is_one_rank_a_site:
         for site in topology.sites:
             shared += [f"sites.{site.index}.nodes=1", f"sites.{site.index}.accelerators_per_node=1"]
     choices = itertools.product(
-        wanted.sizes_bytes,
-        [[f"exchange.codec={codec}"] for codec in wanted.codecs] or [[]],
-        [[f"reduction.tree={tree}"] for tree in wanted.trees] or [[]],
+        sizes_bytes,
+        [[f"exchange.codec={codec}"] for codec in codecs] or [[]],
+        [[f"reduction.tree={tree}"] for tree in trees] or [[]],
     )
-    memory = "own" if wanted.is_copied else "shared"
+    count = str(question.warmup + question.repeats)
+    memory = "own" if question.is_copied else "shared"
     found = []
     for size_bytes, codec, tree in choices:
-        arguments = f"arguments={json.dumps([str(size_bytes), str(wanted.count), memory])}"
-        pair = load_pair(_job_path(), [*shared, *codec, *tree, arguments], wanted.topology_path)
-        found.append(Combination(size_bytes, pair))
+        arguments = f"arguments={json.dumps([str(size_bytes), count, memory])}"
+        pair = load_pair(_job_path(), [*shared, *codec, *tree, arguments], topology_path)
+        setting = AllReduceSetting(
+            size_bytes=size_bytes,
+            codec=pair.job.exchange.codec,
+            tree="as written" if pair.job.reduction.trees else pair.job.reduction.tree,
+            plan=plan_reduction(pair.job, pair.topology).why,
+        )
+        found.append((setting, pair))
     return found
 
 
-def _loopback(wanted: Wanted) -> list[str]:
+def _loopback(topology_path: Path, overrides: Sequence[str]) -> list[str]:
     """Return what describes links of this machine, where the user says nothing of them."""
-    own = [override.split("=")[0] for override in wanted.overrides]
+    own = [override.split("=")[0] for override in overrides]
     found = [f"{key}={size}" for key, size in _LOOPBACK_PIECES.items() if key not in own]
     if not any(key.split(".")[0] == "links" for key in own):
-        links = yaml.safe_load(wanted.topology_path.read_text()).get("links") or []
+        links = yaml.safe_load(topology_path.read_text()).get("links") or []
         found += [f"links.{index}.measured={_LOOPBACK}" for index in range(len(links))]
     return found
 
@@ -367,7 +307,14 @@ def times_of(spans: Iterable[Iterable[tuple[float, float]]], warmup: int) -> Tim
     for each in spans:
         begins, ends = zip(*each, strict=True)
         all_s.append(max(ends) - max(begins))
-    return Times(cold_s=all_s[0], all_s=tuple(all_s[warmup:]))
+    counted_s = all_s[warmup:]
+    return Times(
+        cold_s=all_s[0],
+        all_s=tuple(counted_s),
+        median_s=statistics.median(counted_s),
+        min_s=min(counted_s),
+        max_s=max(counted_s),
+    )
 
 
 def _sorted_out(
@@ -461,7 +408,7 @@ class AllReduce:
         self,
         folder: Path,
         bench: AllReduceBench,
-        found: Sequence[Combination],
+        found: Sequence[tuple[AllReduceSetting, Pair]],
         *,
         launch: Launch,
         gloo: MeasureGloo | None,
@@ -473,7 +420,7 @@ class AllReduce:
         Args:
             folder: That allreduce.json is written to; the home of the runs.
             bench: With nothing measured.
-            found: What to measure.
+            found: What to measure, as `combinations` returns it.
             launch: Makes a run.
             gloo: Measures what a size is compared with, if it is.
             tell: Is told what begins (a word for it, None), and what it came to.
@@ -498,21 +445,14 @@ class AllReduce:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._keep(self.bench)
-        for size_bytes, found in itertools.groupby(self._found, lambda each: each.size_bytes):
-            for each in found:
-                self._measure(each)
+        for size_bytes, found in itertools.groupby(self._found, lambda each: each[0].size_bytes):
+            for setting, pair in found:
+                self._measure(dataclasses.replace(setting, run_id=self._new_run_id()), pair)
             if self._gloo is not None and not self.gloo_failed:
                 self._compare(size_bytes, self._gloo)
 
-    def _measure(self, combination: Combination) -> None:
-        pair, question = combination.pair, self.bench.question
-        setting = AllReduceSetting(
-            size_bytes=combination.size_bytes,
-            codec=combination.codec,
-            tree=combination.tree,
-            plan=combination.plan,
-            run_id=self._new_run_id(),
-        )
+    def _measure(self, setting: AllReduceSetting, pair: Pair) -> None:
+        question = self.bench.question
         name = f"{setting.codec}, {setting.tree}"
         self._tell(name, None)
 
@@ -554,4 +494,5 @@ class AllReduce:
 
     def _keep(self, bench: AllReduceBench) -> None:
         self.bench = bench
-        write(self._folder, bench)
+        text = strict_json(dataclasses.asdict(bench), indent=1)
+        write_atomically(self._folder / ALLREDUCE, f"{text}\n")

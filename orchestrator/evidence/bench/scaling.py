@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.documents import Pair
@@ -291,13 +292,13 @@ def _figures(run: Run) -> Measured:
 
 def _mean_split(splits: Sequence[Split]) -> Split:
     names = [field.name for field in dataclasses.fields(Split)]
-    return Split(**{name: _mean([getattr(each, name) for each in splits]) for name in names})
+    return Split(**{name: fmean([getattr(each, name) for each in splits]) for name in names})
 
 
 def _links(topology: Topology, measured: Sequence[Measured]) -> tuple[LinkUse, ...]:
     """Return what steps made of each link; one that no tree uses carried nothing."""
-    step_s = _mean([each.step_s for each in measured])
-    tokens = _mean([each.tokens_per_step for each in measured])
+    step_s = fmean([each.step_s for each in measured])
+    tokens = fmean([each.tokens_per_step for each in measured])
     uses = []
     for link in topology.links:
         carried = [
@@ -308,7 +309,7 @@ def _links(topology: Topology, measured: Sequence[Measured]) -> tuple[LinkUse, .
             )
             for each in measured
         ]
-        num_bytes = _mean(carried)
+        num_bytes = fmean(carried)
         usd = num_bytes * link.egress_usd_per_byte
         uses.append(
             LinkUse(
@@ -328,11 +329,7 @@ def _links(topology: Topology, measured: Sequence[Measured]) -> tuple[LinkUse, .
 
 def _ratio(measured: Sequence[Measured]) -> float | None:
     known = [each.wire_ratio for each in measured if each.wire_ratio is not None]
-    return _mean(known) if known else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return fmean(known) if known else None
 
 
 def predict(
@@ -376,7 +373,7 @@ def _alone_s(job: Job, topology: Topology, site: Site) -> float:
 
 def by_themselves(alone_s: Sequence[float], step_s: float) -> Predicted:
     """Return the prediction for sites that exchange nothing; arguments as of `together`."""
-    mean_s = math.fsum(alone_s) / len(alone_s)
+    mean_s = fmean(alone_s)
     return Predicted(
         compute_s=mean_s,
         exchange_s=0.0,

@@ -73,15 +73,6 @@ class EmulatedSample:
 
 
 @dataclass(slots=True)
-class SiteSums:
-    """Sums over a site's steps of what RunMetrics does not sum."""
-
-    hidden_inter_s: float = 0.0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-
-
-@dataclass(slots=True)
 class RunRecord:
     """One run."""
 
@@ -92,7 +83,6 @@ class RunRecord:
     topology: Topology | None
     job: Job | None
     measured: RunMetrics
-    sums: dict[str, SiteSums]
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     step_ends: list[tuple[float, int]] = field(default_factory=list)
     """Wall time at which a step's first record came, and the step; in that order."""
@@ -126,15 +116,13 @@ def read_record(run: control_pb2.Run, events: list[control_pb2.Event]) -> RunRec
         gaps.append(f"{named} is not on this machine: no documents, and nothing that was measured")
     else:
         topology, job = _documents(folder, told, gaps)
-    sites = tuple(site.site for site in run.sites)
     record = RunRecord(
         run=run,
         events=told,
         folder=folder,
         topology=topology,
         job=job,
-        measured=RunMetrics(sites),
-        sums={site: SiteSums() for site in sites},
+        measured=RunMetrics(tuple(site.site for site in run.sites)),
         gaps=gaps,
     )
     if folder is not None:
@@ -150,14 +138,13 @@ def _documents(
     topology: Topology | None = None
     job: Job | None = None
     try:
-        path = folder / TOPOLOGY
-        overrides = submitted.get("topology_overrides", [])
-        topology = load_topology(read_text(path), str(path), overrides)
+        text, overrides = read_text(folder / TOPOLOGY), submitted.get("topology_overrides", [])
+        topology = load_topology(text, str(folder / TOPOLOGY), overrides)
     except ConfigError as error:
         gaps.append(f"no topology: {error.problems[0]}")
     try:
-        path = folder / JOB
-        job = load_job(read_text(path), str(path), submitted.get("job_overrides", []))
+        text, overrides = read_text(folder / JOB), submitted.get("job_overrides", [])
+        job = load_job(text, str(folder / JOB), overrides)
     except ConfigError as error:
         gaps.append(f"no job: {error.problems[0]}")
     if topology is not None and job is not None:
@@ -246,7 +233,7 @@ class Measurements:
         elif kind == metrics.EMULATED_LINK:
             pair = (labels.get("source", ""), labels.get("target", ""))
             _keep(self._record.emulated.setdefault(pair, []), _emulated(wall_s, values))
-        elif site not in self._record.sums:
+        elif site not in self._record.measured.sites:
             self._num_odd += 1
         elif kind in {metrics.TIMELINE, metrics.BUCKET}:
             self._num_odd += not self._timelines.add(site, kind, step, values)
@@ -265,10 +252,6 @@ class Measurements:
         record = self._record
         record.measured.add(site, kind, step, values, labels)
         if kind == metrics.STEP:
-            sums = record.sums[site]
-            sums.hidden_inter_s += values.get(metrics.HIDDEN_INTER_S, 0.0)
-            sums.encode_s += values.get(metrics.ENCODE_S, 0.0)
-            sums.decode_s += values.get(metrics.DECODE_S, 0.0)
             self._step_ends.setdefault(step, wall_s)
         elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             self._evaluations[step] = values[metrics.HELD_OUT_LOSS]

@@ -273,28 +273,25 @@ _COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
 
 def bench_article(bench: Bench, level: str = "h2") -> Markup:
     """Return everything about one benchmark."""
-    done = [setting for setting in bench.settings if setting.result is not None]
+    done = [(each, each.result) for each in bench.settings if each.result is not None]
+    failures = failures_grid(bench)
     body: list[Markup | None] = [missing("No setting has a complete repeat yet.")]
     if done:
         body = [
             tiles(headline(bench)),
             *(_efficiency(bench, axis) for axis in AXES),
-            _settings(bench),
+            section("Every setting", grid_table(settings_grid(bench))),
             _split(done),
             _predicted(bench),
-            _links(bench),
+            section("Links", grid_table(links_grid(bench))),
         ]
     return element(
         "article",
         element(level, f"{bench.name}: scaling efficiency"),
         element("p", asked(bench), class_="meta"),
         *body,
-        _failures(bench),
+        section("Runs that failed", grid_table(failures)) if failures.rows else None,
     )
-
-
-def _settings(bench: Bench) -> Markup:
-    return section("Every setting", grid_table(settings_grid(bench)))
 
 
 def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
@@ -306,7 +303,10 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
         colour = _COLOURS[index % len(_COLOURS)]
         if len(curve.predicted) > 1:
             series.append(Series("", colour, curve.predicted, dashed=True))
-        series.append(_measured(curve, colour))
+        end = formats.percent(curve.measured[-1][1])
+        series.append(
+            Series(curve.name, colour, curve.measured, end, dots=True, intervals=curve.intervals)
+        )
     values = [y for each in series for _, y in each.points]
     lows = [low for each in series for _, low, _ in each.intervals]
     highs = [high for each in series for _, _, high in each.intervals]
@@ -332,21 +332,18 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
     return section(f"Efficiency over {axis.words}", figure(line_chart(spec), behind, note=note))
 
 
-def _measured(curve: Curve, colour: str) -> Series:
-    end = formats.percent(curve.measured[-1][1])
-    return Series(curve.name, colour, curve.measured, end, dots=True, intervals=curve.intervals)
-
-
-def _split(done: Sequence[Setting]) -> Markup:
-    bars = []
-    for setting in done:
-        assert setting.result is not None, "the caller chose"
-        split = setting.result.split
-        segments = [
-            Segment(PART_CLASSES[part], name, getattr(split, part)) for part, name in PARTS.items()
-        ]
-        hidden = Segment("wan", "WAN, hidden", split.hidden_inter_s)
-        bars.append(Bar(name_of(setting), segments, hidden))
+def _split(done: Sequence[tuple[Setting, Result]]) -> Markup:
+    bars = [
+        Bar(
+            name_of(setting),
+            [
+                Segment(PART_CLASSES[key], name, getattr(each.split, key))
+                for key, name in PARTS.items()
+            ],
+            Segment("wan", "WAN, hidden", each.split.hidden_inter_s),
+        )
+        for setting, each in done
+    ]
     note = "The mean over sites and measured steps. The thin line took no time: backward hid it."
     if len(bars) > _MAX_BARS:
         note += f" The first {_MAX_BARS} of {len(bars)} settings are drawn, the table has all."
@@ -360,12 +357,3 @@ def _predicted(bench: Bench) -> Markup:
         return section("Predicted against measured", missing(words))
     lead = "What the topology's figures alone let expect, beside what was measured."
     return section("Predicted against measured", grid_table(grid), lead=lead)
-
-
-def _links(bench: Bench) -> Markup:
-    return section("Links", grid_table(links_grid(bench)))
-
-
-def _failures(bench: Bench) -> Markup | None:
-    grid = failures_grid(bench)
-    return section("Runs that failed", grid_table(grid)) if grid.rows else None

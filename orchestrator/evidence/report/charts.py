@@ -16,9 +16,11 @@ from orchestrator.evidence.report.html import (
     element,
     join,
     key,
+    line,
     percent,
     shortened,
     table,
+    words_at,
 )
 from orchestrator.evidence.view import formats
 from protos import metrics
@@ -126,8 +128,8 @@ def stacked_bars(label: str, bars: Sequence[Bar]) -> Markup:
 def _row(bar: Bar, widest_s: float) -> list[Markup]:
     total = formats.duration(bar.total_s)
     drawn = [
-        element("text", shortened(bar.name, _BAR_NAME_MAX), x=0, y=15, class_="name"),
-        element("text", total, x="100%", y=15, class_="end total"),
+        words_at(0, 15, shortened(bar.name, _BAR_NAME_MAX), "name"),
+        words_at("100%", 15, total, "end total"),
     ]
     at_s = 0.0
     for segment in bar.segments:
@@ -148,9 +150,8 @@ def _segment(segment: Segment, begin: float, width: float, total_s: float) -> li
     title = f"{segment.name}: {value}, {share}"
     drawn = [_rect(begin, width, _BAR_Y_PX, _BAR_PX, f"fill-{segment.class_}", title)]
     if width >= _BAR_FITS:
-        x, y = percent(begin + width / 2), _BAR_Y_PX + 16.5
         class_ = f"on-{segment.class_} mid" + (" wide" if width < _FITS_A_PHONE else "")
-        drawn.append(element("text", value, x=x, y=y, class_=class_))
+        drawn.append(words_at(percent(begin + width / 2), _BAR_Y_PX + 16.5, value, class_))
     return drawn
 
 
@@ -238,46 +239,23 @@ def _axes(spec: LineChart) -> list[Markup]:
     drawn = []
     for tick in spec.y.ticks:
         y = _y_px(spec, tick)
-        drawn.append(element("line", x1=0, x2="100%", y1=y, y2=y, class_="grid"))
-        drawn.append(element("text", spec.y_text(tick), x=-8, y=y + 4, class_="end tick"))
+        drawn.append(line(0, y, "100%", y, "grid"))
+        drawn.append(words_at(-8, y + 4, spec.y_text(tick), "end tick"))
     for tick in spec.x.ticks:
         x = spec.x(tick)
         anchor = "end" if x > 0.97 else "mid" if x > 0.03 else ""
-        words = spec.x_text(tick)
-        drawn.append(
-            element(
-                "text",
-                words,
-                x=percent(x),
-                y=float(_HEIGHT_PX - 6),
-                class_=f"tick {anchor}".strip(),
-            )
-        )
+        drawn.append(words_at(percent(x), _HEIGHT_PX - 6, spec.x_text(tick), f"tick {anchor}"))
     return drawn
 
 
 def _mark(index: int, mark: Mark, scale: Scale) -> Markup:
-    x = scale(mark.x)
-    side = "end" if x > 0.7 else ""
+    x = percent(scale(mark.x))
+    side, dx = ("end", -4) if scale(mark.x) > 0.7 else ("", 4)
     return element(
         "g",
         element("title", mark.words),
-        element(
-            "line",
-            x1=percent(x),
-            x2=percent(x),
-            y1=8,
-            y2=_HEIGHT_PX - _LINES_AXIS_PX,
-            class_="mark",
-        ),
-        element(
-            "text",
-            f"{index + 1}",
-            x=percent(x),
-            dx=-4 if side else 4,
-            y=18,
-            class_=f"mark-name {side}".strip(),
-        ),
+        line(x, 8, x, _HEIGHT_PX - _LINES_AXIS_PX, "mark"),
+        words_at(x, 18, f"{index + 1}", f"mark-name {side}", dx=dx),
     )
 
 
@@ -300,14 +278,7 @@ def _line(series: Series, spec: LineChart) -> Markup:
         element("circle", cx=percent(x), cy=y, r=3.5) for x, y in (places if series.dots else [])
     ]
     whiskers = [
-        element(
-            "line",
-            x1=percent(spec.x(x)),
-            x2=percent(spec.x(x)),
-            y1=_y_px(spec, low),
-            y2=_y_px(spec, high),
-            class_="whisker",
-        )
+        line(percent(spec.x(x)), _y_px(spec, low), percent(spec.x(x)), _y_px(spec, high), "whisker")
         for x, low, high in series.intervals
     ]
     return element("g", stretched, *whiskers, *dots, class_=f"series {series.class_}")
@@ -326,7 +297,7 @@ def _end_labels(spec: LineChart) -> list[Markup]:
     for (_, at), y in zip(wanted, places, strict=True):
         series = spec.series[at]
         words = f"{shortened(series.name, _MAX_LABEL)} {series.end}".strip()
-        text = element("text", words, x="100%", dx=8, y=y - overflow + 4, class_="label wide")
+        text = words_at("100%", y - overflow + 4, words, "label wide", dx=8)
         drawn.append(element("g", text, class_=f"series {series.class_}"))
     return drawn
 
@@ -346,24 +317,17 @@ _GANTT_FITS = 0.16
 """Share of the width that the words in a compute bar need."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
-    """Where one site's part of the chart is."""
-
-    top_px: float
-    pitch_px: float
-    bottom_px: float
-
-
 def gantt(step: StepTimeline) -> Markup:
     """Draw a step, from when the first site began it."""
-    lanes = _lanes(step)
     scale = linear(0.0, max(step.end_s - step.begin_s, 1e-6), 4)
-    bottom_px = lanes[-1].bottom_px
-    drawn = [*_axis(scale, bottom_px)]
-    for (name, site), lane in zip(step.sites.items(), lanes, strict=True):
-        drawn += _site(name, site, step.begin_s, scale, lane)
-    return chart(f"Timeline of step {step.step}", bottom_px, *drawn, class_="gantt")
+    top_px: float = _GANTT_AXIS_PX
+    drawn = []
+    for name, site in step.sites.items():
+        height_px, rows = _site(name, site, step.begin_s, scale)
+        drawn.append(element("g", *rows, transform=f"translate(0 {top_px:g})"))
+        top_px += height_px
+    drawn = [*_axis(scale, top_px), *drawn]
+    return chart(f"Timeline of step {step.step}", top_px, *drawn, class_="gantt")
 
 
 def gantt_table(step: StepTimeline) -> Markup:
@@ -374,19 +338,12 @@ def gantt_table(step: StepTimeline) -> Markup:
 
     rows = []
     for name, site in step.sites.items():
-        times = (site.begin_s, site.computed_s, site.end_s)
-        rows.append([name, "step", since(times[0]), since(times[1]), "", since(times[2])])
-        rows += [
-            [
-                name,
-                f"bucket {bucket.index}",
-                since(bucket.submitted_s),
-                since(bucket.posted_s),
-                since(bucket.reduced_s),
-                since(bucket.finished_s),
-            ]
-            for bucket in site.buckets
-        ]
+        rows.append(
+            [name, "step", since(site.begin_s), since(site.computed_s), "", since(site.end_s)]
+        )
+        for each in site.buckets:
+            times = (each.submitted_s, each.posted_s, each.reduced_s, each.finished_s)
+            rows.append([name, f"bucket {each.index}", *map(since, times)])
     headings = [
         "site",
         "what",
@@ -398,58 +355,42 @@ def gantt_table(step: StepTimeline) -> Markup:
     return table(headings, rows, num_text=2, caption=f"Timeline of step {step.step}")
 
 
-def _lanes(step: StepTimeline) -> list[_Lane]:
-    lanes = []
-    top_px: float = _GANTT_AXIS_PX
-    for site in step.sites.values():
-        count = max(1, len(site.buckets))
-        pitch_px = min(_MAX_PITCH_PX, max(_MIN_PITCH_PX, _BUCKETS_PX / count))
-        bottom_px = top_px + _HEAD_PX + _COMPUTE_PX + 4 + pitch_px * len(site.buckets) + _GAP_PX
-        lanes.append(_Lane(top_px, pitch_px, bottom_px))
-        top_px = bottom_px
-    return lanes
-
-
 def _axis(scale: Scale, bottom_px: float) -> list[Markup]:
     drawn = []
     for tick in scale.ticks:
         x = percent(scale(tick))
-        is_last = scale(tick) > 0.94
-        drawn.append(
-            element("line", x1=x, x2=x, y1=_GANTT_AXIS_PX - 6, y2=bottom_px - 8, class_="grid")
-        )
+        drawn.append(line(x, _GANTT_AXIS_PX - 6, x, bottom_px - 8, "grid"))
         text = formats.duration(tick) if tick else "0"
-        anchor = "end" if is_last else "mid" if tick else ""
-        drawn.append(element("text", text, x=x, y=12, class_=f"tick {anchor}".strip()))
+        anchor = "end" if scale(tick) > 0.94 else "mid" if tick else ""
+        drawn.append(words_at(x, 12, text, f"tick {anchor}"))
     return drawn
 
 
-def _site(name: str, site: SiteTimeline, zero_s: float, scale: Scale, lane: _Lane) -> list[Markup]:
-    bars_px = lane.top_px + _HEAD_PX
+def _site(name: str, site: SiteTimeline, zero_s: float, scale: Scale) -> tuple[float, list[Markup]]:
+    """Return the height of one site's part, and what is drawn in it."""
+    pitch_px = _BUCKETS_PX / max(1, len(site.buckets))
+    pitch_px = min(_MAX_PITCH_PX, max(_MIN_PITCH_PX, pitch_px))
+    buckets_px = _HEAD_PX + _COMPUTE_PX + 4
+    bottom_px = buckets_px + pitch_px * len(site.buckets)
     length = formats.duration(site.end_s - site.begin_s)
-    exposed = formats.duration(site.exposed_s)
-    words = f"{length}, {exposed} after backward"
-    y = lane.top_px + 16
     compute, _, optimizer = site.spans()
     shade = _place(compute, zero_s, scale)
+    after = f"{length}, {formats.duration(site.exposed_s)} after backward"
     drawn = [
-        element("text", shortened(name, _GANTT_NAME_MAX), x=0, y=y, class_="name"),
-        element("text", words, x="100%", y=y, class_="end tick"),
-        _rect(*shade, bars_px, lane.bottom_px - _GAP_PX - bars_px, "shade"),
+        words_at(0, 16, shortened(name, _GANTT_NAME_MAX), "name"),
+        words_at("100%", 16, after, "end tick"),
+        _rect(*shade, _HEAD_PX, bottom_px - _HEAD_PX, "shade"),
     ]
     for span in (compute, optimizer):
         title = f"{span.words}: {formats.duration(span.length_s)}"
         place = _place(span, zero_s, scale)
-        drawn.append(_rect(*place, bars_px, _COMPUTE_PX, f"fill-{span.key}", title))
+        drawn.append(_rect(*place, _HEAD_PX, _COMPUTE_PX, f"fill-{span.key}", title))
     if shade[1] > _GANTT_FITS:
         x = percent(shade[0] + shade[1] / 2)
-        drawn.append(
-            element("text", compute.words, x=x, y=bars_px + 12, class_="on-compute mid wide")
-        )
+        drawn.append(words_at(x, _HEAD_PX + 12, compute.words, "on-compute mid wide"))
     for row, bucket in enumerate(site.buckets):
-        top_px = bars_px + _COMPUTE_PX + 4 + row * lane.pitch_px
-        drawn += _bucket(bucket, zero_s, scale, top_px, lane.pitch_px)
-    return drawn
+        drawn += _bucket(bucket, zero_s, scale, buckets_px + row * pitch_px, pitch_px)
+    return bottom_px + _GAP_PX, drawn
 
 
 def _place(span: Span, zero_s: float, scale: Scale) -> tuple[float, float]:
@@ -468,8 +409,7 @@ def _bucket(
         place = _place(span, zero_s, scale)
         drawn.append(_rect(*place, top_px, height_px, f"fill-{span.key}", title))
     if pitch_px >= _LABELLED_PITCH_PX:
-        y = top_px + height_px - 1
-        drawn.append(element("text", str(bucket.index), x=-6, y=y, class_="end tick small"))
+        drawn.append(words_at(-6, top_px + height_px - 1, str(bucket.index), "end tick small"))
     return drawn
 
 

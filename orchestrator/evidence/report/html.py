@@ -149,6 +149,20 @@ def chart(label: str, height_px: float, *children: Child, class_: str = "") -> M
     )
 
 
+Place = float | str
+"""In a drawing: pixels, or what `percent` makes of a share of its width or height."""
+
+
+def line(x1: Place, y1: Place, x2: Place, y2: Place, class_: str, **more: Value) -> Markup:
+    """Return a straight line of a drawing."""
+    return element("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_, **more)
+
+
+def words_at(x: Place, y: Place, words: str, class_: str, **more: Value) -> Markup:
+    """Return a text of a drawing; its classes say what it is, and which end stands at x."""
+    return element("text", words, x=x, y=y, class_=class_.strip(), **more)
+
+
 def key(entries: Mapping[str, str], class_: str = "") -> Markup:
     """Return a list of colours: CSS class of a swatch, and what it stands for."""
     items = [

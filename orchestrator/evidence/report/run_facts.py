@@ -5,19 +5,19 @@ Makes the figures of one run from its record. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orchestrator.core.run_metrics import SiteMetrics
-from orchestrator.evidence.record.run_record import RunRecord, SiteSums
+from orchestrator.evidence.record.run_record import RunRecord
 from orchestrator.evidence.record.step_timelines import StepTimeline, choose
+from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.formats import known, ratio
 from protos import metrics
 from protos.control.v1 import control_pb2
 from topology.errors import ConfigError
 from topology.model.reduction_plans import plan_reduction
 from topology.trees.link_codecs import plan_codecs
-from topology.world import Location, Topology
+from topology.world import Topology
 
 PARTS = {
     metrics.COMPUTE_S: "compute",
@@ -152,10 +152,8 @@ def run_facts(record: RunRecord) -> RunFacts:
     """Return the figures of a run."""
     run, measured = record.run, record.measured
     active_s = run.active_s or None
-    sites = tuple(
-        _site(name, each, record.sums[name], record.topology)
-        for name, each in measured.sites.items()
-    )
+    verified_steps = known(run.totals, "verified_steps")
+    sites = tuple(_site(name, each, record.topology) for name, each in measured.sites.items())
     links = tuple(_link(link, record, active_s) for link in run.links)
     totals = measured.totals()
     sent_bytes = totals[metrics.WIRE_BYTES] or None
@@ -165,7 +163,7 @@ def run_facts(record: RunRecord) -> RunFacts:
     return RunFacts(
         run_id=run.run_id,
         name=run.name,
-        state=_state(run),
+        state=formats.run_state(run),
         reason_code=run.reason_code,
         reason=run.reason,
         log_path=run.failure.log_path if run.HasField("failure") else "",
@@ -176,7 +174,10 @@ def run_facts(record: RunRecord) -> RunFacts:
         tokens=totals[metrics.TOKENS],
         tokens_per_s=ratio(totals[metrics.TOKENS] or None, slowest_s),
         step_s=max((site.step_s for site in sites if site.step_s is not None), default=None),
-        exposed_share=_exposed_share(measured.sites.values()),
+        exposed_share=ratio(
+            sum(each.times_s[metrics.EXPOSED_INTER_S] for each in measured.sites.values()),
+            sum(each.step_s for each in measured.sites.values()),
+        ),
         first_loss=measured.losses[0][1] if measured.losses else None,
         last_loss=known(totals, metrics.LOSS),
         held_out_loss=measured.held_out_loss,
@@ -184,7 +185,7 @@ def run_facts(record: RunRecord) -> RunFacts:
         sent_bytes=sent_bytes,
         ratio=ratio(totals[metrics.RAW_BYTES] or None, sent_bytes),
         egress_usd=sum(priced) if priced else None,
-        verified_steps=_whole(known(run.totals, "verified_steps")),
+        verified_steps=None if verified_steps is None else int(verified_steps),
         sites=sites,
         links=links,
         losses=tuple(measured.losses),
@@ -199,29 +200,27 @@ def run_facts(record: RunRecord) -> RunFacts:
     )
 
 
-def _site(name: str, measured: SiteMetrics, sums: SiteSums, topology: Topology | None) -> SiteFacts:
-    described = (
-        next((site for site in topology.sites if site.name == name), None) if topology else None
-    )
+def _site(name: str, measured: SiteMetrics, topology: Topology | None) -> SiteFacts:
+    sites = topology.sites if topology else ()
+    described = next((site for site in sites if site.name == name), None)
     location = described.location if described else None
-    num_steps = measured.num_steps
-
-    def mean(total: float) -> float | None:
-        return total / num_steps if num_steps else None
-
+    times_s: dict[str, float | None] = {
+        key: total_s / measured.num_steps if measured.num_steps else None
+        for key, total_s in measured.times_s.items()
+    }
     return SiteFacts(
         site=name,
-        lat=_latitude(location),
-        lon=_longitude(location),
+        lat=location.lat if location else None,
+        lon=location.lon if location else None,
         num_ranks=described.num_ranks if described else None,
         accelerator=described.accelerator.name if described else None,
-        num_steps=num_steps,
+        num_steps=measured.num_steps,
         tokens_per_s=ratio(measured.tokens or None, measured.step_s),
-        step_s=mean(measured.step_s),
-        parts_s={part: (mean(measured.parts_s[part]) or 0.0) for part in PARTS},
-        hidden_inter_s=mean(sums.hidden_inter_s),
-        encode_s=mean(sums.encode_s),
-        decode_s=mean(sums.decode_s),
+        step_s=ratio(measured.step_s, measured.num_steps),
+        parts_s={part: times_s[part] or 0.0 for part in PARTS},
+        hidden_inter_s=times_s[metrics.HIDDEN_INTER_S],
+        encode_s=times_s[metrics.ENCODE_S],
+        decode_s=times_s[metrics.DECODE_S],
     )
 
 
@@ -312,28 +311,3 @@ def _told(record: RunRecord, kind: str, key: str) -> str:
     """Return a word of the last event of that kind, if there is one."""
     told = [event.detail.get(key) for event in record.events if event.kind == kind]
     return told[-1] if told and isinstance(told[-1], str) else ""
-
-
-def _exposed_share(sites: Iterable[SiteMetrics]) -> float | None:
-    told = list(sites)
-    exposed_s = sum(site.parts_s[metrics.EXPOSED_INTER_S] for site in told)
-    return ratio(exposed_s, sum(site.step_s for site in told))
-
-
-def _state(run: control_pb2.Run) -> str:
-    """Return `ACTIVE`; a number that this build does not know, as it is."""
-    if run.state not in control_pb2.RunState.values():
-        return str(run.state)
-    return control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
-
-
-def _latitude(location: Location | None) -> float | None:
-    return location.lat if location else None
-
-
-def _longitude(location: Location | None) -> float | None:
-    return location.lon if location else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

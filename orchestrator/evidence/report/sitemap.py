@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.evidence.report.charts import ticks
-from orchestrator.evidence.report.html import Markup, element, join, key, percent, shortened
+from orchestrator.evidence.report.html import (
+    Markup,
+    element,
+    join,
+    key,
+    line,
+    percent,
+    shortened,
+    words_at,
+)
 from orchestrator.evidence.report.run_facts import LinkFacts, SiteFacts
 from orchestrator.evidence.view import formats
 
@@ -151,15 +160,13 @@ def _is_drawn(link: LinkFacts, layout: Layout) -> bool:
 def _graticule(layout: Layout) -> list[Markup]:
     drawn = []
     for x, words in layout.meridians:
-        drawn.append(element("line", x1=percent(x), x2=percent(x), y1=0, y2="100%", class_="grid"))
+        drawn.append(line(percent(x), 0, percent(x), "100%", "grid"))
         if 0.04 < x < 0.93:
-            drawn.append(
-                element("text", words, x=percent(x), dx=4, y="100%", dy=-6, class_="tick faint")
-            )
+            drawn.append(words_at(percent(x), "100%", words, "tick faint", dx=4, dy=-6))
     for y, words in layout.parallels:
-        drawn.append(element("line", x1=0, x2="100%", y1=percent(y), y2=percent(y), class_="grid"))
+        drawn.append(line(0, percent(y), "100%", percent(y), "grid"))
         if 0.06 < y < 0.9:
-            drawn.append(element("text", words, x=4, y=percent(y), dy=-4, class_="tick faint"))
+            drawn.append(words_at(4, percent(y), words, "tick faint", dy=-4))
     return drawn
 
 
@@ -170,14 +177,10 @@ def _link(link: LinkFacts, places: Mapping[str, tuple[float, float]]) -> Markup:
     length = math.hypot(across, down) or 1.0
     shift_x, shift_y = -down / length * _APART_PX, across / length * _APART_PX
     return element(
-        "line",
+        "g",
         element("title", _words(link)),
-        x1=percent(x1),
-        y1=percent(y1),
-        x2=percent(x2),
-        y2=percent(y2),
+        line(percent(x1), percent(y1), percent(x2), percent(y2), f"link {_class(link)}"),
         transform=f"translate({shift_x:.2f} {shift_y:.2f})",
-        class_=f"link {_class(link)}",
     )
 
 
@@ -204,14 +207,8 @@ def _use(
     if link.use is None or (rival, link.target) > (link.use, link.source):
         return None
     (x1, y1), (x2, y2) = places[link.source], places[link.target]
-    return element(
-        "text",
-        formats.share(link.use),
-        x=percent((x1 + x2) / 2),
-        y=percent((y1 + y2) / 2),
-        dy=4,
-        class_="mid use",
-    )
+    x, y = percent((x1 + x2) / 2), percent((y1 + y2) / 2)
+    return words_at(x, y, formats.share(link.use), "mid use", dy=4)
 
 
 def _site(site: SiteFacts, layout: Layout) -> Markup:
@@ -222,14 +219,14 @@ def _site(site: SiteFacts, layout: Layout) -> Markup:
     ranks = "" if site.num_ranks is None else f"{site.num_ranks} on {site.accelerator}"
     side = "end" if x > 0.85 else "start" if x < 0.15 else "mid"
 
-    def text(words: str, max_length: int, dy: int, class_: str) -> Markup:
-        words = shortened(words, max_length)
-        return element("text", words, x=percent(x), y=percent(y), dy=dy, class_=f"{side} {class_}")
+    def text(words: str, dy: int, class_: str) -> Markup:
+        words = shortened(words, _MAX_NAME)
+        return words_at(percent(x), percent(y), words, f"{side} {class_}", dy=dy)
 
     return element(
         "g",
         element("title", f"{site.site}: {ranks}" if ranks else site.site),
         element("circle", cx=percent(x), cy=percent(y), r=7, class_="site"),
-        text(site.site, _MAX_NAME, -28 if is_above else 24, "name"),
-        text(ranks, _MAX_NAME, -14 if is_above else 39, "tick"),
+        text(site.site, -28 if is_above else 24, "name"),
+        text(ranks, -14 if is_above else 39, "tick"),
     )

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from protos.control.v1 import control_pb2
 from topology.units import format_duration, format_fraction
 
 UNKNOWN = "-"
@@ -91,6 +92,20 @@ def words(value: object) -> str:
     """Return a text from elsewhere without what would steer a terminal, in one line."""
     text = "" if value is None else str(value)
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def run_state(run: control_pb2.Run) -> str:
+    """Return `ACTIVE`; a number that this build does not know, as it is."""
+    if run.state not in control_pb2.RunState.values():
+        return str(run.state)
+    return control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
+
+
+def site_state(site: control_pb2.SiteStatus) -> str:
+    """Return `RUNNING`, likewise."""
+    if site.state not in control_pb2.SiteState.values():
+        return str(site.state)
+    return control_pb2.SiteState.Name(site.state).removeprefix("SITE_STATE_")
 
 
 def exit_words(exit_code: int) -> str:

@@ -35,7 +35,7 @@ class LiveTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run = self._run
         heading = Text(f"{formats.words(run.run_id)}  {formats.words(run.name)}  ")
-        heading.append(_run_state(run), style=_STYLES.get(run.state, ""))
+        heading.append(formats.run_state(run), style=_STYLES.get(run.state, ""))
         yield heading
         if shown := _figures(run):
             yield Text("  ".join(shown))
@@ -53,9 +53,11 @@ class LiveTable:
 
 def plain_line(run: control_pb2.Run) -> str:
     """Return the run in one line: its state, its figures, and while it starts or ended, why."""
-    parts = [_run_state(run), *_figures(run)]
+    parts = [formats.run_state(run), *_figures(run)]
     if run.state in _UNFINISHED:
-        parts += [f"{formats.words(site.site)} {_site_state(site)}" for site in run.sites]
+        parts += [
+            f"{formats.words(site.site)} {formats.site_state(site).lower()}" for site in run.sites
+        ]
         parts += [f"note: {formats.words(note)}" for note in run.notes]
     if run.reason_code:
         parts.append(f"{formats.words(run.reason_code)}: {formats.words(run.reason)}")
@@ -112,7 +114,11 @@ def _sites(run: control_pb2.Run) -> FittingTable:
     return FittingTable(
         [
             Column("site", [formats.words(site.site) for site in run.sites], is_text=True),
-            Column("state", [_site_state(site) for site in run.sites], is_text=True),
+            Column(
+                "state",
+                [formats.site_state(site).lower() for site in run.sites],
+                is_text=True,
+            ),
             Column(
                 "step", [str(site.step) if site.latest else formats.UNKNOWN for site in run.sites]
             ),
@@ -147,19 +153,6 @@ def _links(run: control_pb2.Run, arrow: str) -> FittingTable:
             Column("RTT", [show(each, formats.duration) for each in rtts_s]),
         ]
     )
-
-
-def _run_state(run: control_pb2.Run) -> str:
-    """Return `ACTIVE`; a number that this build does not know, as it is."""
-    if run.state not in control_pb2.RunState.values():
-        return str(run.state)
-    return control_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")
-
-
-def _site_state(site: control_pb2.SiteStatus) -> str:
-    if site.state not in control_pb2.SiteState.values():
-        return str(site.state)
-    return control_pb2.SiteState.Name(site.state).removeprefix("SITE_STATE_").lower()
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"
