@@ -57,13 +57,8 @@ def tell_outcome(
 ) -> int:
     """Print a benchmark's tables or its envelope; return the exit status.
 
-    Args:
-        output: of the command.
-        tables: for people.
-        path: the benchmark's file.
-        data: for the envelope.
-        failed: what failed and why, by the run's id; the id is empty where it was no run.
-        interrupted: the exit status where a signal ended the benchmark.
+    `failed` says why by the run's id, which is empty where it was no run. `interrupted` is the exit
+    status where a signal ended the benchmark.
 
     Raises:
         CommandError: a run failed.
@@ -89,10 +84,7 @@ def opened_bench(
 ) -> Iterator[tuple[Path, Bench]]:
     """Give the folder and the benchmark to go on with: `bench`, or with `resume` what is there.
 
-    Args:
-        folder: its own.
-        bench: as asked for.
-        resume: go on with what is there; None: the command has no such option.
+    `resume` is None where the command has no such option.
 
     Raises:
         CommandError: there is one already and `resume` was not asked for, or none, or its question

@@ -56,11 +56,7 @@ class Control:
     ) -> None:
         """Raise the generation; runs that an earlier coordinator left unfinished end as lost.
 
-        Args:
-            topology: of this coordinator and of every run that is submitted.
-            journal: stays the caller's, who closes it after the last call.
-            runs: the folder of run folders.
-            faults: played on the emulated WAN of each run.
+        `journal` stays the caller's, who closes it after the last call.
 
         Raises:
             JournalError: the journal cannot be written.

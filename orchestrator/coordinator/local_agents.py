@@ -26,14 +26,7 @@ OnEnd = Callable[[str, str], None]
 
 
 def agent_arguments(topology: Topology, site: str, coordinator: str, state: Path) -> list[str]:
-    """Return what an agent's command line says: all that it needs before a run's spec comes.
-
-    Args:
-        topology: Described in full.
-        site: That it is for.
-        coordinator: HOST:PORT.
-        state: The agent's folder.
-    """
+    """Return what an agent's command line says: all that it needs before a run's spec comes."""
     detection = topology.failure
     return [
         *("--site", site, "--coordinator", coordinator),
@@ -64,12 +57,7 @@ class LocalAgents:
 
         Call it from the main thread: the leash follows the thread that starts a process.
 
-        Args:
-            sites: their names.
-            address: where the coordinator listens.
-            topology: that it was started with.
-            state: its folder; the agents' lie below.
-            on_end: called when one ends before `stop`.
+        `on_end` is called when one ends before `stop`. The agents' folders lie below `state`.
 
         Raises:
             OSError: the system cannot start a process.

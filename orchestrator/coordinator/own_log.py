@@ -25,11 +25,7 @@ class OwnLines(logging.Handler):
     """Appends log records to the logs of the run that is going on."""
 
     def __init__(self, run: Callable[[], ActiveRun | None]) -> None:
-        """Keep nothing yet.
-
-        Args:
-            run: returns the latest run.
-        """
+        """Keep nothing yet."""
         super().__init__(logging.INFO)
         self._run = run
 

@@ -34,13 +34,10 @@ _PRIORITY = {
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
-    """Return the failure that explains the others.
+    """Return the failure, of at least one, that explains the others.
 
     The earliest that nobody calls collateral; a lost peer only where nothing better explains it. Of
     those that different sites report within TIE_S the code decides, then the time.
-
-    Args:
-        failures: at least one.
     """
     real = [each for each in failures if not each.is_collateral]
     causes = [each for each in real if each.code not in _CONSEQUENCES]

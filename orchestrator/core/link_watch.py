@@ -119,12 +119,7 @@ class LinkWatch:
     """All links of a run."""
 
     def __init__(self, topology: Topology, settings: Replan) -> None:
-        """Count on what the topology says.
-
-        Args:
-            topology: Of the sites that take part, as it was planned with.
-            settings: What drift is.
-        """
+        """Count on what the topology says."""
         self._settings = settings
         self._believed_s = BELIEVED * settings.lasting_s
         self._nodes = {site.name: frozenset(map(str, range(site.nodes))) for site in topology.sites}

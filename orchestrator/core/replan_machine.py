@@ -209,9 +209,7 @@ class ReplanMachine:
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
 
-        Args:
-            event: What happened.
-            now_s: The coordinator's monotonic clock; never less than in the call before.
+        `now_s` is the coordinator's monotonic clock, never less than in the call before.
         """
         actions: list[Action] = []
         switch = self._candidate.switch if self._candidate is not None else None
@@ -402,14 +400,7 @@ class PlanSwitch:
     """One proposal to all sites."""
 
     def __init__(self, sites: Iterable[str], epoch: int, plan_hash: str, deadline_s: float) -> None:
-        """Wait for all answers.
-
-        Args:
-            sites: Of the run.
-            epoch: Of the proposal.
-            plan_hash: What each has to answer.
-            deadline_s: By when, on the coordinator's clock.
-        """
+        """Wait for all answers."""
         self.epoch = epoch
         self.outcome: Outcome | None = None
         """None while it is open."""

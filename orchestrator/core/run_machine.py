@@ -99,9 +99,7 @@ class RunMachine:
     def handle(self, event: run_events.Event, now_s: float) -> list[Action]:
         """Apply one event. Late, repeated and impossible ones change nothing.
 
-        Args:
-            event: What happened.
-            now_s: The coordinator's monotonic clock; never less than in the call before.
+        `now_s` is the coordinator's monotonic clock, never less than in the call before.
         """
         # An agent may be there for a site that takes no part.
         if self.state.is_terminal or getattr(event, "site", None) not in {None, *self._sites}:
@@ -411,8 +409,7 @@ class _Ending:
     def __init__(self, collect_s: float) -> None:
         """Nothing has happened yet.
 
-        Args:
-            collect_s: From the first failure on, for others that may explain it.
+        After the first failure others have `collect_s` to come that may explain it.
         """
         self.stopped_s: float | None = None
         """When the sites were told to stop, or had ended by themselves."""
@@ -437,10 +434,7 @@ class _Ending:
     def fail(self, failure: Failure, now_s: float, *, is_last: bool = False) -> list[Action]:
         """Note a failure. What breaks after the sites were told to stop follows from that.
 
-        Args:
-            failure: What was found or reported.
-            now_s: The coordinator's clock.
-            is_last: No other could explain it, so none is waited for.
+        With `is_last` no other could explain it, so none is waited for.
         """
         if self.stopped_s is not None and failure.at_s > self.stopped_s:
             failure = replace(failure, is_collateral=True)

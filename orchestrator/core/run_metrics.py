@@ -176,12 +176,6 @@ def summarise(
     """Return a run's summary as JSON values; what was not measured is null.
 
     Tokens a second are over the time that steps took, of the slowest site for the run as a whole.
-
-    Args:
-        view: of the run, which has ended.
-        measured: all its metrics.
-        active_s: from when all sites were running until the end.
-        verified_steps: steps after which all parameters were seen to be equal.
     """
     totals, sites = measured.totals(), measured.sites.values()
     sent_bytes, raw_bytes = totals[metrics.WIRE_BYTES], totals[metrics.RAW_BYTES]

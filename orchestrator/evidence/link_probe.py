@@ -27,11 +27,6 @@ _DIRECTION_S = 90.0
 def probing_pair(path: Path, overrides: Sequence[str], probe: Probe) -> Pair:
     """Return the documents of a run that measures the links of a topology.
 
-    Args:
-        path: The topology's file.
-        overrides: Of it.
-        probe: What to measure.
-
     Raises:
         ConfigError: the topology has mistakes.
     """
@@ -144,11 +139,7 @@ def read_directions(
 ) -> list[Direction]:
     """Return the figures of each pair of sites.
 
-    Args:
-        records: Lines of metrics.jsonl.
-        topology: Of the run.
-        pairs: Source and target, of what was to be measured.
-        emulator: `relay` or `netns`; None where the WAN is real.
+    `records` are lines of metrics.jsonl. `emulator` is None where the WAN is real.
 
     Raises:
         ProbeError: one was not measured, or its figures are none.
@@ -228,12 +219,7 @@ def link_figures(
     A link of both directions has the lower bandwidth, the mean round trip and the higher loss of
     the two.
 
-    Args:
-        document: The topology's file.
-        topology: The same, resolved.
-        measured: Its directions.
-        at: When, in ISO 8601.
-        is_emulated: An emulated link is as narrow as its share, a real one is not.
+    `at` is when, in ISO 8601. An emulated link is as narrow as its share, a real one is not.
     """
     by_pair = {(each.source, each.target): each for each in measured}
     figures: dict[int, dict[str, str]] = {}
@@ -271,10 +257,7 @@ def replace_text(path: Path, found: bytes, text: str) -> None:
 
     The file's mode and an editor's byte order mark stay, and a symbolic link stays one.
 
-    Args:
-        path: The file.
-        found: What it was found to hold, byte by byte.
-        text: Without the mark.
+    `found` is what it was found to hold; `text` is without the mark.
 
     Raises:
         FileChangedError: somebody else has written it; it is left alone.

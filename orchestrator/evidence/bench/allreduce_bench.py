@@ -299,9 +299,7 @@ def figures_of(records: Iterable[Mapping[str, Any]], asked: Asked) -> Figures:
 def times_of(spans: Iterable[Iterable[tuple[float, float]]], warmup: int) -> Times:
     """Return how long repetitions took.
 
-    Args:
-        spans: when each site began and ended, on one clock; of each repetition.
-        warmup: repetitions that do not count.
+    `spans` are when each site began and ended, on one clock, of each repetition.
     """
     all_s = []
     for each in spans:
@@ -417,14 +415,8 @@ class AllReduce:
     ) -> None:
         """Measure nothing yet.
 
-        Args:
-            folder: That allreduce.json is written to; the home of the runs.
-            bench: With nothing measured.
-            found: What to measure, as `combinations` returns it.
-            launch: Makes a run.
-            gloo: Measures what a size is compared with, if it is.
-            tell: Is told what begins (a word for it, None), and what it came to.
-            new_run_id: Names a run.
+        The folder is also the home of the runs. `tell` is told what begins (a word for it, None),
+        and what it came to.
         """
         self.bench = bench
         """As far as it is now."""

@@ -59,13 +59,8 @@ def measure_gloo(
 ) -> Gloo:
     """Measure Gloo; nothing of it is left when this returns.
 
-    Args:
-        topology: whose links are crossed, a full mesh.
-        size_bytes: float32 bytes of the tensor.
-        warmup: repetitions that do not count.
-        repeats: that do.
-        is_emulated: over packets emulated as in a run; else over loopback.
-        timeout_s: for all of it.
+    Packets are emulated as in a run where `is_emulated`; else they cross loopback. `timeout_s` is
+    for all of it.
 
     Raises:
         MeasurementError: a process failed, took too long, or had another result than the others.

@@ -71,15 +71,7 @@ def run_and_measure(
     run_id: str,
     measure: Callable[[Iterable[Mapping[str, Any]], str], Figures],
 ) -> tuple[Ended, Figures | None]:
-    """Make a run; return how it ended, and what `measure` makes of it if it did not fail.
-
-    Args:
-        launch: Makes the run.
-        pair: Its documents.
-        home: The folder of the folder of runs.
-        run_id: A new one.
-        measure: Takes the lines of metrics.jsonl, and what emulated the WAN.
-    """
+    """Make a run; return how it ended, and what `measure` makes of it if it did not fail."""
     ended = launch(pair, home, run_id)
     if ended.failed is not None:
         return ended, None
@@ -116,14 +108,7 @@ class Scaling:
     ) -> None:
         """Take a benchmark up where `bench` is.
 
-        Args:
-            folder: That bench.json is written to.
-            bench: New, or as an interruption left it; its failed runs are made again.
-            points: One for each of its settings, in their order.
-            launch: Makes a run.
-            watch: Is told of each.
-            new_run_id: Names a run.
-            now_s: A monotonic clock.
+        `points` are one for each of its settings, in their order. Its failed runs are made again.
         """
         self._folder = folder
         self._points = points
@@ -236,11 +221,6 @@ def result_of(job: Job, topology: Topology, runs: Sequence[Run]) -> Result | Non
 
     Each repeat's efficiency is that of its own runs: what slows the machine down for minutes slows
     down both sides of the division.
-
-    Args:
-        job: Of the runs of all sites.
-        topology: Likewise.
-        runs: Of the setting, failed ones too.
     """
     repeats = _complete_repeats(topology, runs)
     if not repeats:
@@ -339,13 +319,8 @@ def predict(
 
     None where the model's times say nothing: compute is real, or the script is the user's own.
 
-    Args:
-        job: Of the run.
-        topology: Of the run.
-        emulator: That it ran with: only `relay` has no packets, and so no headers.
-        wire_ratio: Bytes sent for each byte of float32, as measured: codecs that compress do so by
-            what gradients hold.
-        step_s: Mean over sites and steps.
+    Without packets, with the `relay`, there are no headers. `wire_ratio` is bytes sent for each
+    byte of float32, as measured: codecs that compress do so by what gradients hold.
     """
     if job.trainer.compute != "modelled" or job.entrypoint is not None:
         return None

@@ -228,11 +228,6 @@ def load_simulated_points(
 ) -> list[Point]:
     """Return a simulation's settings in the order of the sweep.
 
-    Args:
-        base: the documents without any sweep.
-        overrides: each --set.
-        sweeps: as parsed.
-
     Raises:
         ConfigError: a document has mistakes in some setting, or no plan, or the job has a script of
             which nothing is known, or trains nothing.

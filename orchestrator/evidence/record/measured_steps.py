@@ -40,11 +40,7 @@ def measure(
 ) -> Measured:
     """Return the figures of the `steps` steps after the first `warmup_steps`.
 
-    Args:
-        records: Lines of metrics.jsonl.
-        topology: Of the run.
-        warmup_steps: Steps that do not count.
-        steps: That do, at least 1.
+    `records` are lines of metrics.jsonl.
 
     Raises:
         MeasurementError: a site lacks one of them, or a record lacks a figure.
@@ -139,10 +135,7 @@ def _links(
     What crossed before the first step counts as if steps had sent it: it is little, for sites that
     begin with equal models exchange only a hash.
 
-    Args:
-        shares: By site: of all that it sent, what it sent in a measured step.
-        sent: At the end of the run.
-        topology: Of the run.
+    `shares` are, of all that a site sent, what it sent in a measured step.
     """
     found = []
     for link in topology.links:

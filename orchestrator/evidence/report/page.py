@@ -19,13 +19,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def page(runs: Sequence[RunFacts], benches: Sequence[Bench], build: str) -> str:
-    """Return the report as HTML.
-
-    Args:
-        runs: in the order in which they are shown.
-        benches: likewise, after the runs.
-        build: the version of isthmus that writes it.
-    """
+    """Return the report as HTML."""
     names = [*wording.labels(runs), *(bench.name for bench in benches)]
     is_single = len(names) == 1
     title = f"{names[0]} · isthmus" if is_single else f"{len(names)} compared · isthmus"

@@ -55,12 +55,7 @@ def setting_runs(
 ) -> tuple[Run, ...]:
     """Return the run of each site by itself, and that of all.
 
-    Args:
-        run: of all sites together.
-        alone: of sites that exchange nothing.
-        run_id: of the run of all sites.
-        wall_s: that simulating took.
-        warmup: steps that do not count.
+    `alone` is the run of sites that exchange nothing. Simulating took `wall_s`.
     """
 
     def made(of: SimulatedRun, site: Site | None) -> Run:
@@ -104,11 +99,7 @@ def predicted(
 
     None where there is none: results that come later than the next fragment leaves.
 
-    Args:
-        pair: its documents.
-        run: of all sites together.
-        alone: of sites that exchange nothing.
-        step_s: after the warm-up.
+    `alone` is the run of sites that exchange nothing.
     """
     rounds = None if run.work.rounds is None else run.work.rounds.rounds
     if rounds is not None:
@@ -167,12 +158,7 @@ Rows = Sequence[tuple[Point, SimulatedRun]]
 
 
 def further_tables(made: Rows, *, fails: bool) -> Iterator[RenderableType]:
-    """Yield what is to be printed after a benchmark's tables.
-
-    Args:
-        made: each setting, and its run.
-        fails: sites fail.
-    """
+    """Yield what is to be printed after a benchmark's tables."""
     cut = [(point, inside) for point, run in made for inside in run.work.inside]
     if cut:
         yield Text("\ninside each site, without the others", style="bold")

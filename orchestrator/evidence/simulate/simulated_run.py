@@ -37,13 +37,8 @@ def write_run(
 ) -> Path:
     """Write HOME/runs/RUN; return it.
 
-    Args:
-        home: the folder of the folder of runs.
-        run_id: names the run, and its folder.
-        pair: its documents.
-        run: what was simulated.
-        began_s: wall clock at which it is said to have begun.
-        told: what else there is to say of how it was simulated.
+    It is said to have begun at `began_s`, by the wall clock. `told` is what else there is to say of
+    how it was simulated.
 
     Raises:
         OSError: the disk refuses.
@@ -136,10 +131,7 @@ BUCKETS_MAX = 256
 def records(run: SimulatedRun, run_id: str, began_s: float) -> Iterator[Record]:
     """Yield the lines of metrics.jsonl, in the order of steps.
 
-    Args:
-        run: what was simulated.
-        run_id: its id.
-        began_s: wall clock at which it is said to have begun.
+    The run is said to have begun at `began_s`, by the wall clock.
     """
     maker = _Maker(run, run_id, began_s)
     for change in run.changes:
