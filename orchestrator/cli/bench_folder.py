@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,9 +23,8 @@ from orchestrator.evidence.record.bench_record import (
     Source,
     read_bench,
 )
+from orchestrator.run_folder.state_lock import LOCK, StateLockedError, lock
 from topology.errors import ConfigError, Problem
-
-LOCK = "lock"
 
 
 def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]) -> Bench:
@@ -98,19 +96,17 @@ def opened_bench(
             "REFUSED", f"there is no benchmark to resume: {path} is not there", {"bench": str(path)}
         )
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CommandError(
-                "REFUSED", f"another process is measuring in {folder}", {"bench": str(path)}
-            ) from None
+        held = lock(folder / LOCK)
+    except StateLockedError:
+        why = f"another process is measuring in {folder}"
+        raise CommandError("REFUSED", why, {"bench": str(path)}) from None
+    try:
         if path.is_file():
             bench = _resumed(read_bench(path), bench, path, resume=resume)
         yield folder, bench
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def _resumed(found: Bench, asked: Bench, path: Path, *, resume: bool | None) -> Bench:

@@ -250,6 +250,7 @@ def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) ->
 @click.pass_obj
 def command(
     output: Output,
+    /,
     job: Path,
     overrides: tuple[str, ...],
     sweeps: tuple[str, ...],

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.coordinator.active_run import ActiveRun
-from orchestrator.coordinator.control_messages import (
-    digest_from,
-    endpoints_from,
-    failure_from,
-    run_message,
-)
+from orchestrator.coordinator.control_messages import failure_from, run_message
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.replanning import prepared_from
 from orchestrator.coordinator.run_wan import FaultPlan
@@ -164,8 +159,11 @@ class Control:
             raise
         match kind:
             case "prepared":
-                endpoints = endpoints_from(message.prepared.endpoints, site)
-                run.handle(run_events.SitePrepared(site, endpoints))
+                endpoints = (
+                    run_events.Endpoint(site, each.node, each.host, each.port)
+                    for each in message.prepared.endpoints
+                )
+                run.handle(run_events.SitePrepared(site, tuple(endpoints)))
             case "running":
                 run.handle(run_events.SiteRunning(site))
             case "ended":
@@ -177,7 +175,13 @@ class Control:
             case "metrics":
                 run.add_metrics(site, message.metrics)
             case "digest":
-                run.handle(digest_from(site, message.digest))
+                digest = message.digest
+                tensors, names = tuple(digest.tensors), tuple(digest.names)
+                run.handle(
+                    run_events.DigestReported(
+                        site, digest.rank, digest.step, digest.combined, tensors, names
+                    )
+                )
             case "reduction_prepared":
                 run.replan(prepared_from(site, message.reduction_prepared))
             case "reduction_begun":

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core import run_events
 from orchestrator.core.run_events import Endpoint, Namespace
 from orchestrator.core.run_view import RecordedEvent, RunView
 from protos.catalogue import CATALOGUE
@@ -94,13 +93,6 @@ def failure_from(
     )
 
 
-def endpoints_from(
-    messages: Iterable[control_pb2.GatewayEndpoint], site: str
-) -> tuple[Endpoint, ...]:
-    """Return a site's gateways."""
-    return tuple(Endpoint(site, each.node, each.host, each.port) for each in messages)
-
-
 def endpoint_messages(endpoints: Iterable[Endpoint]) -> list[control_pb2.GatewayEndpoint]:
     """Return an address book."""
     return [
@@ -112,15 +104,3 @@ def endpoint_messages(endpoints: Iterable[Endpoint]) -> list[control_pb2.Gateway
 def namespace_message(namespace: Namespace) -> control_pb2.Namespace:
     """Return where a site's gateways are to run."""
     return control_pb2.Namespace(user=namespace.user, net=namespace.net, address=namespace.address)
-
-
-def digest_from(site: str, digest: control_pb2.Digest) -> run_events.DigestReported:
-    """Return one rank's hashes."""
-    return run_events.DigestReported(
-        site=site,
-        rank=digest.rank,
-        step=digest.step,
-        combined=digest.combined,
-        tensors=tuple(digest.tensors),
-        names=tuple(digest.names),
-    )

@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sqlite3
@@ -14,7 +15,6 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.core.run_view import RecordedEvent, RunView, coordinator_lost, fold
@@ -89,12 +89,7 @@ class JournalReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -136,7 +131,8 @@ class JournalReader:
         view = self.view(run_id)
         if not view.state.is_terminal and self.is_abandoned():
             last = self.events(run_id)[-1]
-            view.apply(_ended_after(last, coordinator_lost(view)))
+            detail = coordinator_lost(view)
+            view.apply(dataclasses.replace(last, kind="run.ended", site="", detail=detail))
         return view
 
     def progress(self, run_id: str) -> dict[str, Any]:
@@ -334,16 +330,3 @@ def _object_of(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(f"want an object, got {text:.100}")
     return value
-
-
-def _ended_after(last: RecordedEvent, detail: dict[str, Any]) -> RecordedEvent:
-    """Return the event that would follow `last` if a coordinator were there to write it."""
-    return RecordedEvent(
-        sequence=last.sequence + 1,
-        wall_s=last.wall_s,
-        run_id=last.run_id,
-        generation=last.generation,
-        kind="run.ended",
-        site="",
-        detail=detail,
-    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -12,12 +13,15 @@ from orchestrator.evidence.bench.allreduce_bench import (
     AllReduceSetting,
     Figures,
     Gloo,
+    Times,
 )
 from orchestrator.evidence.bench.sweep_settings import Point
-from orchestrator.evidence.record.bench_record import Bench, Interval, Result, Setting
+from orchestrator.evidence.record.bench_record import Bench, Interval, Setting
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import UNKNOWN
+
+T = TypeVar("T")
 
 EMULATORS = {
     "netns": "WAN emulated packet by packet (netns)",
@@ -41,7 +45,7 @@ class BenchTables:
         self._bench = bench
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        arrow = "->" if options.ascii_only else "→"
+        arrow = formats.arrow(options)
         plus_minus = "+-" if options.ascii_only else "±"
         settings = self._bench.settings
         yield _scaling_heading(self._bench)
@@ -61,59 +65,60 @@ class BenchTables:
 def _scaling_heading(bench: Bench) -> Text:
     asked = bench.question
     results = [each.result for each in bench.settings if each.result is not None]
-    text = Text(f"benchmark {formats.words(bench.name)}", style="bold")
     shared = ": all sites share this machine" if asked.compute == "real" else ""
-    how = [f"{asked.compute} compute{shared}"]
-    how += sorted({f"exchange: {each.schedule}" for each in results})
-    emulators = sorted({each.emulator for each in results})
-    how += ["; ".join(EMULATORS.get(name, formats.words(name)) for name in emulators)]
-    how += [
+    return _heading(
+        bench.name,
+        f"{asked.compute} compute{shared}",
+        *sorted({f"exchange: {each.schedule}" for each in results}),
+        _emulators(each.emulator for each in results),
         f"{asked.steps} steps after {asked.warmup_steps} to warm up",
         f"repeats: {asked.repeats}",
-    ]
-    text.append("\n" + ", ".join(part for part in how if part), style="not bold")
-    return text
+    )
+
+
+def _heading(name: str, *how: str) -> Text:
+    text = Text(f"benchmark {formats.words(name)}", style="bold")
+    return text.append("\n" + ", ".join(part for part in how if part), style="not bold")
+
+
+def _emulators(used: Iterable[str]) -> str:
+    return "; ".join(EMULATORS.get(name, formats.words(name)) for name in sorted(set(used)))
 
 
 def _efficiency(settings: Sequence[Setting], plus_minus: str) -> FittingTable:
-    def column(heading: str, show: Callable[[Result], str]) -> Column:
-        return Column(heading, [_cell(each.result, show) for each in settings])
-
-    def predicted(style: Callable[[float], str], name: str) -> Callable[[Result], str]:
-        return lambda result: (
-            UNKNOWN if result.predicted is None else style(getattr(result.predicted, name))
-        )
-
+    results = [each.result for each in settings]
+    predicted = [None if each is None else each.predicted for each in results]
+    repeats = ["0" if each is None else str(len(each.efficiency.values)) for each in results]
     return FittingTable(
         [
             *setting_columns(settings),
-            column("efficiency", lambda result: _interval(result.efficiency, plus_minus)),
-            column("predicted", predicted("{:.3f}".format, "efficiency")),
-            column("tokens/s", lambda result: formats.count(result.tokens_per_s.mean)),
-            column("step", lambda result: formats.duration(result.step_s.mean)),
-            column("predicted", predicted(formats.duration, "step_s")),
-            column("deviation", predicted(_signed_percent, "deviation")),
-            Column("repeats", [_repeats(each) for each in settings]),
+            _column("efficiency", results, lambda each: _interval(each.efficiency, plus_minus)),
+            _column("predicted", predicted, lambda each: f"{each.efficiency:.3f}"),
+            _column("tokens/s", results, lambda each: formats.count(each.tokens_per_s.mean)),
+            _column("step", results, lambda each: formats.duration(each.step_s.mean)),
+            _column("predicted", predicted, lambda each: formats.duration(each.step_s)),
+            _column("deviation", predicted, lambda each: f"{each.deviation:+.1%}"),
+            Column("repeats", repeats),
         ]
     )
 
 
 def _split(settings: Sequence[Setting]) -> FittingTable:
-    def share(name: str) -> Column:
-        cells = [
-            _cell(each.result, lambda result: formats.percent(result.shares[name]))
-            for each in settings
-        ]
-        return Column(_SHARES[name], cells)
+    results = [each.result for each in settings]
 
-    def seconds(name: str) -> Column:
-        cells = [
-            _cell(each.result, lambda result: formats.duration(getattr(result.split, name)))
-            for each in settings
-        ]
-        return Column(_BESIDE[name], cells)
+    def share(key: str, heading: str) -> Column:
+        return _column(heading, results, lambda each: formats.percent(each.shares[key]))
 
-    return FittingTable([*setting_columns(settings), *map(share, _SHARES), *map(seconds, _BESIDE)])
+    def time(key: str, heading: str) -> Column:
+        return _column(heading, results, lambda each: formats.duration(getattr(each.split, key)))
+
+    return FittingTable(
+        [
+            *setting_columns(settings),
+            *(share(key, heading) for key, heading in _SHARES.items()),
+            *(time(key, heading) for key, heading in _BESIDE.items()),
+        ]
+    )
 
 
 def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
@@ -126,20 +131,16 @@ def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
     ]
     if not rows:
         return None
-    names = [
-        f"{formats.words(link.source)} {arrow} {formats.words(link.target)}" for _, link in rows
-    ]
+    links = [link for _, link in rows]
     return FittingTable(
         [
             *setting_columns([setting for setting, _ in rows]),
-            Column("link", names, is_text=True),
-            Column("rate", [formats.rate(link.bytes_per_s) for _, link in rows]),
-            Column("RTT", [formats.duration(link.rtt_s) for _, link in rows]),
-            Column("bytes", [formats.size(link.bytes_per_step) for _, link in rows]),
-            Column("use", [formats.percent(link.utilisation) for _, link in rows]),
-            Column(
-                "egress, 1e9 tokens", [_usd(link.egress_usd_per_1e9_tokens) for _, link in rows]
-            ),
+            Column("link", [formats.way(e.source, e.target, arrow) for e in links], is_text=True),
+            _column("rate", links, lambda link: formats.rate(link.bytes_per_s)),
+            _column("RTT", links, lambda link: formats.duration(link.rtt_s)),
+            _column("bytes", links, lambda link: formats.size(link.bytes_per_step)),
+            _column("use", links, lambda link: formats.percent(link.utilisation)),
+            _column("egress, 1e9 tokens", links, lambda link: _usd(link.egress_usd_per_1e9_tokens)),
         ]
     )
 
@@ -158,21 +159,17 @@ def setting_columns(settings: Sequence[Setting | Point]) -> list[Column]:
     ]
 
 
-def _cell(result: Result | None, show: Callable[[Result], str]) -> str:
-    return UNKNOWN if result is None else show(result)
+def _column(
+    heading: str, rows: Iterable[T | None], show: Callable[[T], str], *, is_text: bool = False
+) -> Column:
+    """Return a column of what is known of each row."""
+    cells = [UNKNOWN if each is None else show(each) for each in rows]
+    return Column(heading, cells, is_text=is_text)
 
 
 def _interval(value: Interval, plus_minus: str) -> str:
     half_width = "" if value.half_width is None else f" {plus_minus} {value.half_width:.3f}"
     return f"{value.mean:.3f}{half_width}"
-
-
-def _repeats(setting: Setting) -> str:
-    return "0" if setting.result is None else str(len(setting.result.efficiency.values))
-
-
-def _signed_percent(value: float) -> str:
-    return f"{value:+.1%}"
 
 
 def _usd(value: float) -> str:
@@ -186,7 +183,7 @@ class AllReduceTables:
         self._bench = bench
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        arrow = "->" if options.ascii_only else "→"
+        arrow = formats.arrow(options)
         settings = self._bench.settings
         yield _allreduce_heading(self._bench)
         yield Text()
@@ -200,42 +197,49 @@ class AllReduceTables:
 
 def _allreduce_heading(bench: AllReduceBench) -> Text:
     asked = bench.question
-    text = Text(f"benchmark {formats.words(bench.name)}", style="bold")
-    emulators = sorted({each.emulator for each in bench.settings if each.figures})
-    how = ["; ".join(EMULATORS.get(name, formats.words(name)) for name in emulators)]
-    how += ["one rank a site" if asked.is_one_rank_a_site else "all ranks of the topology"]
-    how += ["tensors copied to shared memory"] if asked.is_copied else []
-    how += [f"median of {asked.repeats} after {asked.warmup}"]
-    text.append("\n" + ", ".join(part for part in how if part), style="not bold")
-    return text
+    return _heading(
+        bench.name,
+        _emulators(each.emulator for each in bench.settings if each.figures),
+        "one rank a site" if asked.is_one_rank_a_site else "all ranks of the topology",
+        "tensors copied to shared memory" if asked.is_copied else "",
+        f"median of {asked.repeats} after {asked.warmup}",
+    )
 
 
 def _times(settings: tuple[AllReduceSetting, ...]) -> FittingTable:
+    made = [each.figures for each in settings]
     return FittingTable(
         [
             *_named(settings),
-            _column("time", settings, lambda made: formats.duration(made.times.median_s)),
-            _column("min", settings, lambda made: formats.duration(made.times.min_s)),
-            _column("max", settings, lambda made: formats.duration(made.times.max_s)),
-            _column("cold", settings, lambda made: formats.duration(made.times.cold_s)),
-            _column("bound", settings, lambda made: formats.show(made.bound_s, formats.duration)),
-            _column("over", settings, lambda made: formats.show(made.over_bound, "{:.2f}".format)),
-            _column("fp32", settings, lambda made: _speed(made.algorithm_bytes_per_s)),
+            *_time_columns([None if each is None else each.times for each in made]),
+            _column("bound", made, lambda each: formats.show(each.bound_s, formats.duration)),
+            _column("over", made, lambda each: formats.show(each.over_bound, "{:.2f}".format)),
+            _column("fp32", made, lambda each: _speed(each.algorithm_bytes_per_s)),
             Column("x Gloo", [formats.show(each.over_gloo, "{:.2f}".format) for each in settings]),
         ]
     )
 
 
+def _time_columns(times: Sequence[Times | None]) -> list[Column]:
+    return [
+        _column("time", times, lambda each: formats.duration(each.median_s)),
+        _column("min", times, lambda each: formats.duration(each.min_s)),
+        _column("max", times, lambda each: formats.duration(each.max_s)),
+        _column("cold", times, lambda each: formats.duration(each.cold_s)),
+    ]
+
+
 def _costs(settings: tuple[AllReduceSetting, ...], arrow: str) -> FittingTable:
+    made = [each.figures for each in settings]
     return FittingTable(
         [
             *_named(settings),
-            _column("sent a site", settings, lambda made: formats.size(made.site_sent_bytes)),
-            _column("busiest link", settings, lambda made: _busiest(made, arrow), is_text=True),
-            _column("use", settings, _use),
-            _column("gateways", settings, lambda made: _cpu(made.gateways_cpu_s_per_gb)),
-            _column("ranks", settings, lambda made: _cpu(made.ranks_cpu_s_per_gb)),
-            _column("error", settings, lambda made: f"{made.relative_error:.1g}"),
+            _column("sent a site", made, lambda each: formats.size(each.site_sent_bytes)),
+            _column("busiest link", made, lambda each: _busiest(each, arrow), is_text=True),
+            _column("use", made, _use),
+            _column("gateways", made, lambda each: _cpu(each.gateways_cpu_s_per_gb)),
+            _column("ranks", made, lambda each: _cpu(each.ranks_cpu_s_per_gb)),
+            _column("error", made, lambda each: f"{each.relative_error:.1g}"),
             Column("reduction", [formats.words(each.plan) for each in settings], is_text=True),
         ]
     )
@@ -245,10 +249,7 @@ def _gloo(rows: tuple[Gloo, ...]) -> FittingTable:
     return FittingTable(
         [
             Column("size", [formats.size(each.size_bytes) for each in rows]),
-            Column("time", [formats.duration(each.times.median_s) for each in rows]),
-            Column("min", [formats.duration(each.times.min_s) for each in rows]),
-            Column("max", [formats.duration(each.times.max_s) for each in rows]),
-            Column("cold", [formats.duration(each.times.cold_s) for each in rows]),
+            *_time_columns([each.times for each in rows]),
             Column("fp32", [_speed(each.size_bytes / each.times.median_s) for each in rows]),
             Column("CPU", [_cpu(each.cpu_s_per_gb) for each in rows]),
         ]
@@ -263,23 +264,12 @@ def _named(settings: tuple[AllReduceSetting, ...]) -> list[Column]:
     ]
 
 
-def _column(
-    heading: str,
-    settings: tuple[AllReduceSetting, ...],
-    show: Callable[[Figures], str],
-    *,
-    is_text: bool = False,
-) -> Column:
-    cells = [UNKNOWN if each.figures is None else show(each.figures) for each in settings]
-    return Column(heading, cells, is_text=is_text)
-
-
 def _busiest(made: Figures, arrow: str) -> str:
     links = [link for link in made.links if link.share is not None]
     if not links:
         return UNKNOWN
     busiest = max(links, key=lambda link: link.share or 0.0)
-    return f"{formats.words(busiest.source)} {arrow} {formats.words(busiest.target)}"
+    return formats.way(busiest.source, busiest.target, arrow)
 
 
 def _use(made: Figures) -> str:

@@ -101,17 +101,7 @@ def overrides_of(point: dict[str, str], documents: Sequence[Document]) -> list[s
 def blame_sweep(error: ConfigError, point: dict[str, str]) -> ConfigError:
     """Return the error with each problem of a sweep's own override told at that --sweep."""
     return ConfigError(
-        [
-            Problem(
-                _blamed(problem.source, point),
-                problem.line,
-                problem.column,
-                problem.message,
-                problem.path,
-                problem.excerpt,
-            )
-            for problem in error.problems
-        ]
+        [dataclasses.replace(each, source=_blamed(each.source, point)) for each in error.problems]
     )
 
 

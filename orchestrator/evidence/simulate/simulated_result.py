@@ -1,15 +1,11 @@
-"""A simulated run's figures in the form of a benchmark's. Pure.
+"""A simulated run's figures as a benchmark's, and tables of what has no place there. Pure.
 
-What closed forms say of a simulated run, for the same links. Pure.
+What closed forms say of it, for the same links:
 
 - the trainer that ships, in every step: topology/model/step_model.py, as for a benchmark;
 - a model that the job describes: the same, with each site's cut as a plan has it;
 - rounds: H c + P max(0, x - tau c), with c a simulated step that exchanges nothing and x the
   crossing of a fragment (topology/cost/local_sgd.py).
-
-What of simulations has no place in a benchmark's tables.
-
-Pipelines inside sites, and failures.
 """
 
 from __future__ import annotations

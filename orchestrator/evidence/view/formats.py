@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.console import ConsoleOptions
+
 from protos.control.v1 import control_pb2
 from topology.units import format_duration, format_fraction
 
@@ -92,6 +94,16 @@ def words(value: object) -> str:
     """Return a text from elsewhere without what would steer a terminal, in one line."""
     text = "" if value is None else str(value)
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+def arrow(options: ConsoleOptions) -> str:
+    """Return an arrow that the terminal can show."""
+    return "->" if options.ascii_only else "→"
+
+
+def way(source: object, target: object, arrow: str) -> str:
+    """Return a link's direction."""
+    return f"{words(source)} {arrow} {words(target)}"
 
 
 def run_state(run: control_pb2.Run) -> str:

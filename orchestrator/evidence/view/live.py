@@ -6,7 +6,8 @@ A curve in one line of text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -48,7 +49,17 @@ class LiveTable:
             yield _sites(run)
         if run.links:
             yield Text()
-            yield _links(run, "->" if options.ascii_only else "→")
+            links = [
+                {
+                    **link.latest,
+                    "source": link.source,
+                    "target": link.target,
+                    "configured_bytes_per_s": link.bytes_per_s or None,
+                }
+                for link in run.links
+            ]
+            headings = ("configured", "throughput", "use", "sent", "ratio", "RTT")
+            yield link_table(links, headings, formats.arrow(options))
 
 
 def plain_line(run: control_pb2.Run) -> str:
@@ -132,27 +143,31 @@ def _sites(run: control_pb2.Run) -> FittingTable:
     )
 
 
-def _links(run: control_pb2.Run, arrow: str) -> FittingTable:
-    links = run.links
-    latest = [link.latest for link in links]
-    rates = [known(values, metrics.THROUGHPUT_BYTES_PER_S) for values in latest]
-    sent = [known(values, metrics.SENT_BYTES) for values in latest]
-    raw = [known(values, metrics.RAW_BYTES) for values in latest]
-    use = [ratio(rate, link.bytes_per_s) for rate, link in zip(rates, links, strict=True)]
-    saved = [ratio(before, after) for before, after in zip(raw, sent, strict=True)]
-    rtts_s = [known(values, metrics.RTT_S) for values in latest]
-    names = [f"{formats.words(link.source)} {arrow} {formats.words(link.target)}" for link in links]
-    return FittingTable(
-        [
-            Column("link", names, is_text=True),
-            Column("configured", [show(link.bytes_per_s or None, formats.rate) for link in links]),
-            Column("throughput", [show(rate, formats.rate) for rate in rates]),
-            Column("use", [show(each, formats.share) for each in use]),
-            Column("sent", [show(each, formats.size) for each in sent]),
-            Column("ratio", [show(each, formats.factor) for each in saved]),
-            Column("RTT", [show(each, formats.duration) for each in rtts_s]),
-        ]
-    )
+def link_table(
+    links: Sequence[Mapping[str, Any]], headings: Sequence[str], arrow: str
+) -> FittingTable:
+    """Return a row a directed link, of figures by their names in a run's summary."""
+
+    def each(style: Callable[[float], str], key: str, over: str = "") -> list[str]:
+        values = [known(link, key) for link in links]
+        if over:
+            values = [
+                ratio(value, known(link, over)) for value, link in zip(values, links, strict=True)
+            ]
+        return [show(value, style) for value in values]
+
+    cells = {
+        "configured": each(formats.rate, "configured_bytes_per_s"),
+        "throughput": each(formats.rate, metrics.THROUGHPUT_BYTES_PER_S),
+        "use": each(formats.share, metrics.THROUGHPUT_BYTES_PER_S, "configured_bytes_per_s"),
+        "sent": each(formats.size, metrics.SENT_BYTES),
+        "ratio": each(formats.factor, metrics.RAW_BYTES, metrics.SENT_BYTES),
+        "RTT": each(formats.duration, metrics.RTT_S),
+        "set to": each(formats.duration, "configured_rtt_s"),
+    }
+    names = [formats.way(link.get("source"), link.get("target"), arrow) for link in links]
+    named = Column("link", names, is_text=True)
+    return FittingTable([named, *(Column(heading, cells[heading]) for heading in headings)])
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"

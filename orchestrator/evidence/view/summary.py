@@ -11,8 +11,8 @@ from rich.text import Text
 
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
-from orchestrator.evidence.view.formats import known, ratio, show
-from orchestrator.evidence.view.live import ASCII, BLOCKS, sparkline
+from orchestrator.evidence.view.formats import known, show
+from orchestrator.evidence.view.live import ASCII, BLOCKS, link_table, sparkline
 
 _CURVE_WIDTH = 40
 _PARTS = {
@@ -50,7 +50,8 @@ class RunSummary:
             yield _sites(sites)
         if links := summary.get("links"):
             yield Text()
-            yield _links(links, "->" if options.ascii_only else "→")
+            headings = ("throughput", "configured", "use", "sent", "ratio", "RTT", "set to")
+            yield link_table(links, headings, formats.arrow(options))
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:
@@ -141,31 +142,5 @@ def _sites(sites: Sequence[Mapping[str, Any]]) -> FittingTable:
         [
             Column("site", [formats.words(site.get("site")) for site in sites], is_text=True),
             Column("tokens/s", [show(rate, formats.count) for rate in rates]),
-        ]
-    )
-
-
-def _links(links: Sequence[Mapping[str, Any]], arrow: str) -> FittingTable:
-    def column(key: str) -> list[float | None]:
-        return [known(link, key) for link in links]
-
-    sent, raw = column("sent_bytes"), column("raw_bytes")
-    reached, configured = column("throughput_bytes_per_s"), column("configured_bytes_per_s")
-    use = [ratio(part, whole) for part, whole in zip(reached, configured, strict=True)]
-    saved = [ratio(before, after) for before, after in zip(raw, sent, strict=True)]
-    names = [
-        f"{formats.words(link.get('source'))} {arrow} {formats.words(link.get('target'))}"
-        for link in links
-    ]
-    return FittingTable(
-        [
-            Column("link", names, is_text=True),
-            Column("throughput", [show(each, formats.rate) for each in reached]),
-            Column("configured", [show(each, formats.rate) for each in configured]),
-            Column("use", [show(each, formats.share) for each in use]),
-            Column("sent", [show(each, formats.size) for each in sent]),
-            Column("ratio", [show(each, formats.factor) for each in saved]),
-            Column("RTT", [show(each, formats.duration) for each in column("rtt_s")]),
-            Column("set to", [show(each, formats.duration) for each in column("configured_rtt_s")]),
         ]
     )
