@@ -194,9 +194,9 @@ def command(
         gloo = _gloo(found[0][1].topology, warmup, repeats, timeout_s)
     num_parts = len(found) + (len(sizes_bytes) if gloo else 0)
     bench = AllReduce(
-        folder,
-        AllReduceBench(name=name, question=question, settings=()),
-        found,
+        folder=folder,
+        bench=AllReduceBench(name=name, question=question, settings=()),
+        found=found,
         launch=functools.partial(run_to_end, timeout_s=timeout_s, show=lambda _: None),
         gloo=gloo,
         tell=Progress(output, num_parts).tell,

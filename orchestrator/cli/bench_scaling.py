@@ -229,7 +229,12 @@ def _measure(
             return run_to_end(pair, home, run_id, timeout_s=timeout_s, show=progress.show)
 
         scaling = Scaling(
-            folder, bench, points, launch=launch, watch=progress, new_run_id=new_run_id
+            folder=folder,
+            bench=bench,
+            points=points,
+            launch=launch,
+            watch=progress,
+            new_run_id=new_run_id,
         )
         try:
             scaling.run()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core import run_events
@@ -317,7 +317,9 @@ class ReplanMachine:
         candidate.from_round = from_round
         planned = candidate.planned
         deadline_s = now_s + self._decide_within_s
-        candidate.switch = PlanSwitch(self._sites, self._epoch, planned.reduction.hash, deadline_s)
+        candidate.switch = PlanSwitch(
+            set(self._sites), self._epoch, planned.reduction.hash, deadline_s
+        )
         detail = {"epoch": self._epoch, "from_round": from_round, "plan": planned.form}
         asked = [
             SendPrepareReduction(site, self._epoch, from_round, planned.reduction)
@@ -396,23 +398,25 @@ class Outcome:
     """A plan may do that leaves every chunk its codec."""
 
 
+@dataclass(slots=True)
 class PlanSwitch:
     """One proposal to all sites."""
 
-    def __init__(self, sites: Iterable[str], epoch: int, plan_hash: str, deadline_s: float) -> None:
-        """Wait for all answers."""
-        self.epoch = epoch
-        self.outcome: Outcome | None = None
-        """None while it is open."""
-        self._missing = set(sites)
-        self._plan_hash = plan_hash
-        self._deadline_s = deadline_s
+    missing: set[str]
+    """Sites that have not answered."""
+    epoch: int
+    plan_hash: str
+    """What each has to answer."""
+    deadline_s: float
+    """By when, on the coordinator's clock."""
+    outcome: Outcome | None = None
+    """None while it is open."""
 
     def answer(self, answer: ReductionPrepared) -> None:
         """A site answers. Repeated answers, and those to other proposals, change nothing."""
         if self.outcome is not None or answer.epoch != self.epoch:
             return
-        if answer.site not in self._missing:
+        if answer.site not in self.missing:
             return
         if not answer.is_accepted:
             self.outcome = Outcome(
@@ -422,11 +426,11 @@ class PlanSwitch:
                 may_try_again=answer.is_late,
                 must_keep_codecs=answer.must_keep_codecs,
             )
-        elif answer.plan_hash != self._plan_hash:
+        elif answer.plan_hash != self.plan_hash:
             self._abort(answer.site, "it understood another plan: is it of another build?")
         else:
-            self._missing.remove(answer.site)
-            if not self._missing:
+            self.missing.remove(answer.site)
+            if not self.missing:
                 self.outcome = Outcome(is_committed=True)
 
     def gone(self, site: str) -> None:
@@ -436,10 +440,10 @@ class PlanSwitch:
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""
-        if self.outcome is None and now_s >= self._deadline_s:
+        if self.outcome is None and now_s >= self.deadline_s:
             self.outcome = Outcome(
                 is_committed=False,
-                site=min(self._missing),
+                site=min(self.missing),
                 why="it did not answer in time",
                 may_try_again=True,
                 is_silent=True,

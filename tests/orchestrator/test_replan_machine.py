@@ -355,7 +355,7 @@ STALE = dataclasses.replace(LATE, epoch=2)
 
 
 def a_switch() -> PlanSwitch:
-    return PlanSwitch(SITES, 3, HASH, deadline_s=10.0)
+    return PlanSwitch(set(SITES), 3, HASH, deadline_s=10.0)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(SITES)))

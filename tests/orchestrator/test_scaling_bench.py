@@ -82,9 +82,9 @@ class Session:
     def run(self, runs: MeasuredRuns) -> Bench:
         """Take it up and go on to the end; return what is on the disk then."""
         scaling = Scaling(
-            self.folder,
-            self.bench,
-            self._points,
+            folder=self.folder,
+            bench=self.bench,
+            points=self._points,
             launch=runs,
             watch=self.told,
             new_run_id=lambda: next(self._ids),

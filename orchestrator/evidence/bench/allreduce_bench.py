@@ -21,14 +21,12 @@ from typing import Any, Final
 
 import yaml
 
+from orchestrator.core.run_metrics import RunMetrics
 from orchestrator.documents import Pair, load_pair, load_topology_file
 from orchestrator.evidence.bench.scaling import Launch, run_and_measure
 from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.evidence.record.measured_steps import (
-    LinkTotals,
     MeasurementError,
-    add_link_totals,
-    bytes_by_link,
     wire_ratio,
 )
 from orchestrator.run_folder.run_files import (
@@ -320,13 +318,13 @@ def _sorted_out(
 ) -> tuple[Repeats, dict[tuple[str, str], dict[str, float]]]:
     """Return the repetitions, and each directed link's last totals, of all gateways together."""
     repeats: Repeats = defaultdict(dict)
-    totals: LinkTotals = {}
-    for record in records:
-        if record.get("kind") == metrics.ALLREDUCE:
-            repeats[record["step"]][record["site"], record["rank"]] = record
-        else:
-            add_link_totals(totals, record)
-    return repeats, bytes_by_link(totals)
+    totals = RunMetrics(())
+    for each in records:
+        if each["kind"] == metrics.ALLREDUCE:
+            repeats[each["step"]][each["site"], each["rank"]] = each
+        elif each["kind"] == metrics.LINK:
+            totals.add(each["site"], metrics.LINK, each["step"], each["values"], each["labels"])
+    return repeats, totals.links
 
 
 def _check(repeats: Repeats, asked: Asked) -> None:
@@ -399,35 +397,24 @@ MeasureGloo = Callable[[int], Gloo]
 """Of so many bytes; MeasurementError when it fails."""
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
 class AllReduce:
     """One benchmark. Pure bookkeeping around `launch` and `gloo`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        bench: AllReduceBench,
-        found: Sequence[tuple[AllReduceSetting, Pair]],
-        *,
-        launch: Launch,
-        gloo: MeasureGloo | None,
-        tell: Callable[[str, AllReduceSetting | Gloo | None], None],
-        new_run_id: Callable[[], str],
-    ) -> None:
-        """Measure nothing yet.
-
-        The folder is also the home of the runs. `tell` is told what begins (a word for it, None),
-        and what it came to.
-        """
-        self.bench = bench
-        """As far as it is now."""
-        self.gloo_failed = ""
-        """Why Gloo was not measured, if that failed."""
-        self._folder = folder
-        self._found = found
-        self._launch = launch
-        self._gloo = gloo
-        self._tell = tell
-        self._new_run_id = new_run_id
+    folder: Path
+    """Where allreduce.json is, and the home of the runs."""
+    bench: AllReduceBench
+    """As far as it is now."""
+    found: Sequence[tuple[AllReduceSetting, Pair]]
+    """What to measure."""
+    launch: Launch
+    gloo: MeasureGloo | None
+    """Measures what a size is compared with, if it is."""
+    tell: Callable[[str, AllReduceSetting | Gloo | None], None]
+    """Is told what begins (a word for it, None), and what it came to."""
+    new_run_id: Callable[[], str]
+    gloo_failed: str = ""
+    """Why Gloo was not measured, if that failed."""
 
     def run(self) -> None:
         """Measure every combination, and Gloo after all of a size. One that fails stops no other.
@@ -435,18 +422,18 @@ class AllReduce:
         Raises:
             OSError: the disk refuses allreduce.json.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._keep(self.bench)
-        for size_bytes, found in itertools.groupby(self._found, lambda each: each[0].size_bytes):
+        for size_bytes, found in itertools.groupby(self.found, lambda each: each[0].size_bytes):
             for setting, pair in found:
-                self._measure(dataclasses.replace(setting, run_id=self._new_run_id()), pair)
-            if self._gloo is not None and not self.gloo_failed:
-                self._compare(size_bytes, self._gloo)
+                self._measure(dataclasses.replace(setting, run_id=self.new_run_id()), pair)
+            if self.gloo is not None and not self.gloo_failed:
+                self._compare(size_bytes, self.gloo)
 
     def _measure(self, setting: AllReduceSetting, pair: Pair) -> None:
         question = self.bench.question
         name = f"{setting.codec}, {setting.tree}"
-        self._tell(name, None)
+        self.tell(name, None)
 
         def figures(records: Iterable[Mapping[str, Any]], emulator: str) -> Figures:
             asked = Asked(
@@ -459,15 +446,15 @@ class AllReduce:
             )
             return figures_of(records, asked)
 
-        ended, made = run_and_measure(self._launch, pair, self._folder, setting.run_id, figures)
+        ended, made = run_and_measure(self.launch, pair, self.folder, setting.run_id, figures)
         setting = dataclasses.replace(
             setting, emulator=ended.emulator, figures=made, failed=ended.failed
         )
         self._keep(dataclasses.replace(self.bench, settings=(*self.bench.settings, setting)))
-        self._tell(name, setting)
+        self.tell(name, setting)
 
     def _compare(self, size_bytes: int, measure: MeasureGloo) -> None:
-        self._tell("Gloo", None)
+        self.tell("Gloo", None)
         try:
             gloo = measure(size_bytes)
         except MeasurementError as error:
@@ -482,9 +469,9 @@ class AllReduce:
         self._keep(
             dataclasses.replace(self.bench, settings=settings, gloo=(*self.bench.gloo, gloo))
         )
-        self._tell("Gloo", gloo)
+        self.tell("Gloo", gloo)
 
     def _keep(self, bench: AllReduceBench) -> None:
         self.bench = bench
         text = strict_json(dataclasses.asdict(bench), indent=1)
-        write_atomically(self._folder / ALLREDUCE, f"{text}\n")
+        write_atomically(self.folder / ALLREDUCE, f"{text}\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -92,38 +92,27 @@ class Watch(Protocol):
         """It has ended."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Scaling:
     """One benchmark. Pure bookkeeping around `launch`: what is done is not done again."""
 
-    def __init__(
-        self,
-        folder: Path,
-        bench: Bench,
-        points: Sequence[Point],
-        *,
-        launch: Launch,
-        watch: Watch,
-        new_run_id: Callable[[], str],
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Take a benchmark up where `bench` is.
+    folder: Path
+    """Where bench.json is, and the home of the runs."""
+    bench: Bench
+    """As far as it is now; runs that failed before are made again."""
+    points: Sequence[Point]
+    """One for each of its settings, in their order."""
+    launch: Launch
+    watch: Watch
+    new_run_id: Callable[[], str]
+    now_s: Callable[[], float] = time.monotonic
 
-        `points` are one for each of its settings, in their order. Its failed runs are made again.
-        """
-        self._folder = folder
-        self._points = points
-        self._launch = launch
-        self._watch = watch
-        self._new_run_id = new_run_id
-        self._now_s = now_s
-        self.bench = dataclasses.replace(
-            bench,
-            settings=tuple(
-                dataclasses.replace(each, runs=tuple(run for run in each.runs if run.measured))
-                for each in bench.settings
-            ),
-        )
-        """As far as it is now."""
+    def __post_init__(self) -> None:
+        kept = [
+            dataclasses.replace(each, runs=tuple(run for run in each.runs if run.measured))
+            for each in self.bench.settings
+        ]
+        self.bench = dataclasses.replace(self.bench, settings=tuple(kept))
 
     def run(self) -> None:
         """Make every run that is missing. After one that failed, its like are not tried again.
@@ -131,41 +120,22 @@ class Scaling:
         Raises:
             OSError: the disk refuses bench.json.
         """
-        write_bench(self._folder / BENCH, self.bench)
-        missing = [each for each in self._planned() if not self._is_made(each)]
-        failed: set[tuple[str | None, str | int]] = set()
+        write_bench(self.folder / BENCH, self.bench)
+        planned_all = planned_runs(self.points, self.bench.question.repeats)
+        missing = [each for each in planned_all if not self._is_made(each)]
+        failed: set[tuple[str | None, str]] = set()
         spent_s: list[float] = []
         for index, planned in enumerate(missing):
-            if self._kind_of(planned) in failed:
+            if (planned.site, planned.key) in failed:
                 continue
             left_s = sum(spent_s) / len(spent_s) * (len(missing) - index) if spent_s else None
-            self._watch.started(planned, index + 1, len(missing), left_s)
+            self.watch.started(planned, index + 1, len(missing), left_s)
             run = self._make(planned)
             spent_s.append(run.wall_s)
             if run.failed is not None:
-                failed.add(self._kind_of(planned))
+                failed.add((planned.site, planned.key))
             self._keep(planned, run)
-            self._watch.ended(planned, run)
-
-    def _planned(self) -> Iterator[Planned]:
-        return planned_runs(self._points, self.bench.question.repeats)
-
-    def _kind_of(self, planned: Planned) -> tuple[str | None, str | int]:
-        """Return what runs have in common that are repeats of each other."""
-        if planned.site is None:
-            return None, planned.setting
-        return planned.site, self._points[planned.setting].solo_keys[planned.site]
-
-    def _sharing(self, planned: Planned) -> list[int]:
-        """Return the settings that a run belongs to."""
-        if planned.site is None:
-            return [planned.setting]
-        key = self._points[planned.setting].solo_keys[planned.site]
-        return [
-            index
-            for index, point in enumerate(self._points)
-            if point.solo_keys.get(planned.site) == key
-        ]
+            self.watch.ended(planned, run)
 
     def _is_made(self, planned: Planned) -> bool:
         return any(
@@ -174,9 +144,9 @@ class Scaling:
         )
 
     def _make(self, planned: Planned) -> Run:
-        point, question = self._points[planned.setting], self.bench.question
+        point, question = self.points[planned.setting], self.bench.question
         pair = point.together if planned.site is None else point.solo[planned.site]
-        run_id, began_s = self._new_run_id(), self._now_s()
+        run_id, began_s = self.new_run_id(), self.now_s()
 
         def figures(records: Iterable[Mapping[str, Any]], _: str) -> Measured:
             return measure(
@@ -186,7 +156,7 @@ class Scaling:
                 steps=question.steps,
             )
 
-        ended, measured = run_and_measure(self._launch, pair, self._folder, run_id, figures)
+        ended, measured = run_and_measure(self.launch, pair, self.folder, run_id, figures)
         return Run(
             kind="all" if planned.site is None else "solo",
             site=planned.site,
@@ -194,23 +164,26 @@ class Scaling:
             run_id=run_id,
             folder=f"{RUNS}/{run_id}",
             emulator=ended.emulator,
-            wall_s=self._now_s() - began_s,
+            wall_s=self.now_s() - began_s,
             measured=measured,
             failed=ended.failed,
         )
 
     def _keep(self, planned: Planned, run: Run) -> None:
         settings = list(self.bench.settings)
-        for index in self._sharing(planned):
+        for index, point in enumerate(self.points):
+            is_shared = planned.site and point.solo_keys.get(planned.site) == planned.key
+            if index != planned.setting and not is_shared:
+                continue
             runs = (*settings[index].runs, run)
-            together = self._points[index].together
+            together = point.together
             settings[index] = dataclasses.replace(
                 settings[index],
                 runs=runs,
                 result=result_of(together.job, together.topology, runs),
             )
         self.bench = dataclasses.replace(self.bench, settings=tuple(settings))
-        write_bench(self._folder / BENCH, self.bench)
+        write_bench(self.folder / BENCH, self.bench)
 
 
 _PARTS = ("compute", "intra", "exposed_inter", "wait")

@@ -184,6 +184,8 @@ class Planned:
     setting: int
     site: str | None
     """None: all together."""
+    key: str
+    """Equal where runs of the same site are repeats of each other, in whichever settings."""
 
 
 def load_points(question: Question, job_path: Path, topology_path: Path | None) -> list[Point]:
@@ -265,8 +267,8 @@ def planned_runs(points: Sequence[Point], repeats: int) -> Iterator[Planned]:
             for site, key in point.solo_keys.items():
                 if key not in made:
                     made.add(key)
-                    yield Planned(repeat, index, site)
-            yield Planned(repeat, index, None)
+                    yield Planned(repeat, index, site, key)
+            yield Planned(repeat, index, None, str(index))
 
 
 def _together(question: Question, base: Pair, swept: Sequence[str]) -> tuple[Pair, str | None]:

@@ -11,15 +11,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from orchestrator.core.run_metrics import RunMetrics
 from orchestrator.evidence.record.bench_record import LinkBytes, Measured, Split
 from protos import metrics
 from topology.world import Topology
 
 Steps = dict[int, Mapping[str, float]]
 """One site's step records, by step; of its first rank, the only one that sends them."""
-LinkTotals = dict[tuple[str, str, str], Mapping[str, float]]
-"""What gateways have sent since the run began, by source, target and node."""
-
 _SPLIT = {
     "compute_s": metrics.COMPUTE_S,
     "intra_s": metrics.INTRA_S,
@@ -47,7 +45,7 @@ def measure(
     """
     by_site: dict[str, Steps] = {site.name: {} for site in topology.sites}
     sent_bytes = dict.fromkeys(by_site, 0.0)
-    totals: LinkTotals = {}
+    totals = RunMetrics(tuple(by_site))
     window = range(warmup_steps + 1, warmup_steps + steps + 1)
     for record in records:
         kind, site, values = record.get("kind"), record.get("site"), record.get("values")
@@ -57,8 +55,8 @@ def measure(
             sent_bytes[site] += values.get(metrics.WIRE_BYTES) or 0.0
             if record.get("step") in window:
                 by_site[site][record["step"]] = values
-        else:
-            add_link_totals(totals, record)
+        elif kind == metrics.LINK:
+            totals.add(site, kind, record["step"], values, record["labels"])
     for site, found in by_site.items():
         missing = [step for step in window if step not in found]
         if missing:
@@ -72,7 +70,7 @@ def measure(
         site: _mean(steps, metrics.WIRE_BYTES) / (sent_bytes[site] or 1.0)
         for site, steps in by_site.items()
     }
-    sent = bytes_by_link(totals)
+    sent = totals.links
     return _figures(by_site, _links(shares, sent, topology), wire_ratio(sent))
 
 
@@ -98,24 +96,6 @@ def _figures(
         links=links,
         wire_ratio=wire_ratio,
     )
-
-
-def add_link_totals(totals: LinkTotals, record: Mapping[str, Any]) -> None:
-    """Take a record of kind `link`: the last one of a gateway counts."""
-    if record.get("kind") == metrics.LINK:
-        labels = record.get("labels") or {}
-        place = record["site"], str(labels.get("target")), str(labels.get("node"))
-        totals[place] = record["values"]
-
-
-def bytes_by_link(totals: LinkTotals) -> dict[tuple[str, str], dict[str, float]]:
-    """Return what all gateways together sent over each directed link, by the metrics' names."""
-    links: dict[tuple[str, str], dict[str, float]] = {}
-    for (source, target, _), values in totals.items():
-        link = links.setdefault((source, target), {metrics.SENT_BYTES: 0.0, metrics.RAW_BYTES: 0.0})
-        for name in link:
-            link[name] += values.get(name, 0.0)
-    return links
 
 
 def wire_ratio(links: Mapping[tuple[str, str], Mapping[str, float]]) -> float | None:

@@ -34,6 +34,7 @@ from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import UNKNOWN
 from topology.codec_costs import usual_ratio
 from topology.cost.local_sgd import local_round
+from topology.job import Job
 from topology.model.step_model import StepModel, crossing_times_s
 from topology.model.wire_load import gateways_s_per_byte, has_packets
 from topology.planner.cuts import in_words, placed_timings
@@ -80,12 +81,13 @@ def setting_runs(
 
 def result(pair: Pair, runs: Sequence[Run], run: SimulatedRun, alone: SimulatedRun) -> Result:
     """Return a setting's figures; `predicted` is of the closed form, for the same links."""
-    job = dataclasses.replace(
-        pair.job, trainer=dataclasses.replace(pair.job.trainer, compute="modelled")
-    )
-    found = result_of(job, pair.topology, runs)
+    found = result_of(_modelled(pair.job), pair.topology, runs)
     assert found is not None, "all runs are there"
     return dataclasses.replace(found, predicted=predicted(pair, run, alone, found.step_s.mean))
+
+
+def _modelled(job: Job) -> Job:
+    return dataclasses.replace(job, trainer=dataclasses.replace(job.trainer, compute="modelled"))
 
 
 def predicted(
@@ -102,9 +104,7 @@ def predicted(
         return _of_rounds(pair, run, alone, rounds, step_s)
     if run.work.inside:
         return _of_cuts(pair, run, step_s)
-    job = dataclasses.replace(
-        pair.job, trainer=dataclasses.replace(pair.job.trainer, compute="modelled")
-    )
+    job = _modelled(pair.job)
     emulator = "netns" if has_packets(pair.topology) else "relay"
     # As plans and the simulator itself have it: nothing was measured.
     return predict(job, pair.topology, emulator, usual_ratio(job.exchange.codec), step_s)
