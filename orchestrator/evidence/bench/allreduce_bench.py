@@ -320,10 +320,11 @@ def _sorted_out(
     repeats: Repeats = defaultdict(dict)
     totals = RunMetrics(())
     for each in records:
-        if each["kind"] == metrics.ALLREDUCE:
+        kind = each.get("kind")
+        if kind == metrics.ALLREDUCE:
             repeats[each["step"]][each["site"], each["rank"]] = each
-        elif each["kind"] == metrics.LINK:
-            totals.add(each["site"], metrics.LINK, each["step"], each["values"], each["labels"])
+        elif kind == metrics.LINK:
+            totals.add(each["site"], kind, 0, each["values"], each.get("labels") or {})
     return repeats, totals.links
 
 

@@ -56,7 +56,7 @@ def measure(
             if record.get("step") in window:
                 by_site[site][record["step"]] = values
         elif kind == metrics.LINK:
-            totals.add(site, kind, record["step"], values, record["labels"])
+            totals.add(site, kind, 0, values, record.get("labels") or {})
     for site, found in by_site.items():
         missing = [step for step in window if step not in found]
         if missing:
