@@ -20,6 +20,7 @@ from orchestrator.evidence.report.charts import (
     rounded,
 )
 from orchestrator.evidence.report.html import (
+    Grid,
     Markup,
     element,
     figure,
@@ -29,8 +30,8 @@ from orchestrator.evidence.report.html import (
     tiles,
 )
 from orchestrator.evidence.report.run_facts import PARTS
-from orchestrator.evidence.report.run_page import grid_table, split_figure
-from orchestrator.evidence.report.wording import PART_CLASSES, Grid
+from orchestrator.evidence.report.run_page import split_figure
+from orchestrator.evidence.report.wording import PART_CLASSES
 from orchestrator.evidence.view import formats
 from topology.units import UnitError, parse_duration, parse_rate
 
@@ -280,17 +281,17 @@ def bench_article(bench: Bench, level: str = "h2") -> Markup:
         body = [
             tiles(headline(bench)),
             *(_efficiency(bench, axis) for axis in AXES),
-            section("Every setting", grid_table(settings_grid(bench))),
+            section("Every setting", table(settings_grid(bench))),
             _split(done),
             _predicted(bench),
-            section("Links", grid_table(links_grid(bench))),
+            section("Links", table(links_grid(bench))),
         ]
     return element(
         "article",
         element(level, f"{bench.name}: scaling efficiency"),
         element("p", asked(bench), class_="meta"),
         *body,
-        section("Runs that failed", grid_table(failures)) if failures.rows else None,
+        section("Runs that failed", table(failures)) if failures.rows else None,
     )
 
 
@@ -328,7 +329,7 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
         note = "Vertical lines are 95 % intervals of the mean over repeats."
     if any(curve.predicted for curve in drawn):
         note += " Dashed: as predicted."
-    behind = table(["setting", axis.words, "efficiency"], rows)
+    behind = table(Grid(["setting", axis.words, "efficiency"], rows))
     return section(f"Efficiency over {axis.words}", figure(line_chart(spec), behind, note=note))
 
 
@@ -356,4 +357,4 @@ def _predicted(bench: Bench) -> Markup:
         words = "Nothing was predicted: that takes modelled compute and the trainer that ships."
         return section("Predicted against measured", missing(words))
     lead = "What the topology's figures alone let expect, beside what was measured."
-    return section("Predicted against measured", grid_table(grid), lead=lead)
+    return section("Predicted against measured", table(grid), lead=lead)

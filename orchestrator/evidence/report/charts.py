@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, Span, StepTimeline
 from orchestrator.evidence.report.html import (
+    Grid,
     Markup,
     chart,
     element,
@@ -352,7 +353,7 @@ def gantt_table(step: StepTimeline) -> Markup:
         "reduced, ms",
         "finished, ms",
     ]
-    return table(headings, rows, num_text=2, caption=f"Timeline of step {step.step}")
+    return table(Grid(headings, rows, num_text=2), caption=f"Timeline of step {step.step}")
 
 
 def _axis(scale: Scale, bottom_px: float) -> list[Markup]:
@@ -434,8 +435,3 @@ def _rect(
         height=float(height_px),
         class_=class_,
     )
-
-
-def steps_in_order(steps: Sequence[StepTimeline]) -> list[str]:
-    """Return what the step selector offers."""
-    return [f"step {step.step}, {formats.duration(step.end_s - step.begin_s)}" for step in steps]

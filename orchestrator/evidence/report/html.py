@@ -6,7 +6,10 @@ What is not markup is escaped, for names come from YAML and from the wire.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+
+from orchestrator.evidence.view import formats
 
 
 class Markup(str):
@@ -73,7 +76,23 @@ def percent(share: float) -> str:
     return f"{_number(share * 100)}%"
 
 
-Rows = Sequence[Sequence[str]]
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: headings, rows, and how many columns from the left are words."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    num_text: int = 1
+
+    def told(self) -> Grid:
+        """Return the table without columns of figures that no row knows."""
+        kept = [
+            at
+            for at in range(len(self.headings))
+            if at < self.num_text or any(row[at] not in {formats.UNKNOWN, ""} for row in self.rows)
+        ]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return Grid([self.headings[at] for at in kept], rows, self.num_text)
 
 
 def section(title: str, *children: Child, lead: str | None = None) -> Markup:
@@ -86,27 +105,28 @@ def section(title: str, *children: Child, lead: str | None = None) -> Markup:
     )
 
 
-def table(headings: Sequence[str], rows: Rows, *, num_text: int = 1, caption: str = "") -> Markup:
-    """Return a table; the first `num_text` columns are words, the others figures.
+def table(grid: Grid, caption: str = "") -> Markup:
+    """Return a table, whose first column names its row.
 
-    The first column names its row. It scrolls by itself where it is wider than the page.
+    It scrolls by itself where it is wider than the page.
     """
+    kinds = [None if at < grid.num_text else "n" for at in range(len(grid.headings))]
     head = [
-        element("th", each, scope="col", class_=_kind(at, num_text))
-        for at, each in enumerate(headings)
+        element("th", words, scope="col", class_=kind)
+        for words, kind in zip(grid.headings, kinds, strict=True)
     ]
     body = [
         element(
             "tr",
             element("th", row[0], scope="row"),
             *(
-                element("td", cell, class_=_kind(at, num_text))
-                for at, cell in enumerate(row[1:], start=1)
+                element("td", cell, class_=kind)
+                for cell, kind in zip(row[1:], kinds[1:], strict=True)
             ),
         )
-        for row in rows
+        for row in grid.rows
     ]
-    grid = element(
+    drawn = element(
         "table",
         element("caption", caption) if caption else None,
         element("thead", element("tr", *head)),
@@ -114,12 +134,8 @@ def table(headings: Sequence[str], rows: Rows, *, num_text: int = 1, caption: st
     )
     # Focusable: whoever has no pointer scrolls it with the arrow keys.
     return element(
-        "div", grid, class_="scroll", tabindex=0, role="group", aria_label=caption or None
+        "div", drawn, class_="scroll", tabindex=0, role="group", aria_label=caption or None
     )
-
-
-def _kind(column: int, num_text: int) -> str | None:
-    return None if column < num_text else "n"
 
 
 def figure(chart: Markup, behind: Markup, *, key: Markup | None = None, note: str = "") -> Markup:

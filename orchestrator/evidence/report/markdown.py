@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from orchestrator.evidence.record.bench_record import Bench
 from orchestrator.evidence.report import bench_page, wording
-from orchestrator.evidence.report.html import text_of
+from orchestrator.evidence.report.html import Grid, text_of
 from orchestrator.evidence.report.run_facts import RunFacts
-from orchestrator.evidence.report.wording import Grid
 from orchestrator.evidence.view import formats
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")

@@ -19,9 +19,9 @@ from orchestrator.evidence.report.charts import (
     linear,
     rounded,
     stacked_bars,
-    steps_in_order,
 )
 from orchestrator.evidence.report.html import (
+    Grid,
     Markup,
     element,
     figure,
@@ -35,7 +35,7 @@ from orchestrator.evidence.report.html import (
 from orchestrator.evidence.report.html import facts as fact_list
 from orchestrator.evidence.report.run_facts import PARTS, RunFacts, SiteFacts
 from orchestrator.evidence.report.sitemap import site_map
-from orchestrator.evidence.report.wording import PART_CLASSES, Grid
+from orchestrator.evidence.report.wording import PART_CLASSES
 from orchestrator.evidence.view import formats
 
 _COLOURS = 6
@@ -88,15 +88,10 @@ def comparison(runs: Sequence[RunFacts]) -> Markup:
     return element(
         "article",
         element("h2", "Side by side"),
-        grid_table(wording.comparison_grid(runs)),
+        table(wording.comparison_grid(runs)),
         section("Where the time of a step went", split),
         section("Training loss", _curves(curves, [], "Training loss over steps, a line a run")),
     )
-
-
-def grid_table(grid: Grid, caption: str = "") -> Markup:
-    """Return a table of words and figures."""
-    return table(grid.headings, grid.rows, num_text=grid.num_text, caption=caption)
 
 
 def split_figure(bars: Sequence[Bar], note: str, limit: int | None = None) -> Markup:
@@ -118,7 +113,7 @@ def _reason(facts: RunFacts) -> Markup | None:
 
 
 def _places(facts: RunFacts) -> Markup:
-    links = grid_table(wording.links_grid(facts), "Directed links, over the whole run")
+    links = table(wording.links_grid(facts), "Directed links, over the whole run")
     if len(facts.sites) < 2:
         return section("Sites and links", missing("One site: there are no links."))
     return section(
@@ -168,7 +163,7 @@ def _bars_table(bars: Sequence[Bar]) -> Markup:
         ]
         for bar in bars
     ]
-    return table(headings, rows)
+    return table(Grid(headings, rows))
 
 
 def _timeline(facts: RunFacts, prefix: str) -> Markup:
@@ -178,8 +173,12 @@ def _timeline(facts: RunFacts, prefix: str) -> Markup:
     steps = list(facts.timelines)
     chosen = steps.index(typical(steps))
     options = [
-        element("option", words, selected=index == chosen)
-        for index, words in enumerate(steps_in_order(steps))
+        element(
+            "option",
+            f"step {step.step}, {formats.duration(step.end_s - step.begin_s)}",
+            selected=index == chosen,
+        )
+        for index, step in enumerate(steps)
     ]
     chooser = element(
         "div",
@@ -247,7 +246,7 @@ def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str) -> Mark
     )
     rows = [[each.name, f"{x:g}", formats.loss(y)] for each in series for x, y in _few(each.points)]
     note = "The dotted lines are the numbered faults below." if marks else ""
-    return figure(line_chart(spec), table(["curve", "step", "loss"], rows), note=note)
+    return figure(line_chart(spec), table(Grid(["curve", "step", "loss"], rows)), note=note)
 
 
 def _few(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -263,7 +262,7 @@ def _faults(facts: RunFacts) -> Markup | None:
         "Changes that were made to the emulated WAN, switches to other trees, "
         "and what the run ended of."
     )
-    return section("Faults", grid_table(wording.faults_grid(facts)), lead=lead)
+    return section("Faults", table(wording.faults_grid(facts)), lead=lead)
 
 
 def _plan(facts: RunFacts) -> Markup:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from orchestrator.evidence.report.html import Grid
 from orchestrator.evidence.report.run_facts import PARTS, RunFacts
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.formats import show
@@ -63,25 +63,6 @@ BENCH_DEFINITIONS = (
         "much longer the measured step is.",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table: headings, rows, and how many columns from the left are words."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    num_text: int = 1
-
-    def told(self) -> Grid:
-        """Return the table without columns of figures that no row knows."""
-        kept = [
-            at
-            for at in range(len(self.headings))
-            if at < self.num_text or any(row[at] not in {formats.UNKNOWN, ""} for row in self.rows)
-        ]
-        rows = [[row[at] for at in kept] for row in self.rows]
-        return Grid([self.headings[at] for at in kept], rows, self.num_text)
 
 
 def title(facts: RunFacts) -> str:

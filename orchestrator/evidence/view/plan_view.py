@@ -144,7 +144,7 @@ def _otherwise(site: Mapping[str, Any], step_s: float, *, is_taken: bool) -> str
     other_s = site["step_s_otherwise"]
     if other_s is None or bool(site["sequences"]) is not is_taken:
         return formats.UNKNOWN
-    return f"{formats.duration(other_s)} ({formats.factor(other_s / step_s)})"
+    return _gained(other_s, step_s)
 
 
 def _links(plan: Mapping[str, Any]) -> list[Column]:
