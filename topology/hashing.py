@@ -34,11 +34,8 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
     """Return the sha256, in hex, of what a plan follows from: in the job, and in the topology.
 
     How long a run is, what it is called, whether its WAN is emulated, and when it is planned again
-    make no other plan.
-
-    Args:
-        job: Its placement does not count: it is what a plan decides.
-        topology: Described in full.
+    make no other plan. The placement does not count: it is what a plan decides on a topology that
+    is described in full.
     """
     trainer = job.trainer
     asked = Job(

@@ -26,14 +26,10 @@ def decide_run(
     folder: PurePath,
     replan: Replan | None = None,
 ) -> RunSpec:
-    """Return what a job on a topology comes to.
+    """Return what a job, with a plan's decisions in it, on the sites that take part comes to.
 
-    Args:
-        job: A plan's decisions are in it.
-        topology: The sites that take part.
-        reduction: What `decide_reduction` made of the two.
-        folder: The job file's: its relative paths begin there.
-        replan: When the plan is made again while the run goes on.
+    `reduction` is what `decide_reduction` made of the two. The job's relative paths begin at
+    `folder`.
     """
     return RunSpec(
         job=_anchored(job, folder),

@@ -42,7 +42,9 @@ class Quantity:
             UnitError: it is not a text of a number and one of the units.
         """
         if not isinstance(value, str):
-            raise UnitError(f"{self._wanted}; got {shown(value)}{self._needs_unit(value)}")
+            lacks_unit = isinstance(value, int | float) and value is not True
+            hint = " without a unit" if lacks_unit else ""
+            raise UnitError(f"{self._wanted}; got {shown(value)}{hint}")
         found = _SPLIT.fullmatch(value)
         if found is None:
             raise UnitError(f"{self._wanted}; got {shown(value)}")
@@ -56,13 +58,13 @@ class Quantity:
             raise UnitError(f"unknown unit {shown(unit)}{hint}: {self._wanted}")
         return Fraction(number) * self.units[unit]
 
+    def number(self, value: object) -> float:
+        """Return `value` in base units as a float; UnitError when it is no such quantity."""
+        return float(self.parse(value))
+
     @property
     def _wanted(self) -> str:
         return f"want {self.noun} in {', '.join(self.units)}, as {self.example}"
-
-    @staticmethod
-    def _needs_unit(value: object) -> str:
-        return " without a unit" if isinstance(value, int | float) and value is not True else ""
 
 
 _NUMBER = r"[0-9]{1,18}(\.[0-9]{1,18})?"
@@ -134,14 +136,8 @@ PRICE_PER_BYTE = Quantity(
 _PERCENT = Quantity("a share", {"%": Fraction(1, 100)}, "0.01%")
 
 
-def parse_duration(value: object) -> float:
-    """Return seconds; UnitError when `value` is no duration."""
-    return float(DURATION.parse(value))
-
-
-def parse_rate(value: object) -> float:
-    """Return bytes per second, also of a text in bits per second; UnitError if it is no rate."""
-    return float(RATE.parse(value))
+parse_duration = DURATION.number
+parse_rate = RATE.number
 
 
 def parse_size(value: object) -> int:
@@ -171,26 +167,6 @@ def parse_fraction(value: object) -> float:
     if not 0 <= share <= 1:
         raise UnitError(f"{wanted}; got {shown(value)}")
     return share
-
-
-def parse_distance(value: object) -> float:
-    """Return kilometres; UnitError when `value` is no distance."""
-    return float(DISTANCE.parse(value))
-
-
-def parse_compute(value: object) -> float:
-    """Return floating-point operations per second; UnitError when `value` is no such rate."""
-    return float(COMPUTE.parse(value))
-
-
-def parse_price_per_hour(value: object) -> float:
-    """Return US dollars an hour; UnitError when `value` is no such price."""
-    return float(PRICE_PER_HOUR.parse(value))
-
-
-def parse_price_per_byte(value: object) -> float:
-    """Return US dollars a byte; UnitError when `value` is no such price."""
-    return float(PRICE_PER_BYTE.parse(value))
 
 
 def format_duration(duration_s: float) -> str:

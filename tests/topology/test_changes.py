@@ -1,4 +1,4 @@
-"""Changes of an emulation and pauses of sites: they survive JSON, and what is none is told."""
+"""Changes of an emulation: they survive JSON, and what is none is told."""
 
 import json
 import subprocess

@@ -30,11 +30,11 @@ EXACT: list[tuple[Callable[[object], float], object, float]] = [
     (units.parse_fraction, "0.01%", 0.0001),
     (units.parse_fraction, 0.0001, 0.0001),
     (units.parse_fraction, 1, 1.0),
-    (units.parse_distance, "900km", 900.0),
-    (units.parse_distance, "350m", 0.35),
-    (units.parse_compute, "989TFLOP/s", 989e12),
-    (units.parse_price_per_hour, "2.5USD/h", 2.5),
-    (units.parse_price_per_byte, "0.02USD/GB", 2e-11),
+    (units.DISTANCE.number, "900km", 900.0),
+    (units.DISTANCE.number, "350m", 0.35),
+    (units.COMPUTE.number, "989TFLOP/s", 989e12),
+    (units.PRICE_PER_HOUR.number, "2.5USD/h", 2.5),
+    (units.PRICE_PER_BYTE.number, "0.02USD/GB", 2e-11),
 ]
 
 WRONG: list[tuple[Callable[[object], float], object, str]] = [
@@ -53,7 +53,7 @@ WRONG: list[tuple[Callable[[object], float], object, str]] = [
     (units.parse_fraction, "101%", "want a share of 0 to 1, or 0% to 100%; got '101%'"),
     (units.parse_fraction, "0.5", "want a share of 0 to 1, or 0% to 100%; got '0.5'"),
     (units.parse_fraction, float("nan"), "want a share of 0 to 1, or 0% to 100%; got nan"),
-    (units.parse_distance, [], "want a distance in m, km, as 900km; got a list"),
+    (units.DISTANCE.number, [], "want a distance in m, km, as 900km; got a list"),
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ FORMATS: list[tuple[Callable[[float], str], Callable[[object], float], float, fl
     (units.format_duration, units.parse_duration, 1e-9, 1e7),
     (units.format_rate, units.parse_rate, 1.0, 1e14),
     (units.format_fraction, units.parse_fraction, 1e-9, 1.0),
-    (units.format_distance, units.parse_distance, 1e-3, 4e4),
+    (units.format_distance, units.DISTANCE.number, 1e-3, 4e4),
 ]
 
 

@@ -60,9 +60,7 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
 def suggestion(name: str, own: Iterable[str]) -> str:
     """Return ` (did you mean 'h100-pcie' or 'h100-sxm'?)` for `h100`, what is close, or nothing.
 
-    Args:
-        name: That is not known.
-        own: What the topology defines itself.
+    `own` is what the topology defines itself.
     """
     known = [*own, *catalogue()]
     begun = [each for each in known if each.startswith(f"{name}-".casefold())]

@@ -108,12 +108,8 @@ def share(global_batch: int, ranks: int, rank: int) -> range:
 def rank_share(job: Job, topology: Topology, site: Site, rank: int) -> range:
     """Return the places in a global batch of a rank of `site`: contiguous, in site order.
 
-    Args:
-        job: Its placement says how many sequences each site takes; without one, all ranks of all
-            sites take as many as each other.
-        topology: Of the sites that take part.
-        site: One of them.
-        rank: Inside the site.
+    The job's placement says how many sequences each site takes; without one, all ranks of all sites
+    that take part take as many as each other.
     """
     before = topology.sites[: site.index]
     if not job.placement:

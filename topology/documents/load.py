@@ -30,10 +30,8 @@ T = TypeVar("T")
 def load_topology(text: str, source: str, overrides: Sequence[str] = ()) -> Topology:
     """Return the topology that a YAML text describes.
 
-    Args:
-        text: The whole file.
-        source: What messages call it: the file's name.
-        overrides: `path=value` each, as `links.0.rtt=120ms`; applied in order before the checks.
+    Messages call it `source`. Overrides, `path=value` each, as `links.0.rtt=120ms`, are applied in
+    order before the checks.
 
     Raises:
         ConfigError: with every problem.
@@ -132,11 +130,7 @@ def _wishes(written: PlanModel) -> PlanWishes:
 def _made(kind: type[T], written: BaseModel, *, without: str = "", **with_unit: str) -> T:
     """Return a section as a dataclass whose fields are called as its keys are.
 
-    Args:
-        kind: Of dataclass.
-        written: The section.
-        without: A key that is left at its default.
-        with_unit: Keys whose fields name a unit besides.
+    Fields that name a unit besides are given `with_unit`; the key `without` is left at its default.
     """
     fields = written.model_dump(exclude={without})
     return read_json(kind, {with_unit.get(key, key): value for key, value in fields.items()})

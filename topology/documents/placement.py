@@ -8,7 +8,7 @@ own, so that no other part of isthmus needs to know that there are more.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from topology.job import Job
 from topology.suggest import did_you_mean
@@ -22,9 +22,7 @@ Misplaced = tuple[Path, str]
 def placed(job: Job, topology: Topology) -> Topology:
     """Return the topology of the sites that take part in a job: the same without a placement.
 
-    Args:
-        job: Of the run.
-        topology: As described. What `problems_of` says of the two is nothing.
+    `problems_of` has found nothing wrong with the two.
     """
     if not job.placement:
         return topology
@@ -120,13 +118,18 @@ def _unconnected(topology: Topology) -> list[Misplaced]:
 
 def unreached(topology: Topology) -> list[str]:
     """Return the sites that no links in both directions connect with the first one."""
-    names = [site.name for site in topology.sites]
-    reached = names[:1]
+    pairs = {(link.source, link.target) for link in topology.links}
+    return unlinked([site.name for site in topology.sites], pairs)
+
+
+def unlinked(names: Sequence[str], pairs: Set[tuple[str, str]]) -> list[str]:
+    """Return the names that no pairs in both directions connect with the first one."""
+    reached = [*names[:1]]
     for name in reached:
         reached += [
             other
             for other in names
-            if other not in reached and topology.link(name, other) and topology.link(other, name)
+            if other not in reached and {(name, other), (other, name)} <= pairs
         ]
     return [name for name in names if name not in reached]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from topology.catalogue.accelerators import catalogue, suggestion
+from topology.documents.placement import unlinked
 from topology.errors import ConfigError
 from topology.models.topology_model import LOOPBACK, FailureModel, is_loopback, parse_endpoint
 from topology.suggest import did_you_mean
@@ -186,16 +187,7 @@ def _check_figures(document: Document) -> None:
 
 def _check_connected(document: Document, names: list[str], pairs: set[tuple[str, str]]) -> None:
     """Sums go up a tree of links and results come down it: both directions must be there."""
-    reached, grown = {names[0]}, True
-    while grown:
-        new = {
-            target
-            for source, target in pairs
-            if source in reached and target not in reached and (target, source) in pairs
-        }
-        reached |= new
-        grown = bool(new)
-    cut = [name for name in names if name not in reached]
+    cut = unlinked(names, pairs)
     if cut:
         path = ("links",) if document.get("links") is not None else ("sites",)
         document.add(

@@ -28,11 +28,9 @@ from topology.world import (
 
 
 def resolve(document: Document, model: TopologyModel) -> Topology:
-    """Return the topology that a document describes.
+    """Return the topology that a document describes, which has no problems yet.
 
-    Args:
-        document: Without problems; told of those that only the resolved figures show.
-        model: The same document.
+    It is told of those that only the resolved figures show.
     """
     sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
     links = [_link(each, sites) for each in model.links]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from topology.documents.load import load_job, load_topology
-from topology.documents.placement import placed, problems_of
+from topology.documents.placement import Misplaced, placed, problems_of
 from topology.errors import ConfigError, Problem
 from topology.job import Job
 from topology.run_decisions import decide_reduction
@@ -68,21 +68,13 @@ def joined(
 ) -> RunDocuments:
     """Return a job with the part of a topology that it runs on.
 
-    Args:
-        job: As loaded from `written`.
-        described: All sites.
-        written: For the places of problems.
-        is_placed: False: a plan has yet to say which of the sites take part.
+    The job is loaded from `written`, where problems have their places. If it is not `is_placed`, a
+    plan has yet to say which of the sites take part.
 
     Raises:
         ConfigError: the placement or the codecs of links do not fit, or as for `check_pair`.
     """
-    problems = [*problems_of(job, described), *problems_of_codecs(job, described)]
-    if problems:
-        document = _read(written)
-        for path, message in problems:
-            document.add(path, message)
-        document.raise_problems()
+    _refuse([*problems_of(job, described), *problems_of_codecs(job, described)], written)
     here = placed(job, described)
     reduction = check_pair(job, here, written, is_placed=is_placed)
     return RunDocuments(job, here, described, reduction)
@@ -93,28 +85,24 @@ def check_pair(
 ) -> CodedPlan:
     """Check that a job can run on a topology, and return what its reduction comes to.
 
-    Args:
-        job: As loaded from `written`.
-        topology: That it will run on.
-        written: For the places of problems.
-        is_placed: False: a plan has yet to say which of the sites take part, so that the batch need
-            not have a sequence for the ranks of all of them.
+    As long as a plan has yet to say which of the sites take part (not `is_placed`), the batch need
+    not have a sequence for the ranks of all of them.
 
     Raises:
         ConfigError: with every problem, each at the job's line.
     """
-    problems = [] if not is_placed else _batch_problems(job, topology)
+    problems = _batch_problems(job, topology) if is_placed else []
     try:
         reduction = decide_reduction(job, topology)
     except ConfigError as error:
-        found = [(each.path, each.message) for each in error.problems]
-        raise _told([*found, *problems], written) from error
-    if problems:
-        raise _told(problems, written)
+        found = [(tuple(each.path.split(".")), each.message) for each in error.problems]
+        _refuse([*found, *problems], written)
+        raise
+    _refuse(problems, written)
     return reduction
 
 
-def _batch_problems(job: Job, topology: Topology) -> list[tuple[str, str]]:
+def _batch_problems(job: Job, topology: Topology) -> list[Misplaced]:
     """Return whether the shipped trainer's batch leaves a rank without a sequence."""
     batch, ranks = job.trainer.global_batch, topology.num_ranks
     if job.entrypoint is not None or job.probe is not None or batch >= ranks:
@@ -122,25 +110,22 @@ def _batch_problems(job: Job, topology: Topology) -> list[tuple[str, str]]:
     fewer = not job.placement and batch >= min(site.num_ranks for site in topology.sites)
     cure = "; with a `plan` section, `launch` leaves sites out" if fewer else ""
     message = f"want at least {ranks}, a sequence for each rank of {topology.name!r}"
-    return [("trainer.global_batch", f"{message}; got {batch}{cure}")]
+    return [(("trainer", "global_batch"), f"{message}; got {batch}{cure}")]
 
 
-def _told(problems: Sequence[tuple[str, str]], written: DocumentText) -> ConfigError:
-    """Return problems, by dotted paths in the job, at their places in its text."""
-    document = _read(written)
+def _refuse(problems: Sequence[Misplaced], written: DocumentText) -> None:
+    """Raise a ConfigError with the problems, if any, at their places in the job's text."""
+    if not problems:
+        return
+    document = read_with_overrides(written.text, written.source, written.overrides)
     for path, message in problems:
         document.add(_path(document, path), message)
-    return ConfigError(sorted(document.problems, key=lambda each: (each.line, each.column)))
+    document.raise_problems()
 
 
-def _read(written: DocumentText) -> Document:
-    return read_with_overrides(written.text, written.source, written.overrides)
-
-
-def _path(document: Document, dotted: str) -> Path:
-    """Return the path that `reduction.trees.0.root` means: positions in lists are numbers."""
+def _path(document: Document, written: Path) -> Path:
+    """Return a path whose positions in lists are numbers, where they may be texts."""
     path: Path = ()
-    for part in dotted.split("."):
-        inside = isinstance(document.get(*path), list)
-        path = (*path, int(part) if inside else part)
+    for part in written:
+        path = (*path, int(part) if isinstance(document.get(*path), list) else part)
     return path

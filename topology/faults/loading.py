@@ -139,9 +139,7 @@ MAX_FLAPS = 10_000
 def check_fault_references(document: Document, topology: Topology | None) -> None:
     """Add a problem for each fault that does not make sense.
 
-    Args:
-        document: A fault script.
-        topology: Whose sites and links it names; None: which names exist is not checked.
+    Without a topology, which names exist is not checked.
     """
     for index, fault in enumerate(document.sequence("faults")):
         if not isinstance(fault, dict):
@@ -311,12 +309,7 @@ def check_faults(text: str, source: str, topology: Topology | None = None) -> in
 
 
 def load_faults(text: str, source: str, topology: Topology) -> FaultScript:
-    """Return the fault script that a YAML text describes.
-
-    Args:
-        text: Of the whole file.
-        source: What messages call it: the file's name.
-        topology: Whose sites and links it names.
+    """Return the fault script that a YAML text describes for the sites and links of a topology.
 
     Raises:
         ConfigError: with every problem, each at its line and column.

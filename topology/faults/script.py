@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topology.errors import ConfigError
+from topology.json_fields import to_json
 from topology.units import format_duration, format_fraction, format_rate
 from topology.world import Topology
 
@@ -77,12 +78,7 @@ class Change:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values; figures that stay are left out."""
-        return {
-            "kind": self.kind,
-            "source": self.source,
-            "target": self.target,
-            **self.figures(),
-        }
+        return {name: value for name, value in to_json(self).items() if value is not None}
 
     def __str__(self) -> str:
         """Say it in a few words, as `eu -> us: 10Mbit/s, 40ms one way`."""
@@ -197,12 +193,7 @@ def figures_of(topology: Topology) -> dict[Pair, Figures]:
 
 
 def expand(script: FaultScript, seed: int | None = None) -> tuple[TimedChange, ...]:
-    """Return all that a script does, sorted by time.
-
-    Args:
-        script: As loaded.
-        seed: Instead of the script's own.
-    """
+    """Return all that a script does, sorted by time; a seed stands in for the script's own."""
     used_seed = script.seed if seed is None else seed
     events = [
         event

@@ -69,10 +69,6 @@ class NetworkMap:
 def read_map(text: str, source: str) -> NetworkMap:
     """Return the map in a document; its first character tells the format.
 
-    Args:
-        text: The whole file.
-        source: The file's name, for messages.
-
     Raises:
         ConfigError: The document is in neither format, has mistakes, or is too large.
     """

@@ -62,12 +62,7 @@ _Pair = tuple[str, str]
 
 
 def import_topology(text: str, source: str, wishes: Wishes) -> Imported:
-    """Return the topology that a map describes; it is valid.
-
-    Args:
-        text: The map's file.
-        source: The file's name, for messages.
-        wishes: What to add to it.
+    """Return the topology that a map's file describes; it is valid.
 
     Raises:
         ConfigError: The map cannot be read, or lacks what a topology needs. Says what to do.

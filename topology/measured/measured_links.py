@@ -92,14 +92,10 @@ class LinkFigures:
 
 
 def with_measured(topology: Topology, figures: Mapping[Pair, LinkFigures], at: str) -> Topology:
-    """Return a topology with measured figures in place of those that it counts on.
+    """Return a topology with figures measured `at` a time (ISO 8601) in place of its own.
 
     Of a link that is shared with others a run uses no more than its share, whatever it could carry.
-
-    Args:
-        topology: Described in full.
-        figures: By directed link; links that are not there stay as they are.
-        at: When, in ISO 8601.
+    Links that are not there stay as they are.
     """
     links = tuple(
         _measured(link, figures[link.source, link.target], at)

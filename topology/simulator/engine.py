@@ -62,22 +62,15 @@ class Server:
 
     free_s: float = 0.0
     """From when on it can take new work."""
-    busy_s: float = 0.0
-    """That it has worked, in all."""
 
     def serve(
         self, first_s: float, last_s: float, work_s: float, piece_s: float
     ) -> tuple[float, float]:
         """Return when the first and the last piece are done.
 
-        Args:
-            first_s: when the first piece is there.
-            last_s: when the last one is.
-            work_s: for all pieces together.
-            piece_s: for one of them.
+        They are there at `first_s` and `last_s`. All together take `work_s`, one takes `piece_s`.
         """
         begin_s = max(first_s, self.free_s)
         # A server that waits for pieces takes others' meanwhile: only its work keeps it.
         self.free_s = begin_s + work_s
-        self.busy_s += work_s
         return begin_s + piece_s, max(self.free_s, last_s + piece_s)

@@ -82,14 +82,7 @@ def turns(num_stages: int, num_micro_batches: int, num_parts: int) -> list[tuple
 
 
 def one_f_one_b(num_stages: int, stage: int, num_micro_batches: int, num_parts: int) -> list[Block]:
-    """Return the blocks of a stage in their order.
-
-    Args:
-        num_stages: of the pipeline.
-        stage: which one.
-        num_micro_batches: of a step.
-        num_parts: of the model that a stage holds; 1: not interleaved.
-    """
+    """Return the blocks of a stage, which holds `num_parts` of the model, in their order."""
     order = turns(num_stages, num_micro_batches, num_parts)
     if num_parts == 1:
         warm_up = num_stages - stage - 1
@@ -119,11 +112,8 @@ def simulate_pipeline(
 ) -> PipelineTime:
     """Return how long one step takes, from the first forward to the last backward.
 
-    Args:
-        stages: in the order of the model.
-        links: from each to the next; interleaved, also from the last to the first.
-        num_micro_batches: of the step.
-        num_parts: of the model that each stage holds.
+    Links lead from each stage to the next and, if each holds several parts of the model, also from
+    the last to the first.
 
     Raises:
         SimulationError: a link is missing.

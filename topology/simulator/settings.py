@@ -167,10 +167,8 @@ def fragment_buckets(
 ) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
     """Return all buckets of a round, and which fragment each belongs to.
 
-    Args:
-        total_bytes: of float32, the model.
-        rounds: its fragments.
-        bucket_bytes: that a bucket has at most, but for fragments of many: a few hundred in all.
+    `total_bytes` is the model in float32. A bucket has at most `bucket_bytes`, or more where there
+    would be more than a few hundred.
     """
     elements = total_bytes // FLOAT32_BYTES
     cuts = [elements * each // rounds.fragments for each in range(rounds.fragments + 1)]

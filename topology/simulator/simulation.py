@@ -12,7 +12,7 @@ from topology.job import Job
 from topology.simulator.engine import SimulationError
 from topology.simulator.settings import Chance, Outage, Outages, Settings
 from topology.simulator.step_work import StepWork, step_work
-from topology.simulator.training import LocalTraining, SiteStep, Step, Training
+from topology.simulator.training import LocalTraining, Step, Training
 from topology.simulator.wan_links import Hop, require_simulated
 from topology.world import Topology
 
@@ -79,13 +79,10 @@ class SimulatedRun:
 
 
 def simulate(job: Job, topology: Topology, settings: Settings | None = None) -> SimulatedRun:
-    """Return what a run of the trainer that ships would be like.
+    """Return what a run would be like.
 
-    Args:
-        job: with modelled compute or real, for the simulator models it anyway; with a script only
-            if the job describes its model, and how each site cuts it.
-        topology: sites and links.
-        settings: how.
+    Compute is modelled, whatever the job says of it. A job with a script of its own describes its
+    model, and how each site cuts it.
 
     Raises:
         ConfigError: the job's tree does not fit the topology.
@@ -119,12 +116,7 @@ def simulate_alone(job: Job, topology: Topology, settings: Settings | None = Non
 def efficiency(run: SimulatedRun, alone: SimulatedRun, skip: int = 0) -> float:
     """Return tokens a second of all sites together over the sum of each by itself.
 
-    Over steps: what outages cost is not in it, but in `goodput`.
-
-    Args:
-        run: together.
-        alone: of `simulate_alone`.
-        skip: steps at the beginning that do not count.
+    Over steps: what outages cost is not in it, but in `goodput`. The first `skip` do not count.
     """
     tokens = [site.tokens for site in run.work.sites]
     together = math.fsum(each / run.step_s(site, skip) for site, each in enumerate(tokens))
@@ -230,8 +222,9 @@ class _Made:
             shift_s = began_s + later_s
             if shift_s + max(site.end_s for site in step) > fails_s:
                 return fails_s
-            keeps = self._keeps(len(steps) + 1)
-            steps.append(tuple(_placed(site, shift_s, keeps=keeps) for site in step))
+            if not self._keeps(len(steps) + 1):
+                step = tuple(dataclasses.replace(site, buckets=None) for site in step)
+            steps.append(tuple(site.later(shift_s) for site in step))
             if len(steps) == self._settings.steps:
                 return None
         raise AssertionError("training never ends by itself")
@@ -267,7 +260,3 @@ class _Made:
         if outages is None:
             return math.inf
         return now_s + self._failures.exponential(outages.mtbf_s / len(self._work.sites))
-
-
-def _placed(site: SiteStep, began_s: float, *, keeps: bool) -> SiteStep:
-    return (site if keeps else site.without_buckets()).later(began_s)

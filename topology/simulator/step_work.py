@@ -76,15 +76,7 @@ def segments_of(
     *,
     is_fair: bool,
 ) -> tuple[tuple[Segment, ...], ...]:
-    """Cut each bucket into what its trees carry at once.
-
-    Args:
-        plan: the trees.
-        codecs: of each.
-        buckets: float32, all that crosses.
-        loads: of each bucket.
-        is_fair: flows share links.
-    """
+    """Cut each bucket into what its trees carry at once; codecs are the trees' own."""
     sites = plan.num_sites
     hops = sites * (sites - 1) if plan.is_gather else 2 * (sites - 1)
     num_chunks = sum(each.num_chunks for each in loads)
@@ -175,9 +167,7 @@ class SiteWork:
     def alone_s(self, factor: float, *, is_serial: bool) -> tuple[float, float]:
         """Return when a step's compute has ended and when the step has, if nothing crosses.
 
-        Args:
-            factor: by which compute is longer.
-            is_serial: nothing is reduced before the backward pass has ended.
+        Compute is longer by `factor`. If `is_serial`, nothing is reduced before it has ended.
         """
         computed_s = factor * self.compute_s
         scatter = [Server() for _ in range(self.num_lanes)]
@@ -198,15 +188,7 @@ class SiteWork:
 def trainer_work(
     job: Job, topology: Topology, site: Site, buckets: Sequence[Bucket], gateway: GatewayCost
 ) -> SiteWork:
-    """Return what a site does in a step of the trainer that ships.
-
-    Args:
-        job: gives the model, and with its placement the site's part of the batch.
-        topology: of the sites that take part.
-        site: one of them.
-        buckets: of the model.
-        gateway: of the site.
-    """
+    """Return what a site does in a step of the trainer that ships."""
     shares = site_shares(job, topology, site)
     most, micro_batch = max(shares), job.trainer.micro_batch
     # Only the last micro-batch's backward pass hands over: those before it are summed first.
@@ -253,9 +235,8 @@ class Inside:
 def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ...]:
     """Return what leaves together, in backward's order: layers, together until they fill a bucket.
 
-    Args:
-        workload: the model. Its layers are numbered from 1; 0 is the embedding, the last the head.
-        bucket_bytes: float32 bytes that close a bucket; more where there would be hundreds.
+    Layers are numbered from 1; 0 is the embedding, the last the head. Buckets are larger than
+    `bucket_bytes` of float32 where there would be hundreds.
     """
     layer = workload.dense_parameters_per_layer + workload.expert_parameters_per_layer
     numels = [workload.embedding_parameters, *([layer] * workload.layers), workload.head_parameters]
@@ -272,14 +253,7 @@ def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ..
 def described_sites(
     job: Job, topology: Topology, buckets: Sequence[Bucket], *, gateways_take_time: bool
 ) -> tuple[tuple[SiteWork, ...], tuple[Inside, ...]]:
-    """Return what each site does in a step, and how.
-
-    Args:
-        job: describes its model; each of its placed sites says how it cuts it.
-        topology: of those sites.
-        buckets: of the model.
-        gateways_take_time: False: they cost nothing.
-    """
+    """Return what each of the placed sites does in a step, and how it cuts the model."""
     placed = {each.site: each for each in job.placement}
     known: list[tuple[tuple[object, ...], Inside]] = []
     works, insides = [], []

@@ -67,14 +67,9 @@ def parts_of(
     *,
     crosses: bool = True,
 ) -> StepParts:
-    """Divide a step.
+    """Divide a step whose last bucket was handed over at `computed_s`.
 
-    Args:
-        begin_s: of the step.
-        computed_s: its last bucket was handed over.
-        end_s: of the step.
-        buckets: all of it.
-        crosses: they crossed the WAN; else what is exposed was inside the site.
+    Where its buckets did not cross the WAN, what is exposed was inside the site.
     """
     crossings = tuple(Crossing(each.posted_s, each.reduced_s, each.wait_s) for each in buckets)
     round_ = RoundTimes(computed_s, end_s, crossings if crosses else ())
@@ -110,10 +105,6 @@ class SiteStep:
             None if self.buckets is None else tuple(each.later(shift_s) for each in self.buckets),
         )
 
-    def without_buckets(self) -> SiteStep:
-        """Return the same for those who do not draw it."""
-        return dataclasses.replace(self, buckets=None)
-
 
 Step = tuple[SiteStep, ...]
 """One step, at all sites."""
@@ -124,10 +115,8 @@ def repeating(
 ) -> Iterator[tuple[Step, float]]:
     """Yield step after step without end, each with how much later it is than it says.
 
-    Args:
-        simulated: makes the next step, of this number from 0.
-        round_steps: steps of a round.
-        reuse: rounds that repeat themselves are not simulated again.
+    `simulated` makes the next step, of this number from 0. If `reuse`, rounds that repeat
+    themselves are not simulated again.
     """
     rounds_max = max(1, min(_PERIOD_MAX, _PERIOD_STEPS_MAX // round_steps))
     latest: deque[Step] = deque(maxlen=(rounds_max + _ALIKE_ROUNDS) * round_steps)
@@ -190,13 +179,7 @@ class _Simulated:
     """What both kinds of training share: the clock, links and gateways, and steps that ended."""
 
     def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
-        """Let all sites begin at 0.
-
-        Args:
-            work: what a step is.
-            settings: how it is simulated.
-            chance: of stragglers.
-        """
+        """Let all sites begin at 0; `chance` is stragglers'."""
         self._work = work
         self._settings = settings
         self._chance = chance

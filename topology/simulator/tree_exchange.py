@@ -46,13 +46,7 @@ class StepExchange:
     ) -> None:
         """Expect every bucket of every site.
 
-        Args:
-            engine: the clock.
-            network: the links.
-            work: what is exchanged, and how.
-            gateways: of each site, as one.
-            step: its number, which orders what waits for a link.
-            reduced: is told what is done.
+        The gateways of a site are one. The step's number orders what waits for a link.
         """
         self._engine = engine
         self._network = network
@@ -197,18 +191,10 @@ class StepExchange:
         decoded: int = 0,
         sent: int = 0,
     ) -> tuple[float, float]:
-        """Let a site's gateways work on a segment, whose first granule is there now.
+        """Return when gateways are done with the first and the last granule of a segment.
 
-        Args:
-            site: whose.
-            segment: on what.
-            last_s: when its last granule is there.
-            encoded: how often they encode it.
-            decoded: how often they decode it.
-            sent: how often they send it.
-
-        Returns:
-            When the first granule is done, and when the last one is.
+        Its first granule is there now, its last one at `last_s`; they encode, decode and send it so
+        many times.
         """
         gateway = self._work.sites[site].gateway
         work_s = sum(gateway.coding_s(segment, encoded, decoded)) + gateway.sending_s(segment, sent)

@@ -75,18 +75,11 @@ class FifoLink:
     ) -> None:
         """Make a link that was idle for ever.
 
-        Args:
-            engine: the clock.
-            target: the site that it leads to.
-            bytes_per_s: its rate.
-            rtt_s: half of it is the delay.
-            first_window_bytes: of all connections together; None: there is no slow start.
-            granules: of a flow, that are side by side on this link.
+        The first window is of all connections together; None: there is no slow start. So many
+        `granules` of a flow are side by side on this link.
         """
         self.bytes_per_s = bytes_per_s
         self.delay_s = rtt_s / 2
-        self.busy_s = 0.0
-        self.sent_bytes = 0.0
         self._engine = engine
         self._target = target
         self._rtt_s = rtt_s
@@ -140,8 +133,6 @@ class FifoLink:
         work_s, granule_s = self._time_s(flow.num_bytes), self._time_s(granule_bytes)
         self._grown_bytes += flow.num_bytes
         self._free_s = now_s + work_s
-        self.busy_s += work_s
-        self.sent_bytes += flow.num_bytes
         last_s = max(self._free_s, flow.last_s + granule_bytes / self.bytes_per_s)
         _, bucket, segment = flow.key
         arrives_s, last_s = now_s + granule_s + self.delay_s, last_s + self.delay_s
@@ -214,13 +205,7 @@ class FairNetwork:
     def __init__(
         self, engine: Engine, bytes_per_s: Mapping[Hashable, float], num_abreast: int
     ) -> None:
-        """Start without flows.
-
-        Args:
-            engine: the clock.
-            bytes_per_s: of each resource.
-            num_abreast: flows of one link that are on their way at once, at most.
-        """
+        """Start without flows, of which `num_abreast` at most are on a link at once."""
         self._engine = engine
         self._bytes_per_s = bytes_per_s
         self._num_abreast = num_abreast
@@ -236,12 +221,7 @@ class FairNetwork:
     ) -> None:
         """Take a flow; it arrives `delay_s` after its last byte has left.
 
-        Args:
-            flow: its bytes.
-            target: the site that it goes to.
-            link: the resource that it waits for.
-            ports: further ones that it crosses.
-            delay_s: one way.
+        It waits for the link only, and crosses the ports besides.
         """
         sent = _Active(flow, target, (link, *ports), delay_s, flow.num_bytes)
         heapq.heappush(self._waiting.setdefault(link, []), (flow.key, self._num_sent, sent))
@@ -330,13 +310,7 @@ class Network:
     """Sends flows between neighbours."""
 
     def __init__(self, engine: Engine, work: StepWork, *, is_fair: bool) -> None:
-        """Make every link of the topology.
-
-        Args:
-            engine: the clock.
-            work: names the topology, connections and windows.
-            is_fair: flows share links.
-        """
+        """Make every link of the topology; flows share links if `is_fair`."""
         topology = work.topology
         names = [site.name for site in topology.sites]
         self._index = {name: index for index, name in enumerate(names)}

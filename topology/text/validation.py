@@ -76,12 +76,12 @@ def version_one(value: object) -> int:
 
 
 def _quantity(
-    kind: Quantity, parse: Callable[[object], float], *, positive: bool = False
+    kind: Quantity, parse: Callable[[object], float] | None = None, *, positive: bool = False
 ) -> tuple[PlainValidator, WithJsonSchema]:
     """Return what makes a field read that quantity, and describe itself to an editor."""
 
     def read(value: object) -> float:
-        number = parse(value)
+        number = (parse or kind.number)(value)
         if positive and number <= 0:
             raise ValueError(f"must be more than 0, got {shown(value)}")
         return number
@@ -144,17 +144,17 @@ Name = Annotated[
 ]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Duration = Annotated[float, *_quantity(units.DURATION, units.parse_duration)]
-PositiveDuration = Annotated[float, *_quantity(units.DURATION, units.parse_duration, positive=True)]
-Rate = Annotated[float, *_quantity(units.RATE, units.parse_rate, positive=True)]
+Duration = Annotated[float, *_quantity(units.DURATION)]
+PositiveDuration = Annotated[float, *_quantity(units.DURATION, positive=True)]
+Rate = Annotated[float, *_quantity(units.RATE, positive=True)]
 Size = Annotated[int, *_quantity(units.SIZE, units.parse_size, positive=True)]
 SIZE_SCHEMA = WithJsonSchema(
     {"type": "string", "pattern": units.SIZE.pattern, "examples": [units.SIZE.example]}
 )
-Distance = Annotated[float, *_quantity(units.DISTANCE, units.parse_distance)]
-Compute = Annotated[float, *_quantity(units.COMPUTE, units.parse_compute, positive=True)]
-PricePerHour = Annotated[float, *_quantity(units.PRICE_PER_HOUR, units.parse_price_per_hour)]
-PricePerByte = Annotated[float, *_quantity(units.PRICE_PER_BYTE, units.parse_price_per_byte)]
+Distance = Annotated[float, *_quantity(units.DISTANCE)]
+Compute = Annotated[float, *_quantity(units.COMPUTE, positive=True)]
+PricePerHour = Annotated[float, *_quantity(units.PRICE_PER_HOUR)]
+PricePerByte = Annotated[float, *_quantity(units.PRICE_PER_BYTE)]
 Fraction = Annotated[float, PlainValidator(units.parse_fraction), _FRACTION_SCHEMA]
 Loss = Annotated[float, PlainValidator(_loss), _FRACTION_SCHEMA]
 Share = Annotated[float, PlainValidator(_share), _FRACTION_SCHEMA]

@@ -172,11 +172,7 @@ MAX_DEPTH = 32
 
 
 def read_document(text: str, source: str) -> Document:
-    """Parse one YAML document.
-
-    Args:
-        text: Of one file, or of one override's value.
-        source: What messages call it.
+    """Parse one YAML document: a file, or an override's value. Messages call it `source`.
 
     Raises:
         ConfigError: it is not YAML, is empty, or exceeds a limit. Every lesser mistake (duplicate
