@@ -96,7 +96,6 @@ def test_a_link_takes_what_waits_in_the_order_of_its_keys() -> None:
     assert [key for key, _, _ in arrived] == [5, 1, 3]
     assert [last for _, _, last in arrived] == pytest.approx([2.1, 4.1, 6.1])
     assert [first for _, first, _ in arrived] == pytest.approx([0.6, 2.6, 4.6])
-    assert (link.busy_s, link.sent_bytes) == pytest.approx((6.0, 600.0))
 
 
 @pytest.mark.parametrize("rtt_s", [0.0, 0.02, 0.3])
