@@ -1,8 +1,7 @@
 """Which trees a job's chunks take: as the job says, or the weighted set that is fastest.
 
-Pure, and in integers and exact fractions up to the plan's whole-number weights: every site makes
-the plan for itself, from the configuration whose hash all have compared, and all must make the
-same.
+Pure. The coordinator decides this once for a run, and every site reads the result
+(topology/run_decisions.py).
 
 `auto` compares, by topology.model.tree_times, on what a step brings (the gradient of the model
 that ships; of a script of the user's own, whose model is not known, JUDGED_BYTES):

@@ -1,8 +1,8 @@
 """The WAN as trees see it: pairs of sites that reach each other, and what both directions can do.
 
 A tree uses an edge both ways alike: as many bytes as go up come down. So the slower direction is
-what counts. All figures are integers, because every site plans for itself and all must come to the
-same plan: sums of floats may differ between Python's versions, sums of integers do not.
+what counts. All figures are integers: sums of floats may differ between Python's versions, sums of
+integers do not. So the same topology gives the same trees everywhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Trees of a given form: the best star, the widest tree, the paths of a ring, two levels.
 
-What all sites derive alike: in integers, and where two do as well the first in site order is taken.
+All compare integers. Of two that do as well the first in site order is taken. So the same topology
+gives the same trees every time.
 """
 
 from __future__ import annotations
