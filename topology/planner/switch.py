@@ -1,7 +1,7 @@
 """What a run that goes on could change: the reduction alone, all else staying as it is.
 
-A tree's codec follows from the links that it crosses (topology/trees/link_codecs.py). Sites are told
-both.
+A tree's codec follows from the links that it crosses (topology/trees/link_codecs.py). Sites are
+told both.
 """
 
 from __future__ import annotations
