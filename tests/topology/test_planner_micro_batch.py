@@ -60,7 +60,7 @@ def test_no_number_that_fits_is_faster() -> None:
     assert choice is not None
     for micro_batch in range(1, 8):
         other = dataclasses.replace(choice, micro_batch=micro_batch).job(JOB)
-        step_s = StepModel(other, world, choice.way.plan).step_s(placed_timings(other, world))
+        step_s = StepModel(other, world, choice.candidate.plan).step_s(placed_timings(other, world))
         assert choice.modelled_s <= step_s * (1 + 1e-9), micro_batch
 
 

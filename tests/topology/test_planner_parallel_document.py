@@ -22,10 +22,11 @@ from topology.hashing import plan_hashes
 from topology.job import Job, Model
 from topology.model.buckets import gradient_bytes
 from topology.planner.document import PlanFile, plan_text
-from topology.planner.explain import WANTED, all_widened, wider_for
+from topology.planner.explain import WANTED, wider_for
 from topology.planner.plan import make_plan
 from topology.planner.regime import rounds
 from topology.planner.search import Search
+from topology.planner.weighed import widened
 from topology.simulator.settings import Settings
 from topology.simulator.simulation import simulate
 from topology.units import format_size
@@ -257,7 +258,7 @@ def test_the_bandwidth_that_is_named_is_enough_and_not_much_more() -> None:
     assert factor > 1
 
     def efficiency(factor: float) -> float:
-        plan = make_plan(job, all_widened(world, factor))
+        plan = make_plan(job, widened(world, None, factor))
         return float(plan["predicted"]["efficiency"])
 
     assert efficiency(factor) >= WANTED - 1e-5

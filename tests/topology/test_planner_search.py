@@ -150,7 +150,7 @@ def test_what_the_job_names_is_kept() -> None:
     assert choice is not None
     assert "s1" in choice.sites
     assert choice.coding.codecs == ("fp32",)
-    assert choice.way.plan.trees == (star(len(choice.sites), choice.sites.index("s1")),)
+    assert choice.candidate.plan.trees == (star(len(choice.sites), choice.sites.index("s1")),)
 
 
 def test_money_leaves_out_what_costs_more_than_it_brings() -> None:

@@ -15,11 +15,9 @@ import math
 from dataclasses import dataclass, field
 
 from topology.cost.compute import sequence_s
-from topology.cost.layer_time import device_of, interior_of
-from topology.cost.memory import Memory, memory
+from topology.cost.memory import Memory
 from topology.cost.model_shape import Degrees, Workload, layers_per_stage, node_share
 from topology.cost.parallel import StepTime, gradients_ready_s, passages
-from topology.cost.parallel import step_time as site_step_time
 from topology.job import Job
 from topology.model.buckets import FLOAT32_BYTES, gradient_bytes, releases
 from topology.model.fabric import reduce_scatter_s
@@ -204,17 +202,6 @@ def cut_of(
         least_bytes=needed.total,
         in_flight_bytes=needed.activations,
     )
-
-
-def given_cut(workload: Workload, degrees: Degrees, site: Site, *, serial: bool) -> Cut:
-    """Return the cut that somebody has chosen; arguments as of `cut_of`.
-
-    Raises:
-        ValueError: the model cannot be cut so.
-    """
-    device, inside = device_of(site.accelerator), interior_of(site)
-    one = site_step_time(workload, degrees, device, inside, degrees.data * degrees.micro_batch)
-    return cut_of(workload, degrees, site, one, memory(workload, degrees, 1), serial=serial)
 
 
 @functools.lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from topology.model.step_model import StepModel
 from topology.model.tree_times import bytes_of_hops
 from topology.model.wire_load import wire_load
 from topology.planner.cuts import parallel_of
-from topology.planner.reductions import Way
+from topology.planner.reductions import Candidate
 from topology.trees.pairs import Edge, Pairs, edge
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
@@ -85,7 +85,7 @@ class Choice:
     """Of each."""
     timings: tuple[SiteTiming, ...]
     """Of each: with its cut, where the job describes a model."""
-    way: Way
+    candidate: Candidate
     coding: Coding
     sizing: Sizing
     micro_batch: int
@@ -110,7 +110,7 @@ class Choice:
         return dataclasses.replace(
             job,
             exchange=self.sizing.of(self.coding.of(job.exchange)),
-            reduction=self.way.reduction,
+            reduction=self.candidate.reduction,
             placement=placement,
             trainer=dataclasses.replace(job.trainer, micro_batch=self.micro_batch),
         )
@@ -121,7 +121,7 @@ class Choice:
 
     def model(self, job: Job, topology: Topology) -> StepModel:
         """Return the model of this choice's steps; `topology` is described in full."""
-        return StepModel(self.job(job), self.topology(topology), self.way.plan)
+        return StepModel(self.job(job), self.topology(topology), self.candidate.plan)
 
     def lasting(self, objective: str, step_s: float, usd_per_s: float) -> Choice:
         """Return the same with another step.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,9 +16,8 @@ from topology.planner.memory_fit import largest_micro_batch
 from topology.planner.regime import regime
 from topology.planner.search import Search, fastest_cuts
 from topology.planner.spreads import busiest
-from topology.planner.weighed import OWN_SIZES, Weighed
+from topology.planner.weighed import OWN_SIZES, Weighed, widened
 from topology.units import format_duration, format_fraction, format_rate, format_size, significant
-from topology.world import Topology
 
 _BINDS = 0.97
 """Share of a step from which on what takes it is all that counts."""
@@ -139,7 +137,7 @@ def summary(choice: Choice, num_sites: int) -> str:
     crossing = (
         "nothing crosses"
         if len(choice.sites) == 1
-        else f"gradients cross as {choice.coding}, by {choice.way.form}"
+        else f"gradients cross as {choice.coding}, by {choice.candidate.form}"
     )
     return (
         f"{len(choice.sites)} of {num_sites} sites take part, with sequences of a step each: {who}; "
@@ -316,7 +314,7 @@ def wider_for(search: Search, choice: Choice, wanted: float) -> float:
     ]
 
     def is_enough(factor: float) -> bool:
-        model = StepModel(job, all_widened(here, factor), choice.way.plan)
+        model = StepModel(job, widened(here, None, factor), choice.candidate.plan)
         return fastest_cuts(model, fronts)[1] <= alone_s / wanted
 
     low, high = 1 / _WIDEST, _WIDEST
@@ -326,14 +324,6 @@ def wider_for(search: Search, choice: Choice, wanted: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
-
-
-def all_widened(topology: Topology, factor: float) -> Topology:
-    """Return a topology whose links all carry `factor` times as much."""
-    links = tuple(
-        dataclasses.replace(link, bytes_per_s=link.bytes_per_s * factor) for link in topology.links
-    )
-    return dataclasses.replace(topology, links=links)
 
 
 def _regime(weighed: Weighed) -> list[str]:

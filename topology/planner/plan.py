@@ -47,7 +47,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     weighed = Weighed(search, best)
     choice = weighed.choice
     decided, here = choice.job(job), choice.topology(topology)
-    model = StepModel(decided, here, choice.way.plan)
+    model = StepModel(decided, here, choice.candidate.plan)
     job_hash, topology_hash = plan_hashes(job, topology)
     within = _inside(search, choice) if job.workload is not None else []
     plain: dict[str, Any] = {
@@ -74,7 +74,7 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
 
 def decisions(choice: Choice, job: Job) -> dict[str, Any]:
     """Return what a launch with this choice does, in the words of a job."""
-    reduction = choice.way.reduction
+    reduction = choice.candidate.reduction
     written: dict[str, Any] = {"tree": reduction.tree}
     if reduction.trees:
         written = {

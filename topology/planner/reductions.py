@@ -3,20 +3,22 @@
 The menu is small: gather, a star at each site, rings, two levels, the widest tree, single trees of
 few sites, and the weighted trees of a linear program (topology/trees/packing.py). The program
 knows how links are shared best, but neither round trips nor waits nor whole numbers of chunks. So
-its trees are a beginning: parts of what one tree carries go to another for as long as that helps.
+its trees are a beginning, which small changes make better: other roots, sites below other sites,
+and parts of what one tree carries at another tree.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
 from topology.model.reduction_plans import packings, plan_reduction
-from topology.model.tree_times import seconds_per_byte
 from topology.trees.packing import NEAR_ENOUGH, apportioned, weighted
 from topology.trees.pairs import Pairs, edge, pairs_of
 from topology.trees.shapes import (
@@ -41,19 +43,20 @@ ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
 """How near whole weights are to a linear program: fewer turns share out few chunks better."""
 _TOTAL = 96
 """Of weights that are moved, at most, unless there are more from the beginning."""
-_POOL = 12
-"""Trees that single moves may give weight to, beside a plan's own."""
 _PARTS = (4, 8, 16, 48)
 """Of the total, that are moved at once: one fourth, ..."""
-
+_GAIN = 1e-6
+"""Of a score, that a change has to bring."""
 
 Score = Callable[[ReductionPlan, float], float]
 """Of a plan, what is to become less, seconds or dollars: exactly, where it is below the number."""
+TreeChanges = Callable[[ReductionPlan], Iterator[tuple[Tree, ...]]]
+"""Plan -> the trees after each change of one kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Way:
-    """One reduction, as the executor knows it and as a job writes it."""
+class Candidate:
+    """A reduction that may be chosen, as the executor knows it and as a job writes it."""
 
     form: str
     """For people: `star at oregon`."""
@@ -61,7 +64,7 @@ class Way:
     reduction: Reduction
 
 
-def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Way]:
+def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Candidate]:
     """Return the reductions for a topology's sites, the simplest first; none where none can be.
 
     A job that names its reduction is asked for no other.
@@ -72,7 +75,7 @@ def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Way]:
         packed: Also weighted trees of a linear program.
     """
     if len(topology.sites) == 1:
-        return [Way("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
+        return [Candidate("alone", ReductionPlan(1, (), "one site: nothing crosses"), Reduction())]
     pairs = pairs_of(topology, job.exchange)
     if job.reduction != Reduction():
         try:
@@ -80,18 +83,22 @@ def menu(job: Job, topology: Topology, *, packed: bool = True) -> list[Way]:
         except ConfigError:
             return []
         form = f"{len(plan.trees)} trees" if job.reduction.trees else plan.why.partition(":")[0]
-        return [way_of(f"{form}, as the job says", pairs.names, plan.trees)]
-    found: dict[object, Way] = {}
+        return [candidate_of(pairs.names, plan.trees, f"{form}, as the job says")]
+    found: dict[object, Candidate] = {}
     for form, trees in _forms(pairs, packed=packed):
         shapes = tuple(sorted((*shape_of(tree), tree.weight) for tree in trees))
-        found.setdefault(shapes, way_of(form, pairs.names, trees))
+        found.setdefault(shapes, candidate_of(pairs.names, trees, form))
     return list(found.values())
 
 
-def way_of(form: str, names: Sequence[str], trees: tuple[Tree, ...]) -> Way:
-    """Return the reduction over some trees; none: gather."""
+def candidate_of(names: Sequence[str], trees: tuple[Tree, ...], form: str = "") -> Candidate:
+    """Return the reduction over some trees; none: gather. Its form is told by them if not given."""
+    if not form:
+        form = f"{len(trees)} weighted trees"
+        if len(trees) == 1:
+            form = f"tree at {names[trees[0].root]}"
     plan = ReductionPlan(len(names), trees, form)
-    return Way(form, plan, named(plan, names))
+    return Candidate(form, plan, named(plan, names))
 
 
 def named(plan: ReductionPlan, names: Sequence[str]) -> Reduction:
@@ -123,7 +130,7 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
     if widest is None:
         return
     for tree in (widest, *_every_tree(pairs)):
-        yield f"tree at {pairs.names[tree.root]}", (tree,)
+        yield "", (tree,)
     for order in _rings(pairs):
         yield f"ring {' - '.join(pairs.names[site] for site in order)}", ring_paths(order)
     groups = groups_by_delay(pairs)
@@ -133,9 +140,7 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
     if packed and pairs.num_sites > 2:
         found = packings(pairs, width(pairs, widest))
         for packing, near_enough in itertools.product(found, ROUNDINGS):
-            trees = weighted(pairs, packing, near_enough)
-            form = f"{len(trees)} weighted trees"
-            yield form if len(trees) > 1 else f"tree at {pairs.names[trees[0].root]}", trees
+            yield "", weighted(pairs, packing, near_enough)
 
 
 def _every_tree(pairs: Pairs) -> list[Tree]:
@@ -181,109 +186,63 @@ def _narrowest(pairs: Pairs, order: Sequence[int]) -> list[int]:
     )
 
 
-class WeightMoves:
-    """Makes weighted trees better by moving chunks from one tree to another."""
+def improved_trees(
+    plan: ReductionPlan, pairs: Pairs, pool: Iterable[Tree], score: Score, most_tries: int
+) -> ReductionPlan:
+    """Return what small changes make of a plan's trees; the plan itself if none is better.
 
-    def __init__(
-        self,
-        pool: Iterable[Tree],
-        topology: Topology,
-        score: Score,
-        least: Callable[[float], float],
-        most_tries: int,
-    ) -> None:
-        """Look at nothing yet.
+    One kind of change after another, each for as long as it helps, until none does.
 
-        Args:
-            pool: Trees that may carry something, whatever their weights; over the same sites.
-            topology: Of these sites.
-            score: What is to become less.
-            least: Returns what a plan's score is at least, whose busiest link takes so many seconds
-                for a byte.
-            most_tries: Scores that are asked for at most.
-        """
-        self._trees = {shape_of(tree): tree for tree in pool}
-        self._topology, self._score, self._least = topology, score, least
-        self._most_tries = most_tries
-
-    def best(self, plan: ReductionPlan) -> ReductionPlan:
-        """Return what moves from a plan's trees lead to; the plan itself if nothing is better.
-
-        Args:
-            plan: With trees; no gather.
-        """
-        weights = self._begun(plan)
-        best, best_score = plan, self._score(plan, math.inf)
-        num_tries, parts = 0, [*reversed(_PARTS)]
-        tried: set[tuple[int, ...]] = set()
-        while parts:
-            part, is_better = parts[-1], False
-            for moved in _moves(weights, max(1, sum(weights) // part)):
-                shared = math.gcd(*moved)
-                key = tuple(each // shared for each in moved)
-                if key in tried:
-                    continue
-                tried.add(key)
-                other = self._plan(key)
-                busy_s = max(seconds_per_byte(other, self._topology).values())
-                if self._least(busy_s) >= best_score:
-                    continue
-                if num_tries == self._most_tries:
-                    return best
-                num_tries += 1
-                other_score = self._score(other, best_score)
-                if other_score < best_score * (1 - 1e-6):
-                    best, best_score, is_better = other, other_score, True
-                    weights[:] = moved
-            if not is_better:
-                parts.pop()
-        return best
-
-    def _begun(self, plan: ReductionPlan) -> list[int]:
-        """Return a plan's weights, of all trees, with a total of which parts can be moved."""
-        for tree in plan.trees:
-            self._trees.setdefault(shape_of(tree), tree)
-        carried = dict.fromkeys(self._trees, 0)
-        for tree in plan.trees:
-            carried[shape_of(tree)] += tree.weight
-        factor = max(1, _TOTAL // sum(carried.values()))
-        return [factor * each for each in carried.values()]
-
-    def _plan(self, weights: Sequence[int]) -> ReductionPlan:
-        trees = tuple(
-            dataclasses.replace(tree, weight=weight)
-            for tree, weight in zip(self._trees.values(), weights, strict=True)
-            if weight
-        )
-        form = f"{len(trees)} weighted trees" if len(trees) > 1 else "a tree"
-        return ReductionPlan(len(trees[0].parent) + 1, trees, form)
-
-
-def _moves(weights: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Yield the weights when one tree has given another so much, or all that it has.
-
-    Of what the weights are by then: whoever takes the moves may change them.
+    Args:
+        plan: With trees; no gather.
+        pairs: Of its sites.
+        pool: Trees that may carry something, whatever their weights.
+        score: What is to become less.
+        most_tries: Scores that are asked for at most.
     """
-    for giver, taker in itertools.permutations(range(len(weights)), 2):
-        given = min(size, weights[giver])
-        num_trees = sum(1 for each in weights if each) + (weights[taker] == 0)
-        if given and weights[taker] + given <= WEIGHT_MAX and num_trees <= TREES_MAX:
-            moved = list(weights)
-            moved[giver] -= given
-            moved[taker] += given
-            yield moved
+    best, best_score = plan, score(plan, math.inf)
+    tried = {_key(plan.trees)}
+    kinds, idle = deque(tree_changes(pairs, list(pool))), 0
+    while idle < len(kinds):
+        idle += 1
+        for trees in kinds[0](best):
+            if _key(trees) in tried:
+                continue
+            tried.add(_key(trees))
+            if len(tried) > most_tries:
+                return best
+            other = ReductionPlan(plan.num_sites, trees, "")
+            other_score = score(other, best_score)
+            if other_score < best_score * (1 - _GAIN):
+                best, best_score, idle = other, other_score, 0
+                break
+        else:
+            kinds.rotate(-1)
+    return best
 
 
-def other_roots(plan: ReductionPlan, pairs: Pairs, place: int) -> Iterator[tuple[Tree, ...]]:
-    """Yield a plan's trees, one of them with another root."""
-    tree = plan.trees[place]
-    for other in every_root(pairs, [edge(*hop) for hop in tree.parent.items()], tree.weight):
-        if other.root != tree.root:
-            yield (*plan.trees[:place], other, *plan.trees[place + 1 :])
+def tree_changes(pairs: Pairs, pool: Sequence[Tree]) -> list[TreeChanges]:
+    """Return the kinds of small changes: other roots, sites below others, and weights moved."""
+    moved = (functools.partial(_reweighed, pool, part) for part in _PARTS)
+    return [functools.partial(_rerooted, pairs), functools.partial(_rehung, pairs), *moved]
 
 
-def rehung(plan: ReductionPlan, pairs: Pairs) -> Iterator[tuple[Tree, ...]]:
+def _key(trees: Iterable[Tree]) -> frozenset[object]:
+    return frozenset((shape_of(tree), tree.weight) for tree in trees)
+
+
+def _rerooted(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
+    """Yield a plan's trees, one of them with another root: where it is slow, others wait less."""
+    for place, tree in enumerate(plan.trees):
+        for other in every_root(pairs, [edge(*hop) for hop in tree.parent.items()], tree.weight):
+            if other.root != tree.root:
+                yield (*plan.trees[:place], other, *plan.trees[place + 1 :])
+
+
+def _rehung(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
     """Yield a plan's only tree with one site, and all below it, under another site."""
+    if len(plan.trees) != 1:
+        return
     [tree] = plan.trees
     for site, parent in tree.parent.items():
         for other in range(pairs.num_sites):
@@ -294,40 +253,33 @@ def rehung(plan: ReductionPlan, pairs: Pairs) -> Iterator[tuple[Tree, ...]]:
                 yield (dataclasses.replace(tree, parent={**tree.parent, site: other}),)
 
 
-def other_trees(
-    plan: ReductionPlan, pairs: Pairs, pool: Sequence[Tree]
-) -> Iterator[tuple[Tree, ...]]:
-    """Yield a plan's trees with another root, and with a part of one's weight at another tree.
-
-    Args:
-        plan: With trees.
-        pairs: Of its sites.
-        pool: Other trees that may carry something.
-    """
-    for place in range(len(plan.trees)):
-        yield from other_roots(plan, pairs, place)
-    known = {shape_of(tree): tree for tree in (*plan.trees, *pool[:_POOL])}
+def _reweighed(pool: Sequence[Tree], part: int, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
+    """Yield a plan's trees with one `part`-th of all weight, or what there is, at another tree."""
+    known = {shape_of(tree): tree for tree in (*plan.trees, *pool)}
     carried = dict.fromkeys(known, 0)
     for tree in plan.trees:
         carried[shape_of(tree)] += tree.weight
     factor = max(1, _TOTAL // sum(carried.values()))
     weights = [factor * each for each in carried.values()]
-    for part in _PARTS[::2]:
-        for moved in _moves(weights, max(1, sum(weights) // part)):
-            shared = math.gcd(*moved)
-            yield tuple(
-                dataclasses.replace(tree, weight=weight // shared)
-                for tree, weight in zip(known.values(), moved, strict=True)
-                if weight
-            )
+    for giver, taker in itertools.permutations(range(len(weights)), 2):
+        given = min(max(1, sum(weights) // part), weights[giver])
+        moved = list(weights)
+        moved[giver] -= given
+        moved[taker] += given
+        num_trees = len(moved) - moved.count(0)
+        if given and moved[taker] <= WEIGHT_MAX and num_trees <= TREES_MAX:
+            yield _with_weights(known.values(), moved)
 
 
 def rounded_weights(plan: ReductionPlan, total: int) -> tuple[Tree, ...]:
     """Return a plan's trees with weights that add up to so much, or less; the least carry none."""
-    weights = apportioned([tree.weight for tree in plan.trees], total)
+    return _with_weights(plan.trees, apportioned([tree.weight for tree in plan.trees], total))
+
+
+def _with_weights(trees: Iterable[Tree], weights: Sequence[int]) -> tuple[Tree, ...]:
     shared = math.gcd(*weights)
     return tuple(
         dataclasses.replace(tree, weight=weight // shared)
-        for tree, weight in zip(plan.trees, weights, strict=True)
+        for tree, weight in zip(trees, weights, strict=True)
         if weight
     )

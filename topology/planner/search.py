@@ -2,10 +2,14 @@
 
 Of few sites all sets are looked at, in the order of what they cannot be better than; of more, those
 that near or wide links join, and what single sites that join or leave make of them. For a set, the
-reductions of the menu are tried with each codec; the most promising ones get other sizes, another
-spread of the batch, other cuts and other weights of trees, one after another, for as long as that
-helps. The simulator decides between the best few, for the step model is least true of several trees
-that share links; and what it says of a plan is what the plan says of itself.
+reductions of the menu are tried with each codec. The most promising ones get other sizes, another
+spread of the batch, other cuts, and small changes of their trees for as long as these help. The
+simulator decides between the best few, and looks at what small changes make of the best: the step
+model is least exact where several trees share links. What the simulator says of a plan is what the
+plan says of itself.
+
+All of this is limited by numbers of tries. A model of a step takes longer the more sites there are,
+so of many sites fewer sets and fewer changes are looked at.
 """
 
 from __future__ import annotations
@@ -45,14 +49,12 @@ from topology.planner.choice import (
 from topology.planner.cuts import SiteCuts, site_cuts
 from topology.planner.memory_fit import largest_micro_batch
 from topology.planner.reductions import (
-    Way,
-    WeightMoves,
+    Candidate,
+    candidate_of,
+    improved_trees,
     menu,
-    other_roots,
-    other_trees,
-    rehung,
     rounded_weights,
-    way_of,
+    tree_changes,
 )
 from topology.planner.spreads import balanced, improved, in_proportion, neighbours
 from topology.simulator.settings import Settings
@@ -70,35 +72,40 @@ EVERY_CUTS_MAX = 512
 """Combinations of the sites' cuts that are all tried."""
 _FEW_SPLITS = 8
 """With so many at once, all combinations of cuts are tried for each."""
-_QUICK_WAYS = 3
+_QUICK_CANDIDATES = 3
 """Reductions of a set that are looked at, before it is known whether the set is good."""
-_THOROUGH_SETS = 6
-_EVERY_ROOT_SITES = 4
-_THOROUGH_WAYS = 4
-_THOROUGH_TREES = 2
-"""Of these, single trees at least: what other trees, and weights, begin with."""
+_THOROUGH_SETS, _THOROUGH_SETS_OF_MANY = 6, 2
+"""Sets that are looked at closely: of few sites, and of more than EVERY_SET_SITES."""
+_GUESSED_SITES = 12
+"""Of more, what sets come to without a site, or with one more, is a guess."""
+_THOROUGH_CANDIDATES, _THOROUGH_TREES = 4, 2
+"""Reductions of a set that are looked at closely, and how many of a single tree are among them at
+least: small changes lead far from these."""
 _NEAR_ENOUGH = 1.2
-"""How many times the best's rank a guess may be for a thorough look."""
+"""What takes more than so many times as long as the best is not looked at closely."""
 _BETTERED = 3
-"""Choices whose trees get other weights."""
-_MOVES_A_SITE = 40
-"""Weighted trees that are tried, at most, times sites."""
-_JUDGED, _POLISHED = 12, 48
-"""Choices that the simulator decides between, and neighbours of the best that it looks at, at
-most."""
+"""Choices whose trees are changed with many tries."""
+_FEW_TRIES, _MANY_TRIES = 40, 240
+"""Changes of a choice's trees that are tried at most: at first, and for the best choices."""
+_SITES_OF_TRIES = 6
+"""Beyond so many sites there are fewer tries: a model takes as long as there are pairs of sites."""
+_NEIGHBOURS = 600
+"""Neighbours of a choice that the step model sorts for the simulator."""
+_POOL = 12
+"""Trees that neighbours may give weight to, beside a plan's own."""
+_JUDGED, _JUDGED_LEAST, _POLISHED = 12, 4, 48
+"""How many choices the simulator decides between, at most and at least, and how many neighbours of
+the best it looks at."""
 _JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 200_000
-"""Actions that are simulated for that, about: half a second."""
-_FASTER = 1 - 1e-4
-"""Times a step: what is no faster than that is no better."""
-_JUDGED_LEAST = 4
+"""Simulated actions that this may take: half a second, about."""
 _OF_A_FAMILY = 3
-"""Of these, with the same trees."""
+"""Of choices with the same trees, so many are simulated."""
 _SMALL_TOTALS = (3, 6, 12)
-"""Of weights, that are tried beside those that the step model finds best."""
+"""Totals of weights that are tried beside the weights that the step model finds best."""
 _JUDGED_WITHIN = 1.15
-"""How many times the best's modelled step theirs may be."""
-_AS_GOOD = 1e-4
-"""Of a simulated step: what differs by less is as fast."""
+"""What the step model finds so many times as long as the best is not simulated."""
+_FASTER, _AS_GOOD = 1 - 1e-4, 1 + 1e-4
+"""Times a simulated step: below the first another is faster, up to the second it is as fast."""
 _STEPS, _SKIPPED = 12, 4
 """Steps that are simulated, and the first of them, which begin as no later one does."""
 
@@ -196,7 +203,6 @@ class Search:
         self.wishes = job.plan or PlanWishes()
         self.codecs = self.wishes.codecs or (job.exchange.codec,)
         self.sizes = sizes or sizings(job)
-        self.is_sized = bool(sizes)
         self.allows = allows
         self.options = options or SiteOptions(job, topology)
         self._sets: dict[Names, SiteSet] = {}
@@ -208,12 +214,13 @@ class Search:
         """Return the best choice of all; None where no set of sites can run the job."""
         found: list[Choice] = []
         guesses = self.guesses()
-        for guess in guesses[:_THOROUGH_SETS]:
+        is_large = len(self.topology.sites) > EVERY_SET_SITES
+        for guess in guesses[: _THOROUGH_SETS_OF_MANY if is_large else _THOROUGH_SETS]:
             if guess.rank[0] <= _NEAR_ENOUGH * guesses[0].rank[0]:
                 found += self.set_of(guess.sites).thorough()
         if not found:
             return None
-        if len(self.topology.sites) > EVERY_SET_SITES and len(self._all_sets()) > 1:
+        if is_large and len(self._all_sets()) > 1:
             found += self._climbed(min(found, key=by_rank))
         found.sort(key=by_rank)
         for choice in found[:_BETTERED]:
@@ -250,7 +257,7 @@ class Search:
             if choice.rank[0] <= _JUDGED_WITHIN * near[0].rank[0]
         ]
         best = min(judged, key=by_rank)
-        as_good = [each for each in judged if each.rank[0] <= best.rank[0] * (1 + _AS_GOOD)]
+        as_good = [each for each in judged if each.rank[0] <= best.rank[0] * _AS_GOOD]
         return min(as_good, key=lambda each: each.rank[1:])
 
     def _polished(self, best: Choice) -> Choice:
@@ -258,13 +265,10 @@ class Search:
         num_tries = min(_POLISHED, _POLISHED_ACTIONS // max(self._num_actions, 1))
         tried = {_decisions(best)}
         while num_tries > 0:
-            near = [
-                each
-                for each in sorted(self.set_of(best.sites).neighbours(best), key=by_rank)
-                if _decisions(each) not in tried
-            ]
+            near = self.set_of(best.sites).neighbours(best)
+            order = [each for each in sorted(near, key=by_rank) if _decisions(each) not in tried]
             before = best
-            for other in near[: max(num_tries // 2, 1)]:
+            for other in order[: max(num_tries // 2, 1)]:
                 num_tries -= 1
                 tried.add(_decisions(other))
                 judged = self.judged(other)
@@ -363,7 +367,7 @@ class Search:
             yield self._ordered(by_speed[:count])
 
     def _climbed(self, best: Choice) -> list[Choice]:
-        """Return what is better once single sites join or leave, for as long as that helps."""
+        """Return good choices of the sites that joining and leaving, one by one, leads to."""
         found: list[Choice] = []
         allowed = tuple(
             site.name for site in self.topology.sites if self.options.is_able(site.name)
@@ -425,15 +429,20 @@ class SiteSet:
     def quick(self) -> Choice | None:
         """A guess: the reductions that links allow most of, in one size, over a first spread."""
         found = [
-            self._choice(way, coding, self._search.sizes[0], self._splits[0])
-            for way, coding in self._bounded(packed=False)[:_QUICK_WAYS]
+            self._choice(candidate, coding, self._search.sizes[0], self._splits[0])
+            for candidate, coding in self._bounded(packed=False)[:_QUICK_CANDIDATES]
             if self._splits
         ]
         return min(filter(None, found), key=by_rank, default=None)
 
     @functools.cached_property
     def good(self) -> Choice | None:
-        """A good choice: the best of `thorough` for few sites, else of what is tried first."""
+        """A good choice: the best of `thorough` for few sites, else of what is tried first.
+
+        Of many sites it is the guess: it is asked for with and without each site.
+        """
+        if len(self._names) > _GUESSED_SITES:
+            return self.quick
         found = self.thorough() if len(self._names) <= 4 else self._begun()[:1]
         return min(found, key=by_rank, default=None)
 
@@ -441,86 +450,71 @@ class SiteSet:
         """Return good choices: the most promising reductions, each with its sizes and spread."""
         found: dict[object, Choice] = {}
         for choice in self._begun():
-            for begun in (choice, self._rerooted(choice), self._rehung(choice)):
+            for begun in (choice, self._with_better_trees(choice, _FEW_TRIES)):
                 bettered = self._spread(self._resized(begun))
                 found[_decisions(bettered)] = bettered
-            for other in self._every_root(choice):
-                bettered = self._spread(other)
-                found[_decisions(bettered)] = bettered
         return list(found.values())
-
-    def _every_root(self, choice: Choice) -> Iterator[Choice]:
-        """Yield a choice of one tree over few sites with each other root: spreads follow roots."""
-        plan = choice.way.plan
-        if len(plan.trees) != 1 or len(self._names) > _EVERY_ROOT_SITES:
-            return
-        for trees in (
-            other_roots(plan, self._pairs, 0) if self._job.reduction == Reduction() else ()
-        ):
-            form = f"tree at {self._pairs.names[trees[0].root]}"
-            way = way_of(form, self._pairs.names, trees)
-            if self._search.allows(way.reduction):
-                yield self._with_timings(choice, way)
 
     def _begun(self) -> list[Choice]:
         """Return the most promising reductions and codecs, in one size."""
         best: Choice | None = None
         found: list[Choice] = []
-        for way, coding in self._bounded(packed=True):
+        for candidate, coding in self._bounded(packed=True):
             for split in self._splits:
-                least = self._rank(coding, self._search.sizes[0], way, self._least_s(way, coding))
+                least = self._rank(
+                    coding, self._search.sizes[0], candidate, self._least_s(candidate, coding)
+                )
                 if best is not None and least[0] > _NEAR_ENOUGH * best.rank[0]:
                     continue
-                choice = self._choice(way, coding, self._search.sizes[0], split)
+                choice = self._choice(candidate, coding, self._search.sizes[0], split)
                 if choice is not None:
                     found.append(choice)
                     best = better(best, choice)
         order = sorted(found, key=by_rank)
         kept: dict[object, Choice] = {}
         for choice in order:
-            kept.setdefault((choice.way, choice.coding), choice)
-        ways = list(kept.values())
-        trees = [each for each in ways if len(each.way.plan.trees) == 1]
-        return list(dict.fromkeys((*ways[:_THOROUGH_WAYS], *trees[:_THOROUGH_TREES])))
+            kept.setdefault((choice.candidate, choice.coding), choice)
+        candidates = list(kept.values())
+        trees = [each for each in candidates if len(each.candidate.plan.trees) == 1]
+        return list(dict.fromkeys((*candidates[:_THOROUGH_CANDIDATES], *trees[:_THOROUGH_TREES])))
 
-    def _bounded(self, *, packed: bool) -> list[tuple[Way, Coding]]:
+    @functools.cache  # noqa: B019 - lives as long as the search does
+    def _menu(self, *, packed: bool) -> list[Candidate]:
+        """Return the reductions that come into question."""
+        found = menu(self._job, self._topology, packed=packed)
+        return [each for each in found if self._search.allows(each.reduction)]
+
+    def _bounded(self, *, packed: bool) -> list[tuple[Candidate, Coding]]:
         """Return reductions with codecs, in the order of what links allow."""
-        ways = [
-            way
-            for way in menu(self._job, self._topology, packed=packed)
-            if self._search.allows(way.reduction)
-        ]
+        candidates = self._menu(packed=packed)
         order = sorted(
-            (self._least_s(way, coding), index, place)
-            for index, way in enumerate(ways)
+            (self._least_s(candidate, coding), index, place)
+            for index, candidate in enumerate(candidates)
             for place, coding in enumerate(self._codings)
         )
-        return [(ways[index], self._codings[place]) for _, index, place in order]
+        return [(candidates[index], self._codings[place]) for _, index, place in order]
 
-    def _least_s(self, way: Way, coding: Coding) -> float:
+    def _least_s(self, candidate: Candidate, coding: Coding) -> float:
         """Return how long a step's bytes keep some link busy at least."""
-        if way.plan.num_sites == 1:
+        if candidate.plan.num_sites == 1:
             return 0.0
         job = dataclasses.replace(self._job, exchange=coding.of(self._job.exchange))
-        ratios = tree_ratios(job, self._topology, way.plan, usual_ratio(coding.codec))
-        busy_s = seconds_per_byte(way.plan, self._topology, ratios)
+        ratios = tree_ratios(job, self._topology, candidate.plan, usual_ratio(coding.codec))
+        busy_s = seconds_per_byte(candidate.plan, self._topology, ratios)
         return gradient_bytes(job) * max(busy_s.values())
 
     def bettered(self, choice: Choice) -> list[Choice]:
-        """Return what other weights of trees make of a choice, and then other sizes and spreads.
+        """Return what other trees make of a choice, and then other sizes, spreads and codecs.
 
         Few turns share out few chunks better than the step model knows: so smaller weights, too.
         """
-        other = self._reweighed(choice)
+        other = self._with_better_trees(choice, _MANY_TRIES)
         if other is not choice:
-            other = self._spread(self._resized(self._rerooted(other)))
+            other = self._spread(self._resized(other))
         found = [self._recoded(other)]
-        if len(other.way.plan.trees) > 1:
+        if len(other.candidate.plan.trees) > 1:
             for total in _SMALL_TOTALS:
-                trees = rounded_weights(other.way.plan, total)
-                way = way_of(f"{len(trees)} weighted trees", self._pairs.names, trees)
-                if self._search.allows(way.reduction):
-                    found.append(self._with_timings(other, way))
+                found += self._with_trees(other, rounded_weights(other.candidate.plan, total))
         return found
 
     def _resized(self, choice: Choice) -> Choice:
@@ -528,7 +522,7 @@ class SiteSet:
         if len(self._names) == 1:
             return choice
         for sizing in self._different(choice.coding):
-            other = self._choice(choice.way, choice.coding, sizing, choice.sequences)
+            other = self._choice(choice.candidate, choice.coding, sizing, choice.sequences)
             choice = better(choice, other) or choice
         return choice
 
@@ -551,7 +545,7 @@ class SiteSet:
         if len(self._names) == 1 or self._job.placement:
             return choice
         job = self._decided_job(choice.coding, choice.sizing)
-        model, _ = self._model(choice.way, choice.coding, choice.sizing)
+        model, _ = self._model(choice.candidate, choice.coding, choice.sizing)
         sites = self._topology.sites
 
         def steps_s(splits: Sequence[Split]) -> list[float]:
@@ -569,137 +563,124 @@ class SiteSet:
             steps_s,
             order_s,
         )
-        other = self._choice(choice.way, choice.coding, choice.sizing, split)
+        other = self._choice(choice.candidate, choice.coding, choice.sizing, split)
         return better(choice, other) or choice
 
-    def _rerooted(self, choice: Choice) -> Choice:
-        """Return a choice whose trees have other roots: where that is slow, others wait less."""
-        if self._job.reduction != Reduction():
-            return choice
-        for place in range(len(choice.way.plan.trees)):
-            for trees in other_roots(choice.way.plan, self._pairs, place):
-                form = choice.way.form
-                if len(trees) == 1:
-                    form = f"tree at {self._pairs.names[trees[0].root]}"
-                way = way_of(form, self._pairs.names, trees)
-                if self._search.allows(way.reduction):
-                    other = self._with_timings(choice, way, choice.rank[0])
-                    choice = min(choice, other, key=by_rank)
-        return choice
+    def _with_better_trees(self, choice: Choice, most_tries: int) -> Choice:
+        """Return what small changes of trees make of a choice, by the step model.
 
-    def _rehung(self, choice: Choice) -> Choice:
-        """Return a choice of one tree with its sites below others, for as long as that helps."""
-        if len(choice.way.plan.trees) != 1 or self._job.reduction != Reduction():
+        Args:
+            choice: With any reduction; a gather stays.
+            most_tries: Changes that are looked at; fewer of many sites.
+        """
+        if choice.candidate.plan.is_gather or self._job.reduction != Reduction():
             return choice
-        for _ in self._names:
-            before = choice
-            for trees in rehung(choice.way.plan, self._pairs):
-                form = f"tree at {self._pairs.names[trees[0].root]}"
-                way = way_of(form, self._pairs.names, trees)
-                if self._search.allows(way.reduction):
-                    other = self._with_timings(choice, way, choice.rank[0])
-                    choice = min(choice, other, key=by_rank)
-            if choice is before:
-                break
-        return self._rerooted(choice)
-
-    def _reweighed(self, choice: Choice) -> Choice:
-        """Return what other weights of trees make of a choice."""
-        is_free = self._job.reduction == Reduction()
-        if len(self._names) < 3 or choice.way.plan.is_gather or not is_free:
-            return choice
-        ratio = usual_ratio(choice.coding.codec)
-        raw_bytes = gradient_bytes(self._job)
+        ratio, raw_bytes = usual_ratio(choice.coding.codec), gradient_bytes(self._job)
 
         def score(plan: ReductionPlan, below: float) -> float:
-            way = way_of("", self._pairs.names, plan.trees)
-            if not self._search.allows(way.reduction):
+            candidate = candidate_of(self._names, plan.trees)
+            if not self._search.allows(candidate.reduction):
                 return math.inf
-            return self._with_timings(choice, way, below).rank[0]
+            if self._objective != "cost":
+                busy_s = max(seconds_per_byte(plan, self._topology).values())
+                if (least_s := raw_bytes * ratio * busy_s) >= below:
+                    return least_s
+            return self._with_candidate(choice, candidate, below).rank[0]
 
-        def least(seconds_a_byte: float) -> float:
-            if self._objective == "cost":
-                return 0.0
-            return raw_bytes * ratio * seconds_a_byte
-
-        moves = WeightMoves(
-            self._pool, self._topology, score, least, _MOVES_A_SITE * len(self._names)
-        )
-        plan = moves.best(choice.way.plan)
-        if plan is choice.way.plan:
+        plan, most_tries = choice.candidate.plan, self._fewer(most_tries)
+        best = improved_trees(plan, self._pairs, self._pool, score, most_tries)
+        if best is plan:
             return choice
-        form = plan.why
-        if len(plan.trees) == 1:
-            form = f"tree at {self._pairs.names[plan.trees[0].root]}"
-        return self._with_timings(choice, way_of(form, self._pairs.names, plan.trees))
+        return self._with_candidate(choice, candidate_of(self._names, best.trees))
 
-    def neighbours(self, choice: Choice) -> Iterator[Choice]:
-        """Yield what differs from a choice in a single thing: trees, or the spread."""
-        plan = choice.way.plan
-        if self._job.reduction == Reduction() and plan.trees:
-            for trees in other_trees(plan, self._pairs, self._pool):
-                form = f"{len(trees)} weighted trees"
-                if len(trees) == 1:
-                    form = f"tree at {self._pairs.names[trees[0].root]}"
-                way = way_of(form, self._pairs.names, trees)
-                if self._search.allows(way.reduction):
-                    yield self._with_timings(choice, way)
+    def _fewer(self, most_tries: int) -> int:
+        """Return how many tries there are for so many sites: each takes as long as n^2."""
+        return int(most_tries / max(1.0, len(self._names) / _SITES_OF_TRIES) ** 2)
+
+    def _with_trees(self, choice: Choice, trees: tuple[Tree, ...]) -> list[Choice]:
+        """Return a choice with other trees; none if they do not come into question."""
+        candidate = candidate_of(self._names, trees)
+        if not self._search.allows(candidate.reduction):
+            return []
+        return [self._with_candidate(choice, candidate)]
+
+    def neighbours(self, choice: Choice) -> Iterable[Choice]:
+        """Return choices that differ in a single thing, the spread or trees: the first of many."""
+        return itertools.islice(self._neighbours(choice), self._fewer(_NEIGHBOURS))
+
+    def _neighbours(self, choice: Choice) -> Iterator[Choice]:
         if not self._job.placement:
             least = [self._options.least(site) for site in self._topology.sites]
             for split in neighbours(choice.sequences, least):
-                other = self._choice(choice.way, choice.coding, choice.sizing, split)
+                other = self._choice(choice.candidate, choice.coding, choice.sizing, split)
                 if other is not None:
                     yield other
+        if self._job.reduction == Reduction() and choice.candidate.plan.trees:
+            for change in tree_changes(self._pairs, self._pool[:_POOL]):
+                for trees in change(choice.candidate.plan):
+                    yield from self._with_trees(choice, trees)
 
     @functools.cached_property
     def _pool(self) -> list[Tree]:
-        """Trees that may carry something: those of all reductions of the menu."""
-        ways = menu(self._job, self._topology)
-        return [
-            dataclasses.replace(tree, weight=1)
-            for way in ways
-            for tree in way.plan.trees
-            if not way.form.startswith("ring")
-        ]
+        """Trees that may carry something: those of all reductions of the menu but rings."""
+        trees = (
+            tree
+            for each in self._menu(packed=True)
+            if not each.form.startswith("ring")
+            for tree in each.plan.trees
+        )
+        return list({shape_of(tree): tree for tree in trees}.values())
 
     def _recoded(self, choice: Choice) -> Choice:
         """Let single links have codecs of their own where that is better."""
-        plan, exchange = choice.way.plan, self._search.job.exchange
+        plan, exchange = choice.candidate.plan, self._search.job.exchange
         for coding in by_link(plan, self._pairs, self._search.codecs, exchange):
-            other = self._choice(choice.way, coding, choice.sizing, choice.sequences)
+            other = self._choice(choice.candidate, coding, choice.sizing, choice.sequences)
             choice = better(choice, other) or choice
         return choice
 
-    def _with_timings(self, choice: Choice, way: Way, below: float = math.inf) -> Choice:
+    def _with_candidate(
+        self, choice: Choice, candidate: Candidate, below: float = math.inf
+    ) -> Choice:
         """Return a choice with another reduction, and cuts as they are.
 
         Args:
             choice: Gives all but the reduction.
-            way: The reduction.
+            candidate: The reduction.
             below: Steps that are no better than that need not be exact.
         """
-        model, egress = self._model(way, choice.coding, choice.sizing, keep=False)
+        model, egress = self._model(candidate, choice.coding, choice.sizing, keep=False)
         step_s = model.warm_step_s(choice.timings)
         if self._objective == "cost" or step_s < below:
             step_s = model.step_s(choice.timings)
-        return self._made(choice.sequences, choice.timings, way, choice, step_s, egress)
+        return self._made(
+            choice.sequences,
+            choice.timings,
+            candidate,
+            choice.coding,
+            choice.sizing,
+            step_s,
+            egress,
+        )
 
-    def _choice(self, way: Way, coding: Coding, sizing: Sizing, split: Split) -> Choice | None:
+    def _choice(
+        self, candidate: Candidate, coding: Coding, sizing: Sizing, split: Split
+    ) -> Choice | None:
         """Return what comes of decisions, with the cuts that suit them; None: it is impossible."""
         job = self._decided_job(coding, sizing)
-        model, egress = self._model(way, coding, sizing)
+        model, egress = self._model(candidate, coding, sizing)
         [(timings, step_s)] = self._fastest(job, model, [split], None)
         if math.isinf(step_s):
             return None
-        how = _How(coding, sizing)
-        return self._made(split, timings, way, how, step_s, egress)
+        return self._made(split, timings, candidate, coding, sizing, step_s, egress)
 
     def _made(
         self,
         split: Split,
         timings: tuple[SiteTiming, ...],
-        way: Way,
-        how: Choice | _How,
+        candidate: Candidate,
+        coding: Coding,
+        sizing: Sizing,
         step_s: float,
         egress: float,
     ) -> Choice:
@@ -708,21 +689,26 @@ class SiteSet:
             sites=self._names,
             sequences=split,
             timings=timings,
-            way=way,
-            coding=how.coding,
-            sizing=how.sizing,
+            candidate=candidate,
+            coding=coding,
+            sizing=sizing,
             micro_batch=self._job.trainer.micro_batch,
             step_s=step_s,
             modelled_s=step_s,
             usd_per_step=usd,
-            rank=self._rank(how.coding, how.sizing, way, step_s, usd),
+            rank=self._rank(coding, sizing, candidate, step_s, usd),
         )
 
     def _rank(
-        self, coding: Coding, sizing: Sizing, way: Way, step_s: float, usd: float | None = None
+        self,
+        coding: Coding,
+        sizing: Sizing,
+        candidate: Candidate,
+        step_s: float,
+        usd: float | None = None,
     ) -> Rank:
         known = self._usd_per_s * step_s if usd is None else usd
-        places = (self._search.codecs.index(coding.codec), len(way.plan.trees))
+        places = (self._search.codecs.index(coding.codec), len(candidate.plan.trees))
         rest = (len(self._names), coding.loss, *places, self._search.sizes.index(sizing))
         return rank_of(self._objective, step_s, known, *rest)
 
@@ -731,15 +717,15 @@ class SiteSet:
         return dataclasses.replace(self._job, exchange=exchange)
 
     def _model(
-        self, way: Way, coding: Coding, sizing: Sizing, *, keep: bool = True
+        self, candidate: Candidate, coding: Coding, sizing: Sizing, *, keep: bool = True
     ) -> tuple[StepModel, float]:
         """Return the model of steps, and the US dollars of a step's egress."""
-        key = (way, coding, sizing)
+        key = (candidate, coding, sizing)
         if key in self._models:
             return self._models[key]
         job = self._decided_job(coding, sizing)
-        egress = egress_usd_per_step(job, self._topology, way.plan)
-        found = StepModel(job, self._topology, way.plan), egress
+        egress = egress_usd_per_step(job, self._topology, candidate.plan)
+        found = StepModel(job, self._topology, candidate.plan), egress
         if keep:
             self._models[key] = found
         return found
@@ -765,14 +751,6 @@ class SiteSet:
             return list(zip(alone, model.steps_s(alone, near), strict=True))
         every = len(splits) <= _FEW_SPLITS or len(self._names) <= 2
         return [fastest_cuts(model, each, EVERY_CUTS_MAX if every else 1) for each in fronts]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _How:
-    """How gradients are encoded and cut up."""
-
-    coding: Coding
-    sizing: Sizing
 
 
 def fastest_cuts(
@@ -853,14 +831,14 @@ def _with_micro_batch(job: Job, topology: Topology) -> Job:
 def _decisions(choice: Choice) -> object:
     """Return what tells choices apart."""
     cuts = tuple(None if each.cut is None else each.cut.degrees for each in choice.timings)
-    trees = tuple((*shape_of(tree), tree.weight) for tree in choice.way.plan.trees)
+    trees = tuple((*shape_of(tree), tree.weight) for tree in choice.candidate.plan.trees)
     how = (choice.coding, choice.sizing, choice.micro_batch, cuts)
     return (choice.sites, choice.sequences, trees, *how)
 
 
 def _family(choice: Choice) -> object:
     """Return what is told of a choice but for weights, sizes and the spread."""
-    trees = frozenset(shape_of(tree) for tree in choice.way.plan.trees)
+    trees = frozenset(shape_of(tree) for tree in choice.candidate.plan.trees)
     return (choice.sites, choice.coding.codec, trees)
 
 

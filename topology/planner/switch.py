@@ -63,14 +63,14 @@ def best_switch(
     best = Search(dataclasses.replace(job, reduction=Reduction()), here, (size,), allows).best()
     if best is None or best.step_s >= now.step_s:
         return Switch(
-            form=now.way.plan.why,
+            form=now.candidate.plan.why,
             reduction=present,
             before_s=now.step_s,
             after_s=now.step_s,
         )
     return Switch(
-        form=best.way.form,
-        reduction=best.way.reduction,
+        form=best.candidate.form,
+        reduction=best.candidate.reduction,
         before_s=now.step_s,
         after_s=best.step_s,
     )

@@ -20,7 +20,7 @@ from topology.model.site_timing import SiteTiming
 from topology.model.step_model import StepModel
 from topology.planner.choice import Choice, Sizing, Split, egress_usd_per_step, usd_per_s
 from topology.planner.connections import first_connections
-from topology.planner.reductions import Way, menu
+from topology.planner.reductions import Candidate, menu
 from topology.planner.search import Search
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
@@ -55,8 +55,8 @@ class Weighed:
             permitted = [
                 each for each in permitted if each.rank[0] < _FASTER * self._modelled_rank(best)
             ]
-            best = min((search.judged(each) for each in permitted), key=self._key, default=best)
-            if self._key(best) >= self._key(self.choice):
+            best = min(map(search.judged, permitted), key=lambda each: each.rank[0], default=best)
+            if best.rank[0] >= self.choice.rank[0]:
                 break
 
     @property
@@ -66,16 +66,10 @@ class Weighed:
 
     def told_s(self, other: Choice) -> float:
         """Return an other plan's step for people: in the same measure as the chosen one's."""
-        if other.modelled_s < _FASTER * self.choice.modelled_s and self._is_simulated:
+        is_simulated = self.choice.step_s != self.choice.modelled_s
+        if is_simulated and other.modelled_s < _FASTER * self.choice.modelled_s:
             return max(self.search.judged(other).step_s, self.choice.step_s)
         return other.modelled_s * self.choice.step_s / self.choice.modelled_s
-
-    @property
-    def _is_simulated(self) -> bool:
-        return self.choice.step_s != self.choice.modelled_s
-
-    def _key(self, choice: Choice) -> float:
-        return choice.rank[0]
 
     def _modelled_rank(self, choice: Choice) -> float:
         if self.search.wishes.objective == "cost":
@@ -144,9 +138,9 @@ class Weighed:
     def _other_forms(self) -> Iterator[tuple[str, Choice]]:
         """Yield the same over other reductions of the menu."""
         choice = self.choice
-        for way in menu(self.search.job, choice.topology(self.search.topology), packed=False):
-            if way.plan.trees != choice.way.plan.trees:
-                yield way.form, self._with(choice, way=way)
+        for candidate in menu(self.search.job, choice.topology(self.search.topology), packed=False):
+            if candidate.plan.trees != choice.candidate.plan.trees:
+                yield candidate.form, self._with(choice, candidate=candidate)
 
     def _not_permitted(self) -> Iterator[tuple[str, Choice]]:
         """Yield what is done without a plan, and what a plan does not change."""
@@ -163,8 +157,8 @@ class Weighed:
             everybody = dataclasses.replace(
                 choice, sites=tuple(site.name for site in topology.sites), sizing=search.sizes[0]
             )
-            way, even = Way("ring", plan, ring), even_split(job, topology)
-            yield "equal replicas, ring", self._with(everybody, way=way, sequences=even)
+            candidate, even = Candidate("ring", plan, ring), even_split(job, topology)
+            yield "equal replicas, ring", self._with(everybody, candidate=candidate, sequences=even)
         elif len(choice.sites) > 1:
             if job.exchange.schedule == "overlap":
                 exchange = dataclasses.replace(job.exchange, schedule="serial")
@@ -186,8 +180,8 @@ class Weighed:
         if "timings" not in changes:
             other = dataclasses.replace(other, timings=self._timings_of(other))
         job, here = other.job(self.search.job), other.topology(self.search.topology)
-        step_s = StepModel(job, here, other.way.plan).step_s(other.timings)
-        egress = egress_usd_per_step(job, here, other.way.plan)
+        step_s = StepModel(job, here, other.candidate.plan).step_s(other.timings)
+        egress = egress_usd_per_step(job, here, other.candidate.plan)
         usd = usd_per_s(here) * step_s + egress
         rank = (usd if self.search.wishes.objective == "cost" else step_s, *other.rank[1:])
         return dataclasses.replace(
@@ -252,14 +246,16 @@ class Weighed:
                 continue
             one, other = index[link.source], index[link.target]
             busy_s = max(model.link_s.get(hop, 0.0) for hop in ((one, other), (other, one)))
-            wider = StepModel(job, widened(topology, pair), choice.way.plan)
+            wider = StepModel(
+                job, widened(topology, pair, more=GBIT_BYTES_PER_S), choice.candidate.plan
+            )
             wider_s = wider.step_s(choice.timings) * choice.step_s / choice.modelled_s
             found[pair] = {
                 "between": [link.source, link.target],
                 "busy": busy_s / choice.step_s,
                 # What is wider can be used as if it were not.
                 "step_s_with_one_more_gbit_s": min(choice.step_s, wider_s),
-                **crossing(job, topology, choice.way.plan, link),
+                **crossing(job, topology, choice.candidate.plan, link),
             }
         return list(found.values())
 
@@ -299,11 +295,13 @@ def crossing(
     }
 
 
-def widened(topology: Topology, pair: frozenset[str]) -> Topology:
-    """Return a topology in which the links between two sites carry one Gbit/s more."""
+def widened(
+    topology: Topology, pair: frozenset[str] | None, times: float = 1.0, more: float = 0.0
+) -> Topology:
+    """Return a topology in which the links between two sites, or all, carry more bytes a second."""
     links = tuple(
-        dataclasses.replace(link, bytes_per_s=link.bytes_per_s + GBIT_BYTES_PER_S)
-        if {link.source, link.target} == pair
+        dataclasses.replace(link, bytes_per_s=link.bytes_per_s * times + more)
+        if pair is None or {link.source, link.target} == pair
         else link
         for link in topology.links
     )
