@@ -128,11 +128,6 @@ class StepModel:
             self._gateway_s = raw_bytes * np.array(per_byte_s)
         self._card_s = np.array([card_s(site, self.link_bytes) for site in topology.sites])
 
-    @property
-    def links_s(self) -> float:
-        """Seconds that no step is shorter than, for its bytes take so long on some link."""
-        return max(self.link_s.values(), default=0.0)
-
     def gateway_s(self, timings: Timings) -> list[float]:
         """Return how long the gateway of each site's fullest node works in a step."""
         return self._of_nodes(timings, self._gateway_s)
@@ -257,7 +252,8 @@ class _Steps:
         busiest_s = np.maximum(model._gateway_s, model._card_s)
         self._pace_b = (share_bs * busiest_s).max(axis=1)
         inside_b = np.array([max(each.inside_s for each in timings) for timings in asked])
-        self._floor_b = np.maximum(np.maximum(self._pace_b, inside_b), model.links_s)
+        links_s = max(model.link_s.values(), default=0.0)
+        self._floor_b = np.maximum(np.maximum(self._pace_b, inside_b), links_s)
         rows = [
             _stacked(model, source, [timings[source] for timings in asked], self._pace_b)
             for source in range(self._alone_bs.shape[1])

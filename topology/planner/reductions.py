@@ -1,10 +1,10 @@
 """Which reductions come into question for some sites, and how weighted trees get better.
 
-The menu is small: gather, a star at each site, rings, two levels, the widest tree, single trees of
-few sites, and the weighted trees of a linear program (topology/trees/packing.py). The program
-knows how links are shared best, but neither round trips nor waits nor whole numbers of chunks. So
-its trees are a beginning, which small changes make better: other roots, sites below other sites,
-and parts of what one tree carries at another tree.
+The menu is small: gather, a star at each site, the widest ring, two levels, the widest tree, and
+the weighted trees of a linear program (topology/trees/packing.py). The program knows how links are
+shared best, but neither round trips nor waits nor whole numbers of chunks. So its trees are a
+beginning, which small changes make better: other roots, sites below other sites, and parts of what
+one tree carries at another tree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
 from topology.model.reduction_plans import packings, plan_reduction
-from topology.trees.packing import NEAR_ENOUGH, apportioned, weighted
+from topology.trees.packing import NEAR_ENOUGH, weighted
 from topology.trees.pairs import Pairs, edge, pairs_of
 from topology.trees.shapes import (
     best_hub,
@@ -27,18 +27,12 @@ from topology.trees.shapes import (
     groups_by_delay,
     hierarchy,
     ring_paths,
-    rooted,
-    spans,
     widest_tree,
     width,
 )
 from topology.trees.trees import TREES_MAX, WEIGHT_MAX, ReductionPlan, Tree, shape_of, star
 from topology.world import Topology
 
-EVERY_TREE_SITES = 4
-"""Up to so many sites every spanning tree is on the menu: 16 of them."""
-EVERY_RING_SITES = 5
-"""Up to so many sites all orders of a ring are: 12 of them. Of more, the widest that is found."""
 ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
 """How near whole weights are to a linear program: fewer turns share out few chunks better."""
 _TOTAL = 96
@@ -129,9 +123,9 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
     widest = widest_tree(pairs)
     if widest is None:
         return
-    for tree in (widest, *_every_tree(pairs)):
-        yield "", (tree,)
-    for order in _rings(pairs):
+    yield "", (widest,)
+    order = _widest_ring(pairs)
+    if pairs.num_sites > 2 and _narrowest(pairs, order)[0] > 0:
         yield f"ring {' - '.join(pairs.names[site] for site in order)}", ring_paths(order)
     groups = groups_by_delay(pairs)
     levels = hierarchy(pairs, groups) if 1 < len(groups) < pairs.num_sites else None
@@ -141,29 +135,6 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
         found = packings(pairs, width(pairs, widest))
         for packing, near_enough in itertools.product(found, ROUNDINGS):
             yield "", weighted(pairs, packing, near_enough)
-
-
-def _every_tree(pairs: Pairs) -> list[Tree]:
-    """Return all spanning trees of few sites, each with the best root."""
-    if not 2 < pairs.num_sites <= EVERY_TREE_SITES:
-        return []
-    every = itertools.combinations(pairs.bytes_per_s, pairs.num_sites - 1)
-    return [rooted(pairs, edges, 1) for edges in every if spans(edges, pairs.num_sites)]
-
-
-def _rings(pairs: Pairs) -> Iterable[tuple[int, ...]]:
-    """Return orders in which the sites make a ring: all, or the widest that exchanges lead to."""
-    if pairs.num_sites < 3:
-        return []
-    if pairs.num_sites <= EVERY_RING_SITES:
-        orders = [
-            (0, *order)
-            for order in itertools.permutations(range(1, pairs.num_sites))
-            if order[0] < order[-1]  # each only one way round
-        ]
-    else:
-        orders = [_widest_ring(pairs)]
-    return [order for order in orders if _narrowest(pairs, order)[0] > 0]
 
 
 def _widest_ring(pairs: Pairs) -> tuple[int, ...]:
@@ -269,11 +240,6 @@ def _reweighed(pool: Sequence[Tree], part: int, plan: ReductionPlan) -> Iterator
         num_trees = len(moved) - moved.count(0)
         if given and moved[taker] <= WEIGHT_MAX and num_trees <= TREES_MAX:
             yield _with_weights(known.values(), moved)
-
-
-def rounded_weights(plan: ReductionPlan, total: int) -> tuple[Tree, ...]:
-    """Return a plan's trees with weights that add up to so much, or less; the least carry none."""
-    return _with_weights(plan.trees, apportioned([tree.weight for tree in plan.trees], total))
 
 
 def _with_weights(trees: Iterable[Tree], weights: Sequence[int]) -> tuple[Tree, ...]:

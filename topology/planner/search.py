@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from topology.codec_costs import usual_ratio
@@ -53,7 +52,6 @@ from topology.planner.reductions import (
     candidate_of,
     improved_trees,
     menu,
-    rounded_weights,
     tree_changes,
 )
 from topology.planner.spreads import balanced, improved, in_proportion, neighbours
@@ -98,10 +96,6 @@ _JUDGED, _JUDGED_LEAST, _POLISHED = 12, 4, 48
 the best it looks at."""
 _JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 200_000
 """Simulated actions that this may take: half a second, about."""
-_OF_A_FAMILY = 3
-"""Of choices with the same trees, so many are simulated."""
-_SMALL_TOTALS = (3, 6, 12)
-"""Totals of weights that are tried beside the weights that the step model finds best."""
 _JUDGED_WITHIN = 1.15
 """What the step model finds so many times as long as the best is not simulated."""
 _FASTER, _AS_GOOD = 1 - 1e-4, 1 + 1e-4
@@ -223,8 +217,7 @@ class Search:
         if is_large and len(self._all_sets()) > 1:
             found += self._climbed(min(found, key=by_rank))
         found.sort(key=by_rank)
-        for choice in found[:_BETTERED]:
-            found += self.set_of(choice.sites).bettered(choice)
+        found += [self.set_of(each.sites).bettered(each) for each in found[:_BETTERED]]
         return self._polished(self._decided(found))
 
     def guesses(self) -> list[Choice]:
@@ -242,14 +235,7 @@ class Search:
 
     def _decided(self, choices: Iterable[Choice]) -> Choice:
         """Return the best of some choices: of the best few, by the simulator."""
-        order = list({_decisions(each): each for each in sorted(choices, key=by_rank)}.values())
-        families: Counter[object] = Counter()
-        near: list[Choice] = []
-        for choice in order:
-            # Choices that differ in weights and sizes alone are simulated alike: some are enough.
-            families[_family(choice)] += 1
-            if families[_family(choice)] <= _OF_A_FAMILY:
-                near.append(choice)
+        near = list({_decisions(each): each for each in sorted(choices, key=by_rank)}.values())
         judged = [self.judged(near[0])]
         judged += [
             self.judged(choice)
@@ -470,9 +456,8 @@ class SiteSet:
                 if choice is not None:
                     found.append(choice)
                     best = better(best, choice)
-        order = sorted(found, key=by_rank)
         kept: dict[object, Choice] = {}
-        for choice in order:
+        for choice in sorted(found, key=by_rank):
             kept.setdefault((choice.candidate, choice.coding), choice)
         candidates = list(kept.values())
         trees = [each for each in candidates if len(each.candidate.plan.trees) == 1]
@@ -503,19 +488,12 @@ class SiteSet:
         busy_s = seconds_per_byte(candidate.plan, self._topology, ratios)
         return gradient_bytes(job) * max(busy_s.values())
 
-    def bettered(self, choice: Choice) -> list[Choice]:
-        """Return what other trees make of a choice, and then other sizes, spreads and codecs.
-
-        Few turns share out few chunks better than the step model knows: so smaller weights, too.
-        """
+    def bettered(self, choice: Choice) -> Choice:
+        """Return what other trees make of a choice, and then other sizes, spreads and codecs."""
         other = self._with_better_trees(choice, _MANY_TRIES)
         if other is not choice:
             other = self._spread(self._resized(other))
-        found = [self._recoded(other)]
-        if len(other.candidate.plan.trees) > 1:
-            for total in _SMALL_TOTALS:
-                found += self._with_trees(other, rounded_weights(other.candidate.plan, total))
-        return found
+        return self._recoded(other)
 
     def _resized(self, choice: Choice) -> Choice:
         """Return the best of all sizes of chunks and buckets."""
@@ -597,13 +575,6 @@ class SiteSet:
         """Return how many tries there are for so many sites: each takes as long as n^2."""
         return int(most_tries / max(1.0, len(self._names) / _SITES_OF_TRIES) ** 2)
 
-    def _with_trees(self, choice: Choice, trees: tuple[Tree, ...]) -> list[Choice]:
-        """Return a choice with other trees; none if they do not come into question."""
-        candidate = candidate_of(self._names, trees)
-        if not self._search.allows(candidate.reduction):
-            return []
-        return [self._with_candidate(choice, candidate)]
-
     def neighbours(self, choice: Choice) -> Iterable[Choice]:
         """Return choices that differ in a single thing, the spread or trees: the first of many."""
         return itertools.islice(self._neighbours(choice), self._fewer(_NEIGHBOURS))
@@ -618,7 +589,9 @@ class SiteSet:
         if self._job.reduction == Reduction() and choice.candidate.plan.trees:
             for change in tree_changes(self._pairs, self._pool[:_POOL]):
                 for trees in change(choice.candidate.plan):
-                    yield from self._with_trees(choice, trees)
+                    candidate = candidate_of(self._names, trees)
+                    if self._search.allows(candidate.reduction):
+                        yield self._with_candidate(choice, candidate)
 
     @functools.cached_property
     def _pool(self) -> list[Tree]:
@@ -834,12 +807,6 @@ def _decisions(choice: Choice) -> object:
     trees = tuple((*shape_of(tree), tree.weight) for tree in choice.candidate.plan.trees)
     how = (choice.coding, choice.sizing, choice.micro_batch, cuts)
     return (choice.sites, choice.sequences, trees, *how)
-
-
-def _family(choice: Choice) -> object:
-    """Return what is told of a choice but for weights, sizes and the spread."""
-    trees = frozenset(shape_of(tree) for tree in choice.candidate.plan.trees)
-    return (choice.sites, choice.coding.codec, trees)
 
 
 def _hardware(site: Site) -> object:

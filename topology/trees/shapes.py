@@ -116,17 +116,6 @@ def ring_paths(order: Sequence[int]) -> tuple[Tree, ...]:
     return tuple(trees)
 
 
-def spans(edges: Sequence[Edge], num_sites: int) -> bool:
-    """Return whether so many edges as a tree has, one less than sites, are one."""
-    group = list(range(num_sites))
-    for one, other in edges:
-        first, second = group[one], group[other]
-        if first == second:
-            return False
-        group = [first if each == second else each for each in group]
-    return len(edges) == num_sites - 1
-
-
 def rooted(pairs: Pairs, edges: Iterable[Edge], weight: int) -> Tree:
     """Return the tree of these edges with the root from which the farthest site is nearest.
 
