@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -272,10 +271,8 @@ def example(*overrides: str, job_overrides: tuple[str, ...] = ()) -> tuple[Job, 
 
 
 @pytest.mark.slow
-def test_the_example_is_planned_in_seconds() -> None:
-    begun_s = time.process_time()
+def test_the_example_is_planned() -> None:
     plan = make_plan(*example())
-    assert time.process_time() - begun_s < 5
     assert plan["predicted"]["step_s"] == pytest.approx(9.9, rel=0.05)
     assert [each["sequences"] for each in plan["sites"]] == [768, 768]
     # Of NeMo's case: 12 to 13 Tbit/s for bf16, nothing hidden; 0.75 behind a whole backward pass.
