@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ON_DISK_BYTES = 16 << 20
-"""Of what is used up stays on the disk, and up to as much again."""
+"""Bytes of used-up data that stay on the disk; up to as many again may."""
 _KEEP_SIZE: Final = 1
 _PUNCH_HOLE: Final = 2
 """Flags of fallocate(2)."""

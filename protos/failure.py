@@ -45,7 +45,7 @@ class Failure:
     rank: int = -1
     """Inside the site; -1: at none in particular."""
     exit_code: int = 0
-    """Of the process that ended; negative: the signal's number."""
+    """The exit code of the process that ended; negative: the signal's number."""
     log_path: str = ""
     reported_by: str = ""
     """The site that told the coordinator, which may blame another; empty: the coordinator."""

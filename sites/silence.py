@@ -1,4 +1,4 @@
-"""For how long somebody has been silent: what agents and gateways give each other up by.
+"""Tells for how long a peer has been silent: by this, agents and gateways give each other up.
 
 A process that stood still (SIGSTOP, a machine that was suspended, a hypervisor's hiccup) has heard
 nothing either: what was said meanwhile has yet to be read, and who stood still with it has yet to
@@ -9,14 +9,17 @@ stopped again and again still misses somebody who is gone.
 from __future__ import annotations
 
 _SHARE = 1 / 5
-"""Of a lease: a look that is late by no more was only late, on a busy machine.
+"""The share of a lease by which a look may be late on a busy machine without a standstill.
 
 The coordinator's leases have the same.
 """
 
 
 class Silence:
-    """Of one peer. Pure: times are arguments, of one monotonic clock. Any thread may `hear`."""
+    """The silence of one peer. Pure: times are arguments, of one monotonic clock.
+
+    Any thread may `hear`.
+    """
 
     def __init__(self, now_s: float) -> None:
         self.since_s = now_s

@@ -39,7 +39,7 @@ def new_bench(name: str, pair: Pair, question: Question, points: Sequence[Point]
 
 
 def note_plans(output: Output, points: Sequence[Point]) -> None:
-    """Say what was planned: for each setting, where the job asks for plans."""
+    """Print the plan of each setting, where the job asks for plans."""
     for point in points:
         if point.plan is not None:
             output.note(f"{point.said}plan: {point.plan}")

@@ -70,7 +70,7 @@ class BenchProgress:
         self._update(f"{formats.run_state(run).lower()}, step {step}")
 
     def ended(self, planned: Planned, run: Run) -> None:
-        """Say in one line what it came to."""
+        """Print in one line what the run came to."""
         if run.measured is not None:
             speed = formats.count(run.measured.tokens_per_s)
             outcome = f"{speed} tokens/s, {formats.duration(run.measured.step_s)} a step"

@@ -1,4 +1,4 @@
-"""What a command ends with when it does not end well, whatever was raised."""
+"""Turns whatever a command raised into a message and an exit status."""
 
 from __future__ import annotations
 

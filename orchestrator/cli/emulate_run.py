@@ -34,7 +34,7 @@ class EmulationTable:
     name: str
     topology: Topology
     before: Counters
-    """Of `interval_s` before `now`."""
+    """The counters `interval_s` before `now`."""
     now: Counters
     interval_s: float
 
@@ -113,7 +113,7 @@ class Shown:
         self._told_s = 0.0
 
     def up(self, state: Mapping[str, Any]) -> None:
-        """Say where the sites are, and on a terminal start the table."""
+        """Print where the sites are, and on a terminal start the table."""
         self._name = state["name"]
         self._output.event("up", state, "\n".join(_places(state)))
         console = Console(stderr=True)

@@ -148,7 +148,7 @@ def _faults(
 def _tell(
     output: Output, folder: RunFolder, home: Path | None, deadline_s: float | None, *, detach: bool
 ) -> int:
-    """Say what the run is called, and follow it unless it is to be left alone."""
+    """Print the run's id, and follow the run unless it is to be left alone."""
     output.text(folder.run_id)
     if not detach:
         return _follow(output, folder, home, deadline_s)

@@ -1,4 +1,4 @@
-"""What goes to which stream: stdout carries the result alone, all other text is stderr's."""
+"""Prints a command's output: the result alone on stdout, all other text on stderr."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Output:
             _write(text, err=False)
 
     def note(self, text: str) -> None:
-        """Say something beside the result, on stderr."""
+        """Print text beside the result, on stderr."""
         _write(text, err=True)
 
     def event(self, kind: str, fields: Mapping[str, Any], text: str) -> None:

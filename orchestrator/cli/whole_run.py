@@ -24,7 +24,7 @@ from protos.control.v1 import control_pb2
 from protos.errors import DeadlineExceededError, IsthmusError
 
 STOP_S = 30.0
-"""For a run that was told to end."""
+"""Time that a run has to end once it was told to."""
 POLL_S = 0.02
 EMULATED = "wan.emulated"
 """The event that says what emulates the WAN."""

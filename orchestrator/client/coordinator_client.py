@@ -1,6 +1,6 @@
-"""The operator's side of the control contract.
+"""The client of a coordinator: commands use it to submit, follow and cancel runs.
 
-Blocking calls to a coordinator, each with a deadline.
+Its calls block, each with a deadline.
 
 A stream has no deadline of its own, for a run may last weeks; but when nothing comes for SILENCE_S
 the coordinator is asked whether it still answers, and that question has one.

@@ -1,4 +1,4 @@
-"""What an embedded run left in its folder, read when its coordinator is gone."""
+"""Reads an embedded run from its folder once the run's coordinator is gone."""
 
 from __future__ import annotations
 

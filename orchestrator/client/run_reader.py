@@ -1,4 +1,4 @@
-"""Where the facts about a run come from: its coordinator while that lives, else the run's folder.
+"""Reads the facts about a run: from its coordinator while that lives, else from the run's folder.
 
 An embedded coordinator ends with its run, so one command may begin with the first and end
 with the second.

@@ -44,7 +44,7 @@ LOG_FORMAT = "%(asctime)s coordinator: %(message)s"
 DRAIN_S = 5.0
 """For watchers to be told the end of an embedded run, before the process ends by itself."""
 CLOSE_S = 1.0
-"""For calls that are going on when the server stops."""
+"""Time for calls that are going on when the server stops."""
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def _own_lines_kept(control: Control) -> Iterator[None]:
 
 @contextmanager
 def _announced(state: Path, address: str, generation: int) -> Iterator[None]:
-    """Say in the state folder where this coordinator listens, for as long as it does."""
+    """Keep this coordinator's address in the state folder for as long as it listens."""
     path = state / ANNOUNCED
     announced = {"address": address, "pid": os.getpid(), "generation": generation}
     write_atomically(path, json.dumps(announced) + "\n")
@@ -254,7 +254,7 @@ def _announced(state: Path, address: str, generation: int) -> Iterator[None]:
 
 
 def _failed(options: argparse.Namespace, code: str, message: str) -> int:
-    """Say what went wrong, to people and with --json to programs; return the exit status."""
+    """Print what went wrong, for people and with --json for programs; return the exit status."""
     entry = CATALOGUE[code]
     if options.json:
         print(failure(COMMAND, code, message))  # noqa: T201

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     ]
 
 HELLO_S = 10.0
-"""For the first message of a session."""
+"""Time for the first message of a session."""
 WATCH_S = 1.0
 """A watcher hears at least this often."""
 FOLLOW_S = 0.2
 """Between two looks for new log lines."""
 MAX_CALLS = 512
-"""At once, of all clients."""
+"""The most calls at once, of all clients."""
 MAX_DETAIL_BYTES = 3000
 """An error's text travels in a header, which gRPC limits to 8 KiB, escaped."""
 

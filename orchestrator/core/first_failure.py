@@ -1,4 +1,4 @@
-"""Which of many reported failures was the first real one.
+"""Finds which of many reported failures was the first real one.
 
 When a rank dies at one site, its gateway loses it, the other sites' gateways lose that gateway,
 their ranks fail, and torchrun terminates what is left: a dozen reports of one event. Sites date

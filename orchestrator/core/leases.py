@@ -1,4 +1,4 @@
-"""Which sites have been heard lately, by the coordinator's own monotonic clock."""
+"""Tells which sites have been heard lately, by the coordinator's own monotonic clock."""
 
 from __future__ import annotations
 

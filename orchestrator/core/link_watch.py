@@ -1,4 +1,4 @@
-"""Which links of a run are no longer as its plan counts on them, for so long that it matters. Pure.
+"""Finds the links of a run that have for long not been as its plan counts on them. Pure.
 
 A figure is the median of a link's latest SAMPLES measurements, so that one that came about by
 chance moves nothing. A figure begins to drift when it is farther off than `drift`. It stops when it

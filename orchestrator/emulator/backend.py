@@ -60,7 +60,7 @@ class Backend:
         self.up = Up(op="ready")
         """What it said when it was up: how its sites are reached."""
         self.counters: Counters = ()
-        """The latest."""
+        """The latest counters of all links."""
         self._process = process
         self.on_counters: Callable[[Counters], None] | None = None
         """Called each second with the links' counters."""

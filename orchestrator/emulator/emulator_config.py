@@ -1,4 +1,4 @@
-"""What an emulator and its owner tell each other: docs/protocols.md, "Emulator"."""
+"""The messages between an emulator and its owner: docs/protocols.md, "Emulator"."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from topology.json_fields import read_json
 from topology.world import Topology
 
 MAX_SITES = 64
-"""Of the packet emulator: their addresses share one network."""
+"""The most sites of the packet emulator: their addresses share one network."""
 MAX_ENDPOINTS = 4096
 MAX_CHANGES = 8192
-"""At once: two for each link of the largest full mesh that a topology may have."""
+"""The most changes at once: two for each link of the largest full mesh of a topology."""
 NETNS_KINDS = ("shape", "cut", "heal")
 """What a link of packets can do. Resets and half-open connections follow from cuts and ends."""
 
@@ -51,7 +51,7 @@ class SiteNamespace:
 
     site: str
     address: str
-    """Of the site, in every site's namespace."""
+    """The site's address, the same in every site's namespace."""
     net: str
     """File of the network namespace, there for as long as the emulator."""
     user: str
@@ -66,7 +66,7 @@ class RelayConfig:
     """Directed; each at most once."""
     endpoints: tuple[RelayEndpoint, ...]
     seed: int = 0
-    """Of jitter and loss."""
+    """The seed of jitter and loss."""
     bind_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class NetnsConfig:
     links: tuple[LinkShape, ...]
     """Directed; each at most once. Packets between sites without one are dropped."""
     seed: int = 0
-    """Of the losses and the jitter."""
+    """The seed of jitter and loss."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.sites) <= MAX_SITES:
@@ -115,7 +115,7 @@ class Up:
     endpoints: tuple[RelayEndpoint, ...] = ()
     """Where to dial, in the order of the relay's configuration."""
     sites: tuple[SiteNamespace, ...] = ()
-    """Of the packet emulator, in the order of its configuration."""
+    """The sites of the packet emulator, in the order of its configuration."""
 
     def __post_init__(self) -> None:
         if self.op not in {"listening", "ready"}:

@@ -13,7 +13,7 @@ from topology.errors import ConfigError
 from topology.faults.script import Change, Fault, FaultScript, Pause, Span, TimedChange, expand
 
 MAX_FAULTS = 10_000
-"""Of a script and what was added while it played: enough for days by hand."""
+"""The most faults of a script with those added while it plays: enough for days by hand."""
 _TICK_S = 1e-6
 """The resolution of a script's times."""
 

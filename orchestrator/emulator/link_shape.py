@@ -188,7 +188,7 @@ class Transmitter:
         return max(0.0, self._free_at_s - now_s) * self.shape.bytes_per_s
 
     def is_full(self, now_s: float) -> bool:
-        """Say whether senders must wait."""
+        """Return whether senders must wait."""
         return self.backlog_bytes(now_s) >= self.shape.room_bytes
 
     def room_at_s(self) -> float:

@@ -58,7 +58,7 @@ TURN_S = 0.00025
 So much later may a packet leave a site, and reach one, while links are busy.
 """
 _TURNS_SAVED = 8
-"""That may follow each other at once after a quiet moment.
+"""Turns that may follow each other at once after a quiet moment.
 
 A request and its answer are seen when they come.
 """

@@ -164,7 +164,7 @@ class Conversation:
         self._report_s = 0.0
 
     def begin(self, up: Up, now_s: float) -> None:
-        """Say that the emulator is up, and how it is reached."""
+        """Report that the emulator is up, and how it is reached."""
         self._report_s = now_s + COUNTERS_EVERY_S
         self._messages.answer(to_json(up))
 
@@ -182,7 +182,7 @@ class Conversation:
         return self._report_s
 
     def end(self) -> None:
-        """Say for the last time what has passed; this alone may take a moment."""
+        """Report the counters for the last time; this alone may take a moment."""
         self._messages.offer(self._counters())
         self._messages.finish(END_WITHIN_S)
 

@@ -187,12 +187,12 @@ class LinkCounters:
     """What has passed since the start. Bytes are those of IP packets."""
 
     sent_bytes: int = 0
-    """That the source handed over, whatever became of them."""
+    """Bytes that the source handed over, whatever became of them."""
     delivered_bytes: int = 0
     dropped_packets: int = 0
-    """That found the queue full."""
+    """Packets that found the queue full."""
     lost_packets: int = 0
-    """By chance, or because the link was cut."""
+    """Packets lost by chance, or because the link was cut."""
 
 
 class PacketLink:

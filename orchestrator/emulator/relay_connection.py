@@ -411,7 +411,7 @@ class Connection:
             self.lost(self._gateway)
 
     def joins(self, one: str, other: str) -> bool:
-        """Say whether it is a connection between two sites, whichever of them has dialled."""
+        """Return whether it connects these two sites, whichever of them has dialled."""
         return {one, other} == set(self._sites)
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class Figure:
     allowed: float
     """Difference, in the same unit; infinite where it says nothing about the link."""
     cpu: float | None = None
-    """Of one processor, that the emulator used meanwhile."""
+    """The share of one processor that the emulator used meanwhile."""
 
     @property
     def deviation(self) -> float:
@@ -200,7 +200,7 @@ class Effort:
     """How long is measured."""
 
     window_s: float
-    """Of one rate; at least twelve round trips."""
+    """Seconds for which one rate is measured; at least twelve round trips."""
     datagrams: int
 
 

@@ -154,7 +154,8 @@ def _cure(error: OSError) -> str:
 
 DEVICE = "wan0"
 NETWORK = "10.203.0"
-"""Of all sites of an emulation. Its namespaces have no other network that it could collide with."""
+"""The network that all sites of an emulation share. Their namespaces have no other one that it
+could collide with."""
 _NETMASK = "255.255.255.0"
 _QUEUE_PACKETS = 10_000
 """Frames that wait for the emulator: while it is busy elsewhere, it is its queues that must drop.

@@ -106,7 +106,7 @@ class Direction:
     source: str
     target: str
     configured_bytes_per_s: float
-    """Of the whole link; where the WAN is emulated, what the emulator was told."""
+    """The rate of the whole link; where the WAN is emulated, what the emulator was told."""
     configured_rtt_s: float
     configured_loss: float
     rtt_s_p50: float

@@ -85,9 +85,9 @@ class _File:
     """Its first part's, which names the source."""
     part: Part
     offset: int = 0
-    """In `part`."""
+    """The place in `part`, in bytes."""
     num_lines: int = 0
-    """Before `offset`, in all parts there ever were."""
+    """Lines before `offset`, in all parts there ever were."""
 
 
 class LogReader:

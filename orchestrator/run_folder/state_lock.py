@@ -1,4 +1,7 @@
-"""One coordinator a state folder: a lock that the kernel lets go of, however its holder ends."""
+"""The lock that keeps a second coordinator out of a state folder.
+
+The kernel lets go of it, however its holder ends.
+"""
 
 from __future__ import annotations
 

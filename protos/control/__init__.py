@@ -1,1 +1,1 @@
-"""Contracts."""
+"""The contract between coordinator, agents and clients."""

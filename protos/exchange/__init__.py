@@ -1,1 +1,1 @@
-"""Contracts."""
+"""The contract between gateways."""

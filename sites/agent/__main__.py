@@ -120,7 +120,7 @@ def _check_loopback(host: str) -> None:
 
 
 def _failed(options: argparse.Namespace, code: str, message: str) -> int:
-    """Say what went wrong, for people or for programs; return the exit status."""
+    """Print what went wrong, for people or for programs; return the exit status."""
     entry = CATALOGUE[code]
     if options.json:
         print(failure(COMMAND, code, message))  # noqa: T201

@@ -31,7 +31,7 @@ from sites.agent.session import Session, SessionLostError, open_channel
 from topology.timeouts import Timeouts
 
 _LEAVE_S = 2.0
-"""For the coordinator to take the last messages."""
+"""Time for the coordinator to take the last messages."""
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What one run asks of this site: read from the coordinator's Prepare, and kept in files."""
+"""Reads what one run asks of this site from the coordinator's Prepare, and keeps it in files."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from sites.agent.site_gateways import Listeners, PlanSwitch
 from sites.agent.site_processes import SiteProcesses
 
 _FLUSH_S = 2.0
-"""For the last log lines."""
+"""Time for the last log lines."""
 
 log = logging.getLogger(__name__)
 

@@ -134,7 +134,7 @@ class Session:
 
     @classmethod
     async def open(cls, channel: grpc.aio.Channel, hello: Hello, deadline_s: float) -> Session:
-        """Say Hello, the same at each attempt, until a coordinator welcomes this agent.
+        """Send the same Hello again and again until a coordinator welcomes this agent.
 
         The channel stays the caller's; `deadline_s` is on time.monotonic's clock.
 
@@ -239,7 +239,7 @@ class Session:
 
 
 async def _greet(call: Call, hello: Hello) -> Welcome:
-    """Say Hello on a new stream and return the Welcome."""
+    """Send Hello on a new stream and return the Welcome."""
     await call.write(AgentMessage(hello=hello))
     answer = await call.read()
     if not isinstance(answer, CoordinatorMessage):  # grpc.aio.EOF
@@ -318,7 +318,7 @@ class Outbox:
             self._filled.set()
 
     def end(self) -> None:
-        """Say that nothing follows what waits now."""
+        """Close the queue: nothing follows what waits now."""
         self._ended = True
         self._filled.set()
 

@@ -1,4 +1,4 @@
-"""Which of the things that broke at this site was the cause of the others. Pure."""
+"""Finds which of the things that broke at this site was the cause of the others. Pure."""
 
 from __future__ import annotations
 

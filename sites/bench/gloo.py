@@ -1,4 +1,4 @@
-"""What the exchange is compared with: torch.distributed's Gloo, one process a site.
+"""Runs torch.distributed's Gloo, one process a site: benchmarks compare the exchange with it.
 
 Usage: python -m sites.bench.gloo --rank R --world-size S --store FILE --device NAME
        --size-bytes N --count C --timeout SECONDS

@@ -53,7 +53,7 @@ COMPRESSED: Final = 1
 AS_IT_IS: Final = 2
 
 SHARE: Final = 0.01
-"""What top-k sends of a chunk's elements."""
+"""The share of a chunk's elements that top-k sends."""
 _CARRY: Final = 255
 
 Places = npt.NDArray[np.int64]

@@ -26,7 +26,7 @@ _CODECS: tuple[Codec, ...] = (
 
 BY_NAME = {codec.name: codec for codec in _CODECS}
 EXACT = BY_NAME["fp32"]
-"""For what must not be rounded, whatever the link's codec."""
+"""The codec of values that must not be rounded, whatever the link's codec."""
 
 
 def codec_named(name: str) -> Codec:

@@ -1,8 +1,9 @@
-"""zstd between sites that need not trust each other.
+"""Compresses with zstd, and refuses received frames that would decompress to an unexpected size.
 
-A decompressor that is merely given a limit ignores it when the frame names its own content size:
-a 13-byte frame can ask for exabytes. So the frame's header is read first, and must name exactly the
-size that the receiver expects, a small window, and a checksum.
+Sites need not trust each other. A decompressor that is merely given a limit ignores it when the
+frame names its own content size: a 13-byte frame can ask for exabytes. So the frame's header is
+read first, and must name exactly the size that the receiver expects, a small window, and a
+checksum.
 """
 
 from __future__ import annotations

@@ -45,10 +45,10 @@ class GatewayConfig:
     """All sites, in the order in which contributions are summed."""
     nodes_per_site: tuple[int, ...]
     ranks_per_node: tuple[int, ...]
-    """Of each site."""
+    """The number of ranks on one node, for each site."""
     plan: ReductionPlan
     codecs: tuple[str, ...]
-    """Of each of the plan's trees; of a gather, one."""
+    """The codec of each of the plan's trees; a gather has one."""
     error_feedback: bool
     """Whether what a codec loses of a gradient is added to the next one."""
     chunk_bytes: int
@@ -65,8 +65,7 @@ class GatewayConfig:
     non_finite: str = "carry"
     """One of topology.job.NON_FINITE."""
     held_bytes: int = HELD_BYTES
-    """Of peers' frames that may lie here before they can be summed, as far as links are kept
-    busy."""
+    """Bytes of peers' frames that may wait here to be summed, as far as links are kept busy."""
     pipeline_bytes: int = 0
     """float32 bytes that have to be able to be without a result, or links would wait for
     results."""

@@ -197,7 +197,7 @@ class Gateway(EndingGateway):
                 _log.warning("%s has not acknowledged everything", link.peer)
 
     def _open_links(self, links: list[Link]) -> None:
-        """Say Hello to all; once all have answered, report what the links carry until the end."""
+        """Greet all peers; once all have answered, report what the links carry until the end."""
         for failure in self._links.open(links, self._config.peer_lost_s):
             self.fail(failure)
         if self._ended.is_set():

@@ -1,4 +1,4 @@
-"""How the ranks of a node ended, as their launcher leaves it in failures.json for the agent.
+"""Writes and reads failures.json: how the ranks of a node ended, left by their launcher.
 
 No torch: the agent reads this too.
 """
@@ -102,7 +102,7 @@ def write_error_file(path: str | None, details: Mapping[str, Any], traceback: st
 
 
 def write_pid_file(error_file: str | None) -> None:
-    """Say under which pid a rank runs, so that its death can be told before torchrun tells it."""
+    """Write down a rank's pid, so that its death can be seen before torchrun reports it."""
     if error_file:
         scratch = Path(error_file).with_name(f"{PID_FILE}.new")
         scratch.write_text(str(os.getpid()))

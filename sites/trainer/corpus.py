@@ -34,10 +34,10 @@ class Corpus:
 
     training: Bytes
     held_out: Bytes
-    """Of whole files; empty when nothing is held out."""
+    """The text that is not trained on: whole files; empty when nothing is held out."""
     num_files: int
     unigram_entropy: float
-    """Of the training text, in nats a byte: what a model that only counts bytes would reach."""
+    """Entropy of the training text, in nats a byte: the loss of a model that only counts bytes."""
     digest: bytes
     """sha256 over the names and contents of all files, in order."""
 

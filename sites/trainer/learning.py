@@ -51,11 +51,11 @@ class StepResult:
     """What a step was, as this rank saw it."""
 
     loss_sum: float
-    """Over this rank's tokens, in nats; float64."""
+    """The sum of the losses of this rank's tokens, in nats; float64."""
     tokens: int
-    """Of this rank."""
+    """Tokens that this rank trained on."""
     grad_norm: float
-    """Of the global gradient, before it was clipped."""
+    """The norm of the global gradient, before it was clipped."""
     learning_rate: float
 
 

@@ -1,4 +1,4 @@
-"""What a script may hand over, checked before anything is sent."""
+"""Checks the arguments that a script hands over, before anything is sent."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Bucket:
     """One bucket on its way to the other sites and back."""
 
     number: int
-    """What the gateway knows it by."""
+    """The bucket's number at the gateway."""
     slot: Slot
     pieces: Sequence[torch.Tensor]
     layout: int
@@ -145,7 +145,7 @@ class OpenRound:
         """`deadline_s` is for every wait."""
         self.round: Round | None = None
         self.error: IsthmusError | None = None
-        """The first."""
+        """The first error, after which nothing is averaged any more."""
         self._deadline_s = deadline_s
         self._now_s = now_s
         self._changed = threading.Condition()

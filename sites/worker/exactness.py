@@ -1,4 +1,4 @@
-"""Which gradients cross as fp32 although the codec rounds: by their dimensions, and by name.
+"""Chooses gradients that cross as fp32 although the codec rounds: by dimensions, and by name.
 
 Gains and biases, of one dimension, are so few that their size does not count, and one of them acts
 on a whole channel; besides, a block's scale would be the largest of quite different ones.

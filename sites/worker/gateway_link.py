@@ -58,13 +58,13 @@ class Link(Protocol):
     def start(
         self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
     ) -> None:
-        """Say from now on what arrives, from a thread of the link's own."""
+        """Report what arrives from now on, from a thread of the link's own."""
 
     def send(self, message: FromRank, descriptor: int | None = None) -> None:
         """Pass a message on: a region with its memfd, which stays the caller's."""
 
     def leave(self) -> None:
-        """Say that this rank ends because it is done, then close. Idempotent."""
+        """Report that this rank ends because it is done, then close. Idempotent."""
 
     def close(self) -> None:
         """Close without a word: to the other side, this rank has died. Idempotent."""
@@ -129,7 +129,7 @@ class SiteOnlyLink(AloneLink):
     def start(
         self, on_reduced: Callable[[Reduced], None], on_failed: Callable[[IsthmusError], None]
     ) -> None:
-        """Say from now on what is reduced here, and what the gateway hears of the other sites."""
+        """Report from now on what is reduced here, and what the gateway hears of other sites."""
         super().start(on_reduced, on_failed)
         self._gateway.start(on_reduced, on_failed)
 
@@ -141,7 +141,7 @@ class SiteOnlyLink(AloneLink):
             super().send(message, descriptor)
 
     def leave(self) -> None:
-        """Say that this rank ends because it is done, then close. Idempotent."""
+        """Report that this rank ends because it is done, then close. Idempotent."""
         super().close()
         self._gateway.leave()
 
@@ -238,7 +238,7 @@ class GatewayLink:
         ).start()
 
     def leave(self) -> None:
-        """Say goodbye and close. A gateway that has gone already is no error."""
+        """Send Leave and close. A gateway that has gone already is no error."""
         if self._closed:
             return
         with contextlib.suppress(IsthmusError):

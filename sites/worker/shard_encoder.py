@@ -1,4 +1,4 @@
-"""What a rank hands over encoded: on its own device, chunk by chunk of the gateways' grid.
+"""Encodes what a rank hands over, on its own device, chunk by chunk of the gateways' grid.
 
 So gradients cross from an accelerator to the host as small as they go over the WAN. Error feedback
 lives beside the encoder, by the rule of sites/gateway/reduction/residuals.py: float32, as many as

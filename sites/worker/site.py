@@ -211,7 +211,7 @@ class Site:
         self._equalise(named)
 
     def count_tokens(self, tokens: int) -> None:
-        """Say how many tokens are behind this rank's gradient: its weight in the average.
+        """Add to the tokens behind this rank's gradient: its weight in the average.
 
         Call it before the backward pass that synchronises; several calls add up (one a micro-batch
         under `model.no_sync()`). A script that never calls it weighs every rank alike.
@@ -240,7 +240,7 @@ class Site:
         )
 
     def leave(self) -> None:
-        """Say that this rank is done, and release everything.
+        """Report that this rank is done, and release everything.
 
         Idempotent; an orderly exit calls it.
         """

@@ -82,9 +82,9 @@ class LinkUse:
     source: str
     target: str
     sent_bytes: float
-    """Of frames, headers included; what TCP and IP add is not in it."""
+    """Bytes of frames, headers included; what TCP and IP add is not counted."""
     share: float | None
-    """Of what the link could have carried in that time; null where it is not emulated."""
+    """The share of what the link could have carried in that time; null where it is not emulated."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +96,16 @@ class Figures:
     """float32 bytes of the tensor over the median time."""
     links: tuple[LinkUse, ...]
     site_sent_bytes: float
-    """Of the site that sends most."""
+    """Bytes that the site that sends most has sent."""
     bound_s: float | None
     """What the links allow, as the module says; null where none is emulated."""
     over_bound: float | None
-    """The median time over it."""
+    """The median time over `bound_s`."""
     gateways_cpu_s_per_gb: float
     """The mean over sites, for each 1e9 bytes of float32."""
     ranks_cpu_s_per_gb: float
     relative_error: float
-    """Of the result, ‖x - mean‖ ÷ ‖mean‖."""
+    """The error of the result, ‖x - mean‖ ÷ ‖mean‖."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,7 +395,7 @@ def _cpu_s_per_gb(repeats: Repeats, asked: Asked, name: str) -> float:
 
 
 MeasureGloo = Callable[[int], Gloo]
-"""Of so many bytes; MeasurementError when it fails."""
+"""Measures Gloo with a tensor of so many bytes; raises MeasurementError when that fails."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

@@ -98,9 +98,9 @@ class Run(_Strict):
 
     kind: Literal["all", "solo"]
     site: str | None
-    """Of a solo run: the one that ran by itself."""
+    """The site of a solo run: the one that ran by itself."""
     repeat: int
-    """From 0."""
+    """The number of the repeat, from 0."""
     run_id: str
     folder: str
     """Relative to bench.json's own."""
@@ -139,7 +139,7 @@ class LinkUse(_Strict):
     """Configured, like the two before: a share of packets."""
     bytes_per_step: float
     utilisation: float
-    """Of what the link could have carried in the time of the steps, 0 to 1."""
+    """The share of what the link could have carried in the time of the steps, 0 to 1."""
     egress_usd_per_step: float
     egress_usd_per_1e9_tokens: float
 
@@ -153,9 +153,10 @@ class Predicted(_Strict):
     """If nothing hid it."""
     step_s: float
     efficiency: float
-    """That all sites would reach with such a step, each computing all the time by itself."""
+    """The efficiency that all sites would reach with such a step, each by itself computing all
+    the time."""
     deviation: float
-    """Of the measured step from the predicted one, as a share of it: 0.02 is 2 % slower."""
+    """How far the measured step is from the predicted one, as a share of it: 0.02 is 2 % slower."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,7 @@ class Result(_Strict):
     solo: tuple[SiteSpeed, ...]
     step_s: Interval
     split: Split
-    """Of the runs of all sites, seconds a step."""
+    """How a step's time splits in the runs of all sites, in seconds a step."""
     shares: dict[str, float]
     """`compute`, `intra`, `exposed_inter`, `wait`: of the step, 0 to 1."""
     links: tuple[LinkUse, ...]
@@ -205,7 +206,7 @@ class Question(_Strict):
     """What was asked. A benchmark is resumed only with the same."""
 
     config_hash: str
-    """Of job and topology with --set, before any sweep."""
+    """The hash of job and topology with --set, before any sweep."""
     overrides: tuple[str, ...]
     """Each --set."""
     compute: Literal["modelled", "real"]

@@ -66,9 +66,9 @@ class EmulatedSample:
 
     wall_s: float
     lost_packets: float | None
-    """By the configured loss."""
+    """Packets lost by the configured loss."""
     dropped_packets: float | None
-    """By a full queue."""
+    """Packets dropped by a full queue."""
     queued_bytes: float
 
 
@@ -158,10 +158,10 @@ def _event(event: control_pb2.Event) -> Event:
 
 
 MAX_SAMPLES = 20_000
-"""Of one link: once there are more, every second one is let go. They are totals, so nothing is lost
-but detail."""
+"""The most samples kept of one link: once there are more, every second one is dropped. They are
+totals, so only detail is lost."""
 MAX_LINE_BYTES = 1 << 20
-"""Of metrics.jsonl; the longest that are written are some kilobytes."""
+"""The longest line of metrics.jsonl in bytes; the longest that are written are some kilobytes."""
 
 Sample = TypeVar("Sample", LinkSample, EmulatedSample)
 

@@ -1,4 +1,4 @@
-"""When each bucket of a step crossed, against backward.
+"""The timelines of steps: when each bucket crossed, against backward.
 
 The records of kind `timeline` and `bucket`.
 """
@@ -24,7 +24,7 @@ PHASES = {
     "wan": "WAN",
     "ag": "all-gather",
 }
-"""Of a bucket, in their order: key, and what people call it."""
+"""The phases of a bucket in their order: key, and what people call it."""
 
 
 @dataclass(frozen=True, slots=True)

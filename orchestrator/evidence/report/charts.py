@@ -161,7 +161,7 @@ _LINES_AXIS_PX = 26
 _LABEL_PX = 16
 """From one label at the lines' ends to the next."""
 _UNITS = 10_000
-"""Of the paths' own coordinates, in both directions."""
+"""Units of the paths' own coordinates, in both directions."""
 MAX_POINTS = 1000
 _MAX_LABEL = 22
 """Characters of a line's name beside it."""

@@ -21,7 +21,7 @@ class Markup(str):
 Child = Markup | str | None
 """What stands between two tags; a str is escaped, None is left out."""
 Value = str | int | float | bool | None
-"""Of an attribute; True is its bare name, False and None leave it out."""
+"""The value of an attribute; True is its bare name, False and None leave it out."""
 
 _VOID = frozenset({"br", "hr", "input", "link", "meta"})
 
@@ -214,5 +214,5 @@ def facts(entries: Iterable[tuple[str, str]]) -> Markup:
 
 
 def missing(words: str) -> Markup:
-    """Say what is not there, and why."""
+    """Return a paragraph that tells what is missing, and why."""
     return element("p", words, class_="missing")

@@ -56,7 +56,7 @@ class LinkFacts:
     configured_bytes_per_s: float | None
     configured_rtt_s: float | None
     throughput_bytes_per_s: float | None
-    """While it was busy."""
+    """Throughput of the link while it was busy."""
     use: float | None
     """Throughput over configured."""
     busy: float | None
@@ -69,7 +69,7 @@ class LinkFacts:
     lost_packets: float | None
     """By the emulator, as configured; like the next, None where the WAN is real."""
     dropped_packets: float | None
-    """By the emulator, because its queue was full."""
+    """Packets that the emulator dropped because its queue was full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class PlanFacts:
     """Pairs of sites that exchange bytes."""
     codec: str
     codecs: tuple[str, ...]
-    """Of each of the reduction's trees; of a gather, one."""
+    """The codec of each of the reduction's trees; a gather has one."""
     chunk_bytes: int
     bucket_bytes: int
     channels_per_link: int | None
@@ -122,7 +122,7 @@ class RunFacts:
     tokens_per_s: float | None
     step_s: float | None
     exposed_share: float | None
-    """Of all sites' step time."""
+    """The exposed exchange's share of all sites' step time."""
     first_loss: float | None
     last_loss: float | None
     held_out_loss: float | None

@@ -27,7 +27,7 @@ from orchestrator.evidence.view import formats
 ASPECT = 2.3
 """Width over height of the drawing, as in page.css; on a phone it is drawn higher."""
 _MARGIN = 0.22
-"""Of the sites' extent, on each side: names need room."""
+"""The margin on each side, as a share of the sites' extent: names need room."""
 _MIN_SPAN_DEG = 8.0
 
 

@@ -256,7 +256,7 @@ def labels(runs: Sequence[RunFacts]) -> list[str]:
 
 
 def no_timelines(facts: RunFacts) -> str:
-    """Say why there is no timeline."""
+    """Return why there is no timeline."""
     if not facts.steps:
         return "No step was done."
     return (

@@ -154,7 +154,7 @@ class _Maker:
         self._coding_s = coding_s(run.work)
         self._tokens = sum(site.tokens for site in run.work.sites)
         self._raw_bytes = float(sum(bucket.raw_bytes for bucket in run.work.buckets))
-        """Of all buckets: what crosses in a round."""
+        """Bytes of all buckets: what crosses in one round."""
         self._links: dict[str, list[LinkLoad]] = {site.name: [] for site in run.work.sites}
         for link in run.links:
             self._links[link.source].append(link)

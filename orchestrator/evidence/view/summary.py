@@ -1,4 +1,4 @@
-"""What a run came to, at its end: renders the figures of summary.json."""
+"""Renders the figures of summary.json: what a run came to, at its end."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Contracts."""
+"""Version 1 of the contract between gateways: generated messages."""

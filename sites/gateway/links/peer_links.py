@@ -96,7 +96,7 @@ class Link:
         return self._streams.num_streams
 
     def open(self, within_s: float) -> None:
-        """Say Hello until it is answered, then start the streams.
+        """Greet the peer until it answers, then start the streams.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
@@ -295,7 +295,7 @@ class PeerLinks:
         return added
 
     def open(self, links: Iterable[Link], within_s: float) -> list[Failure]:
-        """Say Hello over new links, side by side; return what went wrong, in the order of time."""
+        """Open new links side by side; return what went wrong, in the order of time."""
         failures: list[Failure] = []
 
         def open_one(link: Link) -> None:

@@ -1,4 +1,4 @@
-"""Whether a peer is there: it is greeted until it answers, and then asked from time to time.
+"""Watches a peer gateway: greets it until it answers, and then asks from time to time.
 
 That happens on a channel of its own, where no chunk is in the way. Silence is measured by these
 answers and by acknowledgements; and the answers tell the link's round trip.
@@ -52,7 +52,7 @@ class PeerWatch:
         self._standstills = self._begin_looks()
 
     def greet(self, within_s: float) -> None:
-        """Say Hello until it is answered.
+        """Greet the peer until it answers.
 
         Raises:
             ConfigMismatchError: the peer refused: another configuration or protocol.
@@ -106,7 +106,7 @@ class PeerWatch:
             channel.close()
 
     def hello(self, channel: grpc.Channel, timeout_s: float) -> None:
-        """Say Hello once, and note what the answer tells.
+        """Send Hello once, and note what the answer tells.
 
         Raises:
             grpc.RpcError: the peer refused, or did not answer.

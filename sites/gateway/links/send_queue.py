@@ -1,4 +1,4 @@
-"""What one gateway still has to send to another, and what it waits to have acknowledged.
+"""Queues what one gateway has to send to another, until it is acknowledged.
 
 `SendQueue` is pure: frames in order, under a window of unacknowledged bytes. `Outbox` puts a lock
 and a clock around it, for those who queue frames and the streams that carry them. Nobody waits here
@@ -64,11 +64,11 @@ class LinkTotals:
     num_pauses: int = 0
     """Times with nothing on the way that were longer than PAUSE_S."""
     paused_s: float = 0.0
-    """All of them together."""
+    """The length of all these pauses together."""
     limited_bytes: int = 0
     """What was carried while the link was the limit (`LimitedRate`)."""
     limited_s: float = 0.0
-    """For how long it was."""
+    """For how long the link was the limit."""
     idle_rtt_s: float | None = None
     """Round trip of the idle link: median of the latest greetings; None before the first."""
 

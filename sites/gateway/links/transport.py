@@ -85,7 +85,7 @@ class Peer:
 
 
 def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) -> str:
-    """Say Hello, and return the session that the peer names.
+    """Send Hello, and return the session that the peer names.
 
     Raises:
         grpc.RpcError: the peer refused, or did not answer.

@@ -146,7 +146,7 @@ class Prober:
         self._turn_s = turn_s(probe, link.rtt_s)
 
     def greet(self) -> None:
-        """Say Hello until it is answered.
+        """Greet the peer until it answers.
 
         Raises:
             IsthmusError: the peer refused, or did not answer within `peer_lost_s`.

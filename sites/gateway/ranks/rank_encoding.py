@@ -1,4 +1,4 @@
-"""What ranks may encode instead of their gateway, and what becomes of it.
+"""Offers ranks to encode their gradients themselves, and checks what they hand over.
 
 A body replaces the elements of its chunk, from the first one's place on, and is never larger. So
 results can be written chunk by chunk over what has been read, in any order.

@@ -1,4 +1,4 @@
-"""How far a gateway may run ahead of its results, and what may lie at its peers for it. Pure.
+"""Limits how many bytes a gateway sends before it has their results, by credit at each peer. Pure.
 
 A gateway sends its part of a chunk only while each gateway that gets it has room promised for it.
 This promise is credit. A chunk takes it when it is admitted, and gives it back when its result is

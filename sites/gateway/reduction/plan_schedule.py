@@ -1,4 +1,4 @@
-"""Which plan carries which round, where plans are switched while a run goes on. Pure.
+"""Tells which plan carries which round, where plans are switched while a run goes on. Pure.
 
 A switch has two phases, so that either all sites make it at the same round or none does. First a
 plan is proposed for all rounds from R on. A gateway that has not begun R keeps the plan, and does

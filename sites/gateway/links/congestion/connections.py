@@ -169,7 +169,7 @@ class ChannelGrowth:
         )
 
     def _advise_idle(self, congestion_control: str) -> None:
-        """Say what pauses between steps cost, where the kernel could keep connections warm."""
+        """Log what pauses between steps cost, where the kernel could keep connections warm."""
         if self._has_advised_idle or not congestion_control or is_bbr(congestion_control):
             return
         link, totals = self._link, self._outbox.totals()

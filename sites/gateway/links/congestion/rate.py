@@ -1,4 +1,4 @@
-"""How much may be on the way to one peer, and how fast it may leave. Pure.
+"""Decides how many bytes may be on the way to one peer, and how fast they may leave. Pure.
 
 A link is full when as much is on the way as it carries in a round trip. What goes beyond waits in a
 router's queue. What goes beyond that is dropped, which costs TCP far more than it brings: CUBIC at
@@ -43,10 +43,10 @@ _EPOCH_SAMPLES = 64
 _EPOCH_S = 5.0
 """The measured rate is the fastest of this epoch and the one before: so it can fall, too."""
 _LEAST_SHARE = 1 / 8
-"""Of the configured rate; the measured one counts for no less. Else a peer that took nothing for a
-while would be left waiting."""
+"""The measured rate counts as at least this share of the configured one. Else a peer that took
+nothing for a while would be left waiting."""
 _IDLE_ROUND_TRIPS = 8
-"""Of the latest so many that found the link idle, the shortest counts."""
+"""The idle round trip is the shortest of this many latest ones that found the link idle."""
 
 _EVIDENCE = 1.1
 """A round trip this many times faster than described is evidence of a faster link. It is half of
@@ -62,7 +62,7 @@ _FLAT_S = 0.1
 """And they take so long at least: on a short link, three round trips may pass while a thread waits
 for its turn."""
 _SEARCH_GAIN = 2.0
-"""Of window and pace during the search: enough to double the rate in a round trip."""
+"""The gain of window and pace during the search: enough to double the rate in a round trip."""
 
 WARM_ROUND_TRIPS = 8
 """After a pause, connections start slowly for so many round trips: ten packets, doubled in each,
