@@ -249,4 +249,4 @@ _ENTRIES = (
 )
 
 CATALOGUE = {entry.code: entry for entry in _ENTRIES}
-"""By code."""
+"""All entries, by their codes."""

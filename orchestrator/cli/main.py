@@ -39,7 +39,7 @@ COMMANDS = {
     "agent": "Run the agent of one site here.",
     "completion": "Print the completion script of a shell.",
 }
-"""In the order of --help."""
+"""The commands, in the order of --help."""
 
 _MODULES = {
     "run_commands": ("status", "logs", "events", "wait", "cancel"),

@@ -42,7 +42,7 @@ from topology.world import Endpoint, Topology
 COMMAND = "coordinator"
 LOG_FORMAT = "%(asctime)s coordinator: %(message)s"
 DRAIN_S = 5.0
-"""For watchers to be told the end of an embedded run, before the process ends by itself."""
+"""Time for watchers to be told the end of an embedded run, before the process ends by itself."""
 CLOSE_S = 1.0
 """Time for calls that are going on when the server stops."""
 

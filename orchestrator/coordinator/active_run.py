@@ -81,7 +81,7 @@ class ActiveRun:
         self._metrics = RunMetrics(tuple(site.name for site in topology.sites))
         self.view = RunView(self.run_id)
         self._replanning: Replanning | None = None
-        """From when the run is active, if its job asks for it."""
+        """Set once the run is active, if its job asks for replanning."""
         self._machine = RunMachine(topology, time.monotonic())
         self._files.write_documents(submission.topology_document.text, submission.job_document.text)
         self._record("run.submitted", detail=submission.to_json(folder))

@@ -25,7 +25,7 @@ FILE = "journal.sqlite3"
 VERSION = 1
 """Version of the schema, in `PRAGMA user_version`."""
 BUSY_S = 5.0
-"""For a lock inside SQLite, which only a checkpoint holds for longer than an instant."""
+"""Time for a lock inside SQLite, which only a checkpoint holds for longer than an instant."""
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;

@@ -17,7 +17,7 @@ from topology.hashing import topology_hash
 from topology.world import Topology
 
 TERMINATE_S = 5.0
-"""For an agent to end its site; its processes die with it after that."""
+"""Time for an agent to end its site; its processes die with it after that."""
 
 AGENT = "sites.agent"
 """The module that runs as an agent."""

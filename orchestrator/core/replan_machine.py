@@ -42,7 +42,7 @@ _AGAIN_S = 1.0
 RELAUNCH_GAIN = 0.1
 """Part of a step that a relaunch has to save before people are told of it."""
 _LOOK_BACK_S = 30.0
-"""Over how long rounds a second are counted."""
+"""The span over which rounds a second are counted."""
 ROUND_MAX = 1 << 40
 """No run gets so far; a message could not even name what comes after a much larger number."""
 
@@ -200,7 +200,7 @@ class ReplanMachine:
         self._step_s: float | None = None
         """Predicted, of the present plan; None before anything was planned again."""
         self._switched_round = 0
-        """From which on the present plan carries rounds."""
+        """The first round that the present plan carries."""
         self._epoch = 0
         """The number of the latest proposal."""
         self._keeps_codecs = False
@@ -408,7 +408,7 @@ class PlanSwitch:
     plan_hash: str
     """What each has to answer."""
     deadline_s: float
-    """By when, on the coordinator's clock."""
+    """When answers are due, on the coordinator's clock."""
     outcome: Outcome | None = None
     """None while it is open."""
 

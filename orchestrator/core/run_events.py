@@ -102,7 +102,7 @@ class NamespacesOpened:
     """The WAN is emulated packet by packet; each site has a namespace."""
 
     namespaces: Mapping[str, Namespace]
-    """By site."""
+    """The namespaces, by site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class RelayOpened:
     """The WAN is emulated in user space."""
 
     endpoints: Mapping[str, tuple[Endpoint, ...]]
-    """By dialling site: where it reaches the others."""
+    """Where each dialling site reaches the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -469,7 +469,7 @@ class _WanStage:
         """Whether a relay will do where packets cannot be emulated."""
         needs_namespaces = topology.emulate and not self.uses_relay
         self.namespaces: Mapping[str, Namespace] | None = None if needs_namespaces else {}
-        """By site; None until they are open."""
+        """The sites' namespaces; None until they are open."""
         self._are_namespaces_asked = False
         self._is_relay_asked = False
 

@@ -31,7 +31,7 @@ _PID_MAX = 1 << 22
 """Linux: PID_MAX_LIMIT."""
 _TIME_S_MAX = 1e12
 GRACE_S = 0.5
-"""For an emulator to end by itself, as it does when its owner is gone."""
+"""Time for an emulator to end by itself, as it does when its owner is gone."""
 END_S = 3.0
 
 

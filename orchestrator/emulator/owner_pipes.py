@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 4 << 20
 MAX_UNREAD_BYTES = 8 << 20
 """Two messages about all those links."""
 END_WITHIN_S = 0.5
-"""For an owner that still reads to take the last message."""
+"""Time for an owner that still reads to take the last message."""
 FLUSH_EVERY_S = 0.01
 """How soon to try again while the reader is behind: a pipe takes 64 KiB at a time."""
 _READ_BYTES = 64 << 10

@@ -63,7 +63,7 @@ DATAGRAMS_PER_S = 16_000.0
 START_S = 30.0
 _ANSWER_S = 120.0
 _SETTLE_S = 0.5
-"""For the last datagrams to be read, beyond the link's own delay."""
+"""Time for the last datagrams to be read, beyond the link's own delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

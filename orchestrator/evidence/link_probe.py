@@ -21,7 +21,7 @@ from topology.world import Link, Topology
 
 JOB_NAME = "probe"
 _DIRECTION_S = 90.0
-"""For one direction and number of connections, at the very worst."""
+"""Time for one direction and number of connections, at the very worst."""
 
 
 def probing_pair(path: Path, overrides: Sequence[str], probe: Probe) -> Pair:

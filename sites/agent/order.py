@@ -19,7 +19,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 TRAINER = "sites.trainer"
 """The module that runs when the job names no script."""
 SPEC_FILE = "run_spec.json"
-"""In the run's folder: what ranks read."""
+"""The file in the run's folder that ranks read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ ANSWER_S = 10.0
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 SHIP_S = 5.0
-"""For one batch of log lines; a batch that did not arrive is sent again."""
+"""Time for one batch of log lines; a batch that did not arrive is sent again."""
 _FATAL = frozenset(
     {
         grpc.StatusCode.FAILED_PRECONDITION,

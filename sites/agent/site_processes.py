@@ -22,11 +22,11 @@ from sites.launcher.rank_failures import read_failures
 from topology.errors import ConfigError
 
 TORCHRUN_LOG = "torchrun.log"
-"""In a node's folder: what the launcher itself writes."""
+"""The file in a node's folder with what the launcher itself writes."""
 _LOOK_S = 0.05
 """Between two looks at failures.json."""
 LEAVE_S = 1.0
-"""For gateways to leave once the ranks were stopped: nobody waits for what they still hold."""
+"""Time for gateways to leave once the ranks were stopped: nobody waits for what they still hold."""
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound
 
 

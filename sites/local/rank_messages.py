@@ -173,7 +173,7 @@ class ReductionTimes:
     """What a gateway measured of one rank's shard."""
 
     inter_s: float = 0.0
-    """From the rank's message to the result."""
+    """Seconds from the rank's message to the result."""
     wait_s: float = 0.0
     """How much later than ours the other sites' contributions were."""
     encode_s: float = 0.0

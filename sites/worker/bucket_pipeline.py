@@ -43,7 +43,7 @@ from topology.step_parts import Crossing, RoundTimes
 MAX_BUCKETS = 1 << 16
 """The most buckets of one round: 256 GiB at 4 MiB a bucket, which is the shipped setting."""
 _CAUSE_S = 1.0
-"""For the gateway to say, or show by its end, why another rank of the site has gone."""
+"""Time for the gateway to say, or show by its end, why another rank of the site has gone."""
 
 
 @dataclass(slots=True)

@@ -49,7 +49,7 @@ from sites.local.rank_messages import (
 from sites.local.regions import map_region
 
 _LAST_WORDS_S = 2.0
-"""For reading why the gateway has closed; what it said is in the socket already."""
+"""Time for reading why the gateway has closed; what it said is in the socket already."""
 
 
 class Link(Protocol):

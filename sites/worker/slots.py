@@ -63,7 +63,7 @@ class SharedTensors:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._allocations: dict[int, _Allocation] = {}
-        """By the address where they begin."""
+        """The allocations, by the address where they begin."""
 
     def empty(self, numel: int) -> torch.Tensor:
         """Return float32[numel] of shared memory, zeros at first.

@@ -107,7 +107,7 @@ class Run(_Strict):
     emulator: str
     """`netns`, `relay`, or `none`: nothing was between the sites but this machine."""
     wall_s: float
-    """From submission to end."""
+    """Seconds from the run's submission to its end."""
     measured: Measured | None = None
     failed: Failed | None = None
     """Exactly one of the two is there."""

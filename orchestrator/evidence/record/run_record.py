@@ -87,9 +87,9 @@ class RunRecord:
     step_ends: list[tuple[float, int]] = field(default_factory=list)
     """Wall time at which a step's first record came, and the step; in that order."""
     samples: dict[tuple[str, str, str], list[LinkSample]] = field(default_factory=dict)
-    """By source, target and node."""
+    """The links' samples, by source, target and node."""
     emulated: dict[tuple[str, str], list[EmulatedSample]] = field(default_factory=dict)
-    """By source and target; empty where the WAN is real."""
+    """The emulator's samples, by source and target; empty where the WAN is real."""
     timelines: list[StepTimeline] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)

@@ -159,7 +159,7 @@ def _segment(segment: Segment, begin: float, width: float, total_s: float) -> li
 _HEIGHT_PX = 280
 _LINES_AXIS_PX = 26
 _LABEL_PX = 16
-"""From one label at the lines' ends to the next."""
+"""The distance from one label at the lines' ends to the next."""
 _UNITS = 10_000
 """Units of the paths' own coordinates, in both directions."""
 MAX_POINTS = 1000

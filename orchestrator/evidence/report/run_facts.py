@@ -41,7 +41,7 @@ class SiteFacts:
     tokens_per_s: float | None
     step_s: float | None
     parts_s: dict[str, float]
-    """By the keys of PARTS; they add up to step_s."""
+    """The parts of a step, by the keys of PARTS; they add up to step_s."""
     hidden_inter_s: float | None
     encode_s: float | None
     decode_s: float | None
@@ -144,7 +144,7 @@ class RunFacts:
     num_timelines: int
     """Steps whose buckets were kept."""
     timelines: tuple[StepTimeline, ...]
-    """At most MAX_STEPS of them."""
+    """The timelines of steps, at most MAX_STEPS of them."""
     gaps: tuple[str, ...]
 
 

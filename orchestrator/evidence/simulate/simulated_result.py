@@ -44,7 +44,7 @@ from topology.simulator.step_work import Inside
 from topology.world import Site
 
 SIMULATED = "simulated"
-"""In the place of an emulator."""
+"""The name that a simulated result has in the place of an emulator."""
 
 
 def setting_runs(

@@ -55,9 +55,9 @@ class Type:
     """The type of an argument or a result."""
 
     name: str
-    """In numba's signatures."""
+    """The type's name in numba's signatures."""
     machine: Any = None
-    """In ctypes; None: an array of one dimension, contiguous."""
+    """The type in ctypes; None: an array of one dimension, contiguous."""
     item: str = ""
     """Elements of an array, as numpy calls them."""
 

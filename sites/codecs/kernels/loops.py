@@ -40,7 +40,7 @@ MAGNITUDE: Final = np.uint32(0x7FFFFFFF)
 """The bits without the sign. As integers they are in the order of the magnitudes, infinity above
 all numbers and NaN above infinity."""
 INFINITE: Final = np.uint32(0x7F800000)
-"""From here on a magnitude is not of a finite number."""
+"""The least bits of a magnitude that is not finite."""
 TOO_LARGE: Final = np.uint32(0x7F000000)
 """The bits of 2**127. Below it, a scale that is rounded up cannot push a decoded number over the
 end of float32."""

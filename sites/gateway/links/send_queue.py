@@ -68,7 +68,7 @@ class LinkTotals:
     limited_bytes: int = 0
     """What was carried while the link was the limit (`LimitedRate`)."""
     limited_s: float = 0.0
-    """For how long the link was the limit."""
+    """Time in which the link was the limit."""
     idle_rtt_s: float | None = None
     """Round trip of the idle link: median of the latest greetings; None before the first."""
 

@@ -163,7 +163,7 @@ class OpenBucket:
         self.chunks: dict[int, Chunk] = {}
         """Those that a frame or an own part has come for."""
         self.shards: dict[int, Shard] = {}
-        """By rank, of those that have posted."""
+        """The shards of the ranks that have posted, by rank."""
         self._config = config
         self._first = first
         self._grid = reduction.bucket.grid
