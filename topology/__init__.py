@@ -1,1 +1,1 @@
-"""What the world looks like: topology and job, units, costs, reduction trees. Pure."""
+"""The world's description (topology, job, units) and what follows: costs and trees. Pure."""

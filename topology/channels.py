@@ -1,4 +1,4 @@
-"""How many TCP connections a link begins with.
+"""The number of TCP connections that a link begins with: for gateways, and for predictions.
 
 Pure: gateways open them, predictions count with them.
 
@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 
 FLOWS_MAX = 32
-"""TCP connections of a link whose topology does not limit them."""
+"""The most TCP connections of a link whose topology does not limit them."""
 _ENOUGH_FOR_TWO_BYTES = 2 * 128 * 1448
-"""Of data on the way: a hundred packets or so for each."""
+"""Bytes on the way that make two connections worth while: about a hundred packets for each."""
 SEND_BUFFER_BYTES = 3 << 20
-"""Of data, where nothing better is known: three quarters of 4 MiB, which Linux allows as it
-comes."""
+"""Bytes of one connection's send buffer where nothing is known: 3/4 of Linux's default of 4 MiB."""
 
 
 def first_channels(

@@ -1,4 +1,4 @@
-"""What codecs make of gradients, and how fast: constants that were measured. Pure.
+"""The codecs' measured speeds, sizes and errors on gradients. Pure.
 
 From the table of docs/measurements/codecs.md (scripts/bench_codecs.py: one thread of an AMD EPYC
 Zen 5, gradients of the model that ships). Sizes that depend on what gradients hold are those of
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 BLOCK = 128
 """Elements that share a scale where a codec has scales: sites/codecs/quantising_codecs.py."""
 _SCALE_BYTES = 2 / BLOCK
-"""Of an element there."""
+"""Bytes that the block's scale adds to each of its elements."""
 LOSSLESS = frozenset({"fp32", "split"})
 """Codecs whose decoding gives back every bit."""
 RATIOS = {
@@ -27,10 +27,11 @@ RATIOS = {
 
 @dataclass(frozen=True, slots=True)
 class CodecCost:
-    """Of one codec, in bytes of float32 per second of one core."""
+    """The speed of one codec, in bytes of float32 per second of one core, and its size."""
 
     encode_bytes_per_s: float
-    """With error feedback where the codec loses something: what a gateway does to send."""
+    """Encoding speed of a gateway that sends; with error feedback where the codec loses
+    something."""
     decode_bytes_per_s: float
     typical_ratio: float | None = None
     """Encoded bytes for each of float32; None: exactly as RATIOS says."""
@@ -50,7 +51,7 @@ COSTS = {
     "topk": CodecCost(3.11e9, 20.6e9, 1 / 124.1),
     "topk-zstd": CodecCost(2.85e9, 17.5e9, 1 / 169.3),
 }
-"""By name; one for each of topology.job.CODECS."""
+"""The cost of each codec, by its name; one for each of topology.job.CODECS."""
 
 RELATIVE_ERRORS = {
     "fp32": 0.0,
@@ -69,7 +70,8 @@ RELATIVE_ERRORS = {
 """|decoded - meant| / |meant| of the same gradients, without feedback; 0: lossless."""
 
 GATEWAY_BYTES_PER_S = 570e6
-"""That one gateway sends while it receives as much, encoded: docs/measurements/loopback.md."""
+"""Encoded bytes per second that one gateway sends while it receives as much; see
+docs/measurements/loopback.md."""
 
 
 def usual_ratio(codec: str) -> float:

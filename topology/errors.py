@@ -1,4 +1,4 @@
-"""What goes wrong before a run starts: mistakes in what an operator wrote."""
+"""The mistakes in an operator's documents, which are found before a run starts."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class Problem:
     column: int
     message: str
     path: str
-    """Where in the document, as `links.0.rtt`; empty for the document itself."""
+    """The path in the document, as `links.0.rtt`; empty for the document itself."""
     excerpt: str = ""
     """The offending line of the text, without its line break."""
 

@@ -1,17 +1,17 @@
-"""How far apart two places are, and how long light takes between them and back."""
+"""The distance between two places, and the time that light takes there and back."""
 
 import math
 
 from topology.world import Location
 
 EARTH_RADIUS_KM = 6371.0088
-"""Mean radius (IUGG)."""
+"""Mean radius of the Earth in kilometres (IUGG)."""
 FIBRE_S_PER_KM = 4.9e-6
-"""One way: the speed of light over the refractive index of glass, about 1.468."""
+"""Seconds per kilometre in fibre, one way: glass has a refractive index of about 1.468."""
 LONG_HAUL_KM = 1500.0
 LONG_INFLATION = 1.6
 SHORT_INFLATION = 2.2
-"""Measured RTT over that of the straight line; short routes detour more, in proportion."""
+"""Ratio of a measured RTT to that of the straight line; short routes detour more, in proportion."""
 
 
 def great_circle_km(one: Location, other: Location) -> float:

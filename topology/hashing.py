@@ -1,4 +1,4 @@
-"""Hashes by which documents, and plans made for them, are told apart."""
+"""Hashes that tell apart documents, and the plans made for them."""
 
 import dataclasses
 import hashlib

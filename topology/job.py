@@ -23,7 +23,7 @@ CODECS = (
     "topk",
     "topk-zstd",
 )
-"""What a gradient chunk may travel as; sites/codecs implements them, docs/codecs.md compares them.
+"""The codecs for gradient chunks; sites/codecs implements them, docs/codecs.md compares them.
 
 `fp32` and `bf16` are plain; `split` is fp32 cut into byte planes, each under zstd: lossless;
 `bf16-split` rounds to bf16, then compresses the plane with the exponents. `int8`, `int4` and `fp8`
@@ -32,24 +32,25 @@ CODECS = (
 """
 
 TREES = ("auto", "gather", "star", "ring", "hierarchy")
-"""Who sums what (topology/model/reduction_plans.py, docs/planning.md)."""
+"""The forms of reduction trees: which site sums what (topology/model/reduction_plans.py,
+docs/planning.md)."""
 NON_FINITE = ("carry", "stop")
-"""What becomes of a gradient that holds a NaN or an infinity: it crosses unchanged, or ends the
+"""The ways to treat a gradient that holds a NaN or an infinity: it crosses unchanged, or ends the
 run."""
 SCHEDULES = ("overlap", "serial", "off")
-"""When buckets cross the WAN: while backward goes on, only once it has ended, or never.
+"""The times when buckets cross the WAN: during backward, only once it has ended, or never.
 
 The last two are for measuring: `serial` shows what overlap is worth, and with `off` each site
 trains by itself, which is what an efficiency of 1 means.
 """
 COMPUTES = ("real", "modelled")
-"""`modelled`: a step takes the time that the topology's accelerators would need
-(topology/cost/compute.py); tensors and communication are real, and nothing is learnt."""
+"""The ways to compute. `modelled`: a step takes the time that the topology's accelerators would
+need (topology/cost/compute.py); tensors and communication are real, and nothing is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCodec:
-    """The codec of one link, both ways. Sites by name; topology.trees.link_codecs checks them."""
+    """The codec of one link, both ways, with names of sites (see topology.trees.link_codecs)."""
 
     between: tuple[str, str]
     codec: str
@@ -57,62 +58,62 @@ class LinkCodec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """How gradients cross the WAN."""
+    """The settings of how gradients cross the WAN."""
 
     codec: str = "split"
     codecs: tuple[LinkCodec, ...] = ()
     """The codecs of links that have one of their own (topology/trees/link_codecs.py)."""
     exact: tuple[str, ...] = ()
-    """Patterns of names: such parameters' gradients cross as fp32, like those of one dimension."""
+    """Patterns of parameter names whose gradients cross as fp32, like those of one dimension."""
     error_feedback: bool = True
-    """What a lossy codec loses of a gradient is added to the next one."""
+    """Whether a lossy codec's loss on a gradient is added to the next one."""
     non_finite: str = "carry"
     """One of NON_FINITE."""
     chunk_bytes: int = 1 << 20
-    """Size of a chunk in float32, before the codec."""
+    """Bytes of a chunk in float32, before the codec."""
     is_cut: bool = field(default=False, compare=False)
-    """Chunks are exactly so large, whatever the links are like. Planning again sets it, for a run
-    that goes on keeps its chunks; users cannot."""
+    """Whether chunks have exactly that size, whatever the links are like. Planning again sets it,
+    for a run that goes on keeps its chunks; users cannot."""
     channels_per_link: int | None = None
-    """TCP connections between each two gateways, exactly; None: as many as links and their losses
-    take."""
+    """The exact number of TCP connections between each two gateways; None: as many as links and
+    their losses take."""
     bucket_bytes: int = 4 << 20
-    """Size of a DDP bucket in float32, in the shipped trainer."""
+    """Bytes of a DDP bucket in float32, in the shipped trainer."""
     window_bytes: int | None = None
-    """Unacknowledged bytes a peer; derived from bandwidth times RTT when absent."""
+    """Unacknowledged bytes for each peer; None: derived from bandwidth times RTT."""
     schedule: str = "overlap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTree:
-    """A reduction tree as a job writes it.
+    """A reduction tree as a job writes it, with names of sites (see topology.trees.named_trees).
 
     Sites by name; topology.trees.named_trees checks them.
     """
 
     root: str
     parents: Mapping[str, str]
-    """Whom each site but the root sends its sum to, and has the result from."""
+    """The site that each site but the root sends its sum to, and has the result from."""
     weight: int = 1
-    """Share of the chunks, relative to the other trees."""
+    """The tree's share of the chunks, relative to the other trees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """Which sites sum, and where."""
+    """The settings of the reduction: which sites sum, and where."""
 
     tree: str = "auto"
     hub: str | None = None
-    """The star's centre; chosen by bandwidth when absent."""
+    """The star's centre; None: chosen by bandwidth."""
     groups: tuple[tuple[str, ...], ...] = ()
-    """Sites near each other, for a hierarchy; found by their round trips when absent."""
+    """Groups of sites near each other, for a hierarchy; empty: found by their round trips."""
     trees: tuple[NamedTree, ...] = ()
-    """Instead of a form: exactly these."""
+    """The exact trees to use instead of a form; empty: as the form says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """Shape of the byte-level GPT that ships."""
+    """The shape of the byte-level GPT that ships."""
 
     layers: int = 4
     heads: int = 4
@@ -122,18 +123,18 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Which text is learnt."""
+    """The text that is learnt."""
 
     files: tuple[str, ...] = ()
-    """Globs; empty: the Python standard library's own sources."""
+    """Globs of the text's files; empty: the Python standard library's own sources."""
     held_out: float = 0.05
-    """Share of the files that is only evaluated, 0 to 1."""
+    """Share of the files that is only used to evaluate, 0 to 1."""
     max_bytes: int = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """AdamW with linear warm-up and cosine decay."""
+    """The settings of AdamW, with linear warm-up and cosine decay."""
 
     learning_rate: float = 6e-3
     min_learning_rate: float = 6e-4
@@ -146,12 +147,12 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """What the shipped trainer does."""
+    """The settings of the shipped trainer."""
 
     compute: str = "real"
     steps: int = 150
     global_batch: int = 48
-    """Sequences a step, over all sites."""
+    """Sequences of a step, over all sites."""
     micro_batch: int = 8
     """Sequences that a rank takes through the model at once, at most."""
     seed: int = 1337
@@ -165,14 +166,14 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """How the links are measured, one direction after the other."""
+    """The settings of measuring the links, one direction after the other."""
 
     connections: tuple[int, ...] = (1, 4, 16)
-    """How many TCP connections side by side, once each."""
+    """The numbers of TCP connections side by side that are measured, once each."""
     echoes: int = 100
-    """Round trips that are timed, fewer where they take too long."""
+    """Round trips that are timed; fewer where they take too long."""
     window_s: float = 2.0
-    """For which bytes are counted, once the flow is steady."""
+    """Seconds for which bytes are counted, once the flow is steady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +182,10 @@ class Placed:
 
     site: str
     sequences: int
-    """Sequences a step, over the site's ranks."""
+    """Sequences of a step, over the site's ranks."""
     parallel: Parallel | None = None
-    """How it cuts the model of a script of one's own, which reads it here; None: its own
-    business."""
+    """The site's cut of the user's own model, which the script reads here; None: the script
+    decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,20 +206,21 @@ class Job:
     """Steps between those whose buckets' times are kept, the first three always; 0: none."""
     trainer: Trainer = Trainer()
     probe: Probe | None = None
-    """The run measures the links between its sites, and trains nothing."""
+    """The settings of a run that measures the links between its sites and trains nothing; None: it
+    trains."""
     placement: tuple[Placed, ...] = ()
     """The sites that take part; empty: all, with the batch spread evenly over all ranks."""
     plan: PlanWishes | None = None
-    """None: a run takes the job as it is."""
+    """What a plan may decide; None: a run takes the job as it is."""
     workload: DescribedModel | None = None
-    """What the entrypoint trains; None: a plan knows nothing of it."""
+    """The model that the entrypoint trains; None: a plan knows nothing of it."""
 
     @property
     def is_to_plan(self) -> bool:
-        """Whether a plan is to be made before it runs: it asks for one, and has no placement."""
+        """Whether a plan is made before the job runs: it asks for one, and has no placement."""
         return self.plan is not None and not self.placement
 
     @property
     def global_batch(self) -> int:
-        """Sequences a step, over all sites."""
+        """The sequences of a step, over all sites."""
         return self.trainer.global_batch if self.workload is None else self.workload.global_batch

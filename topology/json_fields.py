@@ -21,9 +21,9 @@ from topology.errors import ConfigError
 T = TypeVar("T")
 
 Keeps = Callable[["dataclasses.Field[Any]", object], bool]
-"""Whether a field with that value is written."""
+"""A test whether a field with that value is written."""
 OnUnknown = Callable[[str], None]
-"""Told the path of each field that the reader does not know."""
+"""A function that is told the path of each field that the reader does not know."""
 
 
 def to_json(value: object, keeps: Keeps = lambda *_: True) -> Any:  # noqa: ANN401 - any JSON

@@ -1,32 +1,32 @@
-"""What a job lets a planner decide, and what it is to aim at. Frozen."""
+"""The part of a job that says what a planner may decide, and what it is to aim at. Frozen."""
 
 from dataclasses import dataclass
 
 PLAN_SITES = ("auto", "all")
-"""`auto`: a site that slows the others is left out; `all`: none is."""
+"""The choices of sites. `auto`: a site that slows the others is left out; `all`: none is."""
 MICRO_BATCHES = ("given", "auto")
-"""`given`: a plan keeps the trainer's; `auto`: it takes the largest that fits the accelerators'
-memory."""
+"""The choices of micro-batch. `given`: a plan keeps the trainer's; `auto`: it takes the largest
+that fits the accelerators' memory."""
 OBJECTIVES = ("throughput", "cost")
-"""What a plan is best at: tokens a second, or US dollars a token."""
+"""The aims of a plan: the most tokens a second, or the fewest US dollars a token."""
 GATEWAYS = ("measured", "unlimited")
-"""How fast a plan takes gateways and codecs to be: as they were measured, or of no cost."""
+"""The speeds that a plan assumes for gateways and codecs: as measured, or of no cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
-    """When a running job is planned again (orchestrator/core/replan_machine.py)."""
+    """The settings of planning a running job again (orchestrator/core/replan_machine.py)."""
 
     drift: float = 0.2
-    """How far a link's measured figure is off what the plan counts on, of that."""
+    """Share by which a link's measured figure has to be off the one that the plan counts on."""
     lasting_s: float = 60.0
-    """For so long, all the time."""
+    """Seconds for which it has to be off all the time."""
     gain: float = 0.05
-    """Of the predicted step, that other trees have to save."""
+    """Share of the predicted step that other trees have to save."""
 
     @property
     def gap_s(self) -> float:
-        """After a switch, before a plan is made again."""
+        """The seconds after a switch before a plan is made again."""
         return 5 * self.lasting_s
 
 
@@ -35,11 +35,11 @@ class PlanWishes:
     """What a planner may decide (topology/planner), and what it is to aim at."""
 
     codecs: tuple[str, ...] = ()
-    """To choose from; empty: only the exchange's own."""
+    """The codecs to choose from; empty: only the exchange's own."""
     sites: str = "auto"
     """One of PLAN_SITES."""
     max_sync_period: int = 1
-    """Steps between two exchanges, at most."""
+    """The most steps between two exchanges."""
     objective: str = "throughput"
     """One of OBJECTIVES."""
     micro_batch: str = "given"
@@ -47,4 +47,4 @@ class PlanWishes:
     gateways: str = "measured"
     """One of GATEWAYS."""
     replan: Replan | None = Replan()
-    """None: a run keeps its plan whatever becomes of its links."""
+    """The settings of planning again; None: a run keeps its plan whatever becomes of its links."""

@@ -1,4 +1,4 @@
-"""What one run is, decided once: everybody who takes part reads the same bytes.
+"""The spec of one run, decided once: everybody who takes part reads the same bytes.
 
 The coordinator resolves a submission into a `RunSpec` (topology/run_decisions.py), serialises it
 once, and sends it to every site. Agents, gateways and ranks read it and decide nothing again, so
@@ -30,19 +30,19 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 REQUIRED = {"required": True}
-"""`metadata` of a field that a reader must not skip."""
+"""The `metadata` of a field that a reader must not skip."""
 _LIST = "required"
-"""Key of the serialised spec: the paths of such fields, where they are in use."""
+"""The key of the serialised spec for the paths of such fields, where they are in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedPlan:
-    """Who sums each chunk, and as what it travels. A switch of plans replaces this, and no more."""
+    """The reduction's trees and their codecs. A switch of plans replaces this, and no more."""
 
     plan: ReductionPlan
-    """Sites by their place in the run's order."""
+    """The reduction plan; sites are given by their place in the run's order."""
     codecs: tuple[str, ...]
-    """One for each tree; for a gather, one."""
+    """The codec of each tree; for a gather, one."""
 
     @property
     def hash(self) -> str:
@@ -68,24 +68,25 @@ class RunSpec:
     """One run, but for its id and its addresses."""
 
     job: Job
-    """As resolved: defaults, `--set` and a plan's decisions are in it, and paths are absolute."""
+    """The resolved job: defaults, `--set` and a plan's decisions are in it, and paths are
+    absolute."""
     topology: Topology
     """The sites that take part, in the order in which contributions are summed, and their links."""
     reduction: CodedPlan
-    """What carries gradients until another plan does."""
+    """The reduction that carries gradients until another plan does."""
     chunk_bytes: int
-    """Size of a chunk in float32, for the whole run: `job.exchange.chunk_bytes`, or less where
+    """Bytes of a chunk in float32, for the whole run: `job.exchange.chunk_bytes`, or less where
     links hold less."""
     pipeline_bytes: int
-    """How much float32 a site must be able to have without a result, or links would wait."""
+    """Bytes of float32 that a site must be able to have without a result, or links would wait."""
     timeouts: Timeouts
     replan: Replan | None = None
-    """When the coordinator makes the plan again; None: the run keeps its plan. Where it may change,
-    gateways have links to every site that they could have for a neighbour."""
+    """The settings of planning again by the coordinator; None: the run keeps its plan. Where it may
+    change, gateways have links to every site that they could have for a neighbour."""
 
     @property
     def site_names(self) -> tuple[str, ...]:
-        """The sites, in the order of their indices."""
+        """The names of the sites, in the order of their indices."""
         return tuple(site.name for site in self.topology.sites)
 
     def to_bytes(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Where the time of a step went, measured by a rank or simulated. Pure.
+"""The parts of a step's time, measured by a rank or simulated. Pure.
 
 After the last bucket has been handed over, backward has nothing left to compute: until the last
 bucket's result is back, communication is exposed. In this window, the time in which at least one
@@ -19,32 +19,34 @@ class Crossing:
     start_s: float
     end_s: float
     wait_s: float
-    """How long peers' contributions were later than ours."""
+    """Seconds that peers' contributions were later than ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """What one round of the exchange noted, on one clock."""
+    """The times of one round of the exchange, on one clock."""
 
     last_submit_s: float
-    """When backward had computed its last bucket."""
+    """Seconds of the clock when backward had computed its last bucket."""
     end_s: float
-    """When the last bucket's result was in place; on CUDA, when that was enqueued."""
+    """Seconds of the clock when the last bucket's result was in place; on CUDA, when it was
+    enqueued."""
     crossings: tuple[Crossing, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Of a step, in seconds: the first four add up to it."""
+    """The parts of a step in seconds: the first four add up to it."""
 
     compute_s: float
     intra_s: float
     exposed_inter_s: float
     wait_s: float
     inter_s: float
-    """Buckets were with the gateway, hidden or not; not a part."""
+    """Seconds that buckets were with the gateway, hidden or not; not a part."""
     hidden_inter_s: float
-    """Buckets were with the gateway before backward had computed the last; not a part."""
+    """Seconds that buckets were with the gateway before backward had computed the last; not a
+    part."""
 
 
 def step_parts(start_s: float, end_s: float, rounds: Sequence[RoundTimes]) -> StepParts:

@@ -13,12 +13,13 @@ from topology.errors import ConfigError, Problem
 from topology.world import Detection
 
 SHORTEST_DETECT_S = 0.5
-"""A healthy process on a busy machine can be silent for a tenth of a second."""
+"""Seconds that a user may set at least: on a busy machine a healthy process can be silent for 0.1
+s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """All in seconds."""
+    """The timeouts of a run, in seconds."""
 
     heartbeat_s: float
     """D/5: an agent says that it lives."""

@@ -18,7 +18,7 @@ from topology.suggest import did_you_mean, shown
 
 
 class UnitError(ValueError):
-    """A text is not the quantity that was asked for; the message says which units are."""
+    """The error that a text is not the quantity that was asked for; it says which units are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Quantity:
     """One kind of quantity: its units, largest last, each as so many base units."""
 
     noun: str
-    """With its article, as messages say it: `a duration`."""
+    """The noun with its article, as messages say it: `a duration`."""
     units: Mapping[str, Fraction]
     example: str
 
@@ -89,7 +89,7 @@ _ALIASES = {
     "$/h": "USD/h",
     "$/GB": "USD/GB",
 }
-"""What people write for a unit; only ever suggested, never guessed."""
+"""Units as people write them, and the right spelling; only ever suggested, never guessed."""
 
 
 def _decimal(prefixes: str, unit: str, base: Fraction = Fraction(1)) -> dict[str, Fraction]:

@@ -1,4 +1,4 @@
-"""What a script of one's own trains, and how a site cuts it over its ranks, as a job says it.
+"""The user's own model, and how a site cuts it over its ranks, as a job says it. Frozen.
 
 Frozen.
 """
@@ -6,42 +6,42 @@ Frozen.
 from dataclasses import dataclass
 
 RECOMPUTES = ("none", "selective", "full")
-"""What the backward pass computes again instead of keeping it: nothing, the attention's scores and
-what follows from them, or whole layers."""
+"""The choices of what the backward pass computes again instead of keeping it: nothing, the
+attention's scores and what follows from them, or whole layers."""
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")
-"""What parameters and activations are computed with."""
+"""The formats that parameters and activations are computed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How a site cuts the model over its ranks; they multiply to these, `expert` within `data`."""
+    """A site's cut of the model. The degrees multiply to its ranks; `expert` is within `data`."""
 
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    """Parts that each sequence is cut into."""
+    """The number of parts that each sequence is cut into."""
     expert: int = 1
-    """Ranks, of those of `data`, that the experts are spread over."""
+    """The number of ranks, of those of `data`, that the experts are spread over."""
     data: int = 1
-    """Replicas."""
+    """The number of replicas."""
     zero_stage: int = 0
     """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too (FSDP)."""
     micro_batch: int = 1
-    """Sequences that a replica takes through a stage at once."""
+    """The number of sequences that a replica takes through a stage at once."""
     virtual_stages: int = 1
-    """Parts of the model that each stage holds, interleaved."""
+    """The number of parts of the model that each stage holds, interleaved."""
     recompute: str = "none"
     """One of RECOMPUTES."""
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that it takes."""
+        """The number of ranks that the cut takes."""
         return self.tensor * self.pipeline * self.context * self.data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Degrees that a script can do at most; None: any."""
+    """The largest degrees that a script can do; None: any."""
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedModel:
-    """What one's own script trains, as far as a plan has to know (topology/cost/model_shape.py)."""
+    """The user's own model, as far as a plan has to know (topology/cost/model_shape.py)."""
 
     layers: int
     width: int
@@ -62,9 +62,9 @@ class DescribedModel:
     context: int
     """Tokens of a sequence."""
     global_batch: int
-    """Sequences a step, over all sites."""
+    """Sequences of a step, over all sites."""
     kv_heads: int | None = None
-    """None: as many as `heads`."""
+    """Heads of keys and values; None: as many as `heads`."""
     feed_forward: int | None = None
     """Width of the MLP, of each expert if there are several; None: 4 times `width`."""
     gated: bool = False
@@ -77,7 +77,7 @@ class DescribedModel:
     gradient_bytes: int = 4
     """Size of an element, as it is kept and reduced inside a site; between sites the codec says."""
     micro_batch: int | None = None
-    """None: for the plan to decide."""
+    """Sequences of a micro-batch; None: for the plan to decide."""
     fused_attention: bool = True
-    """Scores are never written to memory (FlashAttention)."""
+    """Whether scores are never written to memory (FlashAttention)."""
     at_most: Limits = Limits()

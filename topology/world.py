@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 EMULATORS = ("auto", "relay", "netns")
-"""`relay`: connections pass through user space, on any system. `netns`: a network namespace a site,
-and packets of the kernel's own TCP between them. `auto`: netns where it can be, else relay."""
+"""The kinds of WAN emulation. `relay`: connections pass through user space, on any system. `netns`:
+a network namespace a site, and packets of the kernel's own TCP between them. `auto`: netns where it
+can be, else relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,11 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """What computes in a site."""
+    """The accelerators of a site, as one of them is."""
 
     name: str
     peak_flops_per_s: Mapping[str, float]
-    """By dtype: `bf16`, `fp32`, ..."""
+    """Peak FLOP/s by dtype: `bf16`, `fp32`, ..."""
     memory_bytes: int
     mfu: float
     """Model FLOPs utilisation that a step reaches, 0 to 1."""
@@ -37,9 +38,9 @@ class Fabric:
     """The network inside a site."""
 
     node_bytes_per_s: float
-    """Between accelerators of one node."""
+    """Bytes per second between accelerators of one node."""
     cluster_bytes_per_s: float
-    """Between nodes, a node."""
+    """Bytes per second between nodes, for each node."""
     latency_s: float
 
 
@@ -59,11 +60,12 @@ class Site:
     fabric: Fabric | None = None
     launcher: str = "local"
     nic_bytes_per_s: float | None = None
-    """What each node can send towards the WAN; None: as much as its links carry."""
+    """Bytes per second that each node can send towards the WAN; None: as much as its links
+    carry."""
 
     @property
     def num_ranks(self) -> int:
-        """Ranks inside the site: one an accelerator."""
+        """The number of ranks inside the site: one for each accelerator."""
         return self.nodes * self.accelerators_per_node
 
 
@@ -75,7 +77,7 @@ class Period:
     """Minute of the day in UTC, 0 to 1440."""
     end_minute: int
     share: float
-    """Instead of the link's own."""
+    """Share of the link that may be used in that time, instead of the link's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,32 +87,34 @@ class Link:
     source: str
     target: str
     bytes_per_s: float
-    """What a run may use: the share is applied, and a measured figure wins over the described."""
+    """Bytes per second that a run may use: the share is applied, and a measured figure wins over
+    the described."""
     rtt_s: float
     rtt_origin: str
-    """`measured`, `rtt`, `distance` or `locations`."""
+    """The origin of the RTT: `measured`, `rtt`, `distance` or `locations`."""
     jitter_s: float = 0.0
     loss: float = 0.0
     egress_usd_per_byte: float = 0.0
     max_flows: int | None = None
     window_bytes: int | None = None
     congestion: str = "cubic"
-    """What the source's TCP follows, by its name in the kernel; `cubic` is what Linux comes
-    with."""
+    """The congestion control of the source's TCP, by its name in the kernel; `cubic` is what Linux
+    comes with."""
     distance_km: float | None = None
-    """As written, or between the sites' locations."""
+    """Kilometres as written, or between the sites' locations."""
     share: float = 1.0
-    """How much of the link a run may use; already applied to `bytes_per_s`."""
+    """Share of the link that a run may use; already applied to `bytes_per_s`."""
     schedule: tuple[Period, ...] = ()
     bandwidth_origin: str = "bandwidth"
-    """`measured`, or `bandwidth`: as described."""
+    """The origin of the bandwidth: `measured`, or `bandwidth`: as described."""
     described_bytes_per_s: float | None = field(default=None, compare=False)
-    """What the topology says beside a measured figure, the share applied; else None. It changes no
-    run."""
+    """Bytes per second that the topology describes beside a measured figure, the share applied;
+    else None. It changes no run."""
     described_rtt_s: float | None = field(default=None, compare=False)
-    """What the topology says beside a measured round trip; else None. It changes no run."""
+    """Seconds of round trip that the topology describes beside a measured one; else None. It
+    changes no run."""
     measured_at: str | None = None
-    """When a probe measured it, in ISO 8601."""
+    """The time when a probe measured it, in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +127,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
-    """When something counts as failed."""
+    """The settings of when something counts as failed."""
 
     detect_within_s: float
-    """The one figure that a user sets; topology.timeouts derives the others from it."""
+    """Seconds, the one figure that a user sets; topology.timeouts derives the others from it."""
     min_sites: int
     start_within_s: float
-    """Every site must be up within this, or all are rolled back."""
+    """Seconds within which every site must be up, or all are rolled back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,13 +146,13 @@ class Topology:
     failure: Detection
     coordinator: Endpoint
     emulate: bool = False
-    """Launch puts an emulated WAN between the sites' gateways."""
+    """Whether launch puts an emulated WAN between the sites' gateways."""
     emulator: str = "auto"
-    """One of EMULATORS: what emulates it."""
+    """The kind of emulation, one of EMULATORS."""
     coordinator_site: str | None = None
     """The site that hosts the coordinator, where one is named."""
     security: str = "insecure"
-    """`insecure`: no TLS, and therefore only loopback addresses."""
+    """The kind of security. `insecure`: no TLS, and therefore only loopback addresses."""
     _by_pair: Mapping[tuple[str, str], Link] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -168,5 +172,5 @@ class Topology:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of all sites together."""
+        """The number of ranks of all sites together."""
         return sum(site.num_ranks for site in self.sites)

@@ -1,1 +1,1 @@
-"""What a topology need not define itself: accelerators by name, with public figures."""
+"""The catalogue of accelerators that ships: names with public figures, for topologies to use."""

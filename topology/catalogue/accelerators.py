@@ -1,4 +1,4 @@
-"""The accelerators that ship: read once, when a topology first names one that it has not itself."""
+"""The accelerators that ship: read when a topology first names one that it does not define."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -18,13 +18,13 @@ _FILE = "accelerators.yaml"
 
 
 class _EntryModel(AcceleratorModel):
-    """An accelerator, and who says so."""
+    """One accelerator of the catalogue file, and the document that its figures come from."""
 
     source: Text
 
 
 class _CatalogueModel(Strict):
-    """The whole file."""
+    """The whole catalogue file."""
 
     version: Annotated[int, PlainValidator(version_one)]
     accelerators: Annotated[dict[Name, _EntryModel], Field(min_length=1)]

@@ -1,1 +1,1 @@
-"""What training one model costs inside a site: seconds, bytes and money. docs/cost-model.md."""
+"""The cost of training one model inside a site: seconds, bytes, money. See docs/cost-model.md."""

@@ -1,4 +1,4 @@
-"""How long collectives inside a site take, and how much of it hides behind compute. Pure.
+"""The time of collectives inside a site, and how much of it hides behind compute. Pure.
 
 Collectives follow Hockney's model, with a bandwidth that grows with the message. A message of M
 bytes takes
@@ -35,14 +35,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """What joins the ranks of a group."""
+    """The connection between the ranks of a group."""
 
     bytes_per_s: float
-    """That a rank sends at with large messages, while it receives as much; may be infinite."""
+    """Bytes per second that a rank sends in large messages while it receives as many; may be
+    infinite."""
     latency_s: float = 0.0
-    """Of one step of a collective: alpha."""
+    """Seconds of latency of one step of a collective: alpha."""
     half_bytes: float = 0.0
-    """Message that reaches half the bandwidth: M_half."""
+    """Bytes of the message that reaches half the bandwidth: M_half."""
 
     def send_s(self, message_bytes: float) -> float:
         """Return the seconds from one rank to another; nothing is sent in no time."""
@@ -147,16 +148,17 @@ def levels_of(
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Where the time of an exchange went."""
+    """The time of an exchange: how much of it is busy, exposed and hidden."""
 
     busy_s: float
-    """Of the busiest resource, over all buckets: what it would take if nothing hid it."""
+    """Seconds that the busiest resource works on all buckets: the exchange's time if nothing hid
+    it."""
     exposed_s: float
-    """From the end of the backward pass to that of the exchange."""
+    """Seconds from the end of the backward pass to the end of the exchange."""
 
     @property
     def hidden_s(self) -> float:
-        """What the backward pass covered of `busy_s`."""
+        """The seconds of `busy_s` that the backward pass covered."""
         return max(0.0, self.busy_s - self.exposed_s)
 
 

@@ -1,4 +1,4 @@
-"""How long the model that ships computes on an accelerator. Pure.
+"""The time that the shipped model computes on an accelerator. Pure.
 
 FLOPs a token, after Chowdhery et al., "PaLM", appendix B, which also defines the MFU that a
 topology gives: 6 N + 12 L W T, with N parameters that multiply every token, L layers, width W and
@@ -15,9 +15,9 @@ from topology.job import Job, Model
 from topology.world import Accelerator, Site, Topology
 
 VOCABULARY = 256
-"""The model reads and predicts bytes."""
+"""Number of different bytes: the shipped model reads and predicts bytes."""
 _DTYPES = ("bf16", "fp16", "fp32")
-"""Which peak counts, where an accelerator has several: what training would use first."""
+"""The dtypes whose peak counts, the preferred one first, where an accelerator has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Layer:
     name: str
     parameters: int
     flops_per_token: float
-    """Of the forward pass."""
+    """FLOPs of the forward pass for each token."""
 
 
 @dataclass(frozen=True, slots=True)

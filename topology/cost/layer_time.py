@@ -1,4 +1,4 @@
-"""How long one layer of a micro-batch takes on one rank, by device and by network. Pure.
+"""The time of one layer and micro-batch on one rank, by its device and network. Pure.
 
 A kernel takes the time of its FLOPs plus the time of the bytes it moves. This is a roofline whose
 two parts add up, for no kernel overlaps them all the way. Fitted to measured A100 steps are
@@ -47,20 +47,21 @@ GEMM_PASSES = 1.6
 """Times that a matrix multiplication moves its operands and its result: tiles read the same operand
 more than once, and those at the edges are partly empty. Fitted."""
 STREAM_EFFICIENCY = 0.8
-"""Of the memory's bandwidth, in element-wise kernels (STREAM on A100 reaches 0.8 to 0.9)."""
+"""Share of the memory's bandwidth that element-wise kernels reach (STREAM on A100: 0.8 to 0.9)."""
 NODE_EFFICIENCY = 0.78
-"""Of a node's fabric: nccl-tests' busbw of a large all-reduce, 235 of an A100's 300 GB/s."""
+"""Share of a node's fabric that collectives reach: nccl-tests' busbw of a large all-reduce is 235
+of an A100's 300 GB/s."""
 CLUSTER_EFFICIENCY = 0.85
-"""Of the fabric between nodes, likewise."""
+"""Share of the fabric between nodes that collectives reach."""
 CONTENTION = 0.4
-"""Of a collective that goes on beside multiplications: what it delays them by, for it takes
+"""Share of a collective's time by which it delays the multiplications beside it, for it takes
 processors and memory bandwidth from them. Chosen to a tenth; 0.3 to 0.7 predict about as well."""
 CAUSAL_BLOCK = 128
-"""Tokens: fused attention skips what the causal mask hides by blocks of so many."""
+"""Tokens in a block of fused attention, which skips what the causal mask hides block by block."""
 NODE_LATENCY_S = 3.4e-6
 CLUSTER_LATENCY_S = 14e-6
-"""Of one step of a ring, within a node and between nodes: what NCCL reckons with (`hwLat` of its
-src/graph/tuning.cc, protocol Simple)."""
+"""Seconds of latency of one step of a ring, within a node and between nodes. NCCL reckons with the
+same (`hwLat` of its src/graph/tuning.cc, protocol Simple)."""
 NODE_HALF_BYTES = 1e6
 CLUSTER_HALF_BYTES = 0.25e6
 
@@ -70,20 +71,20 @@ class Device:
     """One accelerator, as kernels see it."""
 
     peak_flops_per_s: float
-    """Of the matrix units, in the dtype that trains."""
+    """FLOP/s of the matrix units at most, in the dtype that trains."""
     gemm_efficiency: float
     """Share of the peak that a large matrix multiplication reaches."""
     memory_bytes_per_s: float = math.inf
-    """Of the data sheet; infinite: only FLOPs take time."""
+    """Bytes per second of the memory by the data sheet; infinite: only FLOPs take time."""
     gemm_passes: float = GEMM_PASSES
     fused_efficiency: float | None = None
-    """Share of the peak that fused attention reaches in forward and backward pass together, of the
-    FLOPs that the causal mask leaves; None: of all of them `gemm_efficiency`, as any
+    """Share of the peak that fused attention reaches in forward and backward pass together. Only
+    the FLOPs that the causal mask leaves count. None: `gemm_efficiency` of all FLOPs, as in any
     multiplication."""
     launch_s: float = 0.0
-    """That the host needs to launch one layer's pass; the device is never ahead of it."""
+    """Seconds that the host needs to launch one layer's pass; the device is never ahead of it."""
     contention: float = 0.0
-    """Of a collective beside compute, what it delays the compute by; 0 to 1."""
+    """Share of a collective's time by which it delays the compute beside it; 0 to 1."""
 
     def gemm_s(self, m: float, k: float, n: float, element_bytes: int = 2) -> float:
         """Return the seconds of an m by k matrix times a k by n one."""
@@ -143,7 +144,7 @@ DEVICES = {
     "h100-sxm": H100,
     "h200": dataclasses.replace(H100, memory_bytes_per_s=4.8e12),
 }
-"""By the names of topology/catalogue/accelerators.yaml."""
+"""The known devices, by their names in topology/catalogue/accelerators.yaml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +152,11 @@ class Interior:
     """The network inside a site."""
 
     node_ranks: int
-    """Accelerators of a node."""
+    """Number of accelerators of a node."""
     node: Channel
-    """Between them."""
+    """The connection between the accelerators of a node."""
     cluster: Channel
-    """Between nodes; its bandwidth is one accelerator's share."""
+    """The connection between nodes; its bandwidth is one accelerator's share."""
 
 
 def flat_device(accelerator: Accelerator) -> Device:
@@ -217,22 +218,22 @@ _FORWARD_WHOLE, _BACKWARD_WHOLE = 11.0, 17.0
 _FORWARD_SCORES, _BACKWARD_SCORES = 4.5, 5.5
 """Elements of the scores that mask, softmax and dropout move."""
 _LOSS_BYTES = 24
-"""That the cross entropy moves for each logit: to float32, maximum, exponential, gradient."""
+"""Bytes that the cross entropy moves for each logit: to float32, maximum, exponential, gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassTimes:
-    """One layer of one micro-batch."""
+    """The times of one layer of one micro-batch."""
 
     forward_s: float
     backward_s: float
-    """What is computed again included."""
+    """Seconds of the backward pass, including what is computed again."""
     exchange_s: float = 0.0
-    """Of both together, what collectives of tensor, context and expert groups take."""
+    """Seconds of both passes that collectives of tensor, context and expert groups take."""
 
     @property
     def total_s(self) -> float:
-        """Both passes."""
+        """The seconds of both passes."""
         return self.forward_s + self.backward_s
 
     def times(self, count: float) -> PassTimes:
@@ -246,7 +247,7 @@ class _Compute:
 
     matrices_s: float
     core_s: float
-    """Scores and their sums: the part that selective recomputation repeats."""
+    """Seconds of the scores and their sums: the part that selective recomputation repeats."""
 
 
 def layer_times(

@@ -1,4 +1,4 @@
-"""How long rounds of local SGD take: DiLoCo, and streaming fragments. Pure.
+"""The time of rounds of local SGD: DiLoCo, and streaming in fragments. Pure.
 
 Replicas take H steps of T seconds by themselves, then exchange pseudo-gradients (Douillard et al.,
 "DiLoCo" and "Streaming DiLoCo"). In P fragments, one is sent every H/P steps, and its result may be
@@ -18,27 +18,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """H steps and the exchange that belongs to them."""
+    """One round: H steps, and the exchange that belongs to them."""
 
     steps: int
     compute_s: float
-    """Of all steps."""
+    """Seconds of compute of all the round's steps."""
     exposed_s: float
-    """That replicas wait for the WAN."""
+    """Seconds that replicas wait for the WAN."""
 
     @property
     def round_s(self) -> float:
-        """From one round's start to the next one's."""
+        """The seconds from one round's start to the next one's."""
         return self.compute_s + self.exposed_s
 
     @property
     def utilisation(self) -> float:
-        """Compute utilisation, 0 to 1."""
+        """The share of the round's time that is compute, 0 to 1."""
         return self.compute_s / self.round_s
 
     @property
     def step_s(self) -> float:
-        """Of a step in the mean, with its part of the exchange."""
+        """The mean seconds of a step, with its part of the exchange."""
         return self.round_s / self.steps
 
 

@@ -1,4 +1,4 @@
-"""What one accelerator must hold. Pure.
+"""The memory that one accelerator needs. Pure.
 
 N parameters on a rank before ZeRO, d ranks that hold the same (replicas, and context ranks of
 each), p and g bytes of a parameter and a gradient:
@@ -32,7 +32,8 @@ from topology.cost.model_shape import (
 )
 
 RUNTIME_BYTES = 2 << 30
-"""CUDA context, NCCL's buffers, cuBLAS workspaces, fragmentation: 1 to 5 GB as reported; 2 here."""
+"""Bytes for CUDA context, NCCL's buffers, cuBLAS workspaces and fragmentation. Reported are 1 to 5
+GB; 2 are taken here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,24 +44,24 @@ class Memory:
     gradients: float
     optimizer: float
     gathered: float
-    """Layers that ZeRO 3 has gathered."""
+    """Bytes of the layers that ZeRO 3 has gathered."""
     activations: float
-    """Kept from forward to backward pass, of all micro-batches in flight."""
+    """Bytes kept from forward to backward pass, of all micro-batches in flight."""
     recomputed: float
-    """One layer's, while it is computed again."""
+    """Bytes of one layer's activations while it is computed again."""
     logits: float
     exchange: float = 0.0
-    """Buffers for other sites, and what a lossy codec owes."""
+    """Bytes of buffers for other sites, and of what a lossy codec owes."""
     runtime: float = RUNTIME_BYTES
 
     @property
     def states(self) -> float:
-        """Parameters, gradients, optimizer."""
+        """The bytes of parameters, gradients and optimizer."""
         return self.parameters + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
-        """All of it; the site fits if the accelerator has as much."""
+        """The bytes of all parts together; the site fits if its accelerators have as many."""
         temporary = self.gathered + self.recomputed + self.logits + self.runtime
         return self.states + self.activations + self.exchange + temporary
 

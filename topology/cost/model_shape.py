@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, its parameters and FLOPs, and how a site cuts it. Pure.
+"""The shape of a decoder-only transformer: parameters, FLOPs, and how a site cuts it. Pure.
 
 Formulas count matrix multiplications, two FLOPs for each element of a matrix and each token:
 
@@ -33,33 +33,33 @@ _PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Shape of a model, and how wide its numbers are."""
+    """The shape of a model, and the width of its numbers in bytes."""
 
     layers: int
     hidden: int
     heads: int
     sequence: int
-    """Tokens."""
+    """Tokens of a sequence."""
     vocabulary: int
     ffn: int | None = None
     """Width of the MLP, of each expert if there are several; None: 4 times `hidden`."""
     kv_heads: int | None = None
     """Heads of keys and values (grouped-query attention); None: as many as `heads`."""
     gated: bool = False
-    """The MLP has three matrices (SwiGLU) instead of two."""
+    """Whether the MLP has three matrices (SwiGLU) instead of two."""
     experts: int = 1
     """MLPs of each layer, all of them learnt."""
     experts_per_token: int = 1
     """MLPs that each token passes through."""
     biases: bool = False
-    """Matrices have a bias, as in GPT-3."""
+    """Whether matrices have a bias, as in GPT-3."""
     learned_positions: bool = False
     tied: bool = True
-    """The embedding is the output matrix too."""
+    """Whether the embedding is the output matrix too."""
     parameter_bytes: int = 2
-    """Of a parameter and of an activation as it is computed with."""
+    """Bytes of a parameter, and of an activation, as it is computed with."""
     gradient_bytes: int = 4
-    """Of an element of the gradient that is kept and reduced."""
+    """Bytes of an element of the gradient that is kept and reduced."""
 
     @property
     def mlp_width(self) -> int:
@@ -83,14 +83,14 @@ class Workload:
 
     @property
     def dense_parameters_per_layer(self) -> int:
-        """What every token of a layer meets: attention, norms, biases, and the experts' router."""
+        """Parameters that every token of a layer meets: attention, norms, biases, router."""
         norms = 4 * self.hidden
         router = self.hidden * self.experts if self.experts > 1 else 0
         return self.attention_parameters + norms + self._biases + router
 
     @property
     def expert_parameters_per_layer(self) -> int:
-        """Of all MLPs of a layer."""
+        """Parameters of all MLPs of a layer."""
         return self.experts * self.mlp_parameters
 
     @property
@@ -102,17 +102,17 @@ class Workload:
 
     @property
     def embedding_parameters(self) -> int:
-        """The table of tokens, and of positions where these are learnt."""
+        """Parameters of the table of tokens, and of that of positions where these are learnt."""
         return (self.vocabulary + self.learned_positions * self.sequence) * self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """Of the last norm and of the output matrix, where that is no other's."""
+        """Parameters of the last norm, and of the output matrix where it is not the embedding."""
         return 2 * self.hidden + (0 if self.tied else self.vocabulary * self.hidden)
 
     @property
     def parameters(self) -> int:
-        """All that is learnt.
+        """The number of all parameters.
 
         12 L h² (1 + 13/(12h) + (V + s)/(12 L h)) for a GPT with biases (SC'21, eq. 2), and 2 h.
         """
@@ -184,19 +184,19 @@ class Degrees(Parallel):
     """How a site cuts a model over its ranks, and what goes with that."""
 
     sequence_parallel: bool = False
-    """What tensor parallelism leaves whole is cut along the sequence."""
+    """Whether what tensor parallelism leaves whole is cut along the sequence."""
     fused_attention: bool = False
-    """Scores are never written to memory (FlashAttention)."""
+    """Whether scores are never written to memory (FlashAttention)."""
     zero_stage: int = 0
     """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too."""
     scatter_gather: bool = True
-    """Between stages each tensor rank sends its part of the activations, and they are gathered
-    there; else each sends all of them."""
+    """Whether each tensor rank sends only its part of the activations between stages, where they
+    are gathered again; else each sends all of them."""
     overlap_data: bool = False
-    """Replicas exchange gradients and parameters while they compute."""
+    """Whether replicas exchange gradients and parameters while they compute."""
     overlap_tensor: bool = False
-    """Collectives of tensor groups go on while pieces of the multiplications beside them compute,
-    and transfers between stages while other micro-batches do."""
+    """Whether collectives of tensor groups go on beside pieces of the multiplications, and
+    transfers between stages beside other micro-batches."""
 
     def micro_batches(self, num_sequences: int) -> int:
         """Return how many micro-batches the busiest replica takes, of a site's share of a step."""

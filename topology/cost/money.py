@@ -1,4 +1,4 @@
-"""What a run costs: accelerators by the hour, traffic between sites by the byte. Pure."""
+"""The price of a run: accelerators by the hour, traffic between sites by the byte. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from topology.world import Topology
 
 Hop = tuple[str, str]
-"""From one site to another, by name."""
+"""The names of the sites that a directed link leads from and to."""
 
 
 def accelerators_usd(topology: Topology, ranks: Mapping[str, int], seconds: float) -> float:

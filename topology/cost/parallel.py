@@ -1,4 +1,4 @@
-"""How long a step takes in one site by itself. Pure.
+"""The time of a step in one site by itself. Pure.
 
     T = T_pipeline + exposed gradients + exposed parameters + T_optimizer
 
@@ -48,39 +48,39 @@ from topology.cost.model_shape import (
 )
 
 _ADAM_BYTES = 26
-"""For each parameter: master copy and two moments, read and written in float32, and the bf16
-copy."""
+"""Bytes that Adam moves for each parameter: master copy and two moments, read and written in
+float32, and the bf16 copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """One step of one site, and what it consists of."""
+    """The time of one step of one site, and its parts."""
 
     num_micro_batches: int
     compute_s: float
-    """That the slowest stage is busy with its layers, collectives inside them included."""
+    """Seconds that the slowest stage is busy with its layers, collectives inside them included."""
     exchange_s: float
-    """Of `compute_s`, those collectives: of tensor, context and expert groups, and ZeRO 3's."""
+    """Seconds of `compute_s` in collectives: of tensor, context and expert groups, and ZeRO 3's."""
     transfers_s: float
-    """Between stages."""
+    """Seconds of transfers between stages."""
     bubble_s: float
     gradients: Overlap
-    """The replicas' reduction."""
+    """The time of the replicas' reduction of gradients."""
     parameters: Overlap
-    """Gathered again after the optimizer's step."""
+    """The time of gathering parameters again after the optimizer's step."""
     optimizer_s: float
     window_s: float
-    """At the end of the pipeline's time: the last micro-batch's backward pass over a stage, during
-    which gradients become complete. All that can hide an exchange between sites."""
+    """Seconds of the last micro-batch's backward pass over a stage, at the end of the pipeline's
+    time. Gradients become complete during it; only it can hide an exchange between sites."""
 
     @property
     def pipeline_s(self) -> float:
-        """From the first forward to the last backward pass."""
+        """The seconds from the first forward to the last backward pass."""
         return self.compute_s + self.transfers_s + self.bubble_s
 
     @property
     def step_s(self) -> float:
-        """All of it."""
+        """The seconds of the whole step."""
         exposed_s = self.gradients.exposed_s + self.parameters.exposed_s
         return self.pipeline_s + exposed_s + self.optimizer_s
 

@@ -1,4 +1,4 @@
-"""What TCP's slow start leaves unused of a link. Pure.
+"""The time of a link that TCP's slow start leaves unused. Pure.
 
 A connection begins with a small window and doubles it each round trip (RFC 5681, 3.1). A window of
 w bytes, of all connections together, takes a round trip t where the link, of r bytes a second,
@@ -22,9 +22,9 @@ import math
 from collections.abc import Iterator
 
 FIRST_WINDOW_PACKETS = 10
-"""Of a connection: RFC 6928."""
+"""Packets in the first window of a connection (RFC 6928)."""
 RTO_MIN_S = 0.2
-"""Linux: TCP_RTO_MIN, on top of the smoothed round trip."""
+"""Seconds of Linux's shortest time-out, TCP_RTO_MIN, on top of the smoothed round trip."""
 
 
 def is_rested_slow(congestion: str) -> bool:

@@ -1,4 +1,4 @@
-"""The rate of TCP connections over a long way. Pure.
+"""The rate of TCP connections over long distances. Pure.
 
 What one connection sends in the steady state. p is the loss probability of a packet, R the round
 trip, S the payload of a packet; windows W are in packets, and the rate is W S / R:
@@ -17,27 +17,29 @@ import math
 from dataclasses import dataclass
 
 RENO_CONSTANT = 1.2
-"""RFC 8312's; sqrt(3/2) is 1.22. With delayed acknowledgements 0.87."""
+"""Mathis' constant C as RFC 8312 has it; sqrt(3/2) is 1.22, with delayed acknowledgements 0.87."""
 CUBIC_CONSTANT = 1.054
-"""(C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4 and beta = 0.7 (RFC 8312, 5.1)."""
+"""The factor of CUBIC's mean window: (C (3 + beta) / (4 (1 - beta)))^(1/4) with C = 0.4 and beta =
+0.7 (RFC 8312, 5.1)."""
 BBR_LOSS_LIMIT = 0.15
-"""Above about this much its throughput collapses; Cardwell et al. report 15 to 20 %."""
+"""The loss above which BBR's throughput collapses; Cardwell et al. report 15 to 20 %."""
 PAYLOAD_SHARE = 1460 / 1538
-"""Of an Ethernet link: 1500 bytes less 40 of headers, on a wire with 38 more for each frame."""
+"""Payload's share of an Ethernet link: 1500 bytes less 40 of headers, on a wire with 38 more for
+each frame."""
 CONGESTION_CONTROLS = ("cubic", "reno", "bbr")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What connections cross."""
+    """The path that connections cross."""
 
     bytes_per_s: float
-    """Of the link, all connections together, on the wire."""
+    """Bytes per second of the link on the wire, all connections together."""
     rtt_s: float
     loss: float = 0.0
     """Probability that a packet is lost at random, 0 to 1."""
     segment_bytes: int = 1460
-    """Payload of a packet."""
+    """Payload bytes of a packet."""
 
 
 def reno_window(loss: float, constant: float = RENO_CONSTANT) -> float:

@@ -1,1 +1,1 @@
-"""From documents to what a run uses: loaded, resolved, checked against each other, placed."""
+"""The way from a user's documents to what a run uses: load, resolve, check, place."""

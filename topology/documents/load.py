@@ -1,4 +1,4 @@
-"""YAML text to Topology and Job: every mistake at once, each at its line and column.
+"""The loader of YAML documents. It tells every mistake at once, each at its line and column.
 
     text -> Document, with places -> overrides -> model (types, units), references -> dataclasses
 
@@ -116,7 +116,7 @@ _TOPOLOGY_KEYS = TopologyModel.model_fields.keys() - JobModel.model_fields.keys(
 _JOB_KEYS = JobModel.model_fields.keys() - TopologyModel.model_fields.keys()
 _FAULTS_KEYS = FaultsModel.model_fields.keys() - {"version"}
 _PLAN_KEYS = {"made_for", "decisions", "predicted", "binding", "why", "alternatives"}
-"""Keys of a plan file: more than it has in common with a topology."""
+"""The keys of a plan file: more than it has in common with a topology."""
 
 
 def _wishes(written: PlanModel) -> PlanWishes:

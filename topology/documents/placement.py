@@ -1,4 +1,4 @@
-"""Which sites take part in a run, and how many sequences of a step each takes. Pure.
+"""The sites that take part in a run, and how many sequences of a step each takes. Pure.
 
 A job's `placement` names them; a job without one spreads its batch over the ranks of all sites.
 From `placed` on, everybody sees a topology of the sites that take part only, with indices of its
@@ -16,7 +16,7 @@ from topology.text.yaml_document import Path
 from topology.world import Topology
 
 Misplaced = tuple[Path, str]
-"""Where in the job, and what is wrong there."""
+"""A place in the job, and what is wrong there."""
 
 
 def placed(job: Job, topology: Topology) -> Topology:
@@ -77,7 +77,7 @@ def problems_of(job: Job, topology: Topology) -> list[Misplaced]:
 
 
 def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
-    """A rank without a sequence has no gradient: the trainer that ships gives each at least one."""
+    """Return a problem if a rank has no sequence: the shipped trainer gives each at least one."""
     wanted = job.placement[index]
     num_ranks = topology.site(wanted.site).num_ranks
     if job.entrypoint is not None or wanted.sequences >= num_ranks:
@@ -90,7 +90,7 @@ def _too_few(job: Job, topology: Topology, index: int) -> list[Misplaced]:
 
 
 def _miscut(job: Job, topology: Topology, index: int) -> list[Misplaced]:
-    """Degrees of parallelism multiply to the ranks of their site."""
+    """Return a problem if the degrees of parallelism do not multiply to the ranks of their site."""
     wanted = job.placement[index]
     if wanted.parallel is None:
         return []

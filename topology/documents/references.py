@@ -1,4 +1,4 @@
-"""What one part of a topology file says of another: names that must exist, links that must connect.
+"""Checks of a topology file's references: names must exist, and links must connect.
 
 These checks look at plain values, not at the models, so that they also run when some other part
 of the file is wrong: all mistakes are told at once. A value of the wrong type is passed over here;
@@ -99,7 +99,7 @@ def _check_likes(document: Document) -> None:
 
 
 def _check_required(document: Document, index: int) -> None:
-    """A site that is like no other says everything itself, and so all that are like it have it."""
+    """Check that each site that is like no other says everything that is required."""
     site = document.get("sites", index)
     for key in _REQUIRED:
         if isinstance(site, dict) and key not in site:
@@ -162,7 +162,7 @@ def _take_pairs(
 
 
 def _check_figures(document: Document) -> None:
-    """Each link must say how fast it is, and something from which its RTT follows."""
+    """Check that each link says how fast it is, and something from which its RTT follows."""
     located = {
         document.text("sites", index, "name")
         for index in _sites(document)
@@ -186,7 +186,7 @@ def _check_figures(document: Document) -> None:
 
 
 def _check_connected(document: Document, names: list[str], pairs: set[tuple[str, str]]) -> None:
-    """Sums go up a tree of links and results come down it: both directions must be there."""
+    """Check that links lead both ways between all sites: sums go up a tree, results go down."""
     cut = unlinked(names, pairs)
     if cut:
         path = ("links",) if document.get("links") is not None else ("sites",)
@@ -225,7 +225,7 @@ def _check_failure(document: Document) -> None:
 
 
 def _check_addresses(document: Document) -> None:
-    """Without TLS nothing may listen where others reach it."""
+    """Check that without TLS nothing listens where others reach it."""
     paths = [("sites", index, "wan", "address") for index in _sites(document)]
     for path in paths:
         host = document.text(*path)

@@ -1,4 +1,4 @@
-"""From the checked topology file to the world: `like` followed, figures in base units, all RTTs."""
+"""The step from a checked topology file to the world: `like` followed, base units, all RTTs."""
 
 import dataclasses
 from typing import Any
@@ -169,7 +169,7 @@ def _reversed(link: Link) -> Link:
 
 
 def _check_rtts(document: Document, failure: Detection, links: list[Link]) -> None:
-    """A live path must answer a keepalive ping, which has a third of detect_within, in time."""
+    """Check that live paths answer a keepalive ping in time: in a third of detect_within."""
     for link in links:
         if 3 * link.rtt_s >= failure.detect_within_s:
             document.add(

@@ -1,4 +1,4 @@
-"""A job and a topology together: what they are to each other, and the sites that take part.
+"""A job and a topology together: whether they fit, and the sites that take part.
 
 The one place where a job's placement narrows its topology. Mistakes are told at the job's lines.
 """
@@ -21,11 +21,11 @@ from topology.world import Topology
 
 @dataclass(frozen=True, slots=True)
 class DocumentText:
-    """One file as it was read, and the `path=value` that are put into it."""
+    """One file as it was read, and the overrides (`path=value`) that are put into it."""
 
     text: str
     source: str
-    """What messages call it."""
+    """The name by which messages call it."""
     overrides: Sequence[str] = ()
 
 
@@ -35,11 +35,11 @@ class RunDocuments:
 
     job: Job
     topology: Topology
-    """The sites that take part: what a run uses."""
+    """The topology of the sites that take part: what a run uses."""
     described: Topology
-    """All sites: what agents and coordinator are started with."""
+    """The topology of all sites: what agents and coordinator are started with."""
     reduction: CodedPlan
-    """What the job's reduction comes to on `topology`."""
+    """The reduction that the job comes to on `topology`."""
 
 
 def load_run(job: DocumentText, topology: DocumentText) -> RunDocuments:

@@ -19,7 +19,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "job": JobModel,
     "faults": FaultsModel,
 }
-"""By document kind."""
+"""The models that check documents, by document kind."""
 
 
 def schema(kind: str) -> dict[str, Any]:

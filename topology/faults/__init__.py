@@ -1,1 +1,1 @@
-"""Fault scripts: what happens to an emulation that runs, and when."""
+"""Fault scripts: what happens to a running emulation, and when."""

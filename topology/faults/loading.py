@@ -51,7 +51,7 @@ def _healed(value: object) -> tuple[str, ...]:
 
 
 SHORTEST_S = 0.001
-"""Of what lasts: an emulator can hardly do less, and a flap's cuts must come to an end."""
+"""Seconds that a fault lasts at least: an emulator can hardly do less, and flaps must end."""
 
 _TIME = DURATION.pattern.strip("^$")
 _SPAN_SCHEMA = WithJsonSchema(
@@ -127,13 +127,13 @@ _BELONGING = {
     "reset": (),
     "half_open": (),
 }
-"""What may stand beside each action, and `at`."""
+"""The keys that may stand beside each action and `at`."""
 _REQUIRED = {"flap": ("up", "down", "for"), "pause": ("for",)}
 _BETWEEN_TWO = ("link", "cut", "flap", "heal", "reset", "half_open")
 _KEYS = frozenset(field.alias or name for name, field in FaultModel.model_fields.items())
 
 MAX_FLAPS = 10_000
-"""Cuts of one flap at most."""
+"""The most cuts of one flap."""
 
 
 def check_fault_references(document: Document, topology: Topology | None) -> None:
@@ -272,7 +272,7 @@ def _check_flap(document: Document, index: int) -> None:
 
 
 def _check_pauses(document: Document) -> None:
-    """A site that is paused while it is paused would go on at the end of the first pause."""
+    """Check that no site is paused while it is paused: it would go on when the first pause ends."""
     seen: dict[str, list[tuple[int, Span]]] = {}
     for index in range(len(document.sequence("faults"))):
         site = document.text("faults", index, "pause")

@@ -55,7 +55,7 @@ class Change:
     target: str
     bytes_per_s: float | None = None
     delay_s: float | None = None
-    """One way."""
+    """Seconds of delay, one way."""
     jitter_s: float | None = None
     loss: float | None = None
     """Share of the packets, 0 to 1."""
@@ -81,7 +81,7 @@ class Change:
         return {name: value for name, value in to_json(self).items() if value is not None}
 
     def __str__(self) -> str:
-        """Say it in a few words, as `eu -> us: 10Mbit/s, 40ms one way`."""
+        """Return the change in a few words, as `eu -> us: 10Mbit/s, 40ms one way`."""
         words = {
             "cut": "cut",
             "heal": "healed",
@@ -94,18 +94,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """All processes of a site stop where they are, or go on."""
+    """A pause: all processes of a site stop where they are, or go on."""
 
     site: str
     is_paused: bool
-    """False: it goes on."""
+    """Whether the site stops; False: it goes on."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return {"kind": "pause" if self.is_paused else "resume", "site": self.site}
 
     def __str__(self) -> str:
-        """Say it in a few words, as `us: paused`."""
+        """Return the pause in a few words, as `us: paused`."""
         return f"{self.site}: {'paused' if self.is_paused else 'goes on'}"
 
 
@@ -121,9 +121,9 @@ def _figure(name: str, value: float) -> str:
 
 
 Pair = tuple[str, str]
-"""Source and target."""
+"""The names of a link's source and target."""
 Figures = Mapping[str, float]
-"""By their names in Change: `bytes_per_s`, `delay_s`, `jitter_s`, `loss`."""
+"""The figures of a link by their names in Change: `bytes_per_s`, `delay_s`, `jitter_s`, `loss`."""
 
 ACTIONS = ("link", "partition", "cut", "flap", "heal", "pause", "reset", "half_open")
 
@@ -143,19 +143,20 @@ class Fault:
     action: str
     """One of ACTIONS."""
     at_s: Span
-    """When it begins."""
+    """The time when it begins."""
     for_s: Span | None = None
-    """How long it lasts; None: until it is healed."""
+    """The time that it lasts; None: until it is healed."""
     links: tuple[Pair, ...] = ()
-    """Directed; which it changes. For `reset` and `half_open` the one between the two sites."""
+    """The directed links that it changes; for `reset` and `half_open` the one between the two
+    sites."""
     figures: Figures | None = None
-    """Of `link`: which figures become what."""
+    """The new figures of a `link` fault; the others stay."""
     up_s: Span | None = None
-    """Of `flap`: how long the links work between two cuts."""
+    """The time that links work between two cuts of a `flap`."""
     down_s: Span | None = None
-    """Of `flap`: how long they are cut; a flap begins with a cut."""
+    """The time that links are cut in a `flap`, which begins with a cut."""
     site: str = ""
-    """Of `pause`."""
+    """The name of the site that a `pause` stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +171,10 @@ class FaultScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedChange:
-    """What happens, and when. Those of one time belong together: apply them at once, in order."""
+    """A change or a pause, and its time. Apply those of one time together, in order."""
 
     at_s: float
-    """Since the script began; a whole number of microseconds."""
+    """Seconds since the script began; a whole number of microseconds."""
     change: Change | Pause
     fault: int
     """Position in the script of the fault that it follows from; the last of several."""
@@ -219,7 +220,7 @@ class _Event:
     """`begin`, `end`, `heal` or `now`; resuming is an `end`."""
     links: tuple[Pair, ...] = ()
     figures: Figures | None = None
-    """Of `begin`: None cuts."""
+    """The new figures of a link at a `begin`; None cuts it."""
     change: Change | Pause | None = None
 
 
@@ -238,7 +239,7 @@ class _Draws:
 
 
 def _microseconds(time_s: float) -> float:
-    """Round, so that 0.1 s + 0.2 s and 0.3 s are one instant."""
+    """Return whole microseconds, so that 0.1 s + 0.2 s and 0.3 s are one instant."""
     return round(time_s, 6)
 
 
@@ -274,12 +275,13 @@ def _lasting(index: int, fault: Fault, at_s: float, end_s: float) -> Iterator[_E
 
 
 class _Wan:
-    """Which faults each link is under, and what follows from them."""
+    """The faults that each link is under, and the state of the link that follows."""
 
     def __init__(self, configured: Mapping[Pair, Figures]) -> None:
         self._configured = configured
         self._active: dict[Pair, dict[int, Figures | None]] = {pair: {} for pair in configured}
-        """By fault, in the order in which they began; None cuts."""
+        """The figures of each link's active faults by fault, in the order of beginning; None
+        cuts."""
         self._begun: set[int] = set()
         self._healed: dict[Pair, set[int]] = {pair: set() for pair in configured}
         """Faults that had begun when the link was healed: a flap does not cut it again."""

@@ -1,1 +1,1 @@
-"""Maps of networks, in the formats that others write, turned into topologies."""
+"""The import of network maps: formats that others write become topologies."""

@@ -1,4 +1,4 @@
-"""Reads a map of a network: node-link JSON or GraphML. What a topology has no use for is ignored.
+"""The reader of network maps: node-link JSON or GraphML. What a topology does not use is ignored.
 
 Node-link JSON is what NetworkX writes and what topohub publishes:
 
@@ -30,9 +30,9 @@ from topology.world import Location
 MAX_NODES = 10_000
 MAX_EDGES = 100_000
 MAX_DEPTH = 16
-"""Elements of XML inside each other."""
+"""The most levels of XML elements inside each other."""
 _VALUE_CHARACTERS = 1000
-"""A longer value is cut: it is no name and no number."""
+"""The most characters of a value; a longer one is cut, for it is no name and no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Node:
     """One place of a map."""
 
     key: str
-    """Edges name the node by it."""
+    """The key by which edges name the node."""
     label: str
     """The name for people; may be empty."""
     location: Location | None = None

@@ -1,4 +1,4 @@
-"""Makes a topology's YAML of a map: names, places, links, and what was assumed as comments."""
+"""The import of a map: it becomes a topology's YAML, with what was assumed as comments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topology.units import format_distance, format_rate
 from topology.world import Location
 
 SHORTEST_KM = 1.0
-"""Two nodes in one building count as this far apart."""
+"""Kilometres between two nodes at least, even where they are in one building."""
 _NAMES_SHOWN = 12
 
 
@@ -27,9 +27,9 @@ class Wishes:
     """What the user adds to a map, because the map does not say it."""
 
     bytes_per_s: float | None = None
-    """The speed of edges that have none."""
+    """Bytes per second of edges that give no speed."""
     sites: tuple[str, ...] = ()
-    """The sites to keep, by the names that they will have; empty: all."""
+    """The names of the sites to keep, as they will be in the topology; empty: all."""
     accelerator: str = "cpu"
     nodes: int = 1
     accelerators_per_node: int = 1
@@ -50,11 +50,11 @@ class _Line:
     """One direction between two nodes."""
 
     distance_km: float | None
-    """None: neither the map nor the places of both ends tell."""
+    """Kilometres between the ends; None: neither the map nor the places of both ends tell."""
     bytes_per_s: float
-    """0: the map does not tell."""
+    """Bytes per second; 0: the map does not tell."""
     is_by_places: bool = False
-    """The distance is the one between the places of both ends."""
+    """Whether the distance is the one between the places of both ends."""
 
 
 _Pair = tuple[str, str]

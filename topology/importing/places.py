@@ -1,4 +1,4 @@
-"""Names of sites and the places of cities: each is found from the other where a map lacks one."""
+"""The names of sites and the places of cities: each is found from the other."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ from topology.text.yaml_document import read_document
 from topology.world import Location
 
 NEAR_KM = 40.0
-"""A node that is this close to the middle of a city counts as being in that city."""
+"""Kilometres to the middle of a city within which a node counts as being in that city."""
 _FILE = "cities.yaml"
 _NAME_CHARACTERS = 63
 _SUFFIX_CHARACTERS = 6

@@ -1,1 +1,1 @@
-"""What was measured: links as they are, and how that comes into a topology."""
+"""Measured figures of links, and how they come into a topology."""

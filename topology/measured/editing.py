@@ -1,4 +1,4 @@
-"""Writes a probe's figures into a topology's text, and leaves everything else as it stands.
+"""The editor that writes a probe's figures into a topology's text and leaves all else as it stands.
 
 PyYAML composes the text; its marks say where each value begins and ends, and only what stands
 between two marks is replaced, or something is put in at one. So comments, order, indentation and
@@ -18,12 +18,12 @@ from topology.text.yaml_document import Document, read_document
 
 KEY = "measured"
 Figures = Mapping[str, str]
-"""By key of `measured`, in the user's spelling: {"bandwidth": "8.7Gbit/s"}."""
+"""The figures by key of `measured`, in the user's spelling: {"bandwidth": "8.7Gbit/s"}."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """Replaces text[start:end]; positions are characters."""
+    """An edit that replaces text[start:end]; positions are characters."""
 
     start: int
     end: int

@@ -10,8 +10,8 @@ from topology.units import format_duration, format_rate
 from topology.world import Link, Topology
 
 FAR = 0.2
-"""Relative to what is described. Losses and jitter vary too much from one minute to the next to
-count."""
+"""Share of the described figure by which a measured one differs enough to tell. Losses and jitter
+vary too much from one minute to the next to count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +21,17 @@ class Drift:
     source: str
     target: str
     what: str
-    """`bandwidth` or `rtt`."""
+    """The kind of figure: `bandwidth` or `rtt`."""
     described: float
-    """Bytes per second that a run may use, or seconds."""
+    """The described figure: bytes per second that a run may use, or seconds."""
     measured: float
-    """Likewise."""
+    """The measured figure, in the same unit."""
     at: str | None
-    """When, in ISO 8601."""
+    """The time of the measurement in ISO 8601."""
 
     @property
     def relative(self) -> float:
-        """By how much the measured figure differs, of the described one; signed."""
+        """The measured figure's signed difference from the described one, as a share of it."""
         return self.measured / self.described - 1
 
     def __str__(self) -> str:
@@ -80,12 +80,12 @@ def _of(link: Link) -> list[Drift]:
 
 
 Pair = tuple[str, str]
-"""Source and target, by name."""
+"""The names of a link's source and target."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFigures:
-    """What is known of one directed link; None: nothing was measured."""
+    """The measured figures of one directed link; None: nothing was measured."""
 
     bytes_per_s: float | None = None
     rtt_s: float | None = None

@@ -1,1 +1,1 @@
-"""How long a step and its exchange take by closed forms, and where a step went. Pure."""
+"""The closed forms for the time of a step and of its exchange. Pure."""

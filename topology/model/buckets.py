@@ -1,4 +1,4 @@
-"""Which gradients cross together: the buckets of DistributedDataParallel, for the model that ships.
+"""The buckets of DistributedDataParallel for the shipped model: gradients that cross together.
 
 Pure.
 
@@ -23,12 +23,12 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Gradients that are reduced together."""
+    """A bucket: gradients that are reduced together."""
 
     raw_bytes: int
-    """Of float32."""
+    """Bytes of the bucket in float32."""
     last_layer: int
-    """Whose backward pass completes it, by the order of the forward pass
+    """The layer whose backward pass completes the bucket, in the order of the forward pass
     (topology.cost.compute.layers)."""
 
 
@@ -65,13 +65,14 @@ def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Gradients that leave together."""
+    """A release: gradients that leave together."""
 
     num_bytes: int
     left_bytes: int
-    """These, and all that leave later."""
+    """Bytes of these gradients and of all that leave later."""
     share_after: float
-    """Of a micro-batch's compute, forward and backward: what is still to do when they leave."""
+    """Share of a micro-batch's compute, forward and backward, that is still to do when they
+    leave."""
 
 
 def gradient_bytes(job: Job) -> int:

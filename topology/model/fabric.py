@@ -1,4 +1,4 @@
-"""How long a bucket takes inside a site: the closed form, for ranks of a site are alike. Pure."""
+"""The time of a bucket inside a site, as a closed form, for ranks of a site are alike. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reduce_scatter_s(site: Site, num_bytes: float) -> float:
 def _over_fabric_s(
     fabric: Fabric, num_ranks: int, accelerators_per_node: int, num_bytes: float
 ) -> float:
-    """Return the same for any site like this one: planners ask for a few of them very often."""
+    """Return the same seconds, cached: planners ask for few different sites very often."""
     levels = levels_of(
         num_ranks,
         1,

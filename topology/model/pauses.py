@@ -1,4 +1,4 @@
-"""What pauses leave of TCP's windows, and how long exchanges take with them. Pure, by arrays.
+"""The effect of pauses on TCP's windows, and the time of exchanges with them. Pure, by arrays.
 
 Steps repeat themselves: a link sends, rests until the next step's gradients come, and begins again
 with a part of the window that it had (topology/cost/slow_start.py). How long it rests depends on
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     Places = NDArray[np.intp]
 
 _LATE_RELEASES = 8
-"""Those of a step whose pauses are looked at, the last ones: the earlier a release, the less it
-decides."""
+"""The number of a step's last releases whose pauses are looked at: the earlier a release, the less
+it decides."""
 
 
 class RestedLinks:
@@ -55,15 +55,15 @@ class RestedLinks:
         self._rto_h = self._rtt_h + RTO_MIN_S
         self._bytes_h = np.array([bytes_of[hop] for hop in used])
         self.first_h: Floats = np.array([load.window_of(link) for link in used.values()])
-        """The windows that connections begin with, once and for all; bytes."""
+        """Bytes of the windows that connections begin with when the run starts; shape (H,)."""
         self.full_h: Floats = np.maximum(self.first_h, self._rate_h * self._rtt_h)
-        """Those that fill the links."""
+        """Bytes of the windows that fill the links; shape (H,)."""
         self._plan, self._topology, self._load = plan, topology, load
         self._known: dict[bytes, tuple[Floats, Floats]] = {}
 
     @property
     def are_slow(self) -> bool:
-        """Whether any of them starts slowly."""
+        """Whether any of the links starts slowly."""
         return bool(np.isfinite(self.first_h).any())
 
     def of_links(self, each_bst: Floats) -> Floats:

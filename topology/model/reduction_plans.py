@@ -1,4 +1,4 @@
-"""Which trees a job's chunks take: as the job says, or the weighted set that is fastest.
+"""The choice of trees for a job's chunks: as the job says, or the fastest weighted set.
 
 Pure. The coordinator decides this once for a run, and every site reads the result
 (topology/run_decisions.py).
@@ -45,14 +45,15 @@ from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
 JUDGED_BYTES = 256 << 20
-"""Of a model of 64 million parameters, which is small for several data centers."""
+"""Bytes that a step is taken to exchange where the model is unknown: 64 million parameters, which
+is small for several data centers."""
 _PARTS_OF_WIDTH = (1, 4, 0)
-"""How many times slower than the widest tree's slowest link another may be; 0: any. The first chunk
-over a slow link takes long, however small the link's share."""
+"""The factors by which a tree's slowest link may be slower than the widest tree's; 0: any. The
+first chunk over a slow link takes long, however small the link's share."""
 _LISTED = 4
-"""Sites or links that `why` names."""
+"""The most sites or links that `why` names."""
 _AS_GOOD = 1.02
-"""Of two plans whose times differ by less, the simpler one is taken."""
+"""Ratio of two plans' times below which the simpler plan is taken."""
 
 
 def plan_reduction(job: Job, topology: Topology) -> ReductionPlan:

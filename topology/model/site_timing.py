@@ -1,4 +1,4 @@
-"""When a site's gradients leave in a step, and what the step takes there without other sites. Pure.
+"""The times at which a site's gradients leave in a step, and of its step without other sites. Pure.
 
 The step model (topology/model/step_model.py) knows of a site only this. The trainer that ships has
 data parallelism only, and one timing for each number of sequences. A model that a job describes may
@@ -24,35 +24,35 @@ from topology.model.fabric import reduce_scatter_s
 from topology.world import Site
 
 Point = tuple[float, ...]
-"""What cuts are compared by: the lower the better, entry by entry."""
+"""The figures by which cuts are compared, entry by entry: the lower the better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SiteTiming:
-    """What a step is at one site. Times count from the beginning of the site's step."""
+    """The timing of a step at one site. Seconds count from the beginning of the site's step."""
 
     leave_s: tuple[float, ...]
-    """When gradients leave, in this order."""
+    """Seconds at which gradients leave, in this order."""
     left_share: tuple[float, ...]
-    """Of all gradients, those that have not left before: of the first, 1."""
+    """Share of all gradients that had not left before each release; 1 for the first."""
     alone_s: float
-    """Of a step without other sites."""
+    """Seconds of a step without other sites."""
     tail_s: float = 0.0
-    """After the last gradients are back."""
+    """Seconds of the step after the last gradients are back."""
     inside_s: float = 0.0
-    """That the site's own collectives are busy in a step: no step is shorter."""
+    """Seconds that the site's own collectives are busy in a step: no step is shorter."""
     node_share: float = 1.0
-    """Of all gradients, what crosses the gateway of the fullest node."""
+    """Share of all gradients that crosses the gateway of the fullest node."""
     node_leave_s: tuple[float, ...] = ()
-    """When gradients leave that node; empty: when all others do."""
+    """Seconds at which gradients leave that node; empty: when all others do."""
     node_left_share: tuple[float, ...] = ()
-    """Of its gradients, those that have not left before."""
+    """Share of that node's gradients that had not left it before each release."""
     cut: Cut | None = field(default=None, repr=False)
-    """None: of the trainer that ships."""
+    """The cut of a described model; None: the shipped trainer's timing."""
 
     @property
     def head_s(self) -> float:
-        """When the last gradients leave."""
+        """The seconds at which the last gradients leave."""
         return self.leave_s[-1]
 
 
@@ -96,27 +96,29 @@ class Cut:
 
     degrees: Degrees
     micro_batch_s: float
-    """Of one more micro-batch, in the slowest stage."""
+    """Seconds of one more micro-batch in the slowest stage."""
     passage_s: float
-    """Of a micro-batch through one stage: what the pipeline's bubble consists of."""
+    """Seconds of a micro-batch through one stage: the pipeline's bubble consists of such
+    passages."""
     reduction_s: float
-    """What the replicas' reduction takes after the backward pass."""
+    """Seconds of the replicas' reduction after the backward pass."""
     tail_s: float
-    """After the exchange: the optimizer, and parameters that are gathered again."""
+    """Seconds after the exchange: the optimizer, and parameters that are gathered again."""
     window_s: float
-    """Of the last micro-batch's backward pass through all stages: gradients leave during it."""
+    """Seconds of the last micro-batch's backward pass through all stages; gradients leave during
+    it."""
     node_window_s: float
-    """Of the same, in the first stage: whose nodes have most to send."""
+    """Seconds of that backward pass in the first stage, whose nodes have most to send."""
     num_layers: int
-    """Of a stage: their gradients leave one after another, or several together."""
+    """Number of layers of a stage: their gradients leave one after another, or several together."""
     embedding_share: float
-    """Of all gradients, those of the embedding, which leave last; the first stage has it."""
+    """Share of all gradients that are the embedding's, which leave last; the first stage has it."""
     node_share: float
-    """Of all gradients, what crosses the gateway of the fullest node."""
+    """Share of all gradients that crosses the gateway of the fullest node."""
     least_bytes: float
-    """Of memory, with one micro-batch in flight."""
+    """Bytes of memory with one micro-batch in flight."""
     in_flight_bytes: float
-    """Of each further one; there are never more than stages."""
+    """Bytes of memory for each further micro-batch in flight; never more of them than stages."""
 
     def head_s(self, micro_batches: int) -> float:
         """Return when the backward pass is over."""
@@ -156,7 +158,7 @@ class Cut:
 
     @property
     def preference(self) -> Point:
-        """What decides between cuts equal by all else: less to set up, then less memory."""
+        """The order between cuts that are equal in all else: less to set up, then less memory."""
         degrees = self.degrees
         return (
             degrees.zero_stage,

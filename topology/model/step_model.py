@@ -1,4 +1,4 @@
-"""How long a step takes by the topology's figures: compute, exchange, what of it is hidden. Pure.
+"""The step model: time of compute and exchange by the topology's figures, and what is hidden. Pure.
 
 A site's gradients leave one release after another (topology/model/site_timing.py), and the WAN
 takes them in that order. It pauses only when there is nothing to send. So site j ends step k no
@@ -58,28 +58,30 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _EXCHANGES = 4
-"""With which windows are followed: they settle within two or three, or go to and fro."""
+"""The most exchanges through which windows are followed: they settle within two or three, or go to
+and fro."""
 _GRID = 8
-"""Shares of all gradients whose crossings are worked out at most. Those of others lie between them,
-for connections that are warm take a time that grows along a line, to within a chunk."""
+"""The most shares of all gradients whose crossings are worked out. Those of others lie between
+them, for connections that are warm take a time that grows along a line, to within a chunk."""
 _LEAST_SHARE = 1 / 512
-"""The least of them, where sites may have any."""
+"""The least of those shares, where sites may have any."""
 
 Timings = Sequence[SiteTiming]
-"""Of each site that takes part, in the topology's order."""
+"""The timing of each site that takes part, in the topology's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanStep:
-    """A step in the long run."""
+    """The mean step in the long run."""
 
     step_s: float
     exchange_s: float
-    """Of one exchange by itself, from all sites' having their gradients to all having the mean."""
+    """Seconds of one exchange by itself, from all sites' having their gradients to all having the
+    mean."""
 
 
 class StepModel:
-    """Steps of one job over one reduction, whatever its sites compute."""
+    """The steps of one job over one reduction, whatever its sites compute."""
 
     def __init__(
         self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
@@ -97,11 +99,12 @@ class StepModel:
         self._topology, self._plan = topology, plan
         self._rows: dict[tuple[int, SiteTiming], tuple[Floats, Floats]] = {}
         self._windows: dict[tuple[int, ...], Floats] = {}
-        """That connections settle at; shape (1, H), topology/model/pauses.py."""
+        """Bytes of the windows that connections settle at; shape (1, H), see
+        topology/model/pauses.py."""
         self.link_s: Mapping[Hop, float] = {}
-        """How long a step's bytes keep each directed link busy."""
+        """Seconds that a step's bytes keep each directed link busy."""
         self.link_bytes: Mapping[Hop, float] = {}
-        """What a step sends over it."""
+        """Bytes that a step sends over each directed link."""
         if plan.num_sites > 1:
             self._cross(job, usual_ratio(job.exchange.codec) if ratio is None else ratio)
 
@@ -242,7 +245,7 @@ class StepModel:
 
 
 class _Steps:
-    """What steps of one model consist of, B of them side by side."""
+    """The parts of B steps of one model, side by side."""
 
     def __init__(self, model: StepModel, asked: Sequence[Timings]) -> None:
         self._alone_bs = np.array([[each.alone_s for each in timings] for timings in asked])
@@ -264,7 +267,7 @@ class _Steps:
         self._waits_bst = np.isfinite(there_bst)
         paced_bst = np.where(self._waits_bst, paced_bs[..., None], -math.inf)
         self.warm_bst = self._with_own(np.maximum(there_bst, paced_bst))
-        """Weights w_ij, of connections that are warm."""
+        """Weights w_ij of connections that are warm; shape (B, S, T)."""
 
     def with_crossing(self, there_bst: Floats) -> Floats:
         """Return the weights if all gradients take so long from a step's first release on."""
@@ -411,7 +414,7 @@ def largest_cycle_means(weights: Floats) -> Floats:
     """
     num_graphs, num_nodes, _ = weights.shape
     heaviest = np.zeros((num_nodes + 1, num_graphs, num_nodes))
-    """By number of edges: the weight of the heaviest walk of so many that ends at a node."""
+    """The weight of the heaviest walk of each number of edges that ends at a node."""
     for count in range(num_nodes):
         heaviest[count + 1] = (heaviest[count][:, :, None] + weights).max(axis=1)
     lengths = np.arange(num_nodes, 0, -1)[:, None, None]

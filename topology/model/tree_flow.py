@@ -1,4 +1,4 @@
-"""How chunks flow through trees that share links: when the last of them is where. Pure, by arrays.
+"""The flow of chunks through trees that share links: when the last of them is where. Pure.
 
 A *leg* is one hop of one tree in one direction, up to the root or down from it; a directed link
 carries the legs of several trees. Its chunks come in the order of their turns, those of all trees
@@ -56,15 +56,15 @@ if TYPE_CHECKING:
 UP, DOWN = 0, 1
 _SHARES_OF_SLOW_START = 8
 _NEVER_S = 1e12
-"""When a leg begins that carries nothing."""
+"""Seconds at which a leg is taken to begin that carries nothing."""
 _WIDEST = np.array(1e15)
-"""Bytes per second that nothing takes time with."""
+"""Bytes per second of a link on which nothing takes time."""
 Leg = tuple[int, int, int]
-"""Direction, tree, lower end."""
+"""The direction, tree and lower end of a leg."""
 
 
 class Shape:
-    """A plan's trees as arrays; a root is its own parent."""
+    """The trees of a plan as arrays; a root is its own parent."""
 
     def __init__(self, plan: ReductionPlan) -> None:
         """Take the trees of a plan that has some."""
@@ -82,7 +82,7 @@ class Shape:
             self.depth_ks += above_ks != self.root_k[:, None]
             above_ks = np.take_along_axis(self.parent_ks, above_ks, axis=1)
         self.depths = range(1, int(self.depth_ks.max()) + 1)
-        """Of sites below a root, the highest first."""
+        """The depths of sites below a root, the highest first."""
 
     def at(self, depth: int) -> tuple[Places, Places]:
         """Return the trees and sites that are so far below their roots."""
@@ -139,17 +139,17 @@ class Crossing:
         self.is_used_kr = count_kr > 0
         count_kr = np.maximum(count_kr, 1.0)
         self.bytes_kr = count_kr * chunk_kr
-        """Of each tree; of one that is not used, more than none."""
+        """Bytes of each tree; of one that is not used, more than none."""
         abreast_dksr = np.full(self.window_dksr.shape, math.inf)
         for leg in self._legs:
             # Of one exchange's loads, all have the same links.
             abreast_dksr[leg] = loads[0].abreast_on(self.shape.hop(leg))
         self.count_kr = count_kr
-        """Of each tree's chunks; of one that is not used, 1."""
+        """Number of each tree's chunks; of one that is not used, 1."""
         self.granule_dksr = np.minimum(abreast_dksr, count_kr[:, None]) * chunk_kr[:, None]
-        """Of the chunks that are abreast on a leg's link."""
+        """Number of chunks that are abreast on a leg's link."""
         self.share_kr = self.granule_dksr.min(axis=(0, 2)) / self.bytes_kr
-        """Of a tree's bytes, the least that is abreast on a link."""
+        """Share of a tree's bytes: the least that is abreast on any of its links."""
 
     def _filled(
         self, of_leg: dict[Leg, Link], otherwise: float, figure: Callable[[Link], float]
@@ -352,19 +352,19 @@ def _flow(crossing: Crossing, legs: _Legs) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class _Legs:
-    """What it takes to cross each leg. Arrays have shape (D, K, S, R, P), `delay_s` (D, K, S)."""
+    """The times to cross each leg. Arrays have shape (D, K, S, R, P), `delay_s` (D, K, S)."""
 
     starts_s: Floats
-    """Of its own chunks before a share's last granule, one behind the other."""
+    """Seconds of the leg's own chunks before a share's last granule, one behind the other."""
     ends_s: Floats
-    """Of these and that granule."""
+    """Seconds of these chunks and that granule."""
     left_s: Floats
-    """When a share can have left, for all that the link does; -inf: no wait."""
+    """Seconds at which a share can have left, for all that the link does; -inf: no wait."""
     waits_s: Floats
-    """How long the link works for all that."""
+    """Seconds that the link works for all that."""
     delay_s: Floats
     begins_s: Floats
-    """When the first chunks come; shape (D, K, S, R)."""
+    """Seconds at which the first chunks come; shape (D, K, S, R)."""
 
     def passed_s(self, direction: int, trees: Places, sites: Places, at_s: Floats) -> Floats:
         """Return when shares are at the end of legs, given when they are at the beginning.

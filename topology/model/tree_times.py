@@ -1,4 +1,4 @@
-"""How long the chunks of a plan take from site to site. Pure.
+"""The time that the chunks of a plan take from site to site. Pure.
 
 n chunks, c bytes each once encoded and framed (a tree's own c, where trees have codecs of their
 own), cross links of rate r and round trip t:

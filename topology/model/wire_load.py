@@ -1,4 +1,4 @@
-"""What one exchange puts on the wire: chunks, by links, codec, framing and packets. Pure."""
+"""The load of one exchange on the wire: chunks, by links, codec, framing and packets. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ Hop = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is reduced."""
+    """The load that one exchange puts on the wire."""
 
     num_chunks: int
     num_abreast: int
-    """Chunks that are on a link side by side, at most."""
+    """The most chunks that are on a link side by side."""
     chunk_bytes: tuple[float, ...]
-    """On the wire, of each tree's chunks; of a gather's, one."""
+    """Bytes on the wire of each tree's chunks; of a gather's, one entry."""
     first_window_bytes: float | None
-    """Of all connections of a link together; None: there is no slow start."""
+    """Bytes of the first window of all connections of a link; None: there is no slow start."""
     abreast_of_links: Mapping[Hop, float] | None = None
-    """Chunks that are side by side on each directed link, on the average; None: `num_abreast` on
-    all."""
+    """The mean number of chunks side by side on each directed link; None: `num_abreast` on all."""
 
     def abreast_on(self, hop: Hop) -> float:
         """Return how many chunks are side by side on a directed link, if there are that many."""
@@ -41,7 +40,7 @@ class Load:
 
     @property
     def most_abreast(self) -> int:
-        """How many chunks are side by side where they are most, if there are that many."""
+        """The most chunks that are side by side on any link, if there are that many."""
         most = max((self.abreast_of_links or {}).values(), default=0.0)
         return min(self.num_chunks, max(self.num_abreast, math.ceil(most)))
 
@@ -68,17 +67,18 @@ class Load:
 
 
 FRAME_BYTES = 64 + 5
-"""Of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
+"""Bytes of a chunk beside its payload: protos/frame.py's header, and gRPC's before each message."""
 PACKET_BYTES = 1500
 PACKET_FACTOR = PACKET_BYTES / 1448
-"""IP and TCP headers with time stamps, in full packets."""
+"""Ratio of bytes on the wire to payload in full packets: IP and TCP headers with time stamps."""
 _CHUNKS_ON_THE_WAY = 4
 _ROUND_TRIP_MIN_S = 0.01
 _FRAME_MIN_S = 0.01
-"""On the slowest link: what comes more often costs more of a processor than it is worth."""
+"""Seconds of a frame on the slowest link, at least: smaller ones cost more of a processor than they
+are worth."""
 _CHUNK_BYTES_MIN = 64 << 10
 _CHUNK_BYTES_ENOUGH = 256 << 10
-"""From here on, a message's cost counts no more beside that of its bytes."""
+"""Bytes of a chunk from which on a message's own cost counts no more beside that of its bytes."""
 _RESULT_ROUND_TRIPS = 3
 
 
@@ -231,7 +231,7 @@ def wire_loads(
 
 
 class Wire:
-    """What exchanges of any size put on the wire: whoever asks for many asks one of these."""
+    """The load of exchanges of any size: whoever asks for many asks one of these."""
 
     def __init__(
         self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None

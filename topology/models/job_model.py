@@ -56,11 +56,11 @@ from topology.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 _EXCHANGE = Exchange()
 _REDUCTION = Reduction()
 EXACT_MAX = 64
-"""Patterns of names in a job."""
+"""The most patterns of names in a job."""
 LINK_CODECS_MAX = 1000
-"""Links with codecs of their own."""
+"""The most links with codecs of their own."""
 CHANNELS_MAX = 32
-"""Of one link, as a job may name it."""
+"""The most connections of one link that a job may ask for."""
 
 
 def _channels(value: object) -> int | None:
@@ -73,8 +73,8 @@ def _channels(value: object) -> int | None:
 
 
 Chunk = Annotated[int, float32_size(64 << 10, 16 << 20), SIZE_SCHEMA]
-"""A chunk is one frame of protos/frame.py, whose payload ends below 17 MiB: 16 MiB leaves room for
-any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
+"""The size of a chunk. It is one frame of protos/frame.py, whose payload ends below 17 MiB: 16 MiB
+leaves room for any codec's overhead. Under 64 KiB the cost of a message outweighs its bytes."""
 Channels = Annotated[
     int | None,
     PlainValidator(_channels),
@@ -195,7 +195,7 @@ class ReductionModel(Strict):
 _WISHES = PlanWishes()
 _REPLAN = Replan()
 REPORTS_S = 0.5
-"""Between two reports of a gateway on its links (sites/gateway/gateway.py)."""
+"""Seconds between two reports of a gateway on its links (sites/gateway/gateway.py)."""
 
 
 class ReplanModel(Strict):
@@ -228,7 +228,7 @@ def _off(value: object) -> object:
 
 
 class _OrOffSchema:
-    """Adds the word to what an editor is told of a mapping."""
+    """Schema that adds the word `off` to what an editor is told of a mapping."""
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -473,7 +473,7 @@ class WorkloadModel(Strict):
 _JOB = Job(name="job", topology="topology.yaml")
 _PROBE = Probe()
 PROBE_CONNECTIONS_MAX = 32
-"""Side by side, when a link is measured."""
+"""The most connections side by side when a link is measured."""
 
 
 class PlacedModel(Strict):

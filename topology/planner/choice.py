@@ -1,4 +1,4 @@
-"""One way to run a job: what a plan decides, what it comes to, and which of two is better."""
+"""A choice: one way to run a job, its step and cost, and which of two choices is better."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 Split = tuple[int, ...]
-"""Sequences of a step, of each site."""
+"""The sequences of a step that each site takes."""
 Rank = tuple[float, ...]
-"""The lower the better, entry by entry."""
+"""The figures that order choices, entry by entry: the lower the better."""
 _DIGITS = 10
-"""Of times and costs that are compared: sums in another order are no difference."""
+"""Significant digits of times and costs that are compared: sums in another order are no
+difference."""
 _TOLD = 3
-"""Links whose codecs are named to people."""
+"""The most links whose codecs are named to people."""
 _EVERY_CODING_MAX = 81
-"""Codecs of trees that are all tried."""
+"""The most combinations of trees' codecs that are all tried."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """How the exchange is cut up."""
+    """The sizes into which the exchange is cut."""
 
     chunk_bytes: int
     bucket_bytes: int
@@ -54,14 +55,14 @@ class Coding:
     """The codecs of all links, for one reduction."""
 
     codec: str
-    """Of the links that are not listed."""
+    """The codec of the links that are not listed."""
     links: tuple[LinkCodec, ...]
     loss: float
     """The mean square of the chunks' relative errors: what decides between equally fast ones."""
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """All that there are, each once, the usual one first."""
+        """The codecs that there are, each once, the usual one first."""
         return tuple(dict.fromkeys((self.codec, *(each.codec for each in self.links))))
 
     def __str__(self) -> str:
@@ -77,23 +78,23 @@ class Coding:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Everything that a plan decides, and what it comes to."""
+    """A choice: everything that a plan decides, and its step and cost."""
 
     sites: tuple[str, ...]
-    """That take part, in the topology's order."""
+    """The names of the sites that take part, in the topology's order."""
     sequences: Split
-    """Of each."""
+    """The sequences of each site."""
     timings: tuple[SiteTiming, ...]
-    """Of each: with its cut, where the job describes a model."""
+    """The timing of each site, with its cut where the job describes a model."""
     candidate: Candidate
     coding: Coding
     sizing: Sizing
     micro_batch: int
-    """Of the trainer that ships, at all sites."""
+    """Sequences of the shipped trainer's micro-batch, at all sites."""
     step_s: float
-    """Seconds, by the step model; of what has been simulated, as simulated."""
+    """Seconds of a step: as simulated if it has been, else by the step model."""
     modelled_s: float
-    """Seconds, by the step model."""
+    """Seconds of a step by the step model."""
     usd_per_step: float
     rank: Rank
 

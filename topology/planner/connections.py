@@ -1,4 +1,4 @@
-"""With how many TCP connections the gateways of a link begin, and why. Pure.
+"""The number of TCP connections with which the gateways of a link begin, and why. Pure.
 
 A job may name a number. Else gateways decide, by topology/channels.py before anything has
 crossed, and by the losses that their kernels count from then on
@@ -23,7 +23,7 @@ from topology.units import format_fraction, format_rate, format_size
 from topology.world import Link, Topology
 
 _CARRIED = 0.8
-"""Of a link: what all connections that it allows have to carry, or a plan warns of it."""
+"""Share of a link that all its allowed connections have to carry, or a plan warns of it."""
 
 
 def first_connections(job: Job, topology: Topology, link: Link) -> tuple[int, str]:

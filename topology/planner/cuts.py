@@ -1,4 +1,4 @@
-"""What each site can compute: the cuts of a described model over its ranks, and what fits memory.
+"""The cuts of a described model over each site's ranks, and which of them fit memory.
 
 Degrees are divisors of a site's ranks: tensor groups stay within a node, and all ranks take part.
 What is left after tensor, pipeline and context is data. Stages may differ by a layer; the widest
@@ -39,11 +39,12 @@ from topology.world import Site, Topology
 
 Item = TypeVar("Item")
 _CLOSEST = 400
-"""Cuts that do not fit, whose times are looked at: those that lack least."""
+"""The most cuts that do not fit, but whose times are looked at: those that lack least."""
 CONTEXT_TOKENS_MIN = 2048
-"""Of a sequence that context parallelism leaves to a rank: kernels of fewer are mostly overhead."""
+"""Tokens of a sequence that context parallelism leaves to a rank, at least: kernels of fewer are
+mostly overhead."""
 MICRO_BATCHES = (1, 2, 4, 8, 16)
-"""Sequences at once that are tried, where the job does not say."""
+"""The numbers of sequences at once that are tried, where the job does not say."""
 VIRTUAL_STAGES_MAX = 16
 
 
@@ -202,7 +203,8 @@ class SiteCuts:
         self._device, self._inside = device_of(site.accelerator), interior_of(site)
         self._layers: dict[tuple[object, ...], tuple[PassTimes, PassTimes]] = {}
         self._timings: dict[tuple[int, int], tuple[SiteTiming, ...]] = {}
-        """By sequences, and layers whose gradients leave together."""
+        """The timings that were worked out, by sequences and by layers whose gradients leave
+        together."""
         self._lacking: list[tuple[float, int, Degrees]] = []
         groups: defaultdict[tuple[int, int], list[Cut]] = defaultdict(list)
         self._is_given = given is not None
@@ -213,14 +215,14 @@ class SiteCuts:
                 continue
             groups[degrees.data, degrees.micro_batch].append(self._cut(degrees, needed))
         self.cuts = [cut for group in groups.values() for cut in _useful(group)]
-        """That fit, with one micro-batch at least."""
+        """The cuts that fit, with one micro-batch at least."""
         self.sequence_s = min(
             (cut.micro_batch_s / (cut.degrees.data * cut.degrees.micro_batch) for cut in self.cuts),
             default=math.inf,
         )
         """Seconds of the site for a sequence, at least; infinite if no cut fits."""
         self.node_share = min((cut.node_share for cut in self.cuts), default=1.0)
-        """Of all gradients, what crosses the gateway of its fullest node, at least."""
+        """Share of all gradients that crosses the gateway of the site's fullest node, at least."""
 
     def timings(self, num_sequences: int, together: int = 1) -> tuple[SiteTiming, ...]:
         """Return what may be part of a best plan, the fastest by itself first; none: impossible.
@@ -342,7 +344,7 @@ def _useful(cuts: Sequence[Cut]) -> list[Cut]:
 
 
 def _point(cut: Cut, bends: Sequence[int]) -> Point:
-    """All that cuts of equal micro-batches differ in, whatever leaves together.
+    """Return all that cuts of equal micro-batches differ in, whatever leaves together.
 
     The first gradients leave at end - window (1 - share), between the end and a window before it.
     """

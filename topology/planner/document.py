@@ -1,4 +1,4 @@
-"""The plan file: what was decided, for which job and topology, why. Read strictly, written plainly.
+"""The plan file: what was decided, for which job and topology, and why.
 
 Only `decisions` changes a run. They may be edited: they are checked as if they stood in the job.
 The rest is for people, and for programs that compare plans.
@@ -25,7 +25,7 @@ _JOB_PATHS = {
         for key in ("codec", "codecs", "chunk", "bucket", "channels_per_link")
     },
 }
-"""Of each decision, where it stands in a job."""
+"""The path in a job of each decision."""
 
 
 class PlanFile:
@@ -43,11 +43,11 @@ class PlanFile:
         assert model is not None, "a model that is not valid has problems"
         self.model = model
         self.plain: dict[str, Any] = {**self._document.mapping()}
-        """As written."""
+        """The plan's plain values, as written."""
 
     @property
     def source(self) -> str:
-        """What messages call it."""
+        """The name by which messages call the plan."""
         return self._document.source
 
     def overrides(self) -> list[str]:
@@ -116,7 +116,7 @@ def _path_in_plan(problem: Problem) -> tuple[str | int, ...] | None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what our reader would take for something else than a text: it reads YAML 1.2."""
+    """A dumper that quotes what our reader, which reads YAML 1.2, would not take for a text."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -1,4 +1,4 @@
-"""The plan file as it is written. What its decisions may say is what a job may."""
+"""The plan file's pydantic models. Its decisions may say what a job may."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ Dollars = Annotated[Number, Field(ge=0)]
 
 
 class MadeForModel(Strict):
-    """What the plan follows from: topology.hashing.plan_hashes."""
+    """The hashes of what the plan follows from: topology.hashing.plan_hashes."""
 
     job: Text
     topology: Text
 
 
 class DecidedExchangeModel(Strict):
-    """How gradients cross."""
+    """The decisions on how gradients cross."""
 
     codec: Annotated[str, *choice(CODECS)]
     codecs: Annotated[list[LinkCodecModel], Field(max_length=LINK_CODECS_MAX)] = Field(
         default_factory=list
     )
-    """Of links that have their own; none: as the job has it."""
+    """The codecs of links that have their own; none: as the job has it."""
     chunk: Chunk
     bucket: Bucket
     channels_per_link: Channels
 
 
 class DecisionsModel(Strict):
-    """What a launch with this plan does."""
+    """The decisions that a launch with this plan carries out."""
 
     placement: Annotated[list[PlacedModel], Field(min_length=1)]
     exchange: DecidedExchangeModel
@@ -53,15 +53,15 @@ class DecisionsModel(Strict):
 
 
 class PredictedModel(Strict):
-    """What a step comes to."""
+    """The predicted step."""
 
     step_s: Seconds
     compute_s: Seconds
-    """Of the site that computes longest."""
+    """Seconds of compute of the site that computes longest."""
     exchange_s: Seconds
-    """Of an exchange that nothing hides."""
+    """Seconds of an exchange that nothing hides."""
     efficiency: Share
-    """Of what the sites that take part commit each by itself."""
+    """Share of the tokens that the sites that take part commit each by itself."""
     tokens_per_s: Share
     egress_bytes_per_step: Share
     usd_per_step: Dollars
@@ -82,7 +82,8 @@ class SiteModel(Strict):
     sequences: Annotated[int, Field(ge=0)]
     compute_s: Seconds
     step_s_otherwise: Seconds | None = None
-    """Without it, or with it if it takes no part; absent where that cannot be."""
+    """Seconds of the step without this site, or with it if it takes no part; absent where that
+    cannot be."""
 
 
 class LinkModel(Strict):
@@ -90,12 +91,12 @@ class LinkModel(Strict):
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
     busy: Share
-    """Of a step, in the busier direction."""
+    """Share of a step that the link is busy, in the busier direction."""
     step_s_with_one_more_gbit_s: Seconds
     codecs: list[Text] = Field(default_factory=list)
-    """Of the chunks that cross it."""
+    """The codecs of the chunks that cross the link."""
     connections: Annotated[int, Field(ge=0)] = 0
-    """That each two gateways begin with."""
+    """Number of connections that each two gateways begin with."""
     connections_because: Text = "not said"
 
 
@@ -108,32 +109,33 @@ class FrontModel(Strict):
 
 
 class InsideModel(Strict):
-    """What happens inside a site that takes part: of a job that describes its model."""
+    """The inside of a site that takes part, where the job describes its model."""
 
     site: Text
     cut: Text
     micro_batches: Count
     alone_s: Seconds
-    """Of a step without other sites; `busy_s` to `optimizer_s` are what it consists of."""
+    """Seconds of a step without other sites; `busy_s` to `optimizer_s` are its parts."""
     busy_s: Seconds
-    """Of the slowest stage: its layers, with `collectives_s` of tensor, context, expert groups."""
+    """Seconds of the slowest stage's layers, with `collectives_s` of tensor, context, expert
+    groups."""
     collectives_s: Seconds
     transfers_s: Seconds
     bubble_s: Seconds
     exposed_s: Seconds
-    """Of the replicas' own exchange."""
+    """Seconds of the replicas' own exchange that nothing hides."""
     optimizer_s: Seconds
     window_s: Seconds
-    """In which gradients may leave unseen."""
+    """Seconds in which gradients may leave unseen."""
     memory_bytes: Share
     memory_of_bytes: Share
     fullest_node: Share
-    """Of all gradients, what crosses its gateway."""
+    """Share of all gradients that crosses the fullest node's gateway."""
     mfu: Share
-    """Of the joint step."""
+    """Model FLOPs utilisation in the joint step."""
     front: list[FrontModel]
     too_large: list[Text]
-    """Why cuts that would be faster do not fit."""
+    """The reasons why cuts that would be faster do not fit."""
 
 
 class InputModel(Strict):

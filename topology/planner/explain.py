@@ -1,4 +1,4 @@
-"""A plan in sentences: what limits it, what was left out, and what else would be possible."""
+"""The explanation of a plan in sentences: its limits, what was left out, what else is possible."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from topology.units import format_duration, format_fraction, format_rate, format
 _BINDS = 0.97
 """Share of a step from which on what takes it is all that counts."""
 _LONGER = 1.0005
-"""Times a step: what is less is no longer, to people."""
+"""Ratio to a step below which another counts as no longer, to people."""
 _PACED = 0.5
 """Share of an exchange from which on the bytes of a link or a gateway are what takes it, not round
 trips."""
 WANTED = 0.96
-"""Of what the sites commit by themselves: the efficiency whose bandwidth is told."""
+"""The efficiency whose bandwidth is told: share of what the sites commit by themselves."""
 _WIDEST = 1e6
-"""Times its bandwidth: a link that is no cost any more."""
+"""The factor on a link's bandwidth that makes it no cost any more."""
 
 
 def by_themselves(search: Search, choice: Choice) -> tuple[list[SiteTiming], float]:
@@ -212,7 +212,7 @@ def _uneven(search: Search, choice: Choice) -> list[str]:
 
 
 def _codecs(search: Search, choice: Choice, others: list[dict[str, Any]]) -> list[str]:
-    """Say what other codecs would come to, where there is a choice."""
+    """Tell what other codecs would come to, where there is a choice."""
     compared = [
         f"all {each['what'].removeprefix('codec ')} {_times(each['step_s'] / choice.step_s)}"
         for each in others
@@ -232,7 +232,7 @@ def _times(factor: float) -> str:
 
 
 def _own_sizes(choice: Choice, others: Sequence[dict[str, Any]]) -> list[str]:
-    """Say what the job's own chunks and buckets come to, where others were decided for a reason."""
+    """Tell what the job's own chunks and buckets come to, where others were decided on."""
     own = next((each for each in others if each["what"] == OWN_SIZES), None)
     if own is None or own["step_s"] < _LONGER * choice.step_s:
         return []
@@ -245,7 +245,7 @@ def _own_sizes(choice: Choice, others: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _micro_batch(search: Search, choice: Choice) -> list[str]:
-    """Say why micro-batches are as large as they are, where that was decided here."""
+    """Tell why micro-batches are as large as they are, where that was decided here."""
     if search.wishes.micro_batch == "given" or search.job.workload is not None:
         return []
     topology = choice.topology(search.topology)
@@ -276,7 +276,7 @@ def _hidden(choice: Choice, model: StepModel) -> list[str]:
 
 
 def _needed(search: Search, choice: Choice) -> str:
-    """Say how much wider all links would have to be for an efficiency that is worth having."""
+    """Tell how much wider all links would have to be for an efficiency that is worth having."""
     factor = wider_for(search, choice, WANTED)
     wanted = f"{_share(WANTED)} of what the sites commit by themselves"
     if math.isinf(factor):
@@ -327,7 +327,7 @@ def wider_for(search: Search, choice: Choice, wanted: float) -> float:
 
 
 def _regime(weighed: Weighed) -> list[str]:
-    """Say what exchanging less often would bring: also over sites that the plan leaves out."""
+    """Tell what exchanging less often would bring: also over sites that the plan leaves out."""
     search, choice = weighed.search, weighed.choice
     if search.wishes.max_sync_period == 1:
         return []

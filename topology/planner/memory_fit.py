@@ -1,4 +1,4 @@
-"""Whether the trainer that ships fits accelerators, and with how many sequences at once. Pure.
+"""The memory of the shipped trainer: whether it fits, and with how many sequences at once. Pure.
 
 A plan may decide how many a rank takes at once: the largest number that fits. What hides the
 exchange is the backward pass of the last micro-batch alone, for the gradients of those before it

@@ -1,4 +1,4 @@
-"""A plan as plain values for topology/planner/document.py: decisions, what they come to, why."""
+"""The making of a plan, as plain values for topology/planner/document.py."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from topology.units import format_size
 from topology.world import Site, Topology
 
 _FRONT = 8
-"""Cuts of a site that are listed, the fastest of those that nothing beats in time and memory."""
+"""The most cuts of a site that are listed: the fastest that nothing beats in time and memory."""
 _LACKING = 3
-"""Cuts that would be faster if they fitted, that are listed."""
+"""The most cuts that are listed because they would be faster if they fitted."""
 
 
 def make_plan(job: Job, topology: Topology) -> dict[str, Any]:

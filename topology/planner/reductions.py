@@ -1,4 +1,4 @@
-"""Which reductions come into question for some sites, and how weighted trees get better.
+"""The reductions that come into question for some sites, and how weighted trees get better.
 
 The menu is small: gather, a star at each site, the widest ring, two levels, the widest tree, and
 the weighted trees of a linear program (topology/trees/packing.py). The program knows how links are
@@ -34,18 +34,20 @@ from topology.trees.trees import TREES_MAX, WEIGHT_MAX, ReductionPlan, Tree, sha
 from topology.world import Topology
 
 ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
-"""How near whole weights are to a linear program: fewer turns share out few chunks better."""
+"""Ratios by which whole weights may be off a linear program: fewer turns share out few chunks
+better."""
 _TOTAL = 96
-"""Of weights that are moved, at most, unless there are more from the beginning."""
+"""The most total weight while weights are moved, unless there is more from the beginning."""
 _PARTS = (4, 8, 16, 48)
-"""Of the total, that are moved at once: one fourth, ..."""
+"""The parts of the total that are moved at once: one fourth, and so on."""
 _GAIN = 1e-6
-"""Of a score, that a change has to bring."""
+"""Share of a score that a change has to save."""
 
 Score = Callable[[ReductionPlan, float], float]
-"""Of a plan, what is to become less, seconds or dollars: exactly, where it is below the number."""
+"""A function that gives a plan's score, seconds or dollars, exactly where it is below the number;
+less is better."""
 TreeChanges = Callable[[ReductionPlan], Iterator[tuple[Tree, ...]]]
-"""Plan -> the trees after each change of one kind."""
+"""A function from a plan to the trees after each change of one kind."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +55,7 @@ class Candidate:
     """A reduction that may be chosen, as the executor knows it and as a job writes it."""
 
     form: str
-    """For people: `star at oregon`."""
+    """The form's name for people: `star at oregon`."""
     plan: ReductionPlan
     reduction: Reduction
 

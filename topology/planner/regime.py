@@ -1,4 +1,4 @@
-"""What exchanging less often than every step would bring, as far as a job permits it. Pure.
+"""The gain of exchanging less often than every step, as far as a job permits it. Pure.
 
 Every step, DiLoCo rounds of H inner steps, and streaming in fragments, each applied a step after it
 was sent (topology/cost/local_sgd.py). A plan only says what they would come to: it plans every
@@ -14,11 +14,11 @@ from topology.cost.memory import outer_optimizer_bytes
 from topology.units import format_duration, format_fraction, format_size, significant
 
 _UTILISED = 0.95
-"""Of a round's time, that longer rounds are to leave to compute."""
+"""Share of a round's time that longer rounds are to leave to compute."""
 _GAIN = 0.01
-"""Of a step: what training otherwise has to gain at least to be worth a word."""
+"""Share of a step that training otherwise has to gain at least to be worth a word."""
 _FRAGMENTS = 8
-"""Of streaming, at most."""
+"""The most fragments of streaming."""
 
 
 def regime(

@@ -1,4 +1,4 @@
-"""The search for the best plan, for the trainer that ships and for models that jobs describe.
+"""The search for the best plan, for the shipped trainer and for models that jobs describe.
 
 Of few sites all sets are looked at, in the order of what they cannot be better than; of more, those
 that near or wide links join, and what single sites that join or leave make of them. For a set, the
@@ -62,31 +62,32 @@ from topology.trees.trees import ReductionPlan, Tree, shape_of
 from topology.world import Site, Topology
 
 EVERY_SET_SITES = 8
-"""Up to so many sites, all sets of them are looked at."""
+"""The most sites of which all sets are looked at."""
 CHUNKS = tuple(size << 10 for size in (1024, 256, 4096, 512, 2048, 128, 64))
 BUCKETS = (4 << 20, 1 << 20, 16 << 20, 64 << 20)
-"""Sizes that are tried beside the job's own."""
+"""Bytes of buckets that are tried beside the job's own size."""
 EVERY_CUTS_MAX = 512
-"""Combinations of the sites' cuts that are all tried."""
+"""The most combinations of the sites' cuts that are all tried."""
 _FEW_SPLITS = 8
-"""With so many at once, all combinations of cuts are tried for each."""
+"""The most spreads at once for each of which all combinations of cuts are tried."""
 _QUICK_CANDIDATES = 3
-"""Reductions of a set that are looked at, before it is known whether the set is good."""
+"""Reductions of a set that are looked at before it is known whether the set is good."""
 _THOROUGH_SETS, _THOROUGH_SETS_OF_MANY = 6, 2
 """Sets that are looked at closely: of few sites, and of more than EVERY_SET_SITES."""
 _GUESSED_SITES = 12
-"""Of more, what sets come to without a site, or with one more, is a guess."""
+"""Number of sites beyond which the step without a site, or with one more, is a guess."""
 _THOROUGH_CANDIDATES, _THOROUGH_TREES = 4, 2
 """Reductions of a set that are looked at closely, and how many of a single tree are among them at
 least: small changes lead far from these."""
 _NEAR_ENOUGH = 1.2
-"""What takes more than so many times as long as the best is not looked at closely."""
+"""Ratio to the best choice's step beyond which a choice is not looked at closely."""
 _BETTERED = 3
-"""Choices whose trees are changed with many tries."""
+"""Number of choices whose trees are changed with many tries."""
 _FEW_TRIES, _MANY_TRIES = 40, 240
-"""Changes of a choice's trees that are tried at most: at first, and for the best choices."""
+"""The most changes of a choice's trees that are tried: at first, and for the best choices."""
 _SITES_OF_TRIES = 6
-"""Beyond so many sites there are fewer tries: a model takes as long as there are pairs of sites."""
+"""Number of sites beyond which there are fewer tries: a model takes as long as there are pairs of
+sites."""
 _NEIGHBOURS = 600
 """Neighbours of a choice that the step model sorts for the simulator."""
 _POOL = 12
@@ -95,26 +96,27 @@ _JUDGED, _JUDGED_LEAST, _POLISHED = 12, 4, 48
 """How many choices the simulator decides between, at most and at least, and how many neighbours of
 the best it looks at."""
 _JUDGED_ACTIONS, _POLISHED_ACTIONS = 400_000, 200_000
-"""Simulated actions that this may take: half a second, about."""
+"""The most simulated actions that judging and polishing may take: half a second, about."""
 _JUDGED_WITHIN = 1.15
-"""What the step model finds so many times as long as the best is not simulated."""
+"""Ratio to the best modelled step beyond which a choice is not simulated."""
 _FASTER, _AS_GOOD = 1 - 1e-4, 1 + 1e-4
-"""Times a simulated step: below the first another is faster, up to the second it is as fast."""
+"""Ratios of simulated steps: below the first another is faster, up to the second it is as fast."""
 _STEPS, _SKIPPED = 12, 4
-"""Steps that are simulated, and the first of them, which begin as no later one does."""
+"""Steps that are simulated, and how many of them are skipped, for they begin as no later one
+does."""
 
 Names = tuple[str, ...]
 
 
 class SiteOptions:
-    """What sites can compute: a timing for the trainer that ships, else one for each useful cut."""
+    """The timings that sites can have: one for the shipped trainer, or one for each useful cut."""
 
     def __init__(self, job: Job, topology: Topology) -> None:
         """Work out the cuts, where the job describes its model."""
         self._placed = {each.site: each for each in job.placement}
         self._timings: dict[object, tuple[SiteTiming, ...]] = {}
         self.cuts: dict[str, SiteCuts] = {}
-        """By the names of sites; the same object for equal ones. Empty for the trainer."""
+        """The cuts by the names of sites; the same object for equal ones. Empty for the trainer."""
         self._job, self._topology = job, topology
         known: list[tuple[object, SiteCuts]] = []
         for site in topology.sites if job.workload is not None else ():
@@ -202,7 +204,7 @@ class Search:
         self._sets: dict[Names, SiteSet] = {}
         self._simulated: dict[object, float | None] = {}
         self._num_actions = 0
-        """That simulating a choice takes at most, as far as known."""
+        """Number of actions that simulating a choice takes at most, as far as known."""
 
     def best(self) -> Choice | None:
         """Return the best choice of all; None where no set of sites can run the job."""
@@ -595,7 +597,7 @@ class SiteSet:
 
     @functools.cached_property
     def _pool(self) -> list[Tree]:
-        """Trees that may carry something: those of all reductions of the menu but rings."""
+        """Return trees that may carry something: those of all reductions of the menu but rings."""
         trees = (
             tree
             for each in self._menu(packed=True)

@@ -1,4 +1,4 @@
-"""Where the figures of a plan come from, and which of them contradict each other."""
+"""The origin of a plan's figures, and which of them contradict each other."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
 
 
 Figure = tuple[str, str, str]
-"""What, its value, and where it came from."""
+"""The name of a figure, its value, and where it came from."""
 
 
 def of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""How many sequences of a step each site takes.
+"""The spread of a batch: how many sequences of a step each site takes.
 
 A site's time follows its busiest rank, which has ceil(n / ranks) of its n sequences.
 """
@@ -11,16 +11,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 EVERY_SPLIT_MAX = 300
-"""Of the batch over the sites, that are all tried; of more, only what single moves lead to."""
+"""The most splits of the batch that are all tried; of more, only those that single moves lead
+to."""
 _MOVES_MAX = 60
 _GAIN = 1e-4
-"""Of a step, that moving sequences has to bring."""
+"""Share of a step that moving sequences has to save."""
 _EVERY_PAIR_SITES = 6
-"""Up to so many sites, every two exchange sequences; of more, the slowest gives to the fastest."""
+"""The most sites where every two exchange sequences; of more, the slowest gives to the fastest."""
 _TAKERS = 3
 
 Split = tuple[int, ...]
-"""Sequences of each site."""
+"""The sequences of each site."""
 
 
 def busiest(split: Split, ranks: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a run that goes on could change: the reduction alone, all else staying as it is.
+"""The change that a running job could make: its reduction alone, all else staying as it is.
 
 A tree's codec follows from the links that it crosses (topology/trees/link_codecs.py). Sites are
 told both.
@@ -27,13 +27,13 @@ class Switch:
     """The best reduction for a run, beside the one that it has."""
 
     form: str
-    """For people: `star at oregon`."""
+    """The form's name for people: `star at oregon`."""
     reduction: Reduction
-    """As a job writes it; the run's own, if nothing is better."""
+    """The reduction as a job writes it; the run's own, if nothing is better."""
     before_s: float
     """Predicted seconds of a step with the reduction that the run has."""
     after_s: float
-    """And with this one; the same, if nothing is better."""
+    """Predicted seconds of a step with this reduction; the same, if nothing is better."""
 
 
 def best_switch(

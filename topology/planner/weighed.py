@@ -1,4 +1,4 @@
-"""What a plan was weighed against: other sites, codecs, reductions, and wider links.
+"""The alternatives that a plan was weighed against: other sites, codecs, reductions, wider links.
 
 A plan must not be slower than one that it prints itself. So whatever the step model takes for
 faster than the plan is simulated, too, and becomes the plan if it is faster. Steps of the others
@@ -27,14 +27,14 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Link, Topology
 
 FORMS = 4
-"""Other reductions that are named, the fastest."""
+"""The number of other reductions that are named, the fastest."""
 OWN_SIZES = "the job's own chunk and bucket"
-"""Of the same plan otherwise, where it decides others."""
+"""The name of the same plan with the job's own sizes, where the plan decides others."""
 GBIT_BYTES_PER_S = 125e6
 _TURNS = 3
-"""Times that what was weighed may become the plan."""
+"""The most times that an alternative may become the plan."""
 _FASTER = 1 - 1e-3
-"""Times a step: what the step model does not take for that much faster is no faster."""
+"""Ratio of a modelled step to the plan's from which on an alternative counts as no faster."""
 
 
 class Weighed:

@@ -1,1 +1,1 @@
-"""What `isthmus init` writes: NAME.topology.yaml and NAME.job.yaml of each preset."""
+"""The files that `isthmus init` writes: NAME.topology.yaml and NAME.job.yaml of each preset."""

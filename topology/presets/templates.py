@@ -1,10 +1,10 @@
-"""The two files that `isthmus init` writes, for each preset: they say what everything is."""
+"""The templates of the two commented files that `isthmus init` writes for each preset."""
 
 from importlib import resources
 from pathlib import Path
 
 SCHEMA_FOLDER = Path(__file__).resolve().parent.parent
-"""Where the JSON Schemas of this installation are."""
+"""The folder of this installation's JSON Schemas."""
 DEFAULT_PRESET = "three-coasts"
 PRESETS = {
     DEFAULT_PRESET: "Three sites in North America; runs here as it is.",
@@ -12,7 +12,7 @@ PRESETS = {
     "three-continents": "Virginia, Frankfurt and Tokyo, up to 230 ms apart; runs here as it is.",
     "mesh-16": "Sixteen regions with 64 H100s each, all joined; to plan and simulate.",
 }
-"""By name: what it is, in one line."""
+"""The presets by name, each described in one line."""
 
 
 def topology_yaml(preset: str = DEFAULT_PRESET, schema_folder: Path = SCHEMA_FOLDER) -> str:

@@ -22,7 +22,7 @@ Action = Callable[..., None]
 
 
 class SimulationError(ValueError):
-    """What was to be simulated cannot end, or has no meaning; says which figure to change."""
+    """The error that a simulation cannot end, or has no meaning; it says which figure to change."""
 
 
 class Engine:
@@ -31,7 +31,7 @@ class Engine:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.num_actions = 0
-        """That ran."""
+        """The number of actions that ran."""
         self._heap: list[tuple[float, int, Action, tuple[object, ...]]] = []
         self._sequence = 0
 
@@ -61,7 +61,7 @@ class Server:
     """One server and its queue. Call it in the order of arrivals."""
 
     free_s: float = 0.0
-    """From when on it can take new work."""
+    """Seconds of the clock from which on the server can take new work."""
 
     def serve(
         self, first_s: float, last_s: float, work_s: float, piece_s: float

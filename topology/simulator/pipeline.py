@@ -1,4 +1,4 @@
-"""Pipeline parallel training: 1F1B, plain and interleaved, over stages that links of any kind join.
+"""The simulation of pipeline parallel training: 1F1B, plain and interleaved, over any links.
 
 Pure.
 
@@ -29,18 +29,18 @@ class Stage:
     """One stage: all parts of the model that it holds together."""
 
     forward_s: float
-    """Of one micro-batch."""
+    """Seconds of the forward pass of one micro-batch."""
     backward_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLink:
-    """What joins two neighbours, each direction alike; the last stage's leads to the first."""
+    """The link to the next stage, both directions alike; the last stage's leads to the first."""
 
     message_s: float = 0.0
-    """That one micro-batch's activations, or gradients, keep it busy."""
+    """Seconds that one micro-batch's activations, or gradients, keep the link busy."""
     delay_s: float = 0.0
-    """One way."""
+    """Seconds of delay, one way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Block:
     is_forward: bool
     micro_batch: int
     part: int
-    """Of the stage's own, from 0."""
+    """The part of the model that it goes through, counted from 0 within the stage."""
 
 
 @dataclass(slots=True)
@@ -59,13 +59,14 @@ class PipelineTime:
 
     step_s: float
     busy_s: list[float] = field(default_factory=list)
-    """That each stage computed."""
+    """Seconds that each stage computed."""
     gradients_s: list[list[float]] = field(default_factory=list)
-    """By stage and part: when the last micro-batch's backward pass over it has ended."""
+    """Seconds, by stage and part, at which the last micro-batch's backward pass over it has
+    ended."""
 
     @property
     def bubble(self) -> float:
-        """Share of the stages' time in which they had nothing to do."""
+        """The share of the stages' time in which they had nothing to do."""
         return 1 - sum(self.busy_s) / (len(self.busy_s) * self.step_s)
 
 
@@ -137,7 +138,7 @@ class _Pipeline:
         self._links = links
         self._num_parts = num_parts
         self._wires = [(Server(), Server()) for _ in links]
-        """Forwards and backwards."""
+        """The servers of each link, forwards and backwards."""
         self._orders = [
             one_f_one_b(len(stages), index, num_micro_batches, num_parts)
             for index in range(len(stages))
@@ -148,7 +149,7 @@ class _Pipeline:
             {Block(True, each, 0) for each in range(num_micro_batches)} if index == 0 else set()
             for index in range(len(stages))
         ]
-        """What each stage has received."""
+        """The blocks' inputs that each stage has received."""
         self._gradients_s = [[0.0] * num_parts for _ in stages]
 
     def run(self) -> PipelineTime:

@@ -1,4 +1,4 @@
-"""What a simulation takes beside the job and its topology. Pure.
+"""The settings of a simulation, beside the job and its topology. Pure.
 
 - Stragglers: ranks that compute longer than they should, drawn step by step. The numbers come from
   SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014), so a
@@ -30,7 +30,7 @@ DISTRIBUTIONS = ("exponential", "lognormal", "uniform")
 
 
 class Chance:
-    """A stream of numbers."""
+    """A stream of random numbers."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed & _MASK
@@ -50,10 +50,10 @@ class Chance:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """How much longer a rank computes in a step than it should, step by step and rank by rank."""
+    """The random delays of ranks, step by step and rank by rank."""
 
     distribution: str
-    """One of DISTRIBUTIONS: of the factor by which compute is longer.
+    """The distribution, one of DISTRIBUTIONS, of the factor by which compute is longer.
 
     `exponential`: 1 + x, x of mean `spread`. `uniform`: 1 to 1 + `spread`. `lognormal`: of median
     1, `spread` is the deviation of its logarithm; a rank may be faster too.
@@ -82,17 +82,17 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outages:
-    """How often sites fail, and how long it takes to go on.
+    """The frequency of sites' failures (exponential), and the time that recovery takes.
 
     Times between failures are exponential.
     """
 
     mtbf_s: float
-    """Of one site: mean time between its failures."""
+    """Mean seconds between two failures of one site."""
     recovery_s: float
-    """From a failure until all sites compute again."""
+    """Seconds from a failure until all sites compute again."""
     checkpoint_every: int = 1
-    """Steps. What was done since the last checkpoint is done again."""
+    """Steps between two checkpoints. What was done since the last one is done again."""
 
     def __post_init__(self) -> None:
         if not self.mtbf_s > 0 or self.recovery_s < 0 or self.checkpoint_every < 1:
@@ -107,27 +107,27 @@ class Outage:
     """One failure, and what it undid."""
 
     at_s: float
-    """Since the simulation began."""
+    """Seconds since the simulation began."""
     until_s: float
     site: str
     lost_steps: int
-    """That were done, and are done again."""
+    """Number of steps that were done, and are done again."""
 
 
 BUCKETS_MAX = 256
-"""Of a model, about: more of them tell nothing that a picture could show."""
+"""The most buckets of a model, about: more of them tell nothing that a picture could show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """How seldom sites exchange."""
+    """The rounds of local steps: how seldom sites exchange."""
 
     steps: int
-    """H, between two exchanges of the same fragment."""
+    """Steps H between two exchanges of the same fragment."""
     fragments: int = 1
-    """P, of equal size."""
+    """The number P of fragments, which have equal size."""
     overlap_steps: int = 0
-    """tau, that a result may come later."""
+    """Steps tau by which a result may come later."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -187,16 +187,16 @@ def fragment_buckets(
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """What of a step's work belongs to rounds.
+    """The part of a step's work that belongs to rounds.
 
     Buckets are those that cross in a round, all fragments'.
     """
 
     rounds: Rounds
     owners: tuple[int, ...]
-    """Of each bucket: its fragment."""
+    """The fragment of each bucket."""
     gather_s: tuple[tuple[float, ...], ...]
-    """By site and bucket: what its result takes inside the site."""
+    """Seconds that a bucket's result takes inside the site, by site and bucket."""
 
     def due(self) -> dict[int, tuple[int, ...]]:
         """Return the buckets that leave at the end of a step, by its number in a round, from 0."""
@@ -217,37 +217,39 @@ class RoundWork:
 
 
 SHARINGS = ("fifo", "fair")
-"""How flows share a link: one after another in the order of buckets, or as many at once as there
-are connections, each with its max-min fair share (topology/simulator/wan_links.py)."""
+"""The ways in which flows share a link: one after another in the order of buckets, or as many at
+once as there are connections, each with its max-min fair share
+(topology/simulator/wan_links.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a job is simulated."""
+    """The settings of how a job is simulated."""
 
     steps: int = 20
-    """That are done at the end, whatever was lost meanwhile."""
+    """Number of steps that are done at the end, whatever was lost meanwhile."""
     seed: int = 0
-    """Of stragglers and outages: the same seed gives the same times on every machine."""
+    """The seed of stragglers and outages: the same seed gives the same times on every machine."""
     sharing: str = "fifo"
     """One of SHARINGS."""
     slow_start: bool | None = None
-    """TCP starts slowly after a pause; None: where there are packets
+    """Whether TCP starts slowly after a pause; None: where there are packets
     (topology.model.wire_load)."""
     ratio: float | None = None
     """Encoded bytes for each byte of float32; None: as codecs usually come to
     (topology.codec_costs)."""
     gateways_take_time: bool = True
-    """False: encoding, decoding and sending cost gateways nothing."""
+    """Whether gateways take time; False: encoding, decoding and sending cost nothing."""
     stragglers: Stragglers | None = None
     outages: Outages | None = None
     changes: tuple[TimedChange, ...] = ()
-    """Of links, by time since the beginning: rates, delays, cuts, and ends of them
+    """The changes of links, by time since the beginning: rates, delays, cuts, and ends of them
     (topology.faults.script)."""
     rounds: Rounds | None = None
-    """Sites exchange parameters once a round; None: gradients in every step."""
+    """The rounds in which sites exchange parameters; None: gradients in every step."""
     reuse_steps: bool = True
-    """Steps that repeat themselves are not simulated again (topology/simulator/training.py)."""
+    """Whether steps that repeat themselves are not simulated again
+    (topology/simulator/training.py)."""
 
     def __post_init__(self) -> None:
         if self.sharing not in SHARINGS:
@@ -274,7 +276,7 @@ class Settings:
         return self.reuse_steps and self.stragglers is None and not self.changes
 
     def in_words(self) -> list[str]:
-        """Return for people what of it is not usual."""
+        """Return for people the settings that are not usual."""
         words = []
         if self.rounds is not None:
             words.append(self.rounds.in_words())

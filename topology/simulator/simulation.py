@@ -1,4 +1,4 @@
-"""One simulated run: its steps, what they put on the links, and what failures cost. Pure."""
+"""One simulated run: its steps, their load on the links, and the cost of failures. Pure."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from topology.simulator.wan_links import Hop, require_simulated
 from topology.world import Topology
 
 STUCK_MAX = 1000
-"""Failures without a step that is kept: then it never ends."""
+"""Failures in a row without a step that is kept, after which a run counts as endless."""
 FIRST_KEPT = 3
-"""Steps whose buckets are always kept: sites/worker/step_records.py."""
+"""The number of first steps whose buckets are always kept: sites/worker/step_records.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """What one step puts on a directed link; of rounds, in the mean."""
+    """The load that one step puts on a directed link; of rounds, in the mean."""
 
     source: str
     target: str
     sent_bytes: float
-    """Frames and their headers."""
+    """Bytes of frames and their headers."""
     raw_bytes: float
-    """float32 bytes of the chunks in them."""
+    """Bytes in float32 of the chunks in them."""
     busy_s: float
-    """At the link's rate, headers of packets included."""
+    """Seconds at the link's rate, headers of packets included."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """A run that was not made."""
+    """A simulated run."""
 
     work: StepWork
     steps: tuple[Step, ...]
-    """Those that count in the end, in order. Buckets only where the job keeps timelines."""
+    """The steps that count in the end, in order. Buckets only where the job keeps timelines."""
     links: tuple[LinkLoad, ...]
-    """Those that carry something, a step."""
+    """The load of a step on each link that carries something."""
     outages: tuple[Outage, ...]
     changes: tuple[TimedChange, ...]
-    """Of links, that were made before it ended."""
+    """The changes of links that were made before the run ended."""
     num_actions: int
-    """That were simulated."""
+    """The number of actions that were simulated."""
 
     @property
     def wall_s(self) -> float:
-        """From the beginning to the last site's end."""
+        """The seconds from the beginning to the last site's end."""
         return max(site.end_s for site in self.steps[-1])
 
     @property
     def goodput(self) -> float:
-        """Share of the wall time in which steps were made that count."""
+        """The share of the wall time in which steps were made that count."""
         lost_s = sum(each.until_s - each.at_s for each in self.outages)
         made_s = math.fsum(
             max(site.end_s for site in step) - min(site.begin_s for site in step)
@@ -73,7 +73,7 @@ class SimulatedRun:
 
     @property
     def mean_step_s(self) -> float:
-        """Over all sites and steps."""
+        """The mean seconds of a step over all sites and steps."""
         sites = range(len(self.work.sites))
         return math.fsum(self.step_s(site) for site in sites) / len(sites)
 
@@ -172,7 +172,7 @@ def _hops(work: StepWork, tree: int) -> Iterator[Hop]:
 
 
 class _Made:
-    """Makes steps until enough count."""
+    """The maker of steps, until enough count."""
 
     def __init__(self, job: Job, work: StepWork, settings: Settings) -> None:
         self._every = job.timeline_every
@@ -182,13 +182,13 @@ class _Made:
         self._failures = Chance(~settings.seed)
         self._training: Training | LocalTraining | None = None
         self._before = 0
-        """Actions of trainings that a failure ended."""
+        """The number of actions of trainings that a failure ended."""
         self._made: list[tuple[Step, float]] = []
         self._making = self._train()
 
     @property
     def num_actions(self) -> int:
-        """That were simulated."""
+        """The number of actions that were simulated."""
         return self._before + (self._training.num_actions if self._training else 0)
 
     def run(self) -> tuple[list[Step], list[Outage]]:

@@ -1,4 +1,4 @@
-"""A job on a topology, cut into what is simulated: each site's step in time, each bucket in flows.
+"""A job's step cut into what is simulated: each site's work, and each bucket's flows.
 
 Pure.
 
@@ -59,13 +59,13 @@ class Segment:
     """A part of a bucket that crosses as one flow."""
 
     tree: int
-    """By its index in the plan; 0 in a gather."""
+    """The index of the tree in the plan; 0 in a gather."""
     raw_bytes: float
     wire_bytes: float
     granule: float
-    """What crosses before the next site can go on, of the segment: 0 to 1."""
+    """Share of the segment that crosses before the next site can go on, 0 to 1."""
     codec: str
-    """Of its tree."""
+    """The codec of the segment's tree."""
 
 
 def segments_of(
@@ -117,11 +117,11 @@ def _flows(turns: Iterable[tuple[int, int]], abreast: int) -> Iterator[tuple[int
 
 @dataclass(frozen=True, slots=True)
 class GatewayCost:
-    """What a site's gateways take, all together, each with a core for its codecs."""
+    """The cost of a site's gateways, all together, each with a core for its codecs."""
 
     num_gateways: float
-    """0: they take no time. Where the fullest one has more than its part, as many as that makes of
-    them."""
+    """The number of gateways; 0: they take no time. Where the fullest one has more than its part,
+    as many as that makes of them."""
 
     def coding_s(self, segment: Segment, encoded: float, decoded: float) -> tuple[float, float]:
         """Return the CPU seconds to encode and decode a segment so many times."""
@@ -139,29 +139,30 @@ class GatewayCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteWork:
-    """What one site does in a step."""
+    """The work of one site in a step."""
 
     name: str
     ready_s: tuple[float, ...]
-    """Of each bucket: since the step began, without stragglers."""
+    """Seconds since the step began at which each bucket is ready, without stragglers."""
     compute_s: float
-    """Until the last backward pass has ended."""
+    """Seconds until the last backward pass has ended."""
     scatter_s: tuple[float, ...]
-    """Of each bucket: its reduction inside the site."""
+    """Seconds of each bucket's reduction inside the site."""
     gather_s: tuple[float, ...]
-    """Of each bucket: what follows inside the site once it is back."""
+    """Seconds of each bucket inside the site once it is back."""
     lanes: tuple[int, ...]
-    """Of each bucket: whose ranks' these are. Of one lane, buckets go one after another."""
+    """The lane of each bucket: the ranks that it belongs to. Buckets of one lane go one after
+    another."""
     tail_s: float = 0.0
-    """After all that, before the next step: the optimizer, where it takes time."""
+    """Seconds after all that, before the next step: the optimizer, where it takes time."""
     num_ranks: int
     tokens: float
-    """A step."""
+    """Tokens of a step."""
     gateway: GatewayCost
 
     @property
     def num_lanes(self) -> int:
-        """Groups of ranks that reduce side by side."""
+        """The number of groups of ranks that reduce side by side."""
         return max(self.lanes) + 1
 
     def alone_s(self, factor: float, *, is_serial: bool) -> tuple[float, float]:
@@ -216,20 +217,20 @@ def trainer_work(
 
 
 _SETTLED = 4
-"""Times as many micro-batches as stages: from then on each further one takes what the slowest stage
+"""Ratio of micro-batches to stages from which on each further one takes what the slowest stage
 does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """How one site cuts the model, and what its step is without any other site."""
+    """The cut of the model in one site, and its step without any other site."""
 
     site: str
     degrees: Degrees
     step: StepTime
-    """By the closed form."""
+    """The step by the closed form."""
     pipeline: PipelineTime
-    """Simulated: all micro-batches through all stages."""
+    """The simulated pipeline: all micro-batches through all stages."""
 
 
 def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ...]:
@@ -394,7 +395,7 @@ def _layers_done(
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """All that a step is."""
+    """The work of a step at all sites."""
 
     topology: Topology
     plan: ReductionPlan
@@ -403,21 +404,22 @@ class StepWork:
     sites: tuple[SiteWork, ...]
     buckets: tuple[Bucket, ...]
     segments: tuple[tuple[Segment, ...], ...]
-    """Of each bucket."""
+    """The segments of each bucket."""
     has_packets: bool
     first_window_bytes: float | None
     num_abreast: int
-    """Chunks that are side by side on every link, at most."""
+    """The most chunks that are side by side on any link."""
     granules_of_links: Mapping[Hop, float]
-    """How many times that on each directed link, on the average."""
+    """The mean ratio of chunks side by side on each directed link to `num_abreast`."""
     inside: tuple[Inside, ...] = ()
-    """Of each site, where the job describes its model."""
+    """The inside of each site, where the job describes its model."""
     rounds: RoundWork | None = None
-    """None: all buckets cross in every step. Else sites' own work has other buckets than these."""
+    """The work of rounds; None: all buckets cross in every step. Else sites' own work has other
+    buckets than these."""
 
     @property
     def round_steps(self) -> int:
-        """Steps in which each bucket crosses once."""
+        """The number of steps in which each bucket crosses once."""
         return 1 if self.rounds is None else self.rounds.rounds.steps
 
     def exchanged(self, steps: int) -> float:
@@ -426,7 +428,7 @@ class StepWork:
 
     @property
     def frame_share(self) -> float:
-        """Of the bytes on the wire, what gateways count: frames without headers of packets."""
+        """The share of the bytes on the wire that gateways count: all but headers of packets."""
         return 1 / PACKET_FACTOR if self.has_packets else 1.0
 
 

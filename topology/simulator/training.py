@@ -1,4 +1,4 @@
-"""Sites that take step after step, each at its own pace as far as the exchange lets it. Pure.
+"""Simulated training: sites take step after step, each as fast as the exchange lets it. Pure.
 
 `Training` exchanges gradients in every step. A site's step begins when the gradients of the one
 before are in place, as in sites/trainer/modelled.py. Buckets leave as backward makes them
@@ -39,13 +39,13 @@ class BucketTimes:
     """One bucket's way at one site, in seconds since the simulation began."""
 
     index: int
-    """Of the step work's buckets."""
+    """The bucket's index among those of the step work."""
     submitted_s: float
     posted_s: float
     reduced_s: float
     finished_s: float
     wait_s: float
-    """Until the last other site had posted its part."""
+    """Seconds until the last other site had posted its part."""
 
     def later(self, shift_s: float) -> BucketTimes:
         """Return the same, some seconds later."""
@@ -77,10 +77,11 @@ def parts_of(
 
 
 REPEATS = 1e-9
-"""Of a step: rounding."""
+"""Share of a step by which offsets may differ and count as the same: rounding."""
 _ALIKE_ROUNDS = 2
 _PERIOD_MAX = 16
-"""Rounds; of more than one step, fewer: sites that settle do so within some exchanges."""
+"""The most rounds of a period; with several steps a round, fewer: sites settle within some
+exchanges."""
 _PERIOD_STEPS_MAX = 64
 
 
@@ -93,7 +94,7 @@ class SiteStep:
     end_s: float
     parts: StepParts
     buckets: tuple[BucketTimes, ...] | None
-    """Those that left in it; None where nobody keeps them."""
+    """The times of the buckets that left in the step; None where nobody keeps them."""
 
     def later(self, shift_s: float) -> SiteStep:
         """Return the same, some seconds later."""
@@ -172,11 +173,11 @@ class _Open:
     reduced_s: list[float | None]
     finished_s: list[float]
     num_gathering: int = 0
-    """Buckets whose all-gather has begun, the first ones."""
+    """The number of buckets whose all-gather has begun, the first ones."""
 
 
 class _Simulated:
-    """What both kinds of training share: the clock, links and gateways, and steps that ended."""
+    """The base of both kinds of training: the clock, links and gateways, and steps that ended."""
 
     def __init__(self, work: StepWork, settings: Settings, chance: Chance) -> None:
         """Let all sites begin at 0; `chance` is stragglers'."""
@@ -187,9 +188,9 @@ class _Simulated:
         self._network = changing_network(self._engine, work, settings)
         self._gateways = [Server() for _ in work.sites]
         self._exchanges: dict[int, StepExchange] = {}
-        """By step."""
+        """The exchanges by step."""
         self._ended: dict[int, dict[int, SiteStep]] = {}
-        """By step and site."""
+        """The ended steps, by step and site."""
 
     @property
     def num_actions(self) -> int:
@@ -235,9 +236,9 @@ class Training(_Simulated):
         self._gather = [[Server() for _ in range(site.num_lanes)] for site in work.sites]
         self._num_begun = [0] * len(work.sites)
         self._open: dict[tuple[int, int], _Open] = {}
-        """By step and site."""
+        """The open steps, by step and site."""
         self._posted_s: dict[int, list[list[float]]] = {}
-        """By step, site and bucket."""
+        """Seconds at which buckets were posted, by step, site and bucket."""
 
     def steps(self) -> Iterator[tuple[Step, float]]:
         """Yield step after step, each with how much later it is than it says."""
@@ -335,13 +336,13 @@ class _Made:
     begin_s: float
     computed_s: float
     done_s: float
-    """Its own work."""
+    """Seconds of the clock at which the step's own work is done."""
     end_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Sent:
-    """Buckets that left a site at the end of one step."""
+    """The buckets that left a site at the end of one step."""
 
     posted_s: float
     reduced_s: dict[int, float] = field(default_factory=dict)
@@ -364,20 +365,20 @@ class _Sent:
 
 
 class _Site:
-    """What one site has begun, and has not told yet."""
+    """The steps that one site has begun, and has not told yet."""
 
     def __init__(self) -> None:
         self.gather = Server()
         self.opened: _Made | None = None
-        """The step that it is in."""
+        """The step that the site is in."""
         self.is_done = False
-        """With that step's own work."""
+        """Whether that step's own work is done."""
         self.closed: deque[_Made] = deque()
-        """Steps that have ended, and whose buckets may still be under way."""
+        """The steps that have ended, and whose buckets may still be under way."""
         self.sent: dict[int, _Sent] = {}
-        """By step; those that a step that is not told yet may have waited for."""
+        """The sent buckets by step; those that a step that is not told yet may have waited for."""
         self.missing: dict[int, int] = {}
-        """By step: buckets that are not back."""
+        """The number of buckets that are not back, by step."""
 
 
 class LocalTraining(_Simulated):
@@ -391,9 +392,9 @@ class LocalTraining(_Simulated):
         self._due = work.rounds.due()
         self._sites = [_Site() for _ in work.sites]
         self._posted_s: dict[int, float] = {}
-        """By step: when the last site so far sent its buckets."""
+        """Seconds at which the last site so far sent its buckets, by step."""
         self._num_back: dict[int, int] = {}
-        """By step: sites that have all of it."""
+        """The number of sites that have all of it, by step."""
 
     def steps(self) -> Iterator[tuple[Step, float]]:
         """Yield step after step, each with how much later it is than it says."""

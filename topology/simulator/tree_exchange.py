@@ -1,4 +1,4 @@
-"""One step's buckets on their way up and down the trees of a plan, or from all to all. Pure.
+"""The exchange of one step's buckets, up and down a plan's trees or from all to all. Pure.
 
 A site sends a segment's sum on once its own part and those of its children are there; the root's
 result goes down the same tree. A site's gateways encode what they send up and, at the root, the
@@ -17,18 +17,19 @@ from topology.simulator.step_work import Segment, StepWork
 from topology.simulator.wan_links import Flow, Network
 
 Reduced = Callable[[int, int], None]
-"""Called with site and bucket when all of a bucket's sum is there."""
+"""A function that is called with site and bucket when all of a bucket's sum is there."""
 Arrive = Callable[[int, int, int, float], None]
-"""Called with site, bucket, segment, and the time at which its last granule is there."""
+"""A function that is called with site, bucket, segment, and the time at which its last granule is
+there."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """One segment at one site, on its way up; in a gather, its way in."""
+    """One segment's sum at one site, on its way up; in a gather, its way in."""
 
     num_missing: int
     first_s: float = 0.0
-    """When the first granule of all parts so far is there."""
+    """Seconds at which the first granule of all parts so far is there."""
     last_s: float = 0.0
 
 
@@ -58,7 +59,7 @@ class StepExchange:
             [tree.children(site) for site in range(work.plan.num_sites)] for tree in work.plan.trees
         ]
         self._sums: dict[tuple[int, int, int], _Sum] = {}
-        """By bucket, segment and site."""
+        """The sums by bucket, segment and site."""
         self._missing = [
             [len(segments) for segments in work.segments] for _ in range(work.plan.num_sites)
         ]

@@ -41,10 +41,10 @@ from topology.simulator.step_work import StepWork
 from topology.world import Link, Site
 
 Key = tuple[int, int, int]
-"""Step, bucket, segment."""
+"""The step, bucket and segment of a flow: lower keys go first."""
 Deliver = Callable[[int, int, int, float], None]
-"""Called when the first granule has arrived: with the site that has it, bucket, segment, and the
-time at which the last granule will have arrived."""
+"""A function that is called when the first granule has arrived: with the site that has it, bucket,
+segment, and the time at which the last granule will have arrived."""
 
 
 @dataclass(slots=True)
@@ -52,12 +52,13 @@ class Flow:
     """Bytes that go over a link together; of the same ones to several sites, one is enough."""
 
     key: Key
-    """Lower ones go first."""
+    """The key that orders flows; lower ones go first."""
     num_bytes: float
-    """On the wire."""
+    """Bytes on the wire."""
     granule_bytes: float
     last_s: float
-    """When the last of it is there to be sent; the first is when it is given to the link."""
+    """Seconds at which the last of it is there to be sent; the first is when it is given to the
+    link."""
     deliver: Deliver
 
 
@@ -88,16 +89,16 @@ class FifoLink:
         self._waiting: list[tuple[Key, int, Flow]] = []
         self._num_sent = 0
         self._free_s = float("-inf")
-        """When what it sends now has left, or when it last sent something."""
+        """Seconds at which what it sends now has left, or when it last sent something."""
         self._is_cut = False
         self._will_look = False
-        """Something waits, and an action looks at it once the link is free."""
+        """Whether something waits and an action will look at it once the link is free."""
         self._window_bytes = first_window_bytes
-        """With which the latest burst began."""
+        """Bytes of the window with which the latest burst began."""
         self._ramp_bytes = self._ramp()
-        """After so many, the window fills the link."""
+        """Bytes of a burst after which the window fills the link."""
         self._grown_bytes = 0.0
-        """Sent since then."""
+        """Bytes sent since the latest burst began."""
 
     def send(self, flow: Flow) -> None:
         """Take a flow whose first granule is there."""
@@ -186,7 +187,7 @@ class FifoLink:
 
 
 _DONE = 1e-9
-"""Of a flow's bytes: what rounding leaves."""
+"""Bytes of a flow below which it counts as sent: what rounding leaves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +201,7 @@ class _Active:
 
 
 class FairNetwork:
-    """Resources, and the flows on them."""
+    """The resources, and the flows on them."""
 
     def __init__(
         self, engine: Engine, bytes_per_s: Mapping[Hashable, float], num_abreast: int
@@ -307,7 +308,7 @@ Hop = tuple[int, int]
 
 
 class Network:
-    """Sends flows between neighbours."""
+    """The network of all links: it sends flows between neighbours."""
 
     def __init__(self, engine: Engine, work: StepWork, *, is_fair: bool) -> None:
         """Make every link of the topology; flows share links if `is_fair`."""

@@ -1,1 +1,1 @@
-"""YAML as plain values with their places, and every mistake said at its place."""
+"""The YAML reader: plain values with their places, and every mistake told at its place."""

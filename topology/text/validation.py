@@ -30,7 +30,7 @@ from topology.text.yaml_document import Document, Path
 from topology.units import Quantity
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"
-"""Names become folders and labels."""
+"""The pattern of names, which become folders and labels."""
 
 
 class Strict(BaseModel):
@@ -40,7 +40,7 @@ class Strict(BaseModel):
 
 
 class KeyedError(ValueError):
-    """What is wrong with a mapping as a whole, to be told at one of its keys."""
+    """The error of a mapping as a whole, to be told at one of its keys."""
 
     def __init__(self, key: str, message: str) -> None:
         super().__init__(message)
@@ -175,7 +175,7 @@ _WANTED = {
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
 }
-"""By pydantic's error type."""
+"""The expected value in words, by pydantic's error type."""
 
 _BOUNDS = {
     "greater_than": ("more than", "gt"),

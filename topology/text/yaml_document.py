@@ -1,4 +1,4 @@
-"""A YAML text as plain values, with the place of each: the ground on which mistakes are located.
+"""A YAML text as plain values, each with its place, so that mistakes can be located.
 
 What a plain (unquoted) YAML scalar means: numbers, true and false, nothing, else text.
 
@@ -32,16 +32,17 @@ Path = tuple[str | int, ...]
 """The keys and positions from the root to a value."""
 
 LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-"""What PyYAML counts as one."""
+"""The line breaks that PyYAML counts."""
 
 
 _SAID_CHARACTERS = 400
-"""Of a message or a path: names are quoted back, and may be as long as the file."""
+"""The most characters of a message or a path: names are quoted back, and may be as long as the
+file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value or key stands. Line 0: in no text, as an override."""
+    """The place of a value or key. Line 0: in no text, as an override."""
 
     source: str
     line: int
@@ -63,7 +64,7 @@ class Document:
         self.places: dict[Path, Place] = {}
         self.key_places: dict[Path, Place] = {}
         self.refused: set[Path] = set()
-        """Values that are wrong as YAML: what they would mean is not looked at."""
+        """The paths of values that are wrong as YAML: what they would mean is not looked at."""
         self._lines = LINE_BREAK.split(text)
 
     def add(self, path: Path, message: str, *, at_key: bool = False) -> None:
@@ -203,12 +204,12 @@ def read_document(text: str, source: str) -> Document:
 
 
 class _Composer(yaml.SafeLoader):
-    """Nodes with marks; depth and number limited while they are made. Constructs nothing."""
+    """The composer of nodes with marks; it limits depth and number, and constructs nothing."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.tagged: set[int] = set()
-        """`id` of each node that carries a tag of its own."""
+        """The `id` of each node that carries a tag of its own."""
         self._depth = 0
         self._num_nodes = 0
 
@@ -225,7 +226,7 @@ class _Composer(yaml.SafeLoader):
 
 
 class _Conversion:
-    """Nodes to values, every mistake on the way told to the document."""
+    """The conversion of nodes to values, every mistake on the way told to the document."""
 
     def __init__(self, document: Document, tagged: set[int]) -> None:
         self._document = document
@@ -341,7 +342,7 @@ _PLAINER = {
     "found unexpected end of stream": "the text ends within quotes",
     "second occurrence": "the same anchor (&) is defined twice",
 }
-"""What PyYAML says, and what a reader understands."""
+"""PyYAML's messages, and words for them that a reader understands."""
 
 
 def _syntax_message(error: yaml.MarkedYAMLError) -> str:

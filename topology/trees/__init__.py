@@ -1,1 +1,1 @@
-"""Along which links gradients are summed, and with which codecs. Pure."""
+"""The trees along which gradients are summed, and their codecs. Pure."""

@@ -1,4 +1,4 @@
-"""Which codec the chunks of a tree travel as, where links have codecs of their own. Pure.
+"""The codec of each tree's chunks, where links have codecs of their own. Pure.
 
 A result's bytes are one and the same on all edges of its tree, and a gather's part is decoded by
 all: that is what makes all sites' results bit-identical. So a codec belongs to a tree, not to a
@@ -21,8 +21,8 @@ from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
 _WHOLE = 1 << 12
-"""A chunk of float32, in the units that sizes are compared in: those with exact ratios are
-whole."""
+"""The size of a float32 chunk in the units that sizes are compared in: exact ratios give whole
+numbers."""
 
 
 def codec_between(exchange: Exchange, one: str, other: str) -> str:

@@ -1,4 +1,4 @@
-"""How much trees can carry together: a linear program over spanning trees, solved by HiGHS.
+"""The packing of spanning trees that carries most together: a linear program, solved by HiGHS.
 
 Maximise the sum of x_T over spanning trees T, so that the trees over each edge carry no more than
 its rate: sum of x_T over T with e in T <= c_e. A chunk crosses each edge of its tree once up and
@@ -25,23 +25,26 @@ from topology.trees.shapes import rooted
 from topology.trees.trees import TREES_MAX, WEIGHT_MAX, Tree
 
 EDGES_MAX = 120
-"""Of the program: all between 16 sites. An optimum has as many trees as edges at most."""
+"""The most edges of the program: all between 16 sites. An optimum has as many trees as edges at
+most."""
 ENOUGH = 0.995
-"""Of the optimum. The last half percent takes as long as all before it, and rounding to whole
-weights loses as much."""
+"""Share of the optimum that is good enough. The last half percent takes as long as all before it,
+and rounding to whole weights loses as much."""
 PERIOD_MAX = 256
-"""Of all weights together. Few, so that few chunks are already shared out right."""
+"""The most that all weights together come to. Few, so that few chunks are already shared out
+right."""
 NEAR_ENOUGH = 1.01
-"""Of the busiest link's time: whole weights may make it so many times as long."""
+"""Ratio by which whole weights may lengthen the busiest link's time."""
 _LEAST_SHARE = 1e-6
-"""Of the optimum: a tree that carries less carries nothing."""
+"""Share of the optimum below which a tree counts as carrying nothing."""
 
 EdgeSet = tuple[Edge, ...]
-"""A spanning tree, its edges in ascending order."""
+"""The edges of a spanning tree, in ascending order."""
 _Prices = Mapping[Edge, float]
 _Loads = Mapping[Edge, int]
 _Pricer = Callable[[int, _Prices, _Loads], EdgeSet | None]
-"""(sites, price of each edge, loads) -> the cheapest tree of its kind; None where there is none."""
+"""A function from the number of sites, the price of each edge and the loads to the cheapest tree of
+its kind; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,10 @@ class Packing:
     """Spanning trees, and how much per second each carries when they share the links best."""
 
     bytes_per_s: float
-    """Of all trees together: the optimum. In chunks of the unit of `Pairs.loads`, where there are
-    any."""
+    """Bytes per second of all trees together: the optimum. In chunks of the unit of `Pairs.loads`,
+    where there are any."""
     trees: tuple[tuple[EdgeSet, float], ...]
-    """In ascending order; none carries nothing."""
+    """The trees and their rates, in ascending order; none carries nothing."""
 
 
 def pack_trees(pairs: Pairs) -> Packing:

@@ -1,4 +1,4 @@
-"""The WAN as trees see it: pairs of sites that reach each other, and what both directions can do.
+"""The WAN as trees see it: pairs of sites that reach each other, with the slower direction's rate.
 
 A tree uses an edge both ways alike: as many bytes as go up come down. So the slower direction is
 what counts. All figures are integers: sums of floats may differ between Python's versions, sums of
@@ -16,7 +16,7 @@ from topology.trees.link_codecs import loads_of
 from topology.world import Topology
 
 Edge = tuple[int, int]
-"""Two sites, the lower index first."""
+"""The indices of two sites, the lower one first."""
 
 
 def edge(one: int, other: int) -> Edge:
@@ -26,20 +26,20 @@ def edge(one: int, other: int) -> Edge:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The edges between `names`; missing where there are not links both ways."""
+    """The edges between the sites `names`; missing where there are not links both ways."""
 
     names: tuple[str, ...]
     bytes_per_s: Mapping[Edge, int]
-    """Of the slower direction, 1 at least; in ascending order of the edges."""
+    """Bytes per second of the slower direction, 1 at least; in ascending order of the edges."""
     rtt_ns: Mapping[Edge, int]
-    """There and back again."""
+    """Nanoseconds there and back again."""
     loads: Mapping[Edge, int] = field(default_factory=dict)
-    """Of a chunk, by the edge's codec: bytes in some unit. A tree has the least of its edges'
+    """Bytes of a chunk by the edge's codec, in some unit. A tree has the least of its edges'
     (topology.trees.link_codecs). Empty: all are alike, and the unit is that of `bytes_per_s`."""
 
     @property
     def num_sites(self) -> int:
-        """Sites of the topology."""
+        """The number of sites of the topology."""
         return len(self.names)
 
     def rate(self, one: int, other: int) -> int:

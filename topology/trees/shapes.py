@@ -154,10 +154,10 @@ def delays_ns(pairs: Pairs, tree: Tree) -> tuple[int, int]:
 
 
 NEAR_RATIO = 2
-"""Far is at least so many times near: round trips closer together than that make no groups."""
+"""Ratio of far to near round trips, at least: those closer together make no groups."""
 
 Groups = tuple[tuple[int, ...], ...]
-"""Each site in exactly one of them."""
+"""The groups of sites by index; each site is in exactly one of them."""
 
 
 def groups_by_delay(pairs: Pairs) -> Groups:

@@ -11,9 +11,9 @@ from math import gcd
 from topology.errors import ConfigError
 
 TREES_MAX = 128
-"""Of one plan: all that five sites have, and three more."""
+"""The most trees of one plan: all that five sites have, and three more."""
 WEIGHT_MAX = 100
-"""Of one tree. With TREES_MAX it bounds the turns that a plan writes down."""
+"""The largest weight of one tree. With TREES_MAX it bounds the turns that a plan writes down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Tree:
     root: int
     parent: Mapping[int, int]
     weight: int = 1
-    """Share of the chunks, relative to the other trees: whole, so that all sites count alike."""
+    """The tree's share of the chunks, relative to the other trees: whole, so that all sites count
+    alike."""
 
     def children(self, site: int) -> tuple[int, ...]:
         """Return the sites that send their sums to `site`, in ascending order."""
@@ -41,11 +42,12 @@ class ReductionPlan:
 
     num_sites: int
     trees: tuple[Tree, ...]
-    """Empty: gather. Each site sends its encoded chunk to all others; each sums in site order."""
+    """The trees; empty: gather. Each site sends its encoded chunk to all others; each sums in site
+    order."""
     why: str
-    """A line or two for people."""
+    """The reason for the plan in a line or two, for people."""
     turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Which tree carries a chunk, turn by turn; then from the beginning."""
+    """The tree that carries a chunk, turn by turn; then from the beginning."""
 
     def __post_init__(self) -> None:
         weights = [tree.weight for tree in self.trees]
