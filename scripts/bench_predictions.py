@@ -36,7 +36,7 @@ from topology.simulator.simulation import simulate
 
 MODEL = Model(layers=24, heads=4, width=64, context=64)
 SEQUENCES = 8
-"""Of a rank, on average."""
+"""Sequences of a rank, on average."""
 TIMEOUT_S = 300.0
 KNOWN = ("cubic", "reno", "bbr")
 """Congestion controls that a topology may name."""
@@ -50,7 +50,7 @@ class Scenario:
 
     name: str
     speeds: tuple[float, ...]
-    """Of the sites a, b, ..., one rank each."""
+    """Relative speeds of the sites a, b, ..., which have one rank each."""
     links: Links
     codec: str = "fp32"
     shares: tuple[int, ...] | None = None

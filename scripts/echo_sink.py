@@ -8,7 +8,7 @@ import threading
 import time
 
 DEADLINE_S = 60.0
-"""Of every wait for a connection."""
+"""How long each wait for a connection may last."""
 PIECE = bytes(256 << 10)
 """What is sent where bytes are counted: it does not start with `p`."""
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 INPUT_BYTES_MAX = 4096
 _OURS = ("orchestrator", "protos", "sites", "topology")
 _MEASURED = 16
-"""Of so many inputs, the memory of one is measured."""
+"""The memory of one input in so many is measured."""
 
 
 def main(argv: list[str]) -> int:
