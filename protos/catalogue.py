@@ -17,7 +17,6 @@ class ExitCode(IntEnum):
     UNREACHABLE = 4
     TIMED_OUT = 5
     CANCELLED = 6
-    PARTIAL = 7
     REFUSED = 8
     INTERNAL = 70
 

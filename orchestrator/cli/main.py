@@ -103,7 +103,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit status: 0 ok, 1 the job failed, 2 usage or configuration, 3 preflight, "
-    "4 unreachable, 5 timed out, 6 cancelled, 7 partial, 8 refused, 70 our bug, 130 interrupted. "
+    "4 unreachable, 5 timed out, 6 cancelled, 8 refused, 70 our bug, 130 interrupted. "
     "Every command takes --json.",
 )
 @click.option(
