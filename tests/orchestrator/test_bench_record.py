@@ -85,7 +85,7 @@ def test_settings_have_a_row_with_their_figures() -> None:
 def test_what_is_not_measured_is_a_dash() -> None:
     shown = rendered(an_interrupted_bench())
     rows = [line.split() for line in shown.splitlines() if line.startswith("80ms")]
-    assert rows[0][2:] == ["-", "-", "-", "-", "-", "-", "0"]
+    assert rows[0][2:] == ["-", "-", "-", "-", "-", "-", "0", "-", "-"]
 
 
 def test_before_the_first_repeat_there_is_nothing_to_tabulate() -> None:

@@ -261,13 +261,13 @@ def test_a_sweep_is_drawn_over_both_axes(tmp_path: Path) -> None:
     bench = read_bench(record_bench(tmp_path) / BENCH)
     text = page_of(benches=(bench,))
     checked(text)
-    for title in ("Efficiency over RTT", "Efficiency over bandwidth", "Predicted against measured"):
+    for title in ("Efficiency over RTT", "Efficiency over bandwidth", "Every setting", "Links"):
         assert f"<h3>{title}" in text
     assert "5ms RTT, 1Gbit/s, fp32" in text
-    assert "not measured yet" in text
+    assert "11 of 12" in text
     assert "RANK_KILLED" in text
     written = markdown([], [bench])
-    assert "5ms RTT, 1Gbit/s, fp32" in written
+    assert "| 5ms | 1Gbit/s | fp32 |" in written
     assert "+1.9%" in text
     assert "+1.9%" in written
 
@@ -290,7 +290,7 @@ def test_a_benchmark_that_has_measured_nothing(tmp_path: Path) -> None:
     text = page_of(benches=(empty,))
     checked(text)
     assert "No setting has a complete repeat" in text
-    assert "not measured yet" in markdown([], [empty])
+    assert "Links" not in markdown([], [empty])
 
 
 def test_the_longest_runs_are_read_in_bounds() -> None:

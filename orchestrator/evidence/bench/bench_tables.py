@@ -18,7 +18,7 @@ from orchestrator.evidence.bench.allreduce_bench import (
 from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import Bench, Interval, Setting
 from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable
+from orchestrator.evidence.view.fitting_table import Column, FittingTable, told
 from orchestrator.evidence.view.formats import UNKNOWN
 
 T = TypeVar("T")
@@ -53,13 +53,13 @@ class BenchTables:
         if all(each.result is None for each in settings):
             yield Text("no repeat is complete yet")
             return
-        yield _efficiency(settings, plus_minus)
+        yield FittingTable(setting_columns(settings, plus_minus))
         yield Text("\nwhere a step's time went", style="bold")
-        yield _split(settings)
-        links = _links(settings, arrow)
-        if links is not None:
+        yield FittingTable(split_columns(settings))
+        links = link_columns(settings, arrow)
+        if told(links):
             yield Text("\nlinks, a step", style="bold")
-            yield links
+            yield FittingTable(links)
 
 
 def _scaling_heading(bench: Bench) -> Text:
@@ -85,25 +85,27 @@ def _emulators(used: Iterable[str]) -> str:
     return "; ".join(EMULATORS.get(name, formats.words(name)) for name in sorted(set(used)))
 
 
-def _efficiency(settings: Sequence[Setting], plus_minus: str) -> FittingTable:
+def setting_columns(settings: Sequence[Setting], plus_minus: str = "±") -> list[Column]:
+    """Return a row a setting: what it reached, and what was predicted."""
     results = [each.result for each in settings]
     predicted = [None if each is None else each.predicted for each in results]
     repeats = ["0" if each is None else str(len(each.efficiency.values)) for each in results]
-    return FittingTable(
-        [
-            *setting_columns(settings),
-            _column("efficiency", results, lambda each: _interval(each.efficiency, plus_minus)),
-            _column("predicted", predicted, lambda each: f"{each.efficiency:.3f}"),
-            _column("tokens/s", results, lambda each: formats.count(each.tokens_per_s.mean)),
-            _column("step", results, lambda each: formats.duration(each.step_s.mean)),
-            _column("predicted", predicted, lambda each: formats.duration(each.step_s)),
-            _column("deviation", predicted, lambda each: f"{each.deviation:+.1%}"),
-            Column("repeats", repeats),
-        ]
-    )
+    return [
+        *swept_columns(settings),
+        _column("efficiency", results, lambda each: _interval(each.efficiency, plus_minus)),
+        _column("predicted", predicted, lambda each: f"{each.efficiency:.3f}"),
+        _column("tokens/s", results, lambda each: formats.count(each.tokens_per_s.mean)),
+        _column("step", results, lambda each: formats.duration(each.step_s.mean)),
+        _column("predicted", predicted, lambda each: formats.duration(each.step_s)),
+        _column("deviation", predicted, lambda each: f"{each.deviation:+.1%}"),
+        Column("repeats", repeats),
+        _column("predicted compute", predicted, lambda each: formats.duration(each.compute_s)),
+        _column("exchange", predicted, lambda each: formats.duration(each.exchange_s)),
+    ]
 
 
-def _split(settings: Sequence[Setting]) -> FittingTable:
+def split_columns(settings: Sequence[Setting]) -> list[Column]:
+    """Return a row a setting: the shares of a step, and the times that are no part of it."""
     results = [each.result for each in settings]
 
     def share(key: str, heading: str) -> Column:
@@ -112,40 +114,35 @@ def _split(settings: Sequence[Setting]) -> FittingTable:
     def time(key: str, heading: str) -> Column:
         return _column(heading, results, lambda each: formats.duration(getattr(each.split, key)))
 
-    return FittingTable(
-        [
-            *setting_columns(settings),
-            *(share(key, heading) for key, heading in _SHARES.items()),
-            *(time(key, heading) for key, heading in _BESIDE.items()),
-        ]
-    )
+    return [
+        *swept_columns(settings),
+        *(share(key, heading) for key, heading in _SHARES.items()),
+        *(time(key, heading) for key, heading in _BESIDE.items()),
+    ]
 
 
-def _links(settings: Sequence[Setting], arrow: str) -> FittingTable | None:
-    """Return one row a setting and link; nothing where there are no links with figures."""
+def link_columns(settings: Sequence[Setting], arrow: str = "→") -> list[Column]:
+    """Return a row a setting and directed link: configured, and what the steps made of it."""
     rows = [
         (setting, link)
         for setting in settings
         if setting.result is not None
         for link in setting.result.links
     ]
-    if not rows:
-        return None
     links = [link for _, link in rows]
-    return FittingTable(
-        [
-            *setting_columns([setting for setting, _ in rows]),
-            Column("link", [formats.way(e.source, e.target, arrow) for e in links], is_text=True),
-            _column("rate", links, lambda link: formats.rate(link.bytes_per_s)),
-            _column("RTT", links, lambda link: formats.duration(link.rtt_s)),
-            _column("bytes", links, lambda link: formats.size(link.bytes_per_step)),
-            _column("use", links, lambda link: formats.percent(link.utilisation)),
-            _column("egress, 1e9 tokens", links, lambda link: _usd(link.egress_usd_per_1e9_tokens)),
-        ]
-    )
+    return [
+        *swept_columns([setting for setting, _ in rows]),
+        Column("link", [formats.way(e.source, e.target, arrow) for e in links], is_text=True),
+        _column("rate", links, lambda link: formats.rate(link.bytes_per_s)),
+        _column("RTT", links, lambda link: formats.duration(link.rtt_s)),
+        _column("loss", links, lambda link: formats.share(link.loss) if link.loss else UNKNOWN),
+        _column("bytes", links, lambda link: formats.size(link.bytes_per_step)),
+        _column("use", links, lambda link: formats.percent(link.utilisation)),
+        _column("egress, 1e9 tokens", links, lambda link: _usd(link.egress_usd_per_1e9_tokens)),
+    ]
 
 
-def setting_columns(settings: Sequence[Setting | Point]) -> list[Column]:
+def swept_columns(settings: Sequence[Setting | Point]) -> list[Column]:
     """Return a column for each swept path, under its last word where that says which."""
     paths = list(settings[0].overrides) if settings else []
     last = [path.rpartition(".")[2] for path in paths]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.evidence.bench.bench_tables import link_columns, setting_columns, split_columns
 from orchestrator.evidence.record.bench_record import Bench, Interval, Result, Setting
 from orchestrator.evidence.report.charts import (
     Bar,
@@ -20,7 +21,6 @@ from orchestrator.evidence.report.charts import (
     rounded,
 )
 from orchestrator.evidence.report.html import (
-    Grid,
     Markup,
     element,
     figure,
@@ -30,12 +30,11 @@ from orchestrator.evidence.report.html import (
     tiles,
 )
 from orchestrator.evidence.report.run_facts import PARTS
-from orchestrator.evidence.report.run_page import split_figure
+from orchestrator.evidence.report.run_page import split_section
 from orchestrator.evidence.report.wording import PART_CLASSES
 from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, columns_of, told
 from topology.units import UnitError, parse_duration, parse_rate
-
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +52,6 @@ AXES = (
     Axis("rtt", "RTT", parse_duration, formats.duration),
     Axis("bandwidth", "bandwidth", parse_rate, formats.rate),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Efficiency over an axis, all else the same."""
-
-    name: str
-    measured: tuple[Point, ...]
-    intervals: tuple[tuple[float, float, float], ...]
-    predicted: tuple[Point, ...]
-    """As the topology's figures let expect."""
 
 
 def asked(bench: Bench) -> str:
@@ -111,84 +99,7 @@ def headline(bench: Bench) -> list[tuple[str, str, str]]:
     ]
 
 
-def settings_grid(bench: Bench) -> Grid:
-    """Return each setting's figures."""
-    headings = ["setting", "efficiency", "95 %", "tokens/s", "step", "compute", "inside site"]
-    headings += ["WAN, exposed", "waiting", "egress, 10⁹ tokens"]
-    rows = []
-    for setting in bench.settings:
-        result = setting.result
-        if result is None:
-            rows.append([name_of(setting), "not measured yet", *[""] * (len(headings) - 2)])
-            continue
-        shares = [result.shares.get(part) for part in ("compute", "intra", "exposed_inter", "wait")]
-        rows.append(
-            [
-                name_of(setting),
-                formats.percent(result.efficiency.mean),
-                within(result.efficiency),
-                formats.count(result.tokens_per_s.mean),
-                formats.duration(result.step_s.mean),
-                *(formats.show(share, formats.percent) for share in shares),
-                _egress(result),
-            ]
-        )
-    return Grid(headings, rows).told()
-
-
-def predicted_grid(bench: Bench) -> Grid:
-    """Return steps as predicted and as measured, of the settings that have both."""
-    rows = [
-        [
-            name_of(setting),
-            formats.percent(result.efficiency.mean),
-            formats.percent(predicted.efficiency),
-            formats.duration(result.step_s.mean),
-            formats.duration(predicted.step_s),
-            f"{predicted.deviation * 100:+.1f}%",
-            formats.duration(predicted.compute_s),
-            formats.duration(predicted.exchange_s),
-        ]
-        for setting in bench.settings
-        if (result := setting.result) and (predicted := result.predicted)
-    ]
-    headings = [
-        "setting",
-        "efficiency",
-        "predicted",
-        "step",
-        "predicted",
-        "deviation",
-        "predicted compute",
-        "and exchange, if unhidden",
-    ]
-    return Grid(headings, rows)
-
-
-def links_grid(bench: Bench) -> Grid:
-    """Return what each directed link carried, a setting."""
-    rows = [
-        [
-            name_of(setting),
-            f"{link.source} → {link.target}",
-            formats.rate(link.bytes_per_s),
-            formats.duration(link.rtt_s),
-            formats.share(link.loss) if link.loss else "0",
-            formats.size(link.bytes_per_step),
-            formats.percent(link.utilisation),
-            formats.dollars(link.egress_usd_per_1e9_tokens)
-            if link.egress_usd_per_1e9_tokens
-            else "-",
-        ]
-        for setting in bench.settings
-        if setting.result
-        for link in setting.result.links
-    ]
-    headings = ["setting", "link", "bandwidth", "RTT", "loss", "sent a step", "utilisation"]
-    return Grid([*headings, "egress, 10⁹ tokens"], rows, num_text=2).told()
-
-
-def failures_grid(bench: Bench) -> Grid:
+def failure_columns(bench: Bench) -> list[Column]:
     """Return the runs that gave no figures, and why."""
     rows = [
         [name_of(setting), run.run_id, run.site or "all sites", run.failed.code, run.failed.message]
@@ -196,42 +107,7 @@ def failures_grid(bench: Bench) -> Grid:
         for run in setting.runs
         if run.failed
     ]
-    return Grid(["setting", "run", "of", "code", "why"], rows, num_text=5)
-
-
-def curves(bench: Bench, axis: Axis) -> list[Curve]:
-    """Return efficiency over an axis, a curve for each combination of the other values.
-
-    Empty unless exactly one --sweep runs over it, with two values or more.
-    """
-    paths = [
-        sweep.path
-        for sweep in bench.question.sweeps
-        if sweep.path.split(".")[-1] == axis.key and len(sweep.values) > 1
-    ]
-    if len(paths) != 1:
-        return []
-    groups: dict[str, list[tuple[float, Result]]] = {}
-    for setting in bench.settings:
-        rest = {path: value for path, value in setting.overrides.items() if path != paths[0]}
-        try:
-            x = axis.parse(setting.overrides[paths[0]])
-        except (UnitError, KeyError):
-            return []
-        if setting.result is not None and x > 0:
-            groups.setdefault(_name(rest) or "measured", []).append((x, setting.result))
-    return [_curve(name, sorted(found, key=lambda pair: pair[0])) for name, found in groups.items()]
-
-
-def _curve(name: str, found: list[tuple[float, Result]]) -> Curve:
-    intervals = [
-        (x, result.efficiency.mean - half, result.efficiency.mean + half)
-        for x, result in found
-        if (half := result.efficiency.half_width) is not None
-    ]
-    predicted = [(x, result.predicted.efficiency) for x, result in found if result.predicted]
-    measured = [(x, result.efficiency.mean) for x, result in found]
-    return Curve(name, tuple(measured), tuple(intervals), tuple(predicted))
+    return columns_of(["setting", "run", "of", "code", "why"], rows, num_text=5)
 
 
 def name_of(setting: Setting) -> str:
@@ -275,39 +151,46 @@ _COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
 def bench_article(bench: Bench, level: str = "h2") -> Markup:
     """Return everything about one benchmark."""
     done = [(each, each.result) for each in bench.settings if each.result is not None]
-    failures = failures_grid(bench)
+    failures, links = failure_columns(bench), link_columns(bench.settings)
     body: list[Markup | None] = [missing("No setting has a complete repeat yet.")]
     if done:
         body = [
             tiles(headline(bench)),
             *(_efficiency(bench, axis) for axis in AXES),
-            section("Every setting", table(settings_grid(bench))),
+            section("Every setting", table(setting_columns(bench.settings))),
             _split(done),
-            _predicted(bench),
-            section("Links", table(links_grid(bench))),
+            section("Links", table(links)) if told(links) else None,
         ]
     return element(
         "article",
         element(level, f"{bench.name}: scaling efficiency"),
         element("p", asked(bench), class_="meta"),
         *body,
-        section("Runs that failed", table(failures)) if failures.rows else None,
+        section("Runs that failed", table(failures)) if told(failures) else None,
     )
 
 
 def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
-    drawn = curves(bench, axis)
-    if not drawn:
+    """Draw efficiency over an axis, a curve for each combination of the other values."""
+    groups = _over(bench, axis)
+    if not groups:
         return None
     series: list[Series] = []
-    for index, curve in enumerate(drawn):
+    rows: list[list[str]] = []
+    for index, (name, found) in enumerate(groups.items()):
         colour = _COLOURS[index % len(_COLOURS)]
-        if len(curve.predicted) > 1:
-            series.append(Series("", colour, curve.predicted, dashed=True))
-        end = formats.percent(curve.measured[-1][1])
-        series.append(
-            Series(curve.name, colour, curve.measured, end, dots=True, intervals=curve.intervals)
-        )
+        predicted = [(x, each.predicted.efficiency) for x, each in found if each.predicted]
+        if len(predicted) > 1:
+            series.append(Series("", colour, predicted, dashed=True))
+        measured = [(x, each.efficiency.mean) for x, each in found]
+        intervals = [
+            (x, each.efficiency.mean - half, each.efficiency.mean + half)
+            for x, each in found
+            if (half := each.efficiency.half_width) is not None
+        ]
+        end = formats.percent(measured[-1][1])
+        series.append(Series(name, colour, measured, end, dots=True, intervals=intervals))
+        rows += [[name, axis.text(x), formats.percent(y)] for x, y in measured]
     values = [y for each in series for _, y in each.points]
     lows = [low for each in series for _, low, _ in each.intervals]
     highs = [high for each in series for _, _, high in each.intervals]
@@ -321,16 +204,35 @@ def _efficiency(bench: Bench, axis: Axis) -> Markup | None:
         y_text=lambda y: f"{y * 100:g}%",
         series=series,
     )
-    rows = [
-        [curve.name, axis.text(x), formats.percent(y)] for curve in drawn for x, y in curve.measured
-    ]
     note = "One repeat says nothing about its interval."
     if lows:
         note = "Vertical lines are 95 % intervals of the mean over repeats."
-    if any(curve.predicted for curve in drawn):
+    if any(each.dashed for each in series):
         note += " Dashed: as predicted."
-    behind = table(Grid(["setting", axis.words, "efficiency"], rows))
+    behind = table(columns_of(["setting", axis.words, "efficiency"], rows))
     return section(f"Efficiency over {axis.words}", figure(line_chart(spec), behind, note=note))
+
+
+def _over(bench: Bench, axis: Axis) -> dict[str, list[tuple[float, Result]]]:
+    """Return results in the order of an axis, by the other values.
+
+    Empty unless exactly one --sweep runs over it, with two values or more.
+    """
+    paths = [
+        sweep.path
+        for sweep in bench.question.sweeps
+        if sweep.path.split(".")[-1] == axis.key and len(sweep.values) > 1
+    ]
+    groups: dict[str, list[tuple[float, Result]]] = {}
+    for setting in bench.settings if len(paths) == 1 else ():
+        rest = {path: value for path, value in setting.overrides.items() if path != paths[0]}
+        try:
+            x = axis.parse(setting.overrides[paths[0]])
+        except (UnitError, KeyError):
+            return {}
+        if setting.result is not None and x > 0:
+            groups.setdefault(_name(rest) or "measured", []).append((x, setting.result))
+    return {name: sorted(found, key=lambda pair: pair[0]) for name, found in groups.items()}
 
 
 def _split(done: Sequence[tuple[Setting, Result]]) -> Markup:
@@ -343,18 +245,9 @@ def _split(done: Sequence[tuple[Setting, Result]]) -> Markup:
             ],
             Segment("wan", "WAN, hidden", each.split.hidden_inter_s),
         )
-        for setting, each in done
+        for setting, each in done[:_MAX_BARS]
     ]
     note = "The mean over sites and measured steps. The thin line took no time: backward hid it."
-    if len(bars) > _MAX_BARS:
-        note += f" The first {_MAX_BARS} of {len(bars)} settings are drawn, the table has all."
-    return section("Where the time of a step went", split_figure(bars, note, limit=_MAX_BARS))
-
-
-def _predicted(bench: Bench) -> Markup:
-    grid = predicted_grid(bench)
-    if not grid.rows:
-        words = "Nothing was predicted: that takes modelled compute and the trainer that ships."
-        return section("Predicted against measured", missing(words))
-    lead = "What the topology's figures alone let expect, beside what was measured."
-    return section("Predicted against measured", table(grid), lead=lead)
+    if len(done) > _MAX_BARS:
+        note += f" The first {_MAX_BARS} of {len(done)} settings are drawn, the table has all."
+    return split_section(bars, split_columns([setting for setting, _ in done]), note)

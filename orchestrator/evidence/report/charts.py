@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from orchestrator.evidence.record.step_timelines import Bucket, SiteTimeline, Span, StepTimeline
 from orchestrator.evidence.report.html import (
-    Grid,
     Markup,
     chart,
     element,
@@ -24,6 +23,7 @@ from orchestrator.evidence.report.html import (
     words_at,
 )
 from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import columns_of
 from protos import metrics
 
 
@@ -353,7 +353,7 @@ def gantt_table(step: StepTimeline) -> Markup:
         "reduced, ms",
         "finished, ms",
     ]
-    return table(Grid(headings, rows, num_text=2), caption=f"Timeline of step {step.step}")
+    return table(columns_of(headings, rows, num_text=2), f"Timeline of step {step.step}")
 
 
 def _axis(scale: Scale, bottom_px: float) -> list[Markup]:

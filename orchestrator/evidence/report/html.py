@@ -6,10 +6,9 @@ What is not markup is escaped, for names come from YAML and from the wire.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
-from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, told
 
 
 class Markup(str):
@@ -76,25 +75,6 @@ def percent(share: float) -> str:
     return f"{_number(share * 100)}%"
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table: headings, rows, and how many columns from the left are words."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    num_text: int = 1
-
-    def told(self) -> Grid:
-        """Return the table without columns of figures that no row knows."""
-        kept = [
-            at
-            for at in range(len(self.headings))
-            if at < self.num_text or any(row[at] not in {formats.UNKNOWN, ""} for row in self.rows)
-        ]
-        rows = [[row[at] for at in kept] for row in self.rows]
-        return Grid([self.headings[at] for at in kept], rows, self.num_text)
-
-
 def section(title: str, *children: Child, lead: str | None = None) -> Markup:
     """Return a section with its heading, and a sentence under it."""
     return element(
@@ -105,26 +85,27 @@ def section(title: str, *children: Child, lead: str | None = None) -> Markup:
     )
 
 
-def table(grid: Grid, caption: str = "") -> Markup:
-    """Return a table, whose first column names its row.
+def table(columns: Sequence[Column], caption: str = "") -> Markup:
+    """Return a table of the columns that are told; the first one names its row.
 
     It scrolls by itself where it is wider than the page.
     """
-    kinds = [None if at < grid.num_text else "n" for at in range(len(grid.headings))]
+    columns = told(columns)
+    kinds = [None if each.is_text else "n" for each in columns]
     head = [
-        element("th", words, scope="col", class_=kind)
-        for words, kind in zip(grid.headings, kinds, strict=True)
+        element("th", each.heading, scope="col", class_=kind)
+        for each, kind in zip(columns, kinds, strict=True)
     ]
     body = [
         element(
             "tr",
-            element("th", row[0], scope="row"),
+            element("th", name, scope="row"),
             *(
                 element("td", cell, class_=kind)
-                for cell, kind in zip(row[1:], kinds[1:], strict=True)
+                for cell, kind in zip(cells, kinds[1:], strict=True)
             ),
         )
-        for row in grid.rows
+        for name, *cells in zip(*(each.cells for each in columns), strict=True)
     ]
     drawn = element(
         "table",

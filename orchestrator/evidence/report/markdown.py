@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from orchestrator.evidence.bench.bench_tables import link_columns, setting_columns, split_columns
 from orchestrator.evidence.record.bench_record import Bench
 from orchestrator.evidence.report import bench_page, wording
-from orchestrator.evidence.report.html import Grid, text_of
+from orchestrator.evidence.report.html import text_of
 from orchestrator.evidence.report.run_facts import RunFacts
 from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, columns_of, told
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&])")
 
@@ -18,7 +20,7 @@ def markdown(runs: Sequence[RunFacts], benches: Sequence[Bench]) -> str:
     """Return the report; what came from elsewhere is escaped."""
     parts: list[str] = []
     if len(runs) > 1:
-        parts += ["# Side by side", _grid(wording.comparison_grid(runs))]
+        parts += ["# Side by side", _table(wording.comparison(runs))]
     for run in runs:
         parts += _run(run)
     for bench in benches:
@@ -33,15 +35,15 @@ def _run(facts: RunFacts) -> list[str]:
         parts.append(f"**{_words(facts.reason_code)}** {_words(facts.reason)}")
     parts += [f"Not shown: {_words(gap)}." for gap in facts.gaps]
     parts.append(_headline(wording.headline(facts)))
-    parts += ["## Where the time of a step went", _grid(wording.split_grid(facts))]
+    parts += ["## Where the time of a step went", _table(wording.split_columns(facts.sites))]
     if facts.links:
-        parts += ["## Links", _grid(wording.links_grid(facts))]
+        parts += ["## Links", _table(wording.link_columns(facts))]
     parts += ["## Timeline of a step", _timelines(facts)]
     if facts.evaluations:
         rows = [[str(step), formats.loss(loss)] for step, loss in facts.evaluations]
-        parts += ["## Held-out loss", _grid(Grid(["step", "loss"], rows, num_text=0))]
+        parts += ["## Held-out loss", _table(columns_of(["step", "loss"], rows, num_text=0))]
     if facts.faults:
-        parts += ["## Faults", _grid(wording.faults_grid(facts))]
+        parts += ["## Faults", _table(wording.fault_columns(facts))]
     if plan := wording.plan_lines(facts):
         parts += ["## The plan", "\n".join(f"- {name}: {_words(words)}" for name, words in plan)]
     return parts
@@ -64,20 +66,20 @@ def _timelines(facts: RunFacts) -> str:
         for name, site in step.sites.items()
     ]
     headings = ["step", "site", "all", "forward and backward", "waited after backward", "buckets"]
-    return _grid(Grid(headings, rows, num_text=2))
+    return _table(columns_of(headings, rows, num_text=2))
 
 
 def _bench(bench: Bench) -> list[str]:
     parts = [f"# {_words(bench.name)}: scaling efficiency", _words(bench_page.asked(bench))]
-    grids = {
-        "Every setting": bench_page.settings_grid(bench),
-        "Predicted against measured": bench_page.predicted_grid(bench),
-        "Links": bench_page.links_grid(bench),
-        "Runs that failed": bench_page.failures_grid(bench),
+    tables = {
+        "Every setting": setting_columns(bench.settings),
+        "Where the time of a step went": split_columns(bench.settings),
+        "Links": link_columns(bench.settings),
+        "Runs that failed": bench_page.failure_columns(bench),
     }
-    for title, grid in grids.items():
-        if grid.rows:
-            parts += [f"## {title}", _grid(grid)]
+    for title, columns in tables.items():
+        if told(columns):
+            parts += [f"## {title}", _table(columns)]
     return parts
 
 
@@ -88,12 +90,12 @@ def _headline(entries: Sequence[tuple[str, str, str]]) -> str:
     )
 
 
-def _grid(grid: Grid) -> str:
-    rule = ["---" if at < grid.num_text else "--:" for at in range(len(grid.headings))]
+def _table(columns: Sequence[Column]) -> str:
+    columns = told(columns)
     lines = [
-        [_words(each) for each in grid.headings],
-        rule,
-        *([_words(cell) for cell in row] for row in grid.rows),
+        [_words(each.heading) for each in columns],
+        ["---" if each.is_text else "--:" for each in columns],
+        *(map(_words, cells) for cells in zip(*(each.cells for each in columns), strict=True)),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from orchestrator.evidence.record.step_timelines import typical
@@ -21,7 +22,6 @@ from orchestrator.evidence.report.charts import (
     stacked_bars,
 )
 from orchestrator.evidence.report.html import (
-    Grid,
     Markup,
     element,
     figure,
@@ -37,6 +37,7 @@ from orchestrator.evidence.report.run_facts import PARTS, RunFacts, SiteFacts
 from orchestrator.evidence.report.sitemap import site_map
 from orchestrator.evidence.report.wording import PART_CLASSES
 from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, columns_of
 
 _COLOURS = 6
 """Line colours of the style sheet; more lines than that use them again."""
@@ -60,7 +61,11 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
         tiles(headline) if (headline := wording.headline(facts)) else None,
         join(*(missing(f"Not shown: {gap}.") for gap in facts.gaps)),
         _places(facts),
-        _split(facts.sites),
+        _split(
+            facts.sites,
+            "The mean of each site's steps. The thin line is WAN time that backward hid: it took "
+            "no time.",
+        ),
         _timeline(facts, prefix),
         _losses(facts),
         _faults(facts),
@@ -72,34 +77,32 @@ def run_article(facts: RunFacts, prefix: str, level: str = "h2") -> Markup:
 def comparison(runs: Sequence[RunFacts]) -> Markup:
     """Return several runs side by side: their figures, splits and curves."""
     names = wording.labels(runs)
-    bars = [
-        _bar(name, slowest)
+    slowest = [
+        dataclasses.replace(site, site=name)
         for name, run in zip(names, runs, strict=True)
-        if (slowest := _slowest(run)) is not None
+        if (site := _slowest(run)) is not None
     ]
     curves = [
         Series(name, f"c{index % _COLOURS}", run.losses, formats.loss(run.losses[-1][1]))
         for index, (name, run) in enumerate(zip(names, runs, strict=True))
         if run.losses
     ]
-    split: Markup = missing("No run has told the time of a step.")
-    if bars:
-        split = split_figure(bars, "The mean step of each run's slowest site.")
     return element(
         "article",
         element("h2", "Side by side"),
-        table(wording.comparison_grid(runs)),
-        section("Where the time of a step went", split),
+        table(wording.comparison(runs)),
+        _split(slowest, "The mean step of each run's slowest site."),
         section("Training loss", _curves(curves, [], "Training loss over steps, a line a run")),
     )
 
 
-def split_figure(bars: Sequence[Bar], note: str, limit: int | None = None) -> Markup:
-    """Return bars of where steps went, with their key; the table behind has more than `limit`."""
-    drawing = stacked_bars("Where the time of a step went", bars[:limit])
+def split_section(bars: Sequence[Bar], behind: Sequence[Column], note: str) -> Markup:
+    """Return bars of where steps went, with their key, and the same in a table."""
+    title = "Where the time of a step went"
+    drawing = stacked_bars(title, bars)
     entries = {PART_CLASSES[part]: name for part, name in PARTS.items()}
     colours = key({**entries, "wan thin": "WAN, hidden behind compute"})
-    return figure(drawing, _bars_table(bars), key=colours, note=note)
+    return section(title, figure(drawing, table(behind), key=colours, note=note))
 
 
 def _reason(facts: RunFacts) -> Markup | None:
@@ -113,7 +116,7 @@ def _reason(facts: RunFacts) -> Markup | None:
 
 
 def _places(facts: RunFacts) -> Markup:
-    links = table(wording.links_grid(facts), "Directed links, over the whole run")
+    links = table(wording.link_columns(facts), "Directed links, over the whole run")
     if len(facts.sites) < 2:
         return section("Sites and links", missing("One site: there are no links."))
     return section(
@@ -125,45 +128,28 @@ def _places(facts: RunFacts) -> Markup:
     )
 
 
-def _split(sites: Sequence[SiteFacts]) -> Markup:
-    title = "Where the time of a step went"
-    bars = [_bar(site.site, site) for site in sites if site.step_s]
-    if not bars:
-        return section(title, missing("No site has told the time of a step."))
-    note = (
-        "The mean of each site's steps. The thin line is WAN time that backward hid: "
-        "it took no time."
-    )
-    return section(title, split_figure(bars, note))
-
-
-def _bar(name: str, site: SiteFacts) -> Bar:
-    segments = [
-        Segment(PART_CLASSES[part], PARTS[part], value_s) for part, value_s in site.parts_s.items()
+def _split(sites: Sequence[SiteFacts], note: str) -> Markup:
+    told = [site for site in sites if site.step_s]
+    if not told:
+        words = "No site has told the time of a step."
+        return section("Where the time of a step went", missing(words))
+    bars = [
+        Bar(
+            site.site,
+            [
+                Segment(PART_CLASSES[part], PARTS[part], spent_s)
+                for part, spent_s in site.parts_s.items()
+            ],
+            Segment("wan", "WAN, hidden", site.hidden_inter_s or 0.0),
+        )
+        for site in told
     ]
-    return Bar(name, segments, Segment("wan", "WAN, hidden", site.hidden_inter_s or 0.0))
+    return split_section(bars, wording.split_columns(told), note)
 
 
 def _slowest(run: RunFacts) -> SiteFacts | None:
     told = [site for site in run.sites if site.step_s]
     return max(told, key=lambda site: site.step_s or 0.0, default=None)
-
-
-def _bars_table(bars: Sequence[Bar]) -> Markup:
-    headings = ["", "step", *PARTS.values(), "WAN, hidden"]
-    rows = [
-        [
-            bar.name,
-            formats.duration(bar.total_s),
-            *(
-                f"{formats.duration(part.value_s)} ({formats.share(part.value_s / bar.total_s)})"
-                for part in bar.segments
-            ),
-            formats.duration(bar.hidden.value_s) if bar.hidden else formats.UNKNOWN,
-        ]
-        for bar in bars
-    ]
-    return table(Grid(headings, rows))
 
 
 def _timeline(facts: RunFacts, prefix: str) -> Markup:
@@ -246,7 +232,7 @@ def _curves(series: Sequence[Series], marks: Sequence[Mark], label: str) -> Mark
     )
     rows = [[each.name, f"{x:g}", formats.loss(y)] for each in series for x, y in _few(each.points)]
     note = "The dotted lines are the numbered faults below." if marks else ""
-    return figure(line_chart(spec), table(Grid(["curve", "step", "loss"], rows)), note=note)
+    return figure(line_chart(spec), table(columns_of(["curve", "step", "loss"], rows)), note=note)
 
 
 def _few(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -262,7 +248,7 @@ def _faults(facts: RunFacts) -> Markup | None:
         "Changes that were made to the emulated WAN, switches to other trees, "
         "and what the run ended of."
     )
-    return section("Faults", table(wording.faults_grid(facts)), lead=lead)
+    return section("Faults", table(wording.fault_columns(facts)), lead=lead)
 
 
 def _plan(facts: RunFacts) -> Markup:

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.evidence.report.html import Grid
-from orchestrator.evidence.report.run_facts import PARTS, RunFacts
+from orchestrator.evidence.report.run_facts import PARTS, RunFacts, SiteFacts
 from orchestrator.evidence.view import formats
+from orchestrator.evidence.view.fitting_table import Column, columns_of
 from orchestrator.evidence.view.formats import show
 from protos import metrics
 
@@ -106,7 +106,7 @@ def headline(facts: RunFacts) -> list[tuple[str, str, str]]:
     return [entry for entry in found if entry[1] != formats.UNKNOWN]
 
 
-def split_grid(facts: RunFacts) -> Grid:
+def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
     """Return where each site's step went."""
     headings = ["site", "tokens/s", "step", *PARTS.values(), "WAN, hidden", "encode", "decode"]
     rows = [
@@ -124,12 +124,12 @@ def split_grid(facts: RunFacts) -> Grid:
             show(site.encode_s, formats.duration),
             show(site.decode_s, formats.duration),
         ]
-        for site in facts.sites
+        for site in sites
     ]
-    return Grid(headings, rows).told()
+    return columns_of(headings, rows)
 
 
-def links_grid(facts: RunFacts) -> Grid:
+def link_columns(facts: RunFacts) -> list[Column]:
     """Return every directed link: configured, and what was measured."""
     headings = ["link", "configured", "throughput", "use", "busy", "sent", "ratio"]
     headings += ["RTT", "RTT, set", "lost", "dropped", "egress"]
@@ -150,7 +150,7 @@ def links_grid(facts: RunFacts) -> Grid:
         ]
         for link in facts.links
     ]
-    return Grid(headings, rows).told()
+    return columns_of(headings, rows)
 
 
 def _codecs(of_trees: tuple[str, ...]) -> str:
@@ -211,7 +211,7 @@ def _wan(facts: RunFacts) -> str:
     return f"{about}. {facts.emulator_note}" if facts.emulator_note else about
 
 
-def faults_grid(facts: RunFacts) -> Grid:
+def fault_columns(facts: RunFacts) -> list[Column]:
     """Return what was done to the run, in the order of the marks on the curves."""
     rows = [
         [
@@ -223,10 +223,10 @@ def faults_grid(facts: RunFacts) -> Grid:
         ]
         for number, fault in enumerate(facts.faults, start=1)
     ]
-    return Grid(["mark", "what", "where", "after", "step"], rows, num_text=3)
+    return columns_of(["mark", "what", "where", "after", "step"], rows, num_text=3)
 
 
-def comparison_grid(runs: Sequence[RunFacts]) -> Grid:
+def comparison(runs: Sequence[RunFacts]) -> list[Column]:
     """Return the runs beside each other, a row a figure."""
     plans = [dict(plan_lines(run)) for run in runs]
     rows = [
@@ -245,8 +245,8 @@ def comparison_grid(runs: Sequence[RunFacts]) -> Grid:
             for name in ("reduction", "codec", "schedule", "compute")
         ),
     ]
-    told = [row for row in rows if any(cell != formats.UNKNOWN for cell in row[1:])]
-    return Grid(["", *labels(runs)], told)
+    known = [row for row in rows if any(cell != formats.UNKNOWN for cell in row[1:])]
+    return columns_of(["", *labels(runs)], known)
 
 
 def labels(runs: Sequence[RunFacts]) -> list[str]:

@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from orchestrator.documents import Pair
-from orchestrator.evidence.bench.bench_tables import setting_columns
+from orchestrator.evidence.bench.bench_tables import swept_columns
 from orchestrator.evidence.bench.scaling import RUNS, by_themselves, predict, result_of, together
 from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import (
@@ -186,7 +186,7 @@ def _inside(rows: Sequence[tuple[Point, Inside]]) -> FittingTable:
     has_stages = [inside.degrees.pipeline > 1 for _, inside in rows]
     return FittingTable(
         [
-            *setting_columns([point for point, _ in rows]),
+            *swept_columns([point for point, _ in rows]),
             Column("site", [formats.words(inside.site) for _, inside in rows], is_text=True),
             Column("micro-batches", [str(inside.step.num_micro_batches) for _, inside in rows]),
             Column("passes", seconds("pipeline_s")),
@@ -217,7 +217,7 @@ def _goodput(made: Rows) -> FittingTable:
     runs = [run for _, run in made]
     return FittingTable(
         [
-            *setting_columns([point for point, _ in made]),
+            *swept_columns([point for point, _ in made]),
             Column("wall time", [formats.duration(run.wall_s) for run in runs]),
             Column("failures", [str(len(run.outages)) for run in runs]),
             Column(

@@ -1,4 +1,7 @@
-"""Tables of sites and links, without lines: they need no more than ASCII."""
+"""The columns of a table, and how a terminal shows them: without lines, in no more than ASCII.
+
+The report shows the same columns: orchestrator/evidence/report/html.py and markdown.py.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,26 @@ class Column:
         return min(width, self.longest) if self.is_text else width
 
 
-class FittingTable:
-    """Renders the columns that fit, the first ones first.
+def told(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns of which some row knows something."""
+    return [each for each in columns if any(cell not in {UNKNOWN, ""} for cell in each.cells)]
 
-    A column is left out altogether where no row knows anything about it.
-    """
+
+def columns_of(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], num_text: int = 1
+) -> list[Column]:
+    """Return the columns of a table that is given by rows; the first `num_text` are words."""
+    return [
+        Column(heading, [row[at] for row in rows], is_text=at < num_text)
+        for at, heading in enumerate(headings)
+    ]
+
+
+class FittingTable:
+    """Renders the columns that fit, the first ones first, of those that are `told`."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        self._columns = [
-            column for column in columns if any(cell != UNKNOWN for cell in column.cells)
-        ]
+        self._columns = told(columns)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
