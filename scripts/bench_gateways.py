@@ -25,8 +25,9 @@ from collections.abc import Iterator
 
 import psutil
 
+from orchestrator.core.run_events import SiteNamespace
 from orchestrator.emulator.emulator_child import running_emulator
-from orchestrator.emulator.emulator_config import NetnsConfig, SiteNamespace
+from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LinkShape
 from scripts.gateway_pair import DEADLINE_S, SITES, GatewayChild, RankStandIn, Setting, pair
 from sites.gateway.config import HELD_BYTES

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from orchestrator.emulator.emulator_config import SiteNamespace
+from orchestrator.core.run_events import SiteNamespace
 from protos.errors import IsthmusError
 from sites.agent.site_gateways import MALLOC
 from sites.gateway.config import HELD_BYTES, GatewayConfig, PeerLink

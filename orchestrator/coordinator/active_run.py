@@ -233,7 +233,9 @@ class ActiveRun:
                 record=self._record,
             )
 
-    def _prepare(self, namespace: run_events.Namespace | None) -> control_pb2.CoordinatorMessage:
+    def _prepare(
+        self, namespace: run_events.SiteNamespace | None
+    ) -> control_pb2.CoordinatorMessage:
         submission = self._submission
         prepare = control_pb2.Prepare(
             run_id=self.run_id,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.core.run_events import Endpoint, Namespace
+from orchestrator.core.run_events import Endpoint, SiteNamespace
 from orchestrator.core.run_view import RecordedEvent, RunView
 from protos.catalogue import CATALOGUE
 from protos.control.v1 import control_pb2
@@ -101,6 +101,6 @@ def endpoint_messages(endpoints: Iterable[Endpoint]) -> list[control_pb2.Gateway
     ]
 
 
-def namespace_message(namespace: Namespace) -> control_pb2.Namespace:
+def namespace_message(namespace: SiteNamespace) -> control_pb2.Namespace:
     """Return where a site's gateways are to run."""
     return control_pb2.Namespace(user=namespace.user, net=namespace.net, address=namespace.address)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core import run_events
-from orchestrator.core.run_events import Endpoint, Namespace
+from orchestrator.core.run_events import Endpoint
 from orchestrator.emulator.backend import Backend, Counters, EmulatorError
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
@@ -142,12 +142,7 @@ class RunWan:
         except ConfigError as error:
             return run_events.NamespacesRefused(error.problems[0].message)
         up = await self._start(config)
-        return run_events.NamespacesOpened(
-            {
-                each.site: Namespace(user=each.user, net=each.net, address=each.address)
-                for each in up.sites
-            }
-        )
+        return run_events.NamespacesOpened({each.site: each for each in up.sites})
 
     async def _open_relay(self, listening: Iterable[Endpoint]) -> run_events.Event:
         """Emulate connections between the gateways that listen.

@@ -47,16 +47,17 @@ class Endpoint:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class Namespace:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteNamespace:
     """What stands for a site where packets are emulated: its gateways run in it."""
 
-    user: str
-    """File of the user namespace to be entered first; empty: none."""
-    net: str
-    """File of the network namespace."""
+    site: str
     address: str
-    """Gateways bind this address in it."""
+    """The site's address, the same in every site's namespace."""
+    net: str
+    """File of the network namespace, there for as long as the emulator."""
+    user: str
+    """File of the user namespace that owns it, to be entered first; empty: none."""
 
 
 # ---------------------------------------------------------------- in
@@ -101,7 +102,7 @@ class SitePrepared:
 class NamespacesOpened:
     """The WAN is emulated packet by packet; each site has a namespace."""
 
-    namespaces: Mapping[str, Namespace]
+    namespaces: Mapping[str, SiteNamespace]
     """The namespaces, by site."""
 
 
@@ -192,7 +193,7 @@ class SendPrepare:
     """Tell the site's agent to start its gateways."""
 
     site: str
-    namespace: Namespace | None = None
+    namespace: SiteNamespace | None = None
     """Where to start them; None: where the agent runs."""
 
 

@@ -20,9 +20,9 @@ from orchestrator.core.parameter_digests import Difference, DigestComparison
 from orchestrator.core.run_events import (
     Action,
     Endpoint,
-    Namespace,
     RecordEvent,
     RunState,
+    SiteNamespace,
     SiteState,
 )
 from protos.failure import Failure
@@ -468,7 +468,7 @@ class _WanStage:
         self.may_fall_back = topology.emulator != "netns"
         """Whether a relay will do where packets cannot be emulated."""
         needs_namespaces = topology.emulate and not self.uses_relay
-        self.namespaces: Mapping[str, Namespace] | None = None if needs_namespaces else {}
+        self.namespaces: Mapping[str, SiteNamespace] | None = None if needs_namespaces else {}
         """The sites' namespaces; None until they are open."""
         self._are_namespaces_asked = False
         self._is_relay_asked = False
@@ -488,7 +488,7 @@ class _WanStage:
         is_first, self._is_relay_asked = not self._is_relay_asked, True
         return [run_events.OpenRelay(tuple(listening))] if is_first else []
 
-    def opened(self, namespaces: Mapping[str, Namespace]) -> list[Action]:
+    def opened(self, namespaces: Mapping[str, SiteNamespace]) -> list[Action]:
         """Take the namespaces in which packets are emulated."""
         if not self.awaits_namespaces:
             return []

@@ -17,9 +17,14 @@ MAX_LOSSES = 4096
 """Points of the curve; a plot shows fewer."""
 OPEN_STEPS = 256
 """Steps for which some site's loss may be missing."""
-_PARTS = (metrics.COMPUTE_S, metrics.INTRA_S, metrics.EXPOSED_INTER_S, metrics.WAIT_S)
-"""They add up to the step."""
-_TIMES = (*_PARTS, metrics.HIDDEN_INTER_S, metrics.ENCODE_S, metrics.DECODE_S)
+PARTS = {
+    metrics.COMPUTE_S: "compute",
+    metrics.INTRA_S: "inside sites",
+    metrics.EXPOSED_INTER_S: "WAN, exposed",
+    metrics.WAIT_S: "waiting for others",
+}
+"""What a step's time is split into, and what people call it: they add up."""
+_TIMES = (*PARTS, metrics.HIDDEN_INTER_S, metrics.ENCODE_S, metrics.DECODE_S)
 _SUMMED = (metrics.SENT_BYTES, metrics.RAW_BYTES, metrics.SENT_FRAMES, metrics.LIMITED_BYTES)
 
 
@@ -215,7 +220,7 @@ def _time_split(measured: RunMetrics) -> dict[str, float | None]:
         part: sum(site.times_s[part] for site in measured.sites.values()) / num_steps
         if num_steps
         else None
-        for part in _PARTS
+        for part in PARTS
     }
 
 

@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from orchestrator.core.run_events import SiteNamespace
 from orchestrator.emulator.backend import command_of
 from orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
-    SiteNamespace,
     Up,
     apply_line,
     read_line,

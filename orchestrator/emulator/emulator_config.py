@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orchestrator.core.run_events import Endpoint
+from orchestrator.core.run_events import Endpoint, SiteNamespace
 from orchestrator.emulator.link_shape import LinkShape
 from topology.errors import ConfigError
 from topology.faults.script import KINDS, Change
@@ -43,19 +43,6 @@ class RelayEndpoint:
             raise ConfigError(f"port: want 1 to 65535, got {self.port}")
         if self.node < 0:
             raise ConfigError(f"node: want 0 or more, got {self.node}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteNamespace:
-    """What stands for a site where packets are emulated."""
-
-    site: str
-    address: str
-    """The site's address, the same in every site's namespace."""
-    net: str
-    """File of the network namespace, there for as long as the emulator."""
-    user: str
-    """File of the user namespace that owns it, to be entered first; empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

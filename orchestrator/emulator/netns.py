@@ -27,10 +27,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.core.run_events import SiteNamespace
 from orchestrator.emulator.emulator_config import (
     NETNS_KINDS,
     NetnsConfig,
-    SiteNamespace,
     Up,
     check_changes,
 )

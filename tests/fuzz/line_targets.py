@@ -14,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from orchestrator.core.run_events import SiteNamespace
 from orchestrator.emulator.emulator_config import (
     Apply,
     NetnsConfig,
     RelayConfig,
     RelayEndpoint,
-    SiteNamespace,
     Up,
     apply_line,
     read_line,

@@ -204,7 +204,12 @@ def test_an_end_that_nobody_asked_for_is_a_failure(succeeded: bool) -> None:
 
 
 NAMESPACES = {
-    site: run_events.Namespace("/proc/1/ns/user", f"/proc/1/fd/{ord(site)}", f"10.0.0.{ord(site)}")
+    site: run_events.SiteNamespace(
+        site=site,
+        address=f"10.0.0.{ord(site)}",
+        net=f"/proc/1/fd/{ord(site)}",
+        user="/proc/1/ns/user",
+    )
     for site in "ab"
 }
 

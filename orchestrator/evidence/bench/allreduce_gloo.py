@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.run_events import SiteNamespace
 from orchestrator.emulator.emulator_child import running_emulator
-from orchestrator.emulator.emulator_config import NetnsConfig, SiteNamespace, shapes_of
+from orchestrator.emulator.emulator_config import NetnsConfig, shapes_of
 from orchestrator.emulator.site_namespaces import DEVICE
 from orchestrator.evidence.bench.allreduce_bench import GB, Gloo, times_of
 from orchestrator.evidence.record.measured_steps import MeasurementError

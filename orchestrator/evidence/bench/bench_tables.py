@@ -8,6 +8,7 @@ from typing import TypeVar
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from orchestrator.core.run_metrics import PARTS
 from orchestrator.evidence.bench.allreduce_bench import (
     AllReduceBench,
     AllReduceSetting,
@@ -28,12 +29,6 @@ EMULATORS = {
     "relay": "WAN emulated in user space (relay)",
     "simulated": "simulated: nothing ran",
     "none": "no WAN emulated: links are this machine's own",
-}
-_SHARES = {
-    "compute": "compute",
-    "intra": "inside sites",
-    "exposed_inter": "WAN, exposed",
-    "wait": "waiting",
 }
 _BESIDE = {"hidden_inter_s": "WAN, hidden", "encode_s": "encode", "decode_s": "decode"}
 
@@ -116,7 +111,7 @@ def split_columns(settings: Sequence[Setting]) -> list[Column]:
 
     return [
         *swept_columns(settings),
-        *(share(key, heading) for key, heading in _SHARES.items()),
+        *(share(key.removesuffix("_s"), heading) for key, heading in PARTS.items()),
         *(time(key, heading) for key, heading in _BESIDE.items()),
     ]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol, TypeVar
 
+from orchestrator.core.run_metrics import PARTS
 from orchestrator.documents import Pair
 from orchestrator.evidence.bench.sweep_settings import Planned, Point, planned_runs
 from orchestrator.evidence.record.bench_record import (
@@ -186,9 +187,6 @@ class Scaling:
         write_bench(self.folder / BENCH, self.bench)
 
 
-_PARTS = ("compute", "intra", "exposed_inter", "wait")
-
-
 def result_of(job: Job, topology: Topology, runs: Sequence[Run]) -> Result | None:
     """Return the figures of a setting, or None before any repeat is complete.
 
@@ -222,7 +220,7 @@ def result_of(job: Job, topology: Topology, runs: Sequence[Run]) -> Result | Non
         ),
         step_s=step_s,
         split=split,
-        shares={part: getattr(split, f"{part}_s") / step_s.mean for part in _PARTS},
+        shares={part.removesuffix("_s"): getattr(split, part) / step_s.mean for part in PARTS},
         links=_links(topology, measured),
         predicted=predict(job, topology, emulators[0], _ratio(measured), step_s.mean),
     )

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.core.run_metrics import PARTS
 from orchestrator.evidence.bench.bench_tables import link_columns, setting_columns, split_columns
 from orchestrator.evidence.record.bench_record import Bench, Interval, Result, Setting
 from orchestrator.evidence.report.charts import (
@@ -29,7 +30,6 @@ from orchestrator.evidence.report.html import (
     table,
     tiles,
 )
-from orchestrator.evidence.report.run_facts import PARTS
 from orchestrator.evidence.report.run_page import split_section
 from orchestrator.evidence.report.wording import PART_CLASSES
 from orchestrator.evidence.view import formats

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.core.run_metrics import SiteMetrics
+from orchestrator.core.run_metrics import PARTS, SiteMetrics
 from orchestrator.evidence.record.run_record import RunRecord
 from orchestrator.evidence.record.step_timelines import StepTimeline, choose
 from orchestrator.evidence.view import formats
@@ -18,14 +18,6 @@ from topology.errors import ConfigError
 from topology.model.reduction_plans import plan_reduction
 from topology.trees.link_codecs import plan_codecs
 from topology.world import Topology
-
-PARTS = {
-    metrics.COMPUTE_S: "compute",
-    metrics.INTRA_S: "inside site",
-    metrics.EXPOSED_INTER_S: "WAN, exposed",
-    metrics.WAIT_S: "waiting for others",
-}
-"""What a step's time is split into, and what people call it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

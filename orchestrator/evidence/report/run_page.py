@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from orchestrator.core.run_metrics import PARTS
 from orchestrator.evidence.record.step_timelines import typical
 from orchestrator.evidence.report import wording
 from orchestrator.evidence.report.charts import (
@@ -33,7 +34,7 @@ from orchestrator.evidence.report.html import (
     tiles,
 )
 from orchestrator.evidence.report.html import facts as fact_list
-from orchestrator.evidence.report.run_facts import PARTS, RunFacts, SiteFacts
+from orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
 from orchestrator.evidence.report.sitemap import site_map
 from orchestrator.evidence.report.wording import PART_CLASSES
 from orchestrator.evidence.view import formats

@@ -6,7 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.evidence.report.run_facts import PARTS, RunFacts, SiteFacts
+from orchestrator.core.run_metrics import PARTS
+from orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, columns_of
 from orchestrator.evidence.view.formats import show
@@ -43,7 +44,7 @@ BENCH_DEFINITIONS = (
     ),
     (
         "A step",
-        "compute + inside site + WAN, exposed + waiting for others: the mean over sites and "
+        "compute + inside sites + WAN, exposed + waiting for others: the mean over sites and "
         "measured steps. What crossed while backward still computed is hidden, and no part of the "
         "step.",
     ),

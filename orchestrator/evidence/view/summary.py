@@ -9,18 +9,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.core.run_metrics import PARTS
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import known, show
 from orchestrator.evidence.view.live import ASCII, BLOCKS, link_table, sparkline
 
 _CURVE_WIDTH = 40
-_PARTS = {
-    "compute_s": "compute",
-    "intra_s": "inside sites",
-    "exposed_inter_s": "WAN, exposed",
-    "wait_s": "waiting for others",
-}
 _STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "CANCELLED": "bold yellow"}
 
 
@@ -122,7 +117,7 @@ def _facts(summary: Mapping[str, Any]) -> dict[str, str]:
 
 def _time_split(split: Mapping[str, Any]) -> str:
     """Return one line a part: seconds a step, and the share of the step."""
-    parts = {name: known(split, key) for key, name in _PARTS.items()}
+    parts = {name: known(split, key) for key, name in PARTS.items()}
     total_s = sum(part or 0.0 for part in parts.values())
     if not total_s:
         return ""
