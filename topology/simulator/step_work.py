@@ -10,11 +10,10 @@ nothing is lost by moving it as one (engine.py).
 **Sites.** The ranks of a site are alike, and wait for each other in its collectives: the busiest
 one stands for all. The gateways of a site count as one, as fast as all of them together.
 
-**Described models.** What a layer, a stage, the replicas' reduction and the optimizer take is the
-cost model's (topology/cost/parallel.py); the order of micro-batches in the stages is simulated
-(pipeline.py). As in that model, a stage waits for what it sends and receives. A layer's gradient is
-there while the last micro-batch's backward pass goes over its part of the model, and is reduced
-over the replicas of its stage; stages do so side by side. Then it crosses.
+**Described models.** What stages, the replicas' reduction and the optimizer take is the cost
+model's (topology/cost/parallel.py). A layer's gradient is there while the last micro-batch's
+backward pass goes over its part of the model, and is reduced over the replicas of its stage; stages
+do so side by side. Then it crosses.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ from topology.model.fabric import reduce_scatter_s
 from topology.model.reduction_plans import plan_reduction
 from topology.model.wire_load import PACKET_FACTOR, Hop, Load, wire_loads
 from topology.simulator.engine import Server
-from topology.simulator.pipeline import PipelineTime, Stage, StageLink, simulate_pipeline
 from topology.simulator.settings import BUCKETS_MAX, Rounds, RoundWork, Settings, fragment_buckets
 from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
@@ -216,11 +214,6 @@ def trainer_work(
     )
 
 
-_SETTLED = 4
-"""Ratio of micro-batches to stages from which on each further one takes what the slowest stage
-does."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
     """The cut of the model in one site, and its step without any other site."""
@@ -228,9 +221,13 @@ class Inside:
     site: str
     degrees: Degrees
     step: StepTime
-    """The step by the closed form."""
-    pipeline: PipelineTime
-    """The simulated pipeline: all micro-batches through all stages."""
+    stages_busy_s: tuple[float, ...]
+    """Seconds that each stage computes, sends and receives; the last one has the logits, too."""
+
+    @property
+    def bubble(self) -> float:
+        """The share of the stages' time in which they have nothing to do."""
+        return 1 - math.fsum(self.stages_busy_s) / len(self.stages_busy_s) / self.step.pipeline_s
 
 
 def described_buckets(workload: Workload, bucket_bytes: int) -> tuple[Bucket, ...]:
@@ -281,19 +278,11 @@ def inside_of(job: Job, site: Site) -> Inside:
     """Return how a site cuts the job's model, and its step."""
     workload, (degrees, sequences) = _workload(job), _part(job, site)
     device, interior = device_of(site.accelerator), interior_of(site)
-    one = step_time(workload, degrees, device, interior, degrees.data * degrees.micro_batch)
-    whole = step_time(workload, degrees, device, interior, sequences)
-    head = head_times(workload, degrees, device)
-    forward_s = one.compute_s - head.total_s - one.window_s
-    stage = Stage(
-        forward_s=forward_s + one.transfers_s / 2, backward_s=one.window_s + one.transfers_s / 2
-    )
-    last = Stage(
-        forward_s=stage.forward_s + head.forward_s, backward_s=stage.backward_s + head.backward_s
-    )
-    stages = [*([stage] * (degrees.pipeline - 1)), last]
-    pipeline = _pipeline(stages, whole.num_micro_batches, degrees.virtual_stages)
-    return Inside(site=site.name, degrees=degrees, step=whole, pipeline=pipeline)
+    step = step_time(workload, degrees, device, interior, sequences)
+    logits_s = step.num_micro_batches * head_times(workload, degrees, device).total_s
+    last_s = step.compute_s + step.transfers_s
+    busy_s = (*[last_s - logits_s] * (degrees.pipeline - 1), last_s)
+    return Inside(site=site.name, degrees=degrees, step=step, stages_busy_s=busy_s)
 
 
 def _workload(job: Job) -> Workload:
@@ -309,27 +298,6 @@ def _part(job: Job, site: Site) -> tuple[Degrees, int]:
     return degrees_of(mine.parallel, job.workload), mine.sequences
 
 
-def _pipeline(stages: Sequence[Stage], num_micro_batches: int, num_parts: int) -> PipelineTime:
-    """Simulate a pipeline until it has settled; what is left is more of the same."""
-    count = len(stages)
-    rest = num_micro_batches % count
-    settled = min(num_micro_batches, _SETTLED * count + rest)
-    if num_parts > 1 and rest:
-        settled = num_micro_batches  # groups of another size would go round otherwise
-    links = [StageLink()] * (count if num_parts > 1 else count - 1)
-    made = simulate_pipeline(stages, links, settled, num_parts)
-    more = num_micro_batches - settled
-    later_s = more * max(each.forward_s + each.backward_s for each in stages)
-    return PipelineTime(
-        made.step_s + later_s,
-        [
-            busy_s + more * (each.forward_s + each.backward_s)
-            for busy_s, each in zip(made.busy_s, stages, strict=True)
-        ],
-        [[each_s + later_s for each_s in stage] for stage in made.gradients_s],
-    )
-
-
 def _site_work(
     job: Job, site: Site, inside: Inside, buckets: Sequence[Bucket], gateway: GatewayCost
 ) -> SiteWork:
@@ -339,7 +307,7 @@ def _site_work(
     return SiteWork(
         name=site.name,
         ready_s=tuple(done_s[each.last_layer] for each in buckets),
-        compute_s=inside.pipeline.step_s,
+        compute_s=inside.step.pipeline_s,
         scatter_s=_reductions_s(workload, inside, buckets, lanes),
         # The cost model has the whole reduction before the crossing; what ZeRO gathers is in the
         # tail.
@@ -378,18 +346,21 @@ def _reductions_s(
 def _layers_done(
     workload: Workload, degrees: Degrees, inside: Inside
 ) -> tuple[list[float], list[int]]:
-    """Return when each layer's gradient is there, and the stage that has it; 0 is the embedding."""
-    num_parts = degrees.pipeline * degrees.virtual_stages
-    layer_s = inside.step.window_s / layers_per_stage(workload, degrees)
+    """Return when each layer's gradient is there, and the stage that has it; 0 is the embedding.
+
+    The last micro-batch goes back through one part after another, and ends with the first.
+    """
+    step, num_parts = inside.step, degrees.pipeline * degrees.virtual_stages
+    layer_s = step.window_s / layers_per_stage(workload, degrees)
+    stage_s = step.window_s + step.transfers_s / step.num_micro_batches / 2
     done_s, stages = [], []
     # Where stages are uneven, parts differ by a layer at most.
     begins = [workload.layers * part // num_parts for part in range(num_parts + 1)]
     for part, (begin, end) in enumerate(itertools.pairwise(begins)):
-        virtual_stage, stage = divmod(part, degrees.pipeline)
-        end_s = inside.pipeline.gradients_s[stage][virtual_stage]
+        end_s = step.pipeline_s - part * stage_s / degrees.virtual_stages
         # Backward goes from the part's last layer to its first one.
         done_s += [end_s - layer_s * (layer - begin) for layer in range(begin, end)]
-        stages += [stage] * (end - begin)
+        stages += [part % degrees.pipeline] * (end - begin)
     return [done_s[0], *done_s, done_s[-1]], [stages[0], *stages, stages[-1]]
 
 

@@ -171,9 +171,9 @@ def inside_data(inside: Inside) -> dict[str, Any]:
         "site": inside.site,
         "cut": in_words(inside.degrees),
         "micro_batches": inside.step.num_micro_batches,
-        "pipeline_s": inside.pipeline.step_s,
-        "bubble": inside.pipeline.bubble,
-        "stages_busy_s": inside.pipeline.busy_s,
+        "pipeline_s": inside.step.pipeline_s,
+        "bubble": inside.bubble,
+        "stages_busy_s": inside.stages_busy_s,
         "reduction_s": inside.step.gradients.busy_s,
         "after_s": inside.step.parameters.exposed_s + inside.step.optimizer_s,
     }
@@ -193,7 +193,7 @@ def _inside(rows: Sequence[tuple[Point, Inside]]) -> FittingTable:
             Column(
                 "bubble",
                 [
-                    formats.percent(inside.pipeline.bubble) if stages else UNKNOWN
+                    formats.percent(inside.bubble) if stages else UNKNOWN
                     for (_, inside), stages in zip(rows, has_stages, strict=True)
                 ],
             ),
