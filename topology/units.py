@@ -122,6 +122,8 @@ RATE = Quantity(
 SIZE = Quantity("a size", {**_decimal(" kMGT", "B"), **_binary("B")}, "4MiB")
 DISTANCE = Quantity("a distance", {"m": Fraction(1, 1000), "km": Fraction(1)}, "900km")
 COMPUTE = Quantity("a compute rate", _decimal(" kMGTP", "FLOP/s"), "989TFLOP/s")
+BDP = Quantity("a queue", {"BDP": Fraction(1)}, "0.5BDP")
+"""In products of a link's bandwidth and its round trip."""
 PRICE_PER_HOUR = Quantity("a price", {"USD/h": Fraction(1)}, "2.5USD/h")
 PRICE_PER_BYTE = Quantity(
     "a price",

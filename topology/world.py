@@ -137,6 +137,43 @@ class Detection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """The room of a router's queue: one of the two figures, the other is 0."""
+
+    num_bytes: int = 0
+    bdp: float = 0.0
+    """In products of a link's bandwidth and its round trip."""
+
+    def bytes_of(self, bytes_per_s: float, rtt_s: float) -> int:
+        """Return the room of the queue of a link with those figures, at least one byte."""
+        return max(1, self.num_bytes or round(self.bdp * bytes_per_s * rtt_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossTraffic:
+    """Bulk TCP flows of somebody else."""
+
+    flows: int
+    """On each directed link."""
+    congestion: str | None = None
+    """The congestion control that they follow; None: this host's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """The conditions of an emulated WAN that its links do not describe."""
+
+    described: float = 1.0
+    """A run is told this many times the bandwidth that the emulator gives its links."""
+    queue: Queue | None = None
+    """The queue of each directed link; None: what suits the emulator."""
+    congestion: str | None = None
+    """The congestion control of TCP between sites (netns); None: this host's."""
+    cross_traffic: CrossTraffic | None = None
+    """What else is on each link (netns)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """Sites, and the directed links between them."""
 
@@ -149,6 +186,8 @@ class Topology:
     """Whether launch puts an emulated WAN between the sites' gateways."""
     emulator: str = "auto"
     """The kind of emulation, one of EMULATORS."""
+    emulation: Emulation = Emulation()
+    """The conditions of the emulation. `bytes_per_s` of links is what the run is told."""
     coordinator_site: str | None = None
     """The site that hosts the coordinator, where one is named."""
     security: str = "insecure"

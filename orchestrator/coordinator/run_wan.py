@@ -19,6 +19,7 @@ from orchestrator.emulator.emulator_config import (
     RelayEndpoint,
     Up,
     dialled,
+    netns_config,
     shapes_of,
 )
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay
@@ -134,11 +135,7 @@ class RunWan:
         if why is not None:
             return run_events.NamespacesRefused(why)
         try:
-            config = NetnsConfig(
-                sites=tuple(site.name for site in self._topology.sites),
-                links=shapes_of(self._topology),
-                seed=self._seed,
-            )
+            config = netns_config(self._topology, self._seed, self._folder)
         except ConfigError as error:
             return run_events.NamespacesRefused(error.problems[0].message)
         up = await self._start(config)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.core.run_events import Endpoint, SiteNamespace
 from orchestrator.emulator.link_shape import LinkShape
+from orchestrator.emulator.packet_link import MTU_BYTES
 from topology.errors import ConfigError
 from topology.faults.script import KINDS, Change
 from topology.json_fields import read_json
-from topology.world import Topology
+from topology.world import CrossTraffic, Topology
 
 MAX_SITES = 64
 """The most sites of the packet emulator: their addresses share one network."""
 MAX_ENDPOINTS = 4096
 MAX_CHANGES = 8192
 """The most changes at once: two for each link of the largest full mesh of a topology."""
+CROSS_TRAFFIC = "cross-traffic"
+"""The folder of what sites have received of cross traffic: SITE.jsonl each."""
 NETNS_KINDS = ("shape", "cut", "heal")
 """What a link of packets can do. Resets and half-open connections follow from cuts and ends."""
 
@@ -79,6 +83,12 @@ class NetnsConfig:
     """Directed; each at most once. Packets between sites without one are dropped."""
     seed: int = 0
     """The seed of jitter and loss."""
+    congestion: str | None = None
+    """The congestion control of TCP between sites; None: this host's."""
+    cross_traffic: CrossTraffic | None = None
+    """What somebody else sends over each link, as long as the emulator is there."""
+    cross_traffic_folder: str = ""
+    """A folder for SITE.jsonl, which says how much of it that site has received."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.sites) <= MAX_SITES:
@@ -155,17 +165,47 @@ def check_changes(
 
 
 def shapes_of(topology: Topology) -> tuple[LinkShape, ...]:
-    """Return the links of a topology as they are emulated: half the RTT each way."""
-    return tuple(
-        LinkShape(
-            source=link.source,
-            target=link.target,
-            bytes_per_s=link.bytes_per_s,
-            delay_s=link.rtt_s / 2,
-            jitter_s=link.jitter_s,
-            loss=link.loss,
+    """Return the links of a topology as they are emulated.
+
+    Half the RTT each way, the bandwidth before the run is told another one, and queues with room
+    for at least one packet.
+    """
+    emulation = topology.emulation
+    shapes = []
+    for link in topology.links:
+        bytes_per_s = link.bytes_per_s / emulation.described
+        queue_bytes = None
+        if emulation.queue is not None:
+            queue_bytes = max(MTU_BYTES, emulation.queue.bytes_of(bytes_per_s, link.rtt_s))
+        shapes.append(
+            LinkShape(
+                source=link.source,
+                target=link.target,
+                bytes_per_s=bytes_per_s,
+                delay_s=link.rtt_s / 2,
+                jitter_s=link.jitter_s,
+                loss=link.loss,
+                queue_bytes=queue_bytes,
+            )
         )
-        for link in topology.links
+    return tuple(shapes)
+
+
+def netns_config(topology: Topology, seed: int, folder: Path) -> NetnsConfig:
+    """Return a packet emulator of all links of a topology, under its conditions.
+
+    `folder` gets a folder CROSS_TRAFFIC, where there is any.
+
+    Raises:
+        ConfigError: it has too many sites.
+    """
+    return NetnsConfig(
+        sites=tuple(site.name for site in topology.sites),
+        links=shapes_of(topology),
+        seed=seed,
+        congestion=topology.emulation.congestion,
+        cross_traffic=topology.emulation.cross_traffic,
+        cross_traffic_folder=str(folder / CROSS_TRAFFIC),
     )
 
 

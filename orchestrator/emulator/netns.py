@@ -22,9 +22,11 @@ import os
 import select
 import socket
 import struct
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from orchestrator.core.run_events import SiteNamespace
@@ -50,6 +52,7 @@ from orchestrator.emulator.site_namespaces import (
     own_user_namespace,
 )
 from topology.faults.script import Change
+from topology.world import CrossTraffic
 
 FRAMES_PER_TURN = 64
 TURN_S = 0.00025
@@ -230,20 +233,51 @@ def _serve(config: NetnsConfig, stdin: LineReader) -> None:
 def _make_sites(
     config: NetnsConfig, stack: contextlib.ExitStack
 ) -> tuple[list[Site], tuple[SiteNamespace, ...]]:
-    """Return the sites, and how each is entered; what they hold is closed with `stack`."""
+    """Return the sites, and how each is entered; what they hold is closed with `stack`.
+
+    Called before `be_punctual`: what sends there is as punctual as any other process.
+    """
     own = f"/proc/{os.getpid()}"
     user = f"{own}/ns/user" if own_user_namespace() else ""
     sites, told = [], []
     for index, name in enumerate(config.sites):
         namespace = enter_new_network()
         stack.callback(os.close, namespace)
-        device = open_site(index)
+        device = open_site(index, config.congestion)
         stack.callback(os.close, device)
+        if config.cross_traffic is not None:
+            stack.enter_context(_cross_traffic(config, config.cross_traffic, name))
         address = address_of(index)
         sites.append(Site(name, address, device))
         net = f"{own}/fd/{namespace}"
         told.append(SiteNamespace(site=name, address=address, net=net, user=user))
     return sites, tuple(told)
+
+
+@contextlib.contextmanager
+def _cross_traffic(config: NetnsConfig, traffic: CrossTraffic, site: str) -> Iterator[None]:
+    """Have somebody else's flows under way: those of the site whose namespace this thread is in."""
+    addresses = {name: address_of(index) for index, name in enumerate(config.sites)}
+    to = [addresses[link.target] for link in config.links if link.source == site]
+    senders = [addresses[link.source] for link in config.links if link.target == site]
+    folder = Path(config.cross_traffic_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),
+            *(sys.executable, "-m", "sites.bench.cross_traffic"),
+            *("--address", addresses[site], "--flows", str(traffic.flows)),
+            *("--to", *to, "--from", *senders, "--congestion", traffic.congestion or ""),
+            *("--out", str(folder / f"{site}.jsonl")),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def enter_new_network() -> int:
 
     TCP's buffers may grow to `TCP_BUFFER_BYTES`, for stock limits would cap a connection long
     before the link does. Whether connections start slowly after idle is this host's setting, as
-    the congestion control is by the kernel's own doing; everything else is as the kernel sets it.
+    the congestion control is by the kernel's own doing, unless `open_site` is given another;
+    everything else is as the kernel sets it.
     IPv6 is off: links carry IPv4.
 
     Returns:
@@ -169,7 +170,11 @@ _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C  # linux/sockios.h
 _RTM_NEWLINK = 16  # linux/rtnetlink.h
 _REQUEST_AND_ACK = 0x5  # linux/netlink.h: NLM_F_REQUEST, NLM_F_ACK
+_NLM_F_REPLACE, _NLM_F_CREATE = 0x100, 0x400
 _IFLA_MTU, _IFLA_TXQLEN = 4, 13  # linux/if_link.h
+_RTM_NEWROUTE = 24  # linux/rtnetlink.h
+_RT_TABLE_MAIN, _RTPROT_KERNEL, _RT_SCOPE_LINK = 254, 2, 253
+_RTA_DST, _RTA_OIF, _RTA_METRICS, _RTAX_CC_ALGO = 1, 4, 8, 16
 _IFF_UP = 0x1
 _NETLINK_WITHIN_S = 5.0
 
@@ -179,9 +184,10 @@ def address_of(site_index: int) -> str:
     return f"{NETWORK}.{site_index + 1}"
 
 
-def open_site(site_index: int) -> int:
+def open_site(site_index: int, congestion: str | None) -> int:
     """Create and start loopback and the TUN device in this thread's network namespace.
 
+    TCP to other sites follows `congestion`, or this host's congestion control where that is None.
     A read returns one frame as packets.py describes it, or BlockingIOError; a write takes one.
     The kernel segments what is neither TCP over IPv4 nor without a checksum.
 
@@ -198,6 +204,9 @@ def open_site(site_index: int) -> int:
         with step("settings of the TUN device"):
             _set_address(address_of(site_index))
             _start(DEVICE, {_IFLA_MTU: MTU_BYTES, _IFLA_TXQLEN: _QUEUE_PACKETS})
+        if congestion is not None:
+            with step(f"congestion control {congestion}"):
+                _choose_congestion(congestion)
     except BaseException:
         os.close(descriptor)
         raise
@@ -233,8 +242,33 @@ def _start(device: str, attributes: dict[int, int]) -> None:
     """
     body = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(device), _IFF_UP, _IFF_UP)
     for kind, value in attributes.items():
-        body += struct.pack("=HHI", 8, kind, value)
-    header = struct.pack("=IHHII", 16 + len(body), _RTM_NEWLINK, _REQUEST_AND_ACK, 1, 0)
+        body += _attribute(kind, struct.pack("=I", value))
+    _ask_netlink(_RTM_NEWLINK, _REQUEST_AND_ACK, body)
+
+
+def _choose_congestion(name: str) -> None:
+    """Have connections through the device follow a congestion control.
+
+    As a metric of the route: the sysctl of a namespace takes none that this host does not list in
+    tcp_allowed_congestion_control, whoever asks.
+    """
+    body = struct.pack(
+        "=BBBBBBBBI", socket.AF_INET, 24, 0, 0, _RT_TABLE_MAIN, _RTPROT_KERNEL, _RT_SCOPE_LINK, 1, 0
+    )
+    body += _attribute(_RTA_DST, socket.inet_aton(f"{NETWORK}.0"))
+    body += _attribute(_RTA_OIF, struct.pack("=I", socket.if_nametoindex(DEVICE)))
+    body += _attribute(_RTA_METRICS, _attribute(_RTAX_CC_ALGO, name.encode() + b"\0"))
+    _ask_netlink(_RTM_NEWROUTE, _REQUEST_AND_ACK | _NLM_F_CREATE | _NLM_F_REPLACE, body)
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    """Return a netlink attribute, padded to four bytes."""
+    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
+
+
+def _ask_netlink(kind: int, flags: int, body: bytes) -> None:
+    """Ask for one change of this network namespace; OSError when the kernel refuses."""
+    header = struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(_NETLINK_WITHIN_S)
         netlink.send(header + body)

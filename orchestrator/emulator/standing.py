@@ -24,6 +24,7 @@ from orchestrator.emulator.emulator_config import (
     NetnsConfig,
     RelayConfig,
     dialled,
+    netns_config,
     shapes_of,
 )
 from orchestrator.emulator.fault_player import FaultPlayer, needs_relay, needs_run
@@ -104,14 +105,15 @@ class Standing:
         wanted = self._wanted
         _refuse(needs_run(wanted.script.faults))
         self._is_netns = await self._wants_netns()
-        shapes = shapes_of(wanted.topology)
         config: RelayConfig | NetnsConfig
         if self._is_netns:
-            names = tuple(site.name for site in wanted.topology.sites)
-            config = NetnsConfig(sites=names, links=shapes, seed=wanted.seed)
+            config = netns_config(wanted.topology, wanted.seed, self._folder)
         else:
-            endpoints = dialled(wanted.topology, wanted.served)
-            config = RelayConfig(links=shapes, endpoints=endpoints, seed=wanted.seed)
+            config = RelayConfig(
+                links=shapes_of(wanted.topology),
+                endpoints=dialled(wanted.topology, wanted.served),
+                seed=wanted.seed,
+            )
         deadline_s = asyncio.get_running_loop().time() + START_S
         backend = await Backend.start(config, deadline_s)
         backend.on_counters = self._listeners.on_counters

@@ -5,14 +5,17 @@ The packet emulator's lines: what is refused, and where the message says it is.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.emulator.emulator_config import (
+    CROSS_TRAFFIC,
     MAX_SITES,
     NETNS_KINDS,
     Apply,
@@ -21,14 +24,27 @@ from orchestrator.emulator.emulator_config import (
     RelayEndpoint,
     Up,
     check_changes,
+    netns_config,
     read_line,
     shapes_of,
 )
 from orchestrator.emulator.link_shape import LinkShape
+from orchestrator.emulator.packet_link import MTU_BYTES
 from orchestrator.emulator.site_namespaces import NetnsError, netns_problem, step
+from tests.fakes import benches
 from topology.errors import ConfigError
 from topology.json_fields import to_json
-from topology.world import Accelerator, Detection, Endpoint, Link, Site, Topology
+from topology.world import (
+    Accelerator,
+    CrossTraffic,
+    Detection,
+    Emulation,
+    Endpoint,
+    Link,
+    Queue,
+    Site,
+    Topology,
+)
 
 THERE = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01, "jitter_s": 0}
 BACK = {"source": "us", "target": "eu", "bytes_per_s": 2e6, "delay_s": 0.02, "jitter_s": 0.001}
@@ -144,6 +160,45 @@ LINK = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01}
 
 def netns_line(**fields: Any) -> bytes:  # noqa: ANN401 - whatever a line may hold
     return json.dumps({"sites": ["eu", "us"], "links": [LINK], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("queue", "queue_bytes"),
+    [
+        (Queue(bdp=0.5), 100_000),
+        (Queue(num_bytes=70_000), 70_000),
+        (Queue(bdp=1e-6), MTU_BYTES),
+        (None, None),
+    ],
+)
+def test_queues_follow_the_bandwidth_that_there_is_not_the_one_that_is_told(
+    queue: Queue | None, queue_bytes: int | None
+) -> None:
+    told = benches.a_topology()
+    told = dataclasses.replace(
+        told,
+        links=tuple(dataclasses.replace(each, bytes_per_s=5e6, rtt_s=0.08) for each in told.links),
+        emulation=Emulation(described=2.0, queue=queue),
+    )
+    for shape in shapes_of(told):
+        assert (shape.bytes_per_s, shape.queue_bytes) == (2.5e6, queue_bytes)
+
+
+def test_a_packet_emulator_has_the_conditions_of_its_topology(tmp_path: Path) -> None:
+    traffic = CrossTraffic(flows=2, congestion="cubic")
+    told = dataclasses.replace(
+        benches.a_topology(), emulation=Emulation(congestion="bbr", cross_traffic=traffic)
+    )
+    config = netns_config(told, 5, tmp_path)
+    assert config == NetnsConfig(
+        sites=benches.SITES,
+        links=shapes_of(told),
+        seed=5,
+        congestion="bbr",
+        cross_traffic=traffic,
+        cross_traffic_folder=str(tmp_path / CROSS_TRAFFIC),
+    )
+    assert read_line(NetnsConfig, json.dumps(to_json(config)).encode()) == config
 
 
 def test_a_configuration_survives_its_line() -> None:

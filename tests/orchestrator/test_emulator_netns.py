@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from tests.fakes.sockets import open_socket, receive, round_trip_s
 from topology.errors import ConfigError
 from topology.faults.script import Change
 from topology.json_fields import to_json
+from topology.world import CrossTraffic
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
 DEADLINE_S = 60.0
@@ -162,6 +165,43 @@ def test_sites_without_a_link_do_not_reach_each_other(sockets: list[socket.socke
         counters = emulator.counters()
     assert list(counters) == [("eu", "us")]
     assert counters["eu", "us"]["sent_bytes"] == 0
+
+
+def test_connections_follow_the_congestion_control_that_was_asked_for(
+    sockets: list[socket.socket],
+) -> None:
+    # Any host allows it, and has another one by itself.
+    config = dataclasses.replace(netns_config(), congestion="reno")
+    with running_emulator(config) as emulator:
+        for end in connection(emulator, sockets):
+            name = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert name.rstrip(b"\0") == b"reno"
+
+
+def test_a_congestion_control_that_the_kernel_does_not_have_is_named() -> None:
+    config = dataclasses.replace(netns_config(), congestion="no-such")
+    with pytest.raises(ConfigError, match="congestion control no-such: "), running_emulator(config):
+        pass
+
+
+def test_cross_traffic_is_under_way_on_every_link_and_is_counted(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        netns_config(bytes_per_s=1e7),
+        cross_traffic=CrossTraffic(flows=2),
+        cross_traffic_folder=str(tmp_path / "new"),
+    )
+    received = {"eu": 0, "us": 0}
+    with running_emulator(config) as emulator:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while min(received.values()) < 1 << 20 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            for site, other in (("eu", "us"), ("us", "eu")):
+                file = tmp_path / "new" / f"{site}.jsonl"
+                *lines, _ = file.read_text().split("\n") if file.exists() else [""]
+                if lines:
+                    totals = json.loads(lines[-1])["received_bytes"]
+                    received[site] = totals[emulator.sites[other].address]
+    assert min(received.values()) >= 1 << 20
 
 
 def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:

@@ -8,7 +8,7 @@ from tests.topology.documents import JOB, TOPOLOGY, changed, told
 from topology.documents.load import document_kind, load_job, load_topology, split_overrides
 from topology.errors import ConfigError
 from topology.job import Data, Exchange, Job, Model, Optimizer, Reduction, Trainer
-from topology.world import Detection, Endpoint, Link, Period
+from topology.world import CrossTraffic, Detection, Emulation, Endpoint, Link, Period, Queue
 
 TWO_SITES = """\
 version: 1
@@ -48,6 +48,41 @@ def test_the_whole_sketch_is_read_in_base_units() -> None:
     assert topology.failure == Detection(detect_within_s=15, min_sites=2, start_within_s=120)
     assert topology.emulate
     assert len(topology.links) == 4
+
+
+def test_conditions_of_an_emulation_and_what_a_run_is_told() -> None:
+    written = (
+        "emulation: {described: 2.0, queue: 0.5BDP, congestion: bbr, "
+        "cross_traffic: {flows: 3, congestion: cubic}}\n"
+    )
+    topology = load_topology(TWO_SITES + written, "t.yaml")
+    assert topology.emulation == Emulation(
+        described=2.0,
+        queue=Queue(bdp=0.5),
+        congestion="bbr",
+        cross_traffic=CrossTraffic(flows=3, congestion="cubic"),
+    )
+    assert [each.bytes_per_s for each in topology.links] == [20e6, 20e6]
+    in_bytes = load_topology(TWO_SITES, "t.yaml", ["emulation.queue=256KiB"])
+    assert in_bytes.emulation == Emulation(queue=Queue(num_bytes=256 << 10))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("emulation.queue=0.5", "want 0.5BDP"),
+        ("emulation.queue=0BDP", "must be more than 0"),
+        ("emulation.queue=-1BDP", "must not be negative"),
+        ("emulation.described=0", "want more than 0, got 0"),
+        ("emulation.congestion=cubik", "want 'cubic', 'reno' or 'bbr', got 'cubik' (did you mean"),
+        ("links.0.congestion=vegas", "want 'cubic', 'reno' or 'bbr', got 'vegas'"),
+        ("emulation.cross_traffic.flows=33", "want at most 32, got 33"),
+    ],
+)
+def test_conditions_that_cannot_be(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_topology(TWO_SITES, "t.yaml", [override])
+    assert message in str(caught.value)
 
 
 def test_measured_figures_win_and_the_share_multiplies() -> None:

@@ -8,6 +8,7 @@ from topology.documents.references import ancestry
 from topology.geography import great_circle_km, rtt_of_distance
 from topology.models.topology_model import (
     LOOPBACK,
+    EmulationModel,
     FabricModel,
     LinkModel,
     MeasuredModel,
@@ -17,7 +18,9 @@ from topology.text.yaml_document import Document
 from topology.units import format_duration
 from topology.world import (
     Accelerator,
+    CrossTraffic,
     Detection,
+    Emulation,
     Fabric,
     Link,
     Location,
@@ -33,7 +36,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
     It is told of those that only the resolved figures show.
     """
     sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
-    links = [_link(each, sites) for each in model.links]
+    links = [_link(each, sites, model.emulation.described) for each in model.links]
     failure = Detection(
         detect_within_s=model.failure.detect_within,
         min_sites=model.failure.min_sites or len(sites),
@@ -53,6 +56,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
         security=model.security.mode,
         emulate=model.emulate,
         emulator=model.emulator,
+        emulation=_emulation(model.emulation),
     )
     _check_rtts(document, failure, links)
     return topology
@@ -101,8 +105,23 @@ def _fabric(written: FabricModel | None) -> Fabric | None:
     )
 
 
-def _link(written: LinkModel, sites: tuple[Site, ...]) -> Link:
-    """Return the direction from the first site to the second; measured figures win."""
+def _emulation(written: EmulationModel) -> Emulation:
+    traffic = written.cross_traffic
+    return Emulation(
+        described=written.described,
+        queue=written.queue,
+        congestion=written.congestion,
+        cross_traffic=None
+        if traffic is None
+        else CrossTraffic(flows=traffic.flows, congestion=traffic.congestion),
+    )
+
+
+def _link(written: LinkModel, sites: tuple[Site, ...], told: float) -> Link:
+    """Return the direction from the first site to the second; measured figures win.
+
+    A run is `told` so many times its bandwidth.
+    """
     source, target = written.between
     measured = written.measured or MeasuredModel()
     bandwidth = written.bandwidth if measured.bandwidth is None else measured.bandwidth
@@ -114,7 +133,7 @@ def _link(written: LinkModel, sites: tuple[Site, ...]) -> Link:
     return Link(
         source=source,
         target=target,
-        bytes_per_s=bandwidth * written.share,
+        bytes_per_s=bandwidth * written.share * told,
         rtt_s=rtt_s,
         rtt_origin=rtt_origin,
         jitter_s=written.jitter if measured.jitter is None else measured.jitter,
@@ -130,7 +149,7 @@ def _link(written: LinkModel, sites: tuple[Site, ...]) -> Link:
             for each in written.schedule
         ),
         bandwidth_origin="measured" if is_measured else "bandwidth",
-        described_bytes_per_s=None if described is None else described * written.share,
+        described_bytes_per_s=None if described is None else described * written.share * told,
         described_rtt_s=_described_rtt_s(written, distance_km),
         measured_at=measured.at,
     )

@@ -34,10 +34,14 @@ from topology.text.validation import (
     default,
     version_one,
 )
+from topology.units import BDP, SIZE, UnitError, parse_size
 from topology.world import EMULATORS, Endpoint
+from topology.world import Queue as LinkQueue
 
 MAX_SITES = 64
 MAX_RANKS_PER_NODE = 128
+MAX_FLOWS = 32
+"""The most flows of others on a link: two processes carry them all, and a machine must keep up."""
 LOOPBACK = "127.0.0.1"
 MFU = 0.4
 """Share of an accelerator's peak that a large model's training step reaches, if nobody says better.
@@ -73,6 +77,20 @@ def parse_endpoint(value: object) -> Endpoint:
     if not isinstance(value, str) or found is None or int(found[2]) > 65535:
         raise ValueError(f"want HOST:PORT, as 127.0.0.1:7443; got {shown(value)}")
     return Endpoint(host=found[1].strip("[]"), port=int(found[2]))
+
+
+def parse_queue(value: object) -> LinkQueue:
+    """Return what `256KiB` or `0.5BDP` is; UnitError for anything else, and for nothing at all."""
+    if isinstance(value, str) and value.endswith("BDP"):
+        queue = LinkQueue(bdp=BDP.number(value))
+    else:
+        try:
+            queue = LinkQueue(num_bytes=parse_size(value))
+        except UnitError as error:
+            raise UnitError(f"want 0.5BDP (bandwidth x round trip), or a size: {error}") from error
+    if queue == LinkQueue():
+        raise UnitError(f"must be more than 0, got {shown(value)}")
+    return queue
 
 
 def _instant(value: str) -> str:
@@ -111,6 +129,18 @@ Bind = Annotated[
     PlainValidator(parse_endpoint),
     WithJsonSchema({"type": "string", "examples": ["127.0.0.1:7443"]}),
 ]
+Queue = Annotated[
+    LinkQueue,
+    PlainValidator(parse_queue),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "anyOf": [{"pattern": BDP.pattern}, {"pattern": SIZE.pattern}],
+            "examples": ["0.5BDP", "256KiB"],
+        }
+    ),
+]
+Congestion = Literal["cubic", "reno", "bbr"]
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 
 
@@ -224,7 +254,7 @@ class LinkModel(Strict):
         None
     )
     congestion: Annotated[
-        Literal["cubic", "reno", "bbr"],
+        Congestion,
         Field(
             description="What TCP follows at the sender: sysctl net.ipv4.tcp_congestion_control."
         ),
@@ -264,6 +294,33 @@ class SecurityModel(Strict):
     ca: Text | None = None
 
 
+class CrossTrafficModel(Strict):
+    """Bulk TCP flows of somebody else on an emulated WAN; netns only."""
+
+    flows: Annotated[int, Field(ge=1, le=MAX_FLOWS, description="On each directed link.")] = 1
+    congestion: Annotated[
+        Congestion | None, Field(description="What they follow; else what this host does.")
+    ] = None
+
+
+class EmulationModel(Strict):
+    """Conditions of an emulated WAN that its links do not describe."""
+
+    described: Annotated[
+        float,
+        Field(gt=0, le=1000, description="A run is told this many times the links' bandwidth."),
+    ] = 1.0
+    queue: Annotated[
+        Queue | None,
+        Field(description="Of each directed link, in bytes, or in products of bandwidth and RTT."),
+    ] = None
+    congestion: Annotated[
+        Congestion | None,
+        Field(description="What TCP between sites follows (netns); else what this host does."),
+    ] = None
+    cross_traffic: CrossTrafficModel | None = None
+
+
 class TopologyModel(Strict):
     """A topology file: sites, and the WAN between them."""
 
@@ -282,3 +339,4 @@ class TopologyModel(Strict):
         default=False, description="Put an emulated WAN between the sites, on this machine."
     )
     emulator: Annotated[str, *choice(EMULATORS)] = "auto"
+    emulation: EmulationModel = Field(default_factory=EmulationModel)

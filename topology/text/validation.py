@@ -220,9 +220,7 @@ def _message(document: Document, model: type[BaseModel], path: Path, detail: Err
         key = str(path[-1])
         return f"unknown key {shown(key)}{did_you_mean(key, _keys(model, path[:-1]))}"
     if kind == "literal_error":
-        # Only the keys of a dict are literals in our models.
-        words = typing.get_args(_annotation(model, path[:-1]))[0]
-        known = [str(word) for word in typing.get_args(words)]
+        known = re.findall(r"'([^']*)'", str(context["expected"]))
         return f"want {one_of(known)}, got {got}{did_you_mean(str(detail['input']), known)}"
     if kind == "value_error":
         return str(context["error"])

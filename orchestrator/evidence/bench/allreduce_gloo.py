@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.core.run_events import SiteNamespace
 from orchestrator.emulator.emulator_child import running_emulator
-from orchestrator.emulator.emulator_config import NetnsConfig, shapes_of
+from orchestrator.emulator.emulator_config import netns_config
 from orchestrator.emulator.site_namespaces import DEVICE
 from orchestrator.evidence.bench.allreduce_bench import GB, Gloo, times_of
 from orchestrator.evidence.record.measured_steps import MeasurementError
@@ -72,7 +72,7 @@ def measure_gloo(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="isthmus-gloo-")))
         places: Mapping[str, SiteNamespace] = {}
         if is_emulated:
-            config = NetnsConfig(sites=names, links=shapes_of(topology))
+            config = netns_config(topology, seed=0, folder=folder)
             places = stack.enter_context(running_emulator(config)).sites
         common = [
             *("--world-size", str(len(names)), "--store", str(folder / "store")),
