@@ -11,13 +11,13 @@ import click
 from orchestrator.cli.bench_folder import tell_outcome
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
-    DURATION,
-    RUN_NAME,
     Parsed,
     all_of,
     home_option,
     json_option,
+    name_option,
     set_option,
+    timeout_option,
 )
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
@@ -122,15 +122,8 @@ _how_options = all_of(
         type=click.Choice(("gloo",)),
         help="Measure that too, on the same links: netns, or none at all.",
     ),
-    click.option("--name", type=RUN_NAME, help="Of the benchmark and its folder. [made up]"),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=DURATION,
-        default="10min",
-        show_default=True,
-        help="A combination that takes longer has failed.",
-    ),
+    name_option,
+    timeout_option("10min", "A combination that takes longer has failed."),
     home_option,
     json_option,
 )

@@ -15,13 +15,14 @@ from rich.text import Text
 
 from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench, tell_outcome
 from orchestrator.cli.options import (
-    DURATION,
-    RUN_NAME,
     all_of,
     home_option,
     job_argument,
     json_option,
+    name_option,
     set_option,
+    sweep_option,
+    timeout_option,
 )
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
@@ -101,14 +102,7 @@ class BenchProgress:
 
 _question_options = all_of(
     set_option,
-    click.option(
-        "--sweep",
-        "sweeps",
-        metavar="PATH=V1,V2",
-        multiple=True,
-        help="Measure with each of these values, as links.*.rtt=5ms,20ms; of several, every "
-        "combination.",
-    ),
+    sweep_option,
     click.option(
         "--steps",
         type=click.IntRange(2, 100_000),
@@ -155,16 +149,9 @@ _question_options = all_of(
 @click.command("scaling")
 @job_argument
 @_question_options
-@click.option("--name", type=RUN_NAME, help="Of the benchmark and its folder. [made up]")
+@name_option
 @click.option("--resume", is_flag=True, help="Go on with the benchmark of that --name.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=DURATION,
-    default="30min",
-    show_default=True,
-    help="A single run that takes longer has failed.",
-)
+@timeout_option("30min", "A single run that takes longer has failed.")
 @home_option
 @json_option
 @click.pass_obj

@@ -10,7 +10,13 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.options import job_argument, json_option, set_option, topology_option
+from orchestrator.cli.options import (
+    job_argument,
+    json_option,
+    out_option,
+    set_option,
+    topology_option,
+)
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_pair, load_topology_file, read_text
 from orchestrator.plans import plan_of, read_plan
@@ -130,11 +136,7 @@ def _warnings(topology: Topology) -> list[str]:
 @job_argument
 @set_option
 @topology_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the plan here, for `isthmus launch JOB --plan FILE`.",
-)
+@out_option("Write the plan here, for `isthmus launch JOB --plan FILE`.")
 @click.option(
     "--diff",
     "other",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +11,15 @@ import click
 from orchestrator.cli.display import finish, progress
 from orchestrator.cli.options import (
     ADDRESS,
-    DURATION,
     RUN_NAME,
+    emulation_options,
     faults_option,
     home_option,
     job_argument,
     json_option,
     seed_option,
     set_option,
+    timeout_option,
     topology_option,
 )
 from orchestrator.cli.output import Output
@@ -30,7 +30,6 @@ from orchestrator.interruption import INTERRUPTION
 from orchestrator.plans import as_launched, with_plan
 from orchestrator.run_folder.home import RunChoice, RunFolder, home_folder, new_run_id
 from protos.control.v1 import control_pb2
-from topology.world import EMULATORS
 
 
 @click.command("launch")
@@ -50,27 +49,13 @@ from topology.world import EMULATORS
     help="Do what this plan of `isthmus plan` decides.",
 )
 @click.option("--detach", is_flag=True, help="Return as soon as the run is submitted.")
-@click.option(
-    "--emulate/--no-emulate",
-    default=None,
-    help="With or without the emulated WAN, whatever the topology says.",
-)
-@click.option(
-    "--emulator",
-    type=click.Choice(EMULATORS),
-    help="What emulates the WAN, whatever the topology says.",
-)
+@emulation_options
 @faults_option
 @seed_option
 @click.option(
     "--run-id", type=RUN_NAME, help="Name of the run; the same again gives the same run. [made up]"
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=DURATION,
-    help="Stop following after this long, as 90s; the run goes on.",
-)
+@timeout_option(None, "Stop following after this long, as 90s; the run goes on.")
 @home_option
 @json_option
 @click.pass_obj
@@ -82,8 +67,6 @@ def command(
     topology_path: Path | None,
     plan_path: Path | None,
     detach: bool,
-    emulate: bool | None,
-    emulator: str | None,
     faults_path: Path | None,
     seed: int | None,
     run_id: str | None,
@@ -95,10 +78,6 @@ def command(
     Without --coordinator everything runs on this machine. Ctrl-C detaches: the run goes on.
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-    if emulate is not None:
-        overrides = (*overrides, f"emulate={json.dumps(emulate)}")
-    if emulator is not None:
-        overrides = (*overrides, f"emulator={emulator}")
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.run_folder.home import RunChoice, is_folder_name
 from topology.units import parse_duration, parse_rate
+from topology.world import EMULATORS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -91,6 +93,23 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def timeout_option(default: str | None, help_text: str) -> Decorator:
+    """Declare --timeout, given to the command as `timeout_s`."""
+    return click.option(
+        "--timeout",
+        "timeout_s",
+        type=DURATION,
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+    )
+
+
+def out_option(help_text: str) -> Decorator:
+    """Declare --out, a file."""
+    return click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help=help_text)
+
+
 def all_of(*declared: Decorator) -> Decorator:
     """Declare several options, in the order in which --help shows them."""
 
@@ -100,6 +119,37 @@ def all_of(*declared: Decorator) -> Decorator:
         return function
 
     return declare
+
+
+def emulation_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --emulate and --emulator, which the command sees among its `overrides`."""
+
+    @functools.wraps(function)
+    def overridden(
+        *arguments: object,
+        overrides: tuple[str, ...],
+        emulate: bool | None,
+        emulator: str | None,
+        **given: object,
+    ) -> object:
+        if emulate is not None:
+            overrides = (*overrides, f"emulate={json.dumps(emulate)}")
+        if emulator is not None:
+            overrides = (*overrides, f"emulator={emulator}")
+        return function(*arguments, overrides=overrides, **given)
+
+    return all_of(
+        click.option(
+            "--emulate/--no-emulate",
+            default=None,
+            help="With or without the emulated WAN, whatever the topology says.",
+        ),
+        click.option(
+            "--emulator",
+            type=click.Choice(EMULATORS),
+            help="What emulates the WAN, whatever the topology says.",
+        ),
+    )(overridden)
 
 
 job_argument: Decorator = click.argument("job", type=click.Path(path_type=Path))
@@ -122,6 +172,16 @@ set_option: Decorator = click.option(
     metavar="PATH=VALUE",
     multiple=True,
     help="Change a value of the file before it is checked, as links.0.rtt=120ms. May be repeated.",
+)
+sweep_option: Decorator = click.option(
+    "--sweep",
+    "sweeps",
+    metavar="PATH=V1,V2",
+    multiple=True,
+    help="Each of these values in turn, as links.*.rtt=5ms,20ms; of several, every combination.",
+)
+name_option: Decorator = click.option(
+    "--name", type=RUN_NAME, help="Of what is kept, and its folder. [made up]"
 )
 topology_option: Decorator = click.option(
     "--topology",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from orchestrator.cli.options import (
     ADDRESS,
     DURATION,
     Parsed,
+    emulation_options,
     home_option,
     json_option,
     set_option,
@@ -48,7 +48,6 @@ from topology.measured.editing import with_measured
 from topology.measured.measured_links import FAR
 from topology.text.yaml_document import read_document
 from topology.units import format_duration, format_rate
-from topology.world import EMULATORS
 
 TABLE_WIDTH = 140
 """Where no terminal sets one."""
@@ -69,12 +68,7 @@ def _connections(text: str) -> tuple[int, ...]:
     envvar="ISTHMUS_COORDINATOR",
     help="Between this coordinator's agents. [$ISTHMUS_COORDINATOR, else all are started here]",
 )
-@click.option(
-    "--emulate/--no-emulate",
-    default=None,
-    help="With or without the emulated WAN, whatever the topology says.",
-)
-@click.option("--emulator", type=click.Choice(EMULATORS), help="What emulates it.")
+@emulation_options
 @click.option(
     "--connections",
     type=Parsed("n,n", _connections),
@@ -99,8 +93,6 @@ def command(
     output: Output,
     file: Path,
     coordinator: str | None,
-    emulate: bool | None,
-    emulator: str | None,
     connections: tuple[int, ...],
     window_s: float,
     write: bool,
@@ -113,10 +105,6 @@ def command(
     """
     if not 0.1 <= window_s <= 60:
         raise click.UsageError("--window: want 100ms to 60s")
-    if emulate is not None:
-        overrides = (*overrides, f"emulate={json.dumps(emulate)}")
-    if emulator is not None:
-        overrides = (*overrides, f"emulator={emulator}")
     probe = Probe(connections=connections, window_s=window_s)
     pair = probing_pair(file, overrides, probe)
     found = file.read_bytes()

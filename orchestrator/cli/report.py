@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import coordinator_option, home_option, json_option
+from orchestrator.cli.options import coordinator_option, home_option, json_option, out_option
 from orchestrator.cli.output import Output
 from orchestrator.client.run_reader import read_run_record
 from orchestrator.evidence.record.bench_record import BENCH, Bench, read_bench
@@ -26,11 +26,7 @@ REPORT = "report.html"
 
 @click.command("report")
 @click.argument("names", metavar="[RUN|BENCH]...", nargs=-1)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Write this file. [{REPORT} in the folder of the run or benchmark]",
-)
+@out_option(f"Write this file. [{REPORT} in the folder of the run or benchmark]")
 @click.option(
     "--md", "as_markdown", is_flag=True, help="Markdown, on stdout unless --out is given."
 )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from orchestrator.cli.options import DURATION, run_options
+from orchestrator.cli.options import run_options, timeout_option
 from orchestrator.cli.output import Output
 from orchestrator.cli.views import (
     event_line,
@@ -143,7 +143,7 @@ def _print_each(
 
 @click.command("wait")
 @run_options
-@click.option("--timeout", "timeout_s", type=DURATION, help="Exit with 5 after this long, as 90s.")
+@timeout_option(None, "Exit with 5 after this long, as 90s.")
 @click.pass_obj
 def wait(output: Output, choice: RunChoice, timeout_s: float | None) -> int:
     """Wait until RUN, by default the latest, has ended; its outcome is the exit status."""

@@ -16,14 +16,15 @@ from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
     DURATION,
-    RUN_NAME,
     Parsed,
     all_of,
     faults_option,
     home_option,
     job_argument,
     json_option,
+    name_option,
     set_option,
+    sweep_option,
 )
 from orchestrator.cli.output import Output
 from orchestrator.documents import load_faults_file, load_pair
@@ -229,17 +230,10 @@ def _whole(option: str, value: int | None, usual: int, rounds: Rounds | None) ->
 @click.command("simulate")
 @job_argument
 @set_option
-@click.option(
-    "--sweep",
-    "sweeps",
-    metavar="PATH=V1,V2",
-    multiple=True,
-    help="Simulate with each of these values, as links.*.rtt=5ms,20ms; "
-    "of several, every combination.",
-)
+@sweep_option
 @_simulation_options
 @faults_option
-@click.option("--name", type=RUN_NAME, help="Of the simulation and its folder. [made up]")
+@name_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

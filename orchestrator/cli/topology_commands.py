@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import RATE, json_option, set_option
+from orchestrator.cli.options import RATE, json_option, out_option, set_option
 from orchestrator.cli.output import Output
 from orchestrator.run_folder.home import JOB, TOPOLOGY
 from topology.presets.templates import DEFAULT_PRESET, PRESETS, job_yaml, topology_yaml
@@ -55,9 +55,7 @@ def topology() -> None:
 
 @topology.command("import")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write it here. [stdout]"
-)
+@out_option("Write it here. [stdout]")
 @click.option("--force", is_flag=True, help="Overwrite the file that is there.")
 @click.option("--bandwidth", type=RATE, help="Of links that the map gives no speed, as 10Gbit/s.")
 @click.option(

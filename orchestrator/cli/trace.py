@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from orchestrator.cli.command_errors import CommandError
-from orchestrator.cli.options import run_options
+from orchestrator.cli.options import out_option, run_options
 from orchestrator.cli.output import Output
 from orchestrator.client.run_reader import read_run_record
 from orchestrator.evidence.trace_events import trace
@@ -19,11 +19,7 @@ TRACE = "trace.json"
 
 @click.command("trace")
 @run_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Write this file. [{TRACE} in the run's folder]",
-)
+@out_option(f"Write this file. [{TRACE} in the run's folder]")
 @click.pass_obj
 def command(
     output: Output,
