@@ -65,6 +65,7 @@ class Backend:
         self.on_counters: Callable[[Counters], None] | None = None
         """Called each second with the links' counters."""
         self._applied: asyncio.Future[int] | None = None
+        self._counted: asyncio.Future[Counters] | None = None
         self._applying = asyncio.Lock()
         self._last_words = ""
         self._ended: asyncio.Task[str] | None = None
@@ -134,6 +135,17 @@ class Backend:
                     self._process.kill()
                 raise EmulatorError(self._last_words) from error
 
+    async def count(self) -> Counters:
+        """Return what has passed each link by now; errors as of `apply`. One call at a time."""
+        self._counted = asyncio.get_running_loop().create_future()
+        try:
+            await self.apply(())
+            return await self._counted
+        except ConnectionError as error:
+            raise EmulatorError("it has ended") from error
+        finally:
+            self._counted.cancel()
+
     def watch(self, on_end: Callable[[str], None]) -> None:
         """Call `on_end` when the process ends before `close`."""
 
@@ -162,8 +174,9 @@ class Backend:
             while line := await self._stdout.readline():
                 if line.endswith(b"\n"):  # else it was killed in the middle of it
                     self._hear(line)
-        if self._applied is not None and not self._applied.done():
-            self._applied.set_exception(ConnectionResetError())
+        for waiting in (self._applied, self._counted):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(ConnectionResetError())
         return await self._how_it_ended()
 
     async def _wait_or_kill(self) -> int:
@@ -185,6 +198,9 @@ class Backend:
                 self.counters = tuple(message["links"])
                 if self.on_counters is not None:
                     self.on_counters(self.counters)
+                is_answered = self._applied is not None and self._applied.done()
+                if self._counted is not None and not self._counted.done() and is_answered:
+                    self._counted.set_result(self.counters)  # those before the answer are old
             elif op == "applied" and self._applied is not None and not self._applied.done():
                 self._applied.set_result(int(message["count"]))
             elif op == "refused" and self._applied is not None and not self._applied.done():

@@ -63,7 +63,7 @@ class PlayingFaults:
             changes = [each.change for each in together if isinstance(each.change, Change)]
             try:
                 self._wan.apply(changes)
-            except (ConfigError, TimeoutError) as error:  # for the thread that waits
+            except ConfigError as error:  # for the thread that waits
                 self._error = error
                 return
 

@@ -209,8 +209,7 @@ def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:
         nets = [Path(site.net) for site in emulator.sites.values()]
         assert len({net.stat().st_ino for net in nets}) == 2
         os.kill(emulator.pid, signal.SIGKILL)
-        assert emulator.stop() == -signal.SIGKILL
-        assert not any(net.exists() for net in nets)
+    assert not any(net.exists() for net in nets)
 
 
 def test_it_ends_with_its_stdin() -> None:
@@ -236,7 +235,6 @@ def test_a_change_that_cannot_be_made_is_refused_and_nothing_else_happens() -> N
         with pytest.raises(ConfigError, match=r"changes\.0: there is no link from us to mars"):
             emulator.apply([Change(kind="cut", source="us", target="mars")])
         assert set(emulator.counters()) == {("eu", "us"), ("us", "eu")}
-        assert emulator.stop() == 0
 
 
 IN_TWO_NAMESPACES = """
