@@ -28,7 +28,6 @@ from orchestrator.documents import Pair
 from orchestrator.evidence.link_probe import (
     Direction,
     FileChangedError,
-    ProbeError,
     directions,
     estimate_s,
     link_figures,
@@ -38,6 +37,7 @@ from orchestrator.evidence.link_probe import (
     replace_text,
 )
 from orchestrator.evidence.record.bench_record import Failed
+from orchestrator.evidence.record.measured_steps import MeasurementError
 from orchestrator.evidence.view import formats as shown
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.run_folder.home import home_folder, new_run_id
@@ -164,7 +164,7 @@ def _measure(
     try:
         records = read_metrics(folders[0] / METRICS)
         return read_directions(records, topology, directions(topology), emulator), emulator
-    except (ProbeError, MetricsError) as error:
+    except (MeasurementError, MetricsError) as error:
         raise CommandError("INTERNAL", f"run {run_id}: {error}", where) from error
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import codecs
-import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.documents import Pair, loaded_topology, read_text
+from orchestrator.evidence.record.measured_steps import MeasurementError
+from orchestrator.run_folder.run_files import write_atomically
 from protos import metrics
 from topology.documents.load import load_job
 from topology.job import Probe
@@ -95,10 +95,6 @@ NONE_LOST_OF = 20_000
 """So many without a loss count as none lost: a share below 0.015 %, with 95 % probability."""
 
 
-class ProbeError(ValueError):
-    """A run's records do not hold what was to be measured."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Direction:
     """One direction of a link: configured, and as it was measured."""
@@ -142,7 +138,7 @@ def read_directions(
     `records` are lines of metrics.jsonl. `emulator` is None where the WAN is real.
 
     Raises:
-        ProbeError: one was not measured, or its figures are none.
+        MeasurementError: one was not measured, or its figures are none.
     """
     found: dict[tuple[str, str], Mapping[str, float]] = {}
     for record in records:
@@ -157,11 +153,11 @@ def read_directions(
     directions = []
     for source, target in pairs:
         if (source, target) not in found:
-            raise ProbeError(f"the run has no figures of the link from {source} to {target}")
+            raise MeasurementError(f"the run has no figures of the link from {source} to {target}")
         try:
             _require_measured(found[source, target])
-        except ProbeError as error:
-            raise ProbeError(f"the link from {source} to {target}: {error}") from error
+        except MeasurementError as error:
+            raise MeasurementError(f"the link from {source} to {target}: {error}") from error
         directions.append(_direction(links[source, target], found[source, target], emulator))
     return directions
 
@@ -170,16 +166,16 @@ def _require_measured(values: Mapping[str, Any]) -> None:
     """Refuse figures of which one is missing, or is no amount."""
     for name in (metrics.RTT_S_P50, metrics.RTT_S_P99, metrics.JITTER_S):
         if name not in values:
-            raise ProbeError(f"{name} is missing")
+            raise MeasurementError(f"{name} is missing")
     for name, value in values.items():
         if type(value) not in (int, float) or not 0 <= value < _MOST:
-            raise ProbeError(f"{name} is no amount: {value!r:.40}")
+            raise MeasurementError(f"{name} is no amount: {value!r:.40}")
     rates = [name for name in values if name.startswith(_RATE)]
     for name in rates:
         if not _CONNECTIONS.fullmatch(name.removeprefix(_RATE)):
-            raise ProbeError(f"{name:.40} is no rate over a number of connections")
+            raise MeasurementError(f"{name:.40} is no rate over a number of connections")
     if not any(values[name] for name in rates):
-        raise ProbeError("nothing came through")
+        raise MeasurementError("nothing came through")
 
 
 def _direction(link: Link, values: Mapping[str, float], emulator: str | None) -> Direction:
@@ -264,16 +260,7 @@ def replace_text(path: Path, found: bytes, text: str) -> None:
         OSError: it cannot be written.
     """
     path = path.resolve()
-    mark = codecs.BOM_UTF8 if found.startswith(codecs.BOM_UTF8) else b""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("xb") as file:
-            file.write(mark + text.encode())
-            file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(path, scratch)
-        if path.read_bytes() != found:
-            raise FileChangedError(f"{path} was changed meanwhile")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    if path.read_bytes() != found:
+        raise FileChangedError(f"{path} was changed meanwhile")
+    mark = "\ufeff" if found.startswith(codecs.BOM_UTF8) else ""
+    write_atomically(path, mark + text)

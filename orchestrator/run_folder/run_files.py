@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def read_metrics(path: Path) -> Iterator[Mapping[str, Any]]:
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that is there as a whole or not at all, also after a power cut.
 
+    One that was there before keeps its mode.
+
     Raises:
         OSError: naming `path`.
     """
@@ -98,6 +101,8 @@ def write_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copymode(path, scratch)
         scratch.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

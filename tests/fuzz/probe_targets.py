@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from orchestrator.evidence.link_probe import ProbeError, link_figures, read_directions
+from orchestrator.evidence.link_probe import link_figures, read_directions
+from orchestrator.evidence.record.measured_steps import MeasurementError
 from orchestrator.run_folder.run_files import METRICS, MetricsError, read_metrics
 from protos.errors import RemoteProtocolError
 from protos.exchange.v1 import probe_pb2
@@ -128,7 +129,7 @@ PROBE_TARGETS = (
     Target(
         name="probe-records",
         decode=_read_records,
-        refusals=(ProbeError, MetricsError, ConfigError),
+        refusals=(MeasurementError, MetricsError, ConfigError),
         samples=_record_samples,
         most_bytes=lambda data: 4 * MIB + json_bytes(data),
         mutations=60,

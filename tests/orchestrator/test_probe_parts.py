@@ -10,7 +10,6 @@ import pytest
 from orchestrator.evidence.link_probe import (
     Direction,
     FileChangedError,
-    ProbeError,
     directions,
     estimate_s,
     link_figures,
@@ -19,6 +18,7 @@ from orchestrator.evidence.link_probe import (
     read_directions,
     replace_text,
 )
+from orchestrator.evidence.record.measured_steps import MeasurementError
 from topology.documents.load import load_topology
 from topology.documents.run_documents import DocumentText, check_pair
 from topology.errors import ConfigError
@@ -97,7 +97,7 @@ def test_losses_are_told_where_there_are_enough_and_tcp_goes_through(
 
 
 def test_a_missing_direction_is_told() -> None:
-    with pytest.raises(ProbeError, match="no figures of the link from b to a"):
+    with pytest.raises(MeasurementError, match="no figures of the link from b to a"):
         read_directions([record("a", "b")], load_topology(TOPOLOGY, "t"), [("b", "a")], None)
 
 
@@ -112,7 +112,7 @@ def test_a_missing_direction_is_told() -> None:
     ],
 )
 def test_figures_that_are_none_are_told_with_their_link(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(ProbeError, match=f"the link from a to b: {told}"):
+    with pytest.raises(MeasurementError, match=f"the link from a to b: {told}"):
         measured(record("a", "b", **values))
 
 

@@ -37,7 +37,7 @@ def _run(facts: RunFacts) -> list[str]:
     parts.append(_headline(wording.headline(facts)))
     parts += ["## Where the time of a step went", _table(wording.split_columns(facts.sites))]
     if facts.links:
-        parts += ["## Links", _table(wording.link_columns(facts))]
+        parts += ["## Links", _table(wording.measured_links(facts))]
     parts += ["## Timeline of a step", _timelines(facts)]
     if facts.evaluations:
         rows = [[str(step), formats.loss(loss)] for step, loss in facts.evaluations]

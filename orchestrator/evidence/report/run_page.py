@@ -117,7 +117,7 @@ def _reason(facts: RunFacts) -> Markup | None:
 
 
 def _places(facts: RunFacts) -> Markup:
-    links = table(wording.link_columns(facts), "Directed links, over the whole run")
+    links = table(wording.measured_links(facts), "Directed links, over the whole run")
     if len(facts.sites) < 2:
         return section("Sites and links", missing("One site: there are no links."))
     return section(

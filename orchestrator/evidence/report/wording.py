@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, columns_of
 from orchestrator.evidence.view.formats import show
+from orchestrator.evidence.view.live import link_columns
 from protos import metrics
 
 DEFINITIONS = (
@@ -130,28 +132,17 @@ def split_columns(sites: Sequence[SiteFacts]) -> list[Column]:
     return columns_of(headings, rows)
 
 
-def link_columns(facts: RunFacts) -> list[Column]:
+def measured_links(facts: RunFacts) -> list[Column]:
     """Return every directed link: configured, and what was measured."""
-    headings = ["link", "configured", "throughput", "use", "busy", "sent", "ratio"]
-    headings += ["RTT", "RTT, set", "lost", "dropped", "egress"]
-    rows = [
+    return link_columns(
         [
-            f"{link.source} → {link.target}",
-            show(link.configured_bytes_per_s, formats.rate),
-            show(link.throughput_bytes_per_s, formats.rate),
-            show(link.use, formats.share),
-            show(link.busy, formats.share),
-            show(link.sent_bytes, formats.size),
-            show(link.ratio, formats.factor),
-            show(link.rtt_s, formats.duration),
-            show(link.configured_rtt_s, formats.duration),
-            show(link.lost_packets, formats.count),
-            show(link.dropped_packets, formats.count),
-            show(link.egress_usd, formats.dollars),
+            {
+                **dataclasses.asdict(link),
+                metrics.RAW_BYTES: (link.ratio or 0.0) * (link.sent_bytes or 0.0),
+            }
+            for link in facts.links
         ]
-        for link in facts.links
-    ]
-    return columns_of(headings, rows)
+    )
 
 
 def _codecs(of_trees: tuple[str, ...]) -> str:

@@ -58,8 +58,7 @@ class LiveTable:
                 }
                 for link in run.links
             ]
-            headings = ("configured", "throughput", "use", "sent", "ratio", "RTT")
-            yield link_table(links, headings, formats.arrow(options))
+            yield FittingTable(link_columns(links, formats.arrow(options)))
 
 
 def plain_line(run: control_pb2.Run) -> str:
@@ -143,31 +142,32 @@ def _sites(run: control_pb2.Run) -> FittingTable:
     )
 
 
-def link_table(
-    links: Sequence[Mapping[str, Any]], headings: Sequence[str], arrow: str
-) -> FittingTable:
-    """Return a row a directed link, of figures by their names in a run's summary."""
+def link_columns(links: Sequence[Mapping[str, Any]], arrow: str = "→") -> list[Column]:
+    """Return a row a directed link, of figures by their names in a run's summary or its report."""
 
-    def each(style: Callable[[float], str], key: str, over: str = "") -> list[str]:
+    def each(heading: str, style: Callable[[float], str], key: str, over: str = "") -> Column:
         values = [known(link, key) for link in links]
         if over:
             values = [
                 ratio(value, known(link, over)) for value, link in zip(values, links, strict=True)
             ]
-        return [show(value, style) for value in values]
+        return Column(heading, [show(value, style) for value in values])
 
-    cells = {
-        "configured": each(formats.rate, "configured_bytes_per_s"),
-        "throughput": each(formats.rate, metrics.THROUGHPUT_BYTES_PER_S),
-        "use": each(formats.share, metrics.THROUGHPUT_BYTES_PER_S, "configured_bytes_per_s"),
-        "sent": each(formats.size, metrics.SENT_BYTES),
-        "ratio": each(formats.factor, metrics.RAW_BYTES, metrics.SENT_BYTES),
-        "RTT": each(formats.duration, metrics.RTT_S),
-        "set to": each(formats.duration, "configured_rtt_s"),
-    }
     names = [formats.way(link.get("source"), link.get("target"), arrow) for link in links]
-    named = Column("link", names, is_text=True)
-    return FittingTable([named, *(Column(heading, cells[heading]) for heading in headings)])
+    return [
+        Column("link", names, is_text=True),
+        each("throughput", formats.rate, metrics.THROUGHPUT_BYTES_PER_S),
+        each("configured", formats.rate, "configured_bytes_per_s"),
+        each("use", formats.share, metrics.THROUGHPUT_BYTES_PER_S, "configured_bytes_per_s"),
+        each("busy", formats.share, "busy"),
+        each("sent", formats.size, metrics.SENT_BYTES),
+        each("ratio", formats.factor, metrics.RAW_BYTES, metrics.SENT_BYTES),
+        each("RTT", formats.duration, metrics.RTT_S),
+        each("set to", formats.duration, "configured_rtt_s"),
+        each("lost", formats.count, "lost_packets"),
+        each("dropped", formats.count, "dropped_packets"),
+        each("egress", formats.dollars, "egress_usd"),
+    ]
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"

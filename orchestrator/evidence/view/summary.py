@@ -13,7 +13,7 @@ from orchestrator.core.run_metrics import PARTS
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import known, show
-from orchestrator.evidence.view.live import ASCII, BLOCKS, link_table, sparkline
+from orchestrator.evidence.view.live import ASCII, BLOCKS, link_columns, sparkline
 
 _CURVE_WIDTH = 40
 _STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "CANCELLED": "bold yellow"}
@@ -45,8 +45,7 @@ class RunSummary:
             yield _sites(sites)
         if links := summary.get("links"):
             yield Text()
-            headings = ("throughput", "configured", "use", "sent", "ratio", "RTT", "set to")
-            yield link_table(links, headings, formats.arrow(options))
+            yield FittingTable(link_columns(links, formats.arrow(options)))
 
 
 def _heading(summary: Mapping[str, Any]) -> Text:
