@@ -21,14 +21,14 @@ from topology.hashing import config_hash
 from topology.job import CODECS, Exchange, Job, LinkCodec, Reduction
 from topology.model.reduction_plans import plan_reduction
 from topology.model.step_model import StepModel, exchange_time_s
-from topology.model.tree_times import bytes_of_hops, plan_times_s, seconds_per_byte, shares_of_hops
+from topology.model.tree_times import bytes_of_hops, carried, plan_times_s, seconds_per_byte
 from topology.model.wire_load import (
     FRAME_BYTES,
     Load,
+    Wire,
     chunk_bytes_of,
     gateways_s_per_byte,
     tree_ratios,
-    wire_load,
 )
 from topology.planner.reductions import named
 from topology.simulator.settings import Settings
@@ -82,7 +82,7 @@ def test_the_smallest_has_the_fewest_bytes_and_of_equal_ones_the_first() -> None
 def test_each_tree_s_own_bytes_are_counted() -> None:
     job = with_codecs(script(), (0, 2, "int8"))
     relay = dataclasses.replace(TRIANGLE, emulate=True, emulator="relay")
-    load = wire_load(job, relay, PATHS, 64 << 20)
+    load = Wire(job, relay, PATHS).load(64 << 20)
     chunk_bytes = chunk_bytes_of(job, relay)
     assert load.chunk_bytes == (chunk_bytes + FRAME_BYTES, chunk_bytes * RATIOS["int8"] + FRAME_BYTES)  # fmt: skip
     # Three of four chunks cross 1-2, as fp32; those of the other tree cross 0-2; both cross 0-1.
@@ -99,7 +99,7 @@ def test_each_tree_s_own_bytes_are_counted() -> None:
     raw_bytes = sum(each.raw_bytes for each in work.buckets)
     for link in link_loads(work):
         hop = int(link.source[1]), int(link.target[1])
-        share = float(shares_of_hops(PATHS)[hop])
+        share = carried(PATHS)[hop]
         assert link.raw_bytes == pytest.approx(raw_bytes * share, rel=0.05)
         assert link.sent_bytes == pytest.approx(raw_bytes * busy_s[hop] * rate(relay, hop), rel=0.06)  # fmt: skip
 
@@ -178,7 +178,7 @@ def test_one_slow_pair_is_used_more_with_a_smaller_codec() -> None:
         assert len(set(codecs)) == (1 if codec == "fp32" else 2)
         for tree, each in zip(plan.trees, codecs, strict=True):
             assert (each == codec) == ({1, 2} in map(set, tree.parent.items()) or codec == "fp32")
-        shares[codec] = shares_of_hops(plan).get((1, 2), 0)
+        shares[codec] = carried(plan).get((1, 2), 0)
         times_s[codec] = exchange_time_s(job, topology, 256 << 20)
     assert shares["int8"] > 2 * shares["fp32"]
     assert times_s["int8"] < 0.75 * times_s["fp32"]

@@ -1,7 +1,6 @@
 """Predicted time of one exchange, against sums made by hand."""
 
 import dataclasses
-from fractions import Fraction
 
 import pytest
 
@@ -10,9 +9,9 @@ from tests.fakes.tree_worlds import LINE, TRIANGLE, both_ways, world
 from topology.codec_costs import COSTS
 from topology.job import Exchange, Job, Reduction
 from topology.model.reduction_plans import plan_reduction
-from topology.model.step_model import crossing_times_s, exchange_time_s
-from topology.model.tree_times import plan_times_s, seconds_per_byte, shares_of_hops
-from topology.model.wire_load import FRAME_BYTES, PACKET_FACTOR, Load, pipeline_bytes_of
+from topology.model.step_model import exchange_time_s
+from topology.model.tree_times import carried, plan_times_s, seconds_per_byte
+from topology.model.wire_load import FRAME_BYTES, PACKET_FACTOR, Load, Wire, pipeline_bytes_of
 from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
@@ -137,9 +136,7 @@ def test_a_link_s_chunks_are_those_of_all_its_trees_by_their_weights() -> None:
     even = world(3, both_ways((0, 1, 100.0, 0.2), (1, 2, 100.0, 0.2), (0, 2, 100.0, 0.2)))
     # Of 8 chunks, 6 take the star at site 0 and 2 the path 0 - 1 - 2: links 0-1 carry all, 0-2 six.
     plan = ReductionPlan(3, (star(3, 0, 3), Tree(1, {0: 1, 2: 1}, 1)), "")
-    assert shares_of_hops(plan)[0, 1] == 1
-    assert shares_of_hops(plan)[0, 2] == Fraction(3, 4)
-    assert shares_of_hops(plan)[1, 2] == Fraction(1, 4)
+    assert [carried(plan)[hop] for hop in ((0, 1), (0, 2), (1, 2))] == [1, 0.75, 0.25]
     found = plan_times_s(plan, even, Load(8, 1, (10.0, 10.0), None))
     # Chunk by chunk, early ones first: over 1-0 six up and two that come down, the last chunk of
     # all up: 0.9 s.
@@ -198,14 +195,19 @@ def test_large_exchanges_take_what_the_busiest_link_takes(tree: str) -> None:
     assert bound_s <= exchange_time_s(job(tree), topology, 100_000_000) <= 1.01 * bound_s
 
 
+def times_s(of: Job, topology: Topology, raw_bytes: int) -> dict[tuple[int, int], float]:
+    plan = plan_reduction(of, topology)
+    return plan_times_s(plan, topology, Wire(of, topology, plan).load(raw_bytes))
+
+
 def test_who_waits_for_whom() -> None:
-    gather = crossing_times_s(job(), PAIR, 10_000)
+    gather = times_s(job(), PAIR, 10_000)
     assert gather == {
         (0, 1): pytest.approx(10 * 1069 / 500 + 0.1),
         (1, 0): pytest.approx(10 * 1069 / 2000 + 0.05),
     }
     # Of the star, everyone waits for everyone, but the root not for itself.
-    found = crossing_times_s(job("star"), relayed(TRIANGLE), 2000)
+    found = times_s(job("star"), relayed(TRIANGLE), 2000)
     assert set(found) == {(one, other) for one in range(3) for other in range(3)} - {(1, 1)}
     slow_s, fast_s = 1069 / 20, 1069 / 50
     assert found[0, 1] == pytest.approx(2 * slow_s + 0.03)

@@ -21,9 +21,6 @@ What hides: with m micro-batches a step, gradients are complete only in the back
 becomes ready at r_i and takes t_i on a resource that serves buckets in order:
 
     e_i = max(r_i, e_(i-1)) + t_i,    exposed = max(0, e_n - end of the backward pass)
-
-A bucket that crosses several resources (reduce-scatter inside the site, the WAN, all-gather inside
-the site) queues at each of them as it leaves the one before; nobody overtakes.
 """
 
 from __future__ import annotations
@@ -151,8 +148,7 @@ class Overlap:
     """The time of an exchange: how much of it is busy, exposed and hidden."""
 
     busy_s: float
-    """Seconds that the busiest resource works on all buckets: the exchange's time if nothing hid
-    it."""
+    """Seconds of all buckets: the exchange's time if nothing hid it."""
     exposed_s: float
     """Seconds from the end of the backward pass to the end of the exchange."""
 
@@ -162,45 +158,13 @@ class Overlap:
         return max(0.0, self.busy_s - self.exposed_s)
 
 
-def fifo_ends_s(ready_s: Sequence[float], durations_s: Sequence[float]) -> list[float]:
-    """Return when one resource is done with each bucket, which it serves in this order."""
-    ends_s: list[float] = []
-    free_s = 0.0
-    for ready, duration in zip(ready_s, durations_s, strict=True):
-        free_s = max(ready, free_s) + duration
-        ends_s.append(free_s)
-    return ends_s
-
-
-def overlap(
-    ready_s: Sequence[float],
-    stages_s: Sequence[Sequence[float]],
-    backward_end_s: float,
-    delay_s: float = 0.0,
-) -> Overlap:
+def overlap(ready_s: Sequence[float], bucket_s: float) -> Overlap:
     """Return what of an exchange is exposed.
 
-    Buckets are in the order in which they are sent, and `stages_s`, what each takes on a resource,
-    in the order in which resources are used. `delay_s` is propagation, which occupies nothing.
+    Buckets are ready at these times, the last one when the backward pass ends. They are sent in
+    this order, and each takes `bucket_s`.
     """
-    ends_s = list(ready_s)
-    for durations_s in stages_s:
-        ends_s = fifo_ends_s(ends_s, durations_s)
-    last_s = ends_s[-1] + delay_s if ends_s else 0.0
-    busy_s = max((sum(durations_s) for durations_s in stages_s), default=0.0)
-    return Overlap(busy_s, max(0.0, last_s - backward_end_s))
-
-
-def ready_times_s(
-    bucket_elements: Sequence[int], window_s: float, window_end_s: float
-) -> list[float]:
-    """Return when buckets are ready whose gradients appear evenly during a backward pass.
-
-    The window is the last micro-batch's backward pass over what this rank holds; the last bucket
-    ends it.
-    """
-    total, made, ready = sum(bucket_elements), 0, []
-    for elements in bucket_elements:
-        made += elements
-        ready.append(window_end_s - window_s * (1 - made / total) if total else window_end_s)
-    return ready
+    free_s = 0.0
+    for each_s in ready_s:
+        free_s = max(each_s, free_s) + bucket_s
+    return Overlap(len(ready_s) * bucket_s, free_s - ready_s[-1])

@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from topology.cost.collectives import Level, Overlap, levels_of, overlap, ready_times_s, ring_s
+from topology.cost.collectives import Level, Overlap, levels_of, overlap, ring_s
 from topology.cost.layer_time import (
     Device,
     Interior,
@@ -207,7 +207,7 @@ def _gradients(
     if degrees.zero_stage == 0:
         bucket_s *= 2  # an all-reduce gathers what it has reduced
     ready_s = gradients_ready_s(degrees, num_buckets, window_s)
-    found = overlap(ready_s, [[bucket_s] * num_buckets], ready_s[-1])
+    found = overlap(ready_s, bucket_s)
     return Overlap(found.busy_s, found.exposed_s + device.contention * found.hidden_s)
 
 
@@ -220,10 +220,9 @@ def gradients_ready_s(degrees: Degrees, num_buckets: int, window_s: float) -> li
     """
     parts = degrees.virtual_stages
     away_s = (degrees.pipeline - 1) * window_s / parts
-    evenly_s = ready_times_s([1] * num_buckets, window_s, window_s)
     return [
-        each_s + away_s * (math.ceil((index + 1) * parts / num_buckets) - 1)
-        for index, each_s in enumerate(evenly_s)
+        window_s * made / num_buckets + away_s * (math.ceil(made * parts / num_buckets) - 1)
+        for made in range(1, num_buckets + 1)
     ]
 
 

@@ -27,7 +27,7 @@ from topology.cost.compute import num_parameters
 from topology.errors import ConfigError, Problem
 from topology.job import Job
 from topology.model.tree_times import plan_times_s, seconds_per_byte
-from topology.model.wire_load import tree_ratios, wire_load
+from topology.model.wire_load import Wire, tree_ratios
 from topology.suggest import did_you_mean
 from topology.trees.named_trees import named_groups, named_trees, refused
 from topology.trees.packing import Packing, pack_stars, pack_trees, weighted
@@ -205,7 +205,7 @@ def _judged_s(job: Job, topology: Topology, plan: ReductionPlan) -> float:
     # As the relay has it, however the WAN is emulated: connections are warm for most of a run, and
     # slow start would make every further hop look worse.
     plain = dataclasses.replace(topology, emulate=True, emulator="relay")
-    load = wire_load(job, plain, plan, raw_bytes, ratio)
+    load = Wire(job, plain, plan, ratio).load(raw_bytes)
     return max(plan_times_s(plan, topology, load).values())
 
 

@@ -48,7 +48,7 @@ from topology.model.pauses import RestedLinks
 from topology.model.reduction_plans import plan_reduction
 from topology.model.site_timing import SiteTiming, trainer_timing
 from topology.model.tree_times import bytes_of_hops, crossings_s, plan_times_s, rate_of
-from topology.model.wire_load import Hop, Wire, card_s, gateways_s_per_byte, wire_load
+from topology.model.wire_load import Hop, Wire, card_s, gateways_s_per_byte
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
@@ -379,25 +379,11 @@ def exchange_time_s(
         ValueError: no ratio for a codec that compresses.
         ConfigError: the job's tree does not fit the topology.
     """
-    return max(crossing_times_s(job, topology, raw_bytes, ratio).values(), default=0.0)
-
-
-def crossing_times_s(
-    job: Job, topology: Topology, raw_bytes: int, ratio: float | None = None
-) -> dict[tuple[int, int], float]:
-    """Return by which time after one site's start another is done, as far as the first decides.
-
-    Arguments and errors are those of `exchange_time_s`.
-
-    Returns:
-        Seconds from the first site's having its gradient to the second's having the last of the sum
-        that depends on it, by their indices. Pairs whose sites do not wait for each other are
-        missing; in a tree, a site other than the root waits for its own.
-    """
     plan = plan_reduction(job, topology)
     if raw_bytes == 0 or plan.num_sites == 1:
-        return {}
-    return plan_times_s(plan, topology, wire_load(job, topology, plan, raw_bytes, ratio))
+        return 0.0
+    load = Wire(job, topology, plan, ratio).load(raw_bytes)
+    return max(plan_times_s(plan, topology, load).values())
 
 
 def largest_cycle_means(weights: Floats) -> Floats:

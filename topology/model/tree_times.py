@@ -19,7 +19,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from topology.model.wire_load import Hop, Load
@@ -67,22 +66,9 @@ def crossings_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) 
     return found
 
 
-def shares_of_hops(plan: ReductionPlan) -> dict[Hop, Fraction]:
-    """Return which share of all chunks crosses each directed link, in the long run."""
-    if plan.is_gather:
-        return dict.fromkeys(itertools.permutations(range(plan.num_sites), 2), Fraction(1))
-    total = sum(tree.weight for tree in plan.trees)
-    weights: Counter[Hop] = Counter()
-    for tree in plan.trees:
-        for child, parent in tree.parent.items():
-            weights[child, parent] += tree.weight
-            weights[parent, child] += tree.weight
-    return {hop: Fraction(weight, total) for hop, weight in weights.items()}
-
-
 def bytes_of_hops(plan: ReductionPlan, load: Load) -> dict[Hop, float]:
     """Return what a load puts on each directed link, in the long run."""
-    return _carried(plan, [load.num_chunks * each for each in load.chunk_bytes])
+    return carried(plan, [load.num_chunks * each for each in load.chunk_bytes])
 
 
 def seconds_per_byte(
@@ -98,21 +84,25 @@ def seconds_per_byte(
         ratios: Encoded bytes for each of float32, by tree; one is of all of them.
     """
     return {
-        hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in _carried(plan, ratios).items()
+        hop: num_bytes / rate_of(topology, hop) for hop, num_bytes in carried(plan, ratios).items()
     }
 
 
-def _carried(plan: ReductionPlan, sizes: Sequence[float]) -> dict[Hop, float]:
-    """Return what crosses each directed link of `sizes`, by tree, which are those of all chunks."""
-    if len(set(sizes)) == 1:
-        return {hop: sizes[0] * float(share) for hop, share in shares_of_hops(plan).items()}
-    total = sum(tree.weight for tree in plan.trees)
-    carried: dict[Hop, float] = {}
-    for tree, size in zip(plan.trees, sizes, strict=True):
-        for child, parent in tree.parent.items():
-            for hop in ((child, parent), (parent, child)):
-                carried[hop] = carried.get(hop, 0.0) + size * tree.weight / total
-    return carried
+def carried(plan: ReductionPlan, sizes: Sequence[float] = (1.0,)) -> dict[Hop, float]:
+    """Return what crosses each directed link in the long run; by default its share of all chunks.
+
+    Args:
+        plan: Over some sites.
+        sizes: What all chunks come to, if they were a tree's, by tree; one is of all of them.
+    """
+    weights = [tree.weight for tree in plan.trees] or [1]
+    total = sum(weights)
+    found: dict[Hop, float] = {}
+    for tree, weight in enumerate(weights):
+        part = sizes[tree if len(sizes) > 1 else 0] * weight / total
+        for hop in plan.hops(tree):
+            found[hop] = found.get(hop, 0.0) + part
+    return found
 
 
 def rate_of(topology: Topology, hop: Hop) -> float:
@@ -137,25 +127,13 @@ def _gather_times_s(
 
 
 def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> Floats:
-    """Return crossings over trees; loads that find connections warm, and others, side by side."""
+    """Return crossings over trees of loads that all find connections warm, or all do not."""
     # numpy takes a fifth of a second to import, and most processes never ask.
-    import numpy as np
-
     from topology.model.tree_flow import Crossing, flow_s
 
-    found = np.empty((len(loads), plan.num_sites, plan.num_sites))
-    for is_warm in (False, True):
-        kind = [
-            index
-            for index, load in enumerate(loads)
-            if (load.first_window_bytes is None) == is_warm
-        ]
-        if kind:
-            alike = [loads[index] for index in kind]
-            counts = [chunks_of_trees(plan, load.num_chunks) for load in alike]
-            by_tree = [[count[tree] for tree in range(len(plan.trees))] for count in counts]
-            found[kind] = flow_s(Crossing(plan, topology, alike, by_tree))
-    return found
+    counts = [chunks_of_trees(plan, load.num_chunks) for load in loads]
+    by_tree = [[count[tree] for tree in range(len(plan.trees))] for count in counts]
+    return flow_s(Crossing(plan, topology, loads, by_tree))
 
 
 def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:

@@ -197,46 +197,25 @@ def starts_slowly(topology: Topology) -> bool:
     return has_packets(topology) and any(is_rested_slow(each.congestion) for each in topology.links)
 
 
-def wire_load(
-    job: Job, topology: Topology, plan: ReductionPlan, raw_bytes: int, ratio: float | None = None
-) -> Load:
-    """Return the load of one exchange.
-
-    Args:
-        job: gives codecs, chunk size, channels.
-        topology: its `emulator` says whether there are packets and slow start (`auto` counts as
-            netns, and so does a WAN that is not emulated).
-        plan: over its sites.
-        raw_bytes: float32 bytes of the whole gradient, 1 at least.
-        ratio: encoded bytes for each of them by `exchange.codec`; needed where that compresses.
-            Links' own codecs count as they usually do.
-
-    Raises:
-        ValueError: no ratio for a codec that compresses.
-    """
-    [load] = wire_loads(job, topology, plan, [raw_bytes], ratio)
-    return load
-
-
-def wire_loads(
-    job: Job,
-    topology: Topology,
-    plan: ReductionPlan,
-    sizes: Iterable[int],
-    ratio: float | None = None,
-) -> list[Load]:
-    """Return the loads of exchanges of several sizes, in float32 bytes; else as `wire_load`."""
-    wire = Wire(job, topology, plan, ratio)
-    return [wire.load(raw_bytes) for raw_bytes in sizes]
-
-
 class Wire:
-    """The load of exchanges of any size: whoever asks for many asks one of these."""
+    """The wire that a plan's chunks cross, which gives the load of exchanges of any size."""
 
     def __init__(
         self, job: Job, topology: Topology, plan: ReductionPlan, ratio: float | None = None
     ) -> None:
-        """Work out what does not depend on the size; arguments and errors are `wire_load`'s."""
+        """Work out what does not depend on the size.
+
+        Args:
+            job: gives codecs, chunk size, channels.
+            topology: its `emulator` says whether there are packets and slow start (`auto` counts as
+                netns, and so does a WAN that is not emulated).
+            plan: over its sites.
+            ratio: encoded bytes for each of float32 by `exchange.codec`; needed where that
+                compresses. Links' own codecs count as they usually do.
+
+        Raises:
+            ValueError: no ratio for a codec that compresses.
+        """
         self._cut_bytes, self._num_channels = (
             chunk_bytes_of(job, topology),
             channels_of(job, topology),
@@ -268,7 +247,7 @@ def tree_ratios(
 ) -> tuple[float, ...]:
     """Return the encoded bytes of each tree's chunks for each byte of float32; of a gather, one.
 
-    Arguments and errors are those of `wire_load`.
+    Arguments and errors are those of `Wire`.
     """
     usual = job.exchange.codec
     own = RATIOS.get(usual) if ratio is None else ratio

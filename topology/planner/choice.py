@@ -16,7 +16,7 @@ from topology.model.buckets import gradient_bytes
 from topology.model.site_timing import SiteTiming
 from topology.model.step_model import StepModel
 from topology.model.tree_times import bytes_of_hops
-from topology.model.wire_load import wire_load
+from topology.model.wire_load import Wire
 from topology.planner.cuts import parallel_of
 from topology.planner.reductions import Candidate
 from topology.trees.pairs import Edge, Pairs, edge
@@ -154,7 +154,7 @@ def egress_usd_per_step(job: Job, topology: Topology, plan: ReductionPlan) -> fl
     """
     if plan.num_sites == 1:
         return 0.0
-    load = wire_load(job, topology, plan, gradient_bytes(job), usual_ratio(job.exchange.codec))
+    load = Wire(job, topology, plan, usual_ratio(job.exchange.codec)).load(gradient_bytes(job))
     names = [site.name for site in topology.sites]
     sent_bytes = {
         (names[source], names[target]): num_bytes

@@ -147,7 +147,7 @@ def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
     wire: dict[Hop, float] = {}
     raw: dict[Hop, float] = {}
     for segment in (each for segments in work.segments for each in segments):
-        for hop in _hops(work, segment.tree):
+        for hop in work.plan.hops(segment.tree):
             wire[hop] = wire.get(hop, 0.0) + segment.wire_bytes
             raw[hop] = raw.get(hop, 0.0) + segment.raw_bytes
     index = {site.name: site.index for site in work.topology.sites}
@@ -159,16 +159,6 @@ def link_loads(work: StepWork) -> tuple[LinkLoad, ...]:
             sent_bytes, busy_s = on_wire * work.frame_share, on_wire / link.bytes_per_s
             found.append(LinkLoad(link.source, link.target, sent_bytes, raw_bytes, busy_s))
     return tuple(found)
-
-
-def _hops(work: StepWork, tree: int) -> Iterator[Hop]:
-    sites = range(work.plan.num_sites)
-    if work.plan.is_gather:
-        yield from ((one, other) for one in sites for other in sites if one != other)
-        return
-    for child, parent in work.plan.trees[tree].parent.items():
-        yield child, parent
-        yield parent, child
 
 
 class _Made:

@@ -41,7 +41,7 @@ from topology.job import Job
 from topology.model.buckets import FLOAT32_BYTES, Bucket, buckets_of
 from topology.model.fabric import reduce_scatter_s
 from topology.model.reduction_plans import plan_reduction
-from topology.model.wire_load import PACKET_FACTOR, Hop, Load, wire_loads
+from topology.model.wire_load import PACKET_FACTOR, Hop, Load, Wire
 from topology.simulator.engine import Server
 from topology.simulator.settings import BUCKETS_MAX, Rounds, RoundWork, Settings, fragment_buckets
 from topology.trees.link_codecs import plan_codecs
@@ -332,7 +332,7 @@ def _reductions_s(
     count = layers_per_stage(workload, inside.degrees)
     layer_s = gradients.busy_s / count
     ready_s = gradients_ready_s(inside.degrees, count, window_s)
-    in_turn = overlap(ready_s, [[layer_s] * count], ready_s[-1])
+    in_turn = overlap(ready_s, layer_s)
     slowed_s = max(0.0, gradients.exposed_s - in_turn.exposed_s)
     last = {lane: index for index, lane in enumerate(lanes)}
     found, above = [], workload.layers + 1
@@ -416,15 +416,15 @@ def step_work(job: Job, topology: Topology, settings: Settings) -> StepWork:
     if settings.rounds is not None and schedule != "off":
         rounds, buckets = _rounds(job, topology, settings.rounds, buckets)
     ratio = usual_ratio(job.exchange.codec) if settings.ratio is None else settings.ratio
-    sizes = [each.raw_bytes for each in buckets]
-    loads = wire_loads(job, topology, plan, sizes, ratio)
+    sizes, wire = [each.raw_bytes for each in buckets], Wire(job, topology, plan, ratio)
+    loads = [wire.load(each) for each in sizes]
     has_packets = loads[0].first_window_bytes is not None
     has_slow_start = has_packets if settings.slow_start is None else settings.slow_start
     windows = [each.first_window_bytes or 0.0 for each in loads]
     if has_slow_start and not has_packets:
         packeted = dataclasses.replace(topology, emulate=False)
-        packets = wire_loads(job, packeted, plan, sizes, ratio)
-        windows = [each.first_window_bytes or 0.0 for each in packets]
+        packets = Wire(job, packeted, plan, ratio)
+        windows = [packets.load(each).first_window_bytes or 0.0 for each in sizes]
     codecs, is_fair = plan_codecs(job, topology, plan), settings.sharing == "fair"
     num_abreast, abreast = max(each.num_abreast for each in loads), loads[0].abreast_of_links or {}
     return StepWork(

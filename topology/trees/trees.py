@@ -4,7 +4,8 @@ Pure. The executor in the gateway knows only `ReductionPlan`; topology.model.red
 one from a job and its topology.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -68,16 +69,20 @@ class ReductionPlan:
         """
         return self.turns[turn % len(self.turns)]
 
+    def hops(self, tree: int) -> Iterator[tuple[int, int]]:
+        """Yield the directed links that a tree's chunks cross, by their sites; all, in a gather."""
+        if self.is_gather:
+            yield from itertools.permutations(range(self.num_sites), 2)
+            return
+        for child, parent in self.trees[tree].parent.items():
+            yield child, parent
+            yield parent, child
+
     def neighbours(self, site: int) -> tuple[int, ...]:
         """Return the sites that `site` exchanges bytes with, in ascending order."""
-        if self.is_gather:
-            return tuple(other for other in range(self.num_sites) if other != site)
-        found: set[int] = set()
-        for tree in self.trees:
-            found.update(tree.children(site))
-            if site in tree.parent:
-                found.add(tree.parent[site])
-        return tuple(sorted(found))
+        trees = range(max(1, len(self.trees)))
+        hops = itertools.chain.from_iterable(map(self.hops, trees))
+        return tuple(sorted({target for source, target in hops if source == site}))
 
 
 def shape_of(tree: Tree) -> tuple[int, tuple[tuple[int, int], ...]]:

@@ -35,7 +35,7 @@ from orchestrator.evidence.view.formats import UNKNOWN
 from topology.codec_costs import usual_ratio
 from topology.cost.local_sgd import local_round
 from topology.job import Job
-from topology.model.step_model import StepModel, crossing_times_s
+from topology.model.step_model import StepModel, exchange_time_s
 from topology.model.wire_load import gateways_s_per_byte, has_packets
 from topology.planner.cuts import in_words, placed_timings
 from topology.simulator.settings import Rounds
@@ -132,8 +132,7 @@ def _fragment_s(pair: Pair, run: SimulatedRun, rounds: Rounds) -> float:
         for each_s, site in zip(per_byte_s, work.sites, strict=True)
         if site.gateway.num_gateways
     ]
-    crossings_s = crossing_times_s(job, topology, raw_bytes, ratio)
-    return max([*crossings_s.values(), *gateways_s])
+    return max(exchange_time_s(job, topology, raw_bytes, ratio), *gateways_s)
 
 
 def _of_cuts(pair: Pair, run: SimulatedRun, step_s: float) -> Predicted:
