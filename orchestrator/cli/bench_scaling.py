@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Self
 
 import click
-from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from orchestrator.cli.bench_folder import new_bench, note_plans, opened_bench, tell_outcome
+from orchestrator.cli.display import live_on_stderr
 from orchestrator.cli.options import (
     all_of,
     home_option,
@@ -46,9 +45,7 @@ class BenchProgress:
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = points
         self._heading = ""
-        console = Console(stderr=True)
-        is_live = console.is_terminal and not console.is_dumb_terminal
-        self._live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
+        self._live = live_on_stderr()
 
     def __enter__(self) -> Self:
         if self._live is not None:

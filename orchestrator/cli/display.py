@@ -28,14 +28,21 @@ PLAIN_EVERY_S = 5.0
 """Between two plain lines of a run whose state stays the same."""
 
 
+def live_on_stderr() -> Live | None:
+    """Return what shows something as it changes; None where stderr is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        return None
+    return Live(console=console, auto_refresh=False, transient=True)
+
+
 @contextmanager
 def progress() -> Iterator[Callable[[control_pb2.Run], None]]:
     """Give a function that shows a run as it is now, on stderr."""
-    console = Console(stderr=True)
-    if not console.is_terminal or console.is_dumb_terminal:
+    live = live_on_stderr()
+    if live is None:
         yield PlainProgress()
         return
-    live = Live(console=console, auto_refresh=False, transient=True)
     with INTERRUPTION.holding(), live:
         yield lambda run: live.update(LiveTable(run), refresh=True)
 

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from orchestrator.cli.display import live_on_stderr
 from orchestrator.cli.output import Output
 from orchestrator.emulator.backend import Counters
 from orchestrator.emulator.emulations import claimed
@@ -116,9 +117,8 @@ class Shown:
         """Print where the sites are, and on a terminal start the table."""
         self._name = state["name"]
         self._output.event("up", state, "\n".join(_places(state)))
-        console = Console(stderr=True)
-        if console.is_terminal and not console.is_dumb_terminal and not self._wanted.command:
-            live = Live(console=console, auto_refresh=False, transient=True)
+        live = None if self._wanted.command else live_on_stderr()
+        if live is not None:
             self._live = self._stack.enter_context(live)
 
     def fault(self, timed: TimedChange) -> None:

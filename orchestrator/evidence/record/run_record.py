@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,16 +28,6 @@ from topology.documents.placement import placed
 from topology.errors import ConfigError
 from topology.job import Job
 from topology.world import Topology
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of the run's journal."""
-
-    wall_s: float
-    kind: str
-    site: str
-    detail: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +67,7 @@ class RunRecord:
     """One run."""
 
     run: control_pb2.Run
-    events: tuple[Event, ...]
+    events: Sequence[control_pb2.Event]
     folder: Path | None
     """None: a folder of another machine, or none that is known."""
     topology: Topology | None
@@ -104,21 +94,20 @@ class RunRecord:
         return max((step for end_s, step in self.step_ends if end_s <= wall_s), default=0)
 
 
-def read_record(run: control_pb2.Run, events: list[control_pb2.Event]) -> RunRecord:
+def read_record(run: control_pb2.Run, events: Sequence[control_pb2.Event]) -> RunRecord:
     """Read what a run's folder holds, beside what its coordinator or its journal says of it."""
     folder = Path(run.folder) if run.folder and Path(run.folder).is_dir() else None
     gaps: list[str] = []
-    told = tuple(map(_event, events))
     topology: Topology | None = None
     job: Job | None = None
     if folder is None:
         named = run.folder or "its folder"
         gaps.append(f"{named} is not on this machine: no documents, and nothing that was measured")
     else:
-        topology, job = _documents(folder, told, gaps)
+        topology, job = _documents(folder, events, gaps)
     record = RunRecord(
         run=run,
-        events=told,
+        events=events,
         folder=folder,
         topology=topology,
         job=job,
@@ -131,10 +120,10 @@ def read_record(run: control_pb2.Run, events: list[control_pb2.Event]) -> RunRec
 
 
 def _documents(
-    folder: Path, events: tuple[Event, ...], gaps: list[str]
+    folder: Path, events: Sequence[control_pb2.Event], gaps: list[str]
 ) -> tuple[Topology | None, Job | None]:
     """Return both documents as they were submitted; a gap for each that cannot be read."""
-    submitted = next((event.detail for event in events if event.kind == "run.submitted"), {})
+    submitted = next((detail_of(event) for event in events if event.kind == "run.submitted"), {})
     topology: Topology | None = None
     job: Job | None = None
     try:
@@ -152,9 +141,10 @@ def _documents(
     return topology, job
 
 
-def _event(event: control_pb2.Event) -> Event:
+def detail_of(event: control_pb2.Event) -> Mapping[str, Any]:
+    """Return what else an event says; empty where that is no object."""
     detail = json.loads(event.detail_json or "{}")
-    return Event(event.wall_s, event.kind, event.site, detail if isinstance(detail, dict) else {})
+    return detail if isinstance(detail, dict) else {}
 
 
 MAX_SAMPLES = 20_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.core.run_metrics import PARTS, SiteMetrics
-from orchestrator.evidence.record.run_record import RunRecord
+from orchestrator.evidence.record.run_record import RunRecord, detail_of
 from orchestrator.evidence.record.step_timelines import StepTimeline, choose
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.formats import known, ratio
@@ -246,7 +246,7 @@ def _faults(record: RunRecord) -> tuple[FaultFacts, ...]:
     began = next((event.wall_s for event in record.events if event.kind == "run.active"), None)
     told = [(fault.wall_s, fault.what, fault.where) for fault in record.faults]
     told += [
-        (event.wall_s, f"other trees: {event.detail.get('plan', '')}", "all sites")
+        (event.wall_s, f"other trees: {detail_of(event).get('plan', '')}", "all sites")
         for event in record.events
         if event.kind == "run.replanned"
     ]
@@ -301,5 +301,5 @@ def _plan(record: RunRecord, gaps: list[str]) -> PlanFacts | None:
 
 def _told(record: RunRecord, kind: str, key: str) -> str:
     """Return a word of the last event of that kind, if there is one."""
-    told = [event.detail.get(key) for event in record.events if event.kind == kind]
+    told = [detail_of(event).get(key) for event in record.events if event.kind == kind]
     return told[-1] if told and isinstance(told[-1], str) else ""
