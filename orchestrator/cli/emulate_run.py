@@ -41,7 +41,7 @@ class EmulationTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text(f"emulation {self.name}")
-        arrow = "->" if options.ascii_only else "→"
+        arrow = formats.arrow(options)
         links = self.topology.links
         before, now = (
             [counters.get((link.source, link.target), {}) for link in links]
@@ -55,7 +55,9 @@ class EmulationTable:
         yield FittingTable(
             [
                 Column(
-                    "link", [f"{link.source} {arrow} {link.target}" for link in links], is_text=True
+                    "link",
+                    [formats.way(link.source, link.target, arrow) for link in links],
+                    is_text=True,
                 ),
                 Column("configured", [formats.rate(link.bytes_per_s) for link in links]),
                 Column("RTT", [formats.duration(link.rtt_s) for link in links]),

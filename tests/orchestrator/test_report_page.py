@@ -103,7 +103,7 @@ def test_the_page_of_a_run_has_all_sections(tmp_path: Path) -> None:
     for title in ("Sites and links", "Where the time", "Timeline", "Loss", "Faults", "The plan"):
         assert f"<h3>{title}" in text
     assert "star at virginia" in text
-    assert "emulated by relay" in text
+    assert "WAN emulated in user space (relay)" in text
     assert "no namespaces here" in text
     assert text.count("data-step=") == 7
     assert "to 10Mbit/s, delay 40ms" in text

@@ -28,7 +28,7 @@ EMULATORS = {
     "netns": "WAN emulated packet by packet (netns)",
     "relay": "WAN emulated in user space (relay)",
     "simulated": "simulated: nothing ran",
-    "none": "no WAN emulated: links are this machine's own",
+    "none": "no WAN emulated: links are as they are",
 }
 _BESIDE = {"hidden_inter_s": "WAN, hidden", "encode_s": "encode", "decode_s": "decode"}
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.core.run_metrics import PARTS
+from orchestrator.evidence.bench.bench_tables import EMULATORS
 from orchestrator.evidence.report.run_facts import RunFacts, SiteFacts
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, columns_of
@@ -193,13 +194,7 @@ def plan_lines(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 def _wan(facts: RunFacts) -> str:
-    if not facts.emulator:
-        return "as it is, not emulated"
-    kinds = {
-        "relay": "through user space, without packets",
-        "netns": "the kernel's own TCP, packet by packet",
-    }
-    about = f"emulated by {facts.emulator}: {kinds.get(facts.emulator, 'as the topology says')}"
+    about = EMULATORS.get(facts.emulator or "none", f"emulated by {facts.emulator}")
     return f"{about}. {facts.emulator_note}" if facts.emulator_note else about
 
 

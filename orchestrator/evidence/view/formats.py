@@ -6,7 +6,6 @@ A figure that is not known is None and shows as a dash.
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -118,16 +117,6 @@ def site_state(site: control_pb2.SiteStatus) -> str:
     if site.state not in control_pb2.SiteState.values():
         return str(site.state)
     return control_pb2.SiteState.Name(site.state).removeprefix("SITE_STATE_")
-
-
-def exit_words(exit_code: int) -> str:
-    """Return `exit code 17`, or for a negative one `signal 9 (SIGKILL)`."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return f"signal {-exit_code} ({signal.Signals(-exit_code).name})"
-    except ValueError:
-        return f"signal {-exit_code}"
 
 
 def _three_digits(value: float, base: int, units: tuple[str, ...]) -> str:

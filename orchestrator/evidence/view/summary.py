@@ -14,6 +14,7 @@ from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import known, show
 from orchestrator.evidence.view.live import ASCII, BLOCKS, link_columns, sparkline
+from protos.failure import name_exit
 
 _CURVE_WIDTH = 40
 _STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "CANCELLED": "bold yellow"}
@@ -71,7 +72,7 @@ def _failure(failure: Mapping[str, Any] | None) -> Text | None:
     parts = [
         f"site {formats.words(failure.get('site'))}" if failure.get("site") else "",
         f"rank {rank}" if isinstance(rank, int) and rank >= 0 else "",
-        formats.exit_words(exit_code) if isinstance(exit_code, int) and exit_code else "",
+        name_exit(exit_code) if isinstance(exit_code, int) and exit_code else "",
         formats.words(failure.get("message")),
     ]
     text = Text("first failure: ", style="bold red")
