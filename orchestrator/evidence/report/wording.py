@@ -216,17 +216,13 @@ def fault_columns(facts: RunFacts) -> list[Column]:
 def comparison(runs: Sequence[RunFacts]) -> list[Column]:
     """Return the runs beside each other, a row a figure."""
     plans = [dict(plan_lines(run)) for run in runs]
+    figures = [{name: figure for name, figure, _ in headline(run)} for run in runs]
+    names = dict.fromkeys(name for each in figures for name in each)
     rows = [
         ["state", *(run.state for run in runs)],
-        ["tokens a second", *(show(run.tokens_per_s, formats.count) for run in runs)],
-        ["a step", *(show(run.step_s, formats.duration) for run in runs)],
-        ["WAN, exposed", *(show(run.exposed_share, formats.share) for run in runs)],
-        ["held-out loss", *(show(run.held_out_loss, formats.loss) for run in runs)],
-        ["training loss", *(show(run.last_loss, formats.loss) for run in runs)],
+        *([name, *(each.get(name, formats.UNKNOWN) for each in figures)] for name in names),
         ["steps", *(str(run.steps) for run in runs)],
-        ["sent over the WAN", *(show(run.sent_bytes, formats.size) for run in runs)],
         ["ratio", *(show(run.ratio, formats.factor) for run in runs)],
-        ["egress", *(show(run.egress_usd, formats.dollars) for run in runs)],
         *(
             [name, *(plan.get(name, formats.UNKNOWN).partition(":")[0] for plan in plans)]
             for name in ("reduction", "codec", "schedule", "compute")

@@ -18,12 +18,13 @@ from orchestrator.evidence.view.formats import known, ratio, show
 from protos import metrics
 from protos.control.v1 import control_pb2
 
-_STYLES = {
-    control_pb2.RUN_STATE_ACTIVE: "green",
-    control_pb2.RUN_STATE_SUCCEEDED: "bold green",
-    control_pb2.RUN_STATE_FAILED: "bold red",
-    control_pb2.RUN_STATE_CANCELLED: "bold yellow",
+STYLES = {
+    "ACTIVE": "green",
+    "SUCCEEDED": "bold green",
+    "FAILED": "bold red",
+    "CANCELLED": "bold yellow",
 }
+"""How a run's state is shown."""
 _UNFINISHED = frozenset({control_pb2.RUN_STATE_UNSPECIFIED, control_pb2.RUN_STATE_FORMING})
 
 
@@ -36,7 +37,8 @@ class LiveTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         run = self._run
         heading = Text(f"{formats.words(run.run_id)}  {formats.words(run.name)}  ")
-        heading.append(formats.run_state(run), style=_STYLES.get(run.state, ""))
+        state = formats.run_state(run)
+        heading.append(state, style=STYLES.get(state, ""))
         yield heading
         if shown := _figures(run):
             yield Text("  ".join(shown))

@@ -13,11 +13,10 @@ from orchestrator.core.run_metrics import PARTS
 from orchestrator.evidence.view import formats
 from orchestrator.evidence.view.fitting_table import Column, FittingTable
 from orchestrator.evidence.view.formats import known, show
-from orchestrator.evidence.view.live import ASCII, BLOCKS, link_columns, sparkline
+from orchestrator.evidence.view.live import ASCII, BLOCKS, STYLES, link_columns, sparkline
 from protos.failure import name_exit
 
 _CURVE_WIDTH = 40
-_STYLES = {"SUCCEEDED": "bold green", "FAILED": "bold red", "CANCELLED": "bold yellow"}
 
 
 class RunSummary:
@@ -54,7 +53,7 @@ def _heading(summary: Mapping[str, Any]) -> Text:
     steps, active_s = known(summary, "steps"), known(summary, "active_s")
     parts = [
         Text(f"run {run_id}".rstrip()),
-        Text(state, style=_STYLES.get(state, "")),
+        Text(state, style=STYLES.get(state, "")),
         Text("" if steps is None else f"after {steps:.0f} steps"),
         Text(f"in {formats.duration(active_s)}" if active_s else ""),
     ]
