@@ -138,7 +138,7 @@ def off_in_the_long_run(seed: int, shape: str, schedule: str, emulator: str) -> 
         ("gather", "netns", 0.0005, 0.0005),
         ("star", "netns", 0.0005, 0.015),
         ("relay", "netns", 0.001, 0.07),
-        ("ring", "netns", 0.01, 0.08),
+        ("ring", "netns", 0.01, 0.085),
         ("weighted", "netns", 0.005, 0.11),
         ("ring", "relay", 0.005, 0.025),
         ("weighted", "relay", 0.015, 0.105),
@@ -164,7 +164,7 @@ def test_steps_that_follow_each_other_take_what_simulated_ones_do(
         ("star", "netns", 0.0005, 0.015),
         ("relay", "netns", 0.001, 0.03),
         ("ring", "netns", 0.015, 0.09),
-        ("weighted", "netns", 0.005, 0.1),
+        ("weighted", "netns", 0.005, 0.14),
     ],
 )
 def test_the_closed_form_is_what_simulated_chunks_take(

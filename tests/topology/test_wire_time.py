@@ -173,8 +173,9 @@ def test_slow_start_ends_with_the_chunks_of_its_link() -> None:
     load = Load(6, 1, (15_000.0,) * 3, 10_000.0)
     expected_s = 0.155 + (0.1 - 0.02) + 0.015 + 0.015 + 0.05
     found_s = max(plan_times_s(plan, fast, load).values())
-    # By shares the last chunk up waits for the share of a chunk that comes down: at most all of it.
-    assert expected_s <= found_s <= expected_s + 0.015
+    # By shares the last chunk up waits for the share of a chunk that comes down: at most all of it,
+    # and for as much of the window.
+    assert expected_s <= found_s <= expected_s + 0.03
 
 
 def test_seconds_per_byte_say_which_link_is_busiest() -> None:

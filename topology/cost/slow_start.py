@@ -62,18 +62,6 @@ def unused_s(
     return lost_s
 
 
-def sent_bytes(
-    since_s: float, bytes_per_s: float, rtt_s: float, first_window_bytes: float
-) -> float:
-    """Return how much a link sends at most in the first seconds of a burst."""
-    left_s, sent = since_s, 0.0
-    for window_bytes in windows(bytes_per_s, rtt_s, first_window_bytes):
-        if left_s < rtt_s:
-            return sent + min(window_bytes, left_s * bytes_per_s)
-        sent, left_s = sent + window_bytes, left_s - rtt_s
-    return sent + left_s * bytes_per_s
-
-
 def windows(bytes_per_s: float, rtt_s: float, first_window_bytes: float) -> Iterator[float]:
     """Yield the windows that do not fill the link, in bytes."""
     window_bytes = first_window_bytes

@@ -20,7 +20,7 @@ import numpy as np
 
 from topology.cost.slow_start import RTO_MIN_S
 from topology.model.tree_flow import Crossing, flow_and_uses_s, unused_of_s
-from topology.model.tree_times import bytes_of_hops, chunks_of_trees
+from topology.model.tree_times import bytes_of_hops
 from topology.model.wire_load import Load
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
@@ -108,9 +108,7 @@ class RestedLinks:
     @functools.cached_property
     def _crossing(self) -> Crossing:
         """The load on the plan's trees."""
-        counts = chunks_of_trees(self._plan, self._load.num_chunks)
-        by_tree = [counts[tree] for tree in range(len(self._plan.trees))]
-        return Crossing(self._plan, self._topology, [self._load], [by_tree])
+        return Crossing(self._plan, self._topology, [self._load])
 
     def windows_after(self, window_bh: Floats, idle_bh: Floats) -> Floats:
         """Return the windows of the next exchange, after pauses of so many seconds."""

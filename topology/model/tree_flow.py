@@ -1,28 +1,23 @@
 """The flow of chunks through trees that share links: when the last of them is where. Pure.
 
 A *leg* is one hop of one tree in one direction, up to the root or down from it; a directed link
-carries the legs of several trees. Its chunks come in the order of their turns, those of all trees
-abreast.
+carries the legs of several trees.
 
 - The first chunks of a leg begin it once those of all children are there. Early chunks go before
   later ones, so of several they wait for nobody: g c / r + t / 2, with g chunks abreast of c bytes,
-  and what TCP's slow start still leaves unused of the link at that time. Where they are all that a
-  leg has, they wait for those of other legs that are there before them and have earlier turns.
-- A link works without a pause while it has something to send. So the share x of a leg's chunks has
-  left it when all that goes before has: of another leg the share x - d / D, D being all of the
-  link's work and d how much later that one begins; of one that begins earlier, more than x.
-- Nor earlier than a leg's own chunks came, one behind the other.
+  and what TCP's slow start leaves unused of the link.
+- Nor does a leg end before its own chunks have come and gone, one behind the other. They are
+  followed at a few shares of each leg: the first and the last, and where TCP starts slowly some
+  between them, for there one link may be slow early and the next one late.
+- A link works without a pause while it has something to send. So a leg's last chunk has left when
+  all that goes before it has: of another leg all but the share d / D, D being all of the link's
+  work and d how much later that one begins.
 
 What begins earlier because of a wider link elsewhere gets in the way of others: with d as it is,
 they would be later for that. So d is never less than what it would be if all links were as wide as
 can be: the beginning of the other leg counts with round trips alone. Then everything only grows
-with what links take, and of warm connections no exchange is ever slower for a wider link. Against
-the event-driven simulator that is no less exact, for what is slightly early elsewhere in fact waits
-there.
-
-Chunks are followed at a few shares x of each leg: the first and the last, and where TCP starts
-slowly some between them, for there one link may be slow early and the next one late. What all this
-is worth against the simulator: docs/measurements/predictions.md.
+with what links take, and of warm connections no exchange is ever slower for a wider link. What all
+this is worth against the simulator: docs/measurements/predictions.md.
 
 Legend of shapes, which end names in lower case: D directions (up, down), K trees, S sites (where
 something begins; of a leg, its lower end), T sites where something ends, R loads, P shares, H
@@ -32,16 +27,14 @@ links, M legs of one.
 from __future__ import annotations
 
 import copy
-import heapq
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from topology.cost.slow_start import sent_bytes, unused_s
 from topology.trees.trees import ReductionPlan
 from topology.world import Link, Topology
 
@@ -57,8 +50,6 @@ UP, DOWN = 0, 1
 _SHARES_OF_SLOW_START = 8
 _NEVER_S = 1e12
 """Seconds at which a leg is taken to begin that carries nothing."""
-_WIDEST = np.array(1e15)
-"""Bytes per second of a link on which nothing takes time."""
 Leg = tuple[int, int, int]
 """The direction, tree and lower end of a leg."""
 
@@ -72,9 +63,6 @@ class Shape:
         self.root_k = np.array([tree.root for tree in plan.trees])
         self.parent_ks = np.array(
             [[tree.parent.get(site, site) for site in sites] for tree in plan.trees]
-        )
-        self.is_leaf_ks = np.array(
-            [[site not in tree.parent.values() for site in sites] for tree in plan.trees]
         )
         self.depth_ks = np.zeros_like(self.parent_ks)
         above_ks = np.tile(np.arange(plan.num_sites), (len(plan.trees), 1))
@@ -99,55 +87,37 @@ class Shape:
 class Crossing:
     """Loads on the links of a plan's trees."""
 
-    def __init__(
-        self,
-        plan: ReductionPlan,
-        topology: Topology,
-        loads: Sequence[Load],
-        counts: Sequence[Sequence[int]],
-    ) -> None:
-        """Take what crosses.
-
-        Args:
-            plan: Of trees; no gather.
-            topology: Has the links of all of them.
-            loads: Either all with a first window, or none.
-            counts: Of chunks, by load, then tree.
-        """
-        self.plan = plan
-        self.num_loads = len(loads)
+    def __init__(self, plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> None:
+        """Take what crosses: loads of one exchange, over a plan of trees."""
         self.shape = Shape(plan)
         index = {site.name: site.index for site in topology.sites}
         links = {(index[each.source], index[each.target]): each for each in topology.links}
-        self._legs = [
+        self.legs = [
             (direction, tree, lower)
             for direction in (UP, DOWN)
             for tree, each in enumerate(plan.trees)
             for lower in each.parent
         ]
-        of_leg = {leg: links[self.shape.hop(leg)] for leg in self._legs}
+        of_leg = {leg: links[self.shape.hop(leg)] for leg in self.legs}
         self.rate_dks = self._filled(of_leg, 1.0, lambda link: link.bytes_per_s)
         self.rtt_dks = self._filled(of_leg, 0.0, lambda link: link.rtt_s)
-        # What does not start slowly has a first window that nothing is larger than.
-        self.window_dksr = np.full((*self.rate_dks.shape, len(loads)), math.inf)
-        for place, load in enumerate(loads):
-            if load.first_window_bytes is not None:
-                self.window_dksr[..., place] = self._filled(of_leg, math.inf, load.window_of)
-        self.is_slow = bool(np.isfinite(self.window_dksr).any())
-        count_kr = np.array(counts, dtype=np.float64).T
+        self.window_dksr = np.stack(
+            [self._filled(of_leg, math.inf, load.window_of) for load in loads], axis=-1
+        )
+        """Bytes of the first window; infinite where connections do not start slowly."""
+        counts = [chunks_of_trees(plan, load.num_chunks) for load in loads]
+        count_kr = np.array([[each[tree] for each in counts] for tree in range(len(plan.trees))])
         chunk_kr = np.array([load.chunk_bytes for load in loads]).T
         self.is_used_kr = count_kr > 0
-        count_kr = np.maximum(count_kr, 1.0)
+        count_kr = np.maximum(count_kr, 1)
         self.bytes_kr = count_kr * chunk_kr
         """Bytes of each tree; of one that is not used, more than none."""
         abreast_dksr = np.full(self.window_dksr.shape, math.inf)
-        for leg in self._legs:
+        for leg in self.legs:
             # Of one exchange's loads, all have the same links.
             abreast_dksr[leg] = loads[0].abreast_on(self.shape.hop(leg))
-        self.count_kr = count_kr
-        """Number of each tree's chunks; of one that is not used, 1."""
         self.granule_dksr = np.minimum(abreast_dksr, count_kr[:, None]) * chunk_kr[:, None]
-        """Number of chunks that are abreast on a leg's link."""
+        """Bytes that are abreast on a leg's link."""
         self.share_kr = self.granule_dksr.min(axis=(0, 2)) / self.bytes_kr
         """Share of a tree's bytes: the least that is abreast on any of its links."""
 
@@ -159,18 +129,34 @@ class Crossing:
             found[leg] = figure(link)
         return found
 
-    def used_legs(self, load: int) -> Iterator[Leg]:
-        """Yield the legs that carry something of a load."""
-        return (leg for leg in self._legs if self.is_used_kr[leg[1], load])
-
     def with_windows(self, window_st: Floats) -> Crossing:
         """Return the same with other first windows, by the sites from and to which links go."""
         other = copy.copy(self)
         other.window_dksr = np.full_like(self.window_dksr, math.inf)
-        for leg in self._legs:
+        for leg in self.legs:
             other.window_dksr[leg] = window_st[self.shape.hop(leg)]
-        other.is_slow = bool(np.isfinite(other.window_dksr).any())
         return other
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether any link starts slowly."""
+        return bool(np.isfinite(self.window_dksr).any())
+
+    def work_s(self, num_bytes: Floats, grown_bytes: Floats) -> Floats:
+        """Return how long links take for so many bytes, after others that let windows grow.
+
+        Args:
+            num_bytes: Shape (D, K, S, R, ...).
+            grown_bytes: The same shape, or one that goes with it.
+        """
+        more = (slice(None), slice(None), slice(None), *[None] * (num_bytes.ndim - 3))
+        window_bytes = self.window_dksr.reshape(
+            *self.window_dksr.shape, *[1] * (num_bytes.ndim - 4)
+        )
+        link = (self.rate_dks[more], self.rtt_dks[more], window_bytes)
+        waited_s = unused_of_s(grown_bytes + num_bytes, *link) - unused_of_s(grown_bytes, *link)
+        found: Floats = num_bytes / link[0] + waited_s
+        return found
 
     def shared_links(self) -> tuple[NDArray[np.bool_], tuple[Places, Places, Places]]:
         """Return the legs of the directed links that carry several: H links of M legs at most.
@@ -180,7 +166,7 @@ class Crossing:
             repeat a link's first.
         """
         by_hop: defaultdict[tuple[int, int], list[Leg]] = defaultdict(list)
-        for leg in self._legs:
+        for leg in self.legs:
             by_hop[self.shape.hop(leg)].append(leg)
         several = [legs for legs in by_hop.values() if len(legs) > 1]
         most = max(map(len, several), default=0)
@@ -189,18 +175,15 @@ class Crossing:
         full = full.reshape(len(several), most, 3)
         return is_there_hm, (full[..., 0], full[..., 1], full[..., 2])
 
-    def sent_bytes(self, leg: Leg, load: int, since_s: float) -> float:
-        """Return what a leg's link sends at most in its first seconds."""
-        window_bytes = self.window_dksr[(*leg, load)]
-        return sent_bytes(since_s, self.rate_dks[leg], self.rtt_dks[leg], window_bytes)
 
-    def first_s(self, leg: Leg, load: int, grown_bytes: float) -> float:
-        """Return how long a leg's first chunks take, its link having sent so much before."""
-        granule, link = self.granule_dksr[(*leg, load)], (self.rate_dks[leg], self.rtt_dks[leg])
-        window_bytes = self.window_dksr[(*leg, load)]
-        waited_s = unused_s(grown_bytes + granule, *link, window_bytes)
-        waited_s -= unused_s(grown_bytes, *link, window_bytes)
-        return float(granule / link[0] + waited_s + link[1] / 2)
+def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
+    """Return how many of the first chunks each tree carries; its cost does not grow with them."""
+    periods, rest = divmod(num_chunks, len(plan.turns))
+    counts = Counter(plan.turns[:rest])
+    if periods:
+        for index, count in Counter(plan.turns).items():
+            counts[index] += periods * count
+    return counts
 
 
 def unused_of_s(num_bytes: Floats, rate: Floats, rtt_s: Floats, window_bytes: Floats) -> Floats:
@@ -218,22 +201,14 @@ def unused_of_s(num_bytes: Floats, rate: Floats, rtt_s: Floats, window_bytes: Fl
     return unused_s
 
 
-def begun(crossing: Crossing) -> Floats:
-    """Return when each leg begins if all sites do at 0 and links are warm; shape (D, K, S, R)."""
-    granules_dksr = crossing.granule_dksr / crossing.rate_dks[..., None]
-    return _begun(crossing.shape, granules_dksr + crossing.rtt_dks[..., None] / 2)
-
-
-def soonest(crossing: Crossing) -> Floats:
-    """Return when legs begin at the soonest, however wide links are; shape (D, K, S, R)."""
-    first_dksr = np.zeros(crossing.window_dksr.shape) + crossing.rtt_dks[..., None] / 2
-    if crossing.is_slow:
-        # What leaves at once waits for windows, if these are small; what comes later may find them
-        # open.
-        up_ksr = (crossing.granule_dksr[UP], _WIDEST, crossing.rtt_dks[UP][..., None])
-        waits_ksr = unused_of_s(*up_ksr, crossing.window_dksr[UP])
-        first_dksr[UP] += np.where(crossing.shape.is_leaf_ks[..., None], waits_ksr, 0.0)
-    return _begun(crossing.shape, first_dksr)
+def sent_of_bytes(since_s: Floats, rate: Floats, rtt_s: Floats, window_bytes: Floats) -> Floats:
+    """Return how much links send at most in the first seconds of a burst, as windows double."""
+    not_full = np.ceil(np.log2(np.maximum(rate * rtt_s / window_bytes, 1.0)))
+    doubled = np.minimum(np.floor(since_s / np.maximum(rtt_s, 1e-12)), not_full)
+    window = np.where(np.isfinite(window_bytes), window_bytes, 0.0)
+    full = np.where(doubled < not_full, window * 2.0**doubled, math.inf)
+    latest: Floats = np.minimum((since_s - doubled * rtt_s) * rate, full)
+    return window * (2.0**doubled - 1.0) + latest
 
 
 def _begun(shape: Shape, first_dksr: Floats) -> Floats:
@@ -254,53 +229,6 @@ def _begun(shape: Shape, first_dksr: Floats) -> Floats:
     return begins_dksr
 
 
-def begun_slowly(crossing: Crossing) -> tuple[Floats, Floats]:
-    """Return the same where windows open, and what links have sent by then, in order of time."""
-    begins_dksr = np.zeros(crossing.window_dksr.shape)
-    grown_dksr = np.zeros(crossing.window_dksr.shape)
-    for load in range(crossing.num_loads):
-        for leg, (begins_s, grown_bytes) in _first_granules(crossing, load).items():
-            begins_dksr[(*leg, load)] = begins_s
-            grown_dksr[(*leg, load)] = grown_bytes
-    return begins_dksr, grown_dksr
-
-
-def _first_granules(crossing: Crossing, load: int) -> dict[Leg, tuple[float, float]]:
-    """Return when each leg of a load begins, and what its link has sent by then.
-
-    A link sends what it was given before as fast as its windows allow.
-    """
-    used = np.flatnonzero(crossing.is_used_kr[:, load]).tolist()
-    sites = range(crossing.plan.num_sites)
-    children = {tree: [crossing.plan.trees[tree].children(site) for site in sites] for tree in used}
-    missing = {tree: [len(each) for each in children[tree]] for tree in used}
-    there_s = {tree: [0.0 for _ in sites] for tree in used}
-    coming = [(0.0, tree, UP, site) for tree in used for site in sites if not missing[tree][site]]
-    found: dict[Leg, tuple[float, float]] = {}
-    opened_s: dict[tuple[int, int], float] = {}
-    given_bytes: defaultdict[tuple[int, int], float] = defaultdict(float)
-    while coming:
-        now_s, tree, direction, site = heapq.heappop(coming)
-        is_root = site == crossing.plan.trees[tree].root
-        goes = UP if direction == UP and not is_root else DOWN
-        for lower in (site,) if goes == UP else children[tree][site]:
-            leg = (goes, tree, lower)
-            hop = crossing.shape.hop(leg)
-            since_s = now_s - opened_s.setdefault(hop, now_s)
-            grown = min(given_bytes[hop], crossing.sent_bytes(leg, load, since_s))
-            found[leg] = now_s, grown
-            given_bytes[hop] += float(crossing.bytes_kr[tree, load])
-            arrives_s, other = now_s + crossing.first_s(leg, load, grown), hop[1]
-            if goes == DOWN:
-                heapq.heappush(coming, (arrives_s, tree, DOWN, other))
-                continue
-            there_s[tree][other] = max(there_s[tree][other], arrives_s)
-            missing[tree][other] -= 1
-            if missing[tree][other] == 0:
-                heapq.heappush(coming, (there_s[tree][other], tree, UP, other))
-    return found
-
-
 def flow_s(crossing: Crossing) -> Floats:
     """Return when the last of what depends on a site is at another, if that began at 0.
 
@@ -319,12 +247,12 @@ def flow_and_uses_s(crossing: Crossing) -> tuple[Floats, Floats]:
     """
     legs = _legs(crossing)
     [times_st], ends_dksr = _flow(crossing, legs)
-    begins_dks, ends_dks = legs.begins_s[..., 0], ends_dksr[..., 0]
     first_st, last_st = np.full_like(times_st, math.inf), np.zeros_like(times_st)
-    for leg in crossing.used_legs(0):
-        hop = crossing.shape.hop(leg)
-        first_st[hop] = min(first_st[hop], begins_dks[leg])
-        last_st[hop] = max(last_st[hop], ends_dks[leg])
+    for leg in crossing.legs:
+        if crossing.is_used_kr[leg[1], 0]:
+            hop = crossing.shape.hop(leg)
+            first_st[hop] = min(first_st[hop], legs.begins_s[(*leg, 0)])
+            last_st[hop] = max(last_st[hop], ends_dksr[(*leg, 0)])
     return times_st, np.maximum(last_st - first_st, 0.0)
 
 
@@ -350,21 +278,43 @@ def _flow(crossing: Crossing, legs: _Legs) -> tuple[Floats, Floats]:
     return times_s, ends_dksr
 
 
+def _at_roots(crossing: Crossing, legs: _Legs, ends_ksr: Floats) -> Floats:
+    """Return when what begins at each site is at the trees' roots; shape (K, S, R, P).
+
+    Writes into `ends_ksr` when the last of each leg up has left it.
+    """
+    shape = crossing.shape
+    num_trees, num_sites = shape.parent_ks.shape
+    at_ksrp = np.zeros((*ends_ksr.shape, legs.ends_s.shape[-1]))
+    place_ks = np.tile(np.arange(num_sites), (num_trees, 1))
+    for _ in shape.depths:
+        trees, sites = np.nonzero(place_ks != shape.root_k[:, None])
+        places = place_ks[trees, sites]
+        left = at_ksrp[trees, sites] = legs.passed_s(UP, trees, places, at_ksrp[trees, sites])
+        last_s = left[..., -1] - legs.delay_s[UP, trees, places][:, None]
+        np.maximum.at(ends_ksr, (trees, places), last_s)
+        place_ks[trees, sites] = shape.parent_ks[trees, places]
+    return at_ksrp
+
+
 @dataclass(frozen=True, slots=True)
 class _Legs:
-    """The times to cross each leg. Arrays have shape (D, K, S, R, P), `delay_s` (D, K, S)."""
+    """The times to cross each leg.
+
+    Shapes are (D, K, S, R, P), of times of whole legs (D, K, S, R), and of `delay_s` (D, K, S).
+    """
 
     starts_s: Floats
     """Seconds of the leg's own chunks before a share's last granule, one behind the other."""
     ends_s: Floats
     """Seconds of these chunks and that granule."""
     left_s: Floats
-    """Seconds at which a share can have left, for all that the link does; -inf: no wait."""
+    """Seconds at which the link has sent the legs of all trees; -inf: it has only one."""
     waits_s: Floats
     """Seconds that the link works for all that."""
     delay_s: Floats
     begins_s: Floats
-    """Seconds at which the first chunks come; shape (D, K, S, R)."""
+    """Seconds at which the first chunks come."""
 
     def passed_s(self, direction: int, trees: Places, sites: Places, at_s: Floats) -> Floats:
         """Return when shares are at the end of legs, given when they are at the beginning.
@@ -378,153 +328,97 @@ class _Legs:
         legs = (direction, trees, sites)
         middle = (slice(None), *[None] * (at_s.ndim - 3))
         behind_s = np.maximum.accumulate(at_s - self.starts_s[legs][middle], axis=-1)
-        own_s = behind_s + self.ends_s[legs][middle]
+        passed_s: Floats = behind_s + self.ends_s[legs][middle]
         # Whoever comes early to a leg that others are late for need not wait for these.
-        link_s = np.minimum(self.left_s[legs][middle], at_s[..., :1] + self.waits_s[legs][middle])
-        delay_s = self.delay_s[legs].reshape(-1, *[1] * (at_s.ndim - 1))
-        passed_s: Floats = np.maximum(own_s, link_s) + delay_s
+        link_s = np.minimum(self.left_s[legs][middle], at_s[..., 0] + self.waits_s[legs][middle])
+        passed_s[..., -1] = np.maximum(passed_s[..., -1], link_s)
+        passed_s += self.delay_s[legs].reshape(-1, *[1] * (at_s.ndim - 1))
         return passed_s
 
 
-def _at_roots(crossing: Crossing, legs: _Legs, ends_ksr: Floats) -> Floats:
-    """Return when what begins at each site is at the trees' roots; shape (K, S, R, P).
-
-    Writes into `ends_ksr` when the last of each leg up has left it.
-    """
-    shape = crossing.shape
-    num_trees, num_sites = shape.parent_ks.shape
-    at_ksrp = np.zeros((num_trees, num_sites, *legs.ends_s.shape[-2:]))
-    place_ks = np.tile(np.arange(num_sites), (num_trees, 1))
-    for _ in shape.depths:
-        trees, sites = np.nonzero(place_ks != shape.root_k[:, None])
-        places = place_ks[trees, sites]
-        left = at_ksrp[trees, sites] = legs.passed_s(UP, trees, places, at_ksrp[trees, sites])
-        last_s = left[..., -1] - legs.delay_s[UP, trees, places][:, None]
-        np.maximum.at(ends_ksr, (trees, places), last_s)
-        place_ks[trees, sites] = shape.parent_ks[trees, places]
-    return at_ksrp
-
-
 def _legs(crossing: Crossing) -> _Legs:
-    num_shares = _SHARES_OF_SLOW_START if crossing.is_slow else 2
-    if crossing.is_slow:
-        begins_dksr, grown_dksr = begun_slowly(crossing)
-    else:
-        begins_dksr = grown_dksr = begun(crossing)
-    granule_dksrp = crossing.granule_dksr[..., None]
-    share_krp = crossing.share_kr[..., None] ** np.linspace(1.0, 0.0, num_shares)
-    until_krp = share_krp * crossing.bytes_kr[..., None]
-    # The first share is the chunks that are abreast: on each link its own.
-    until_dksrp = np.maximum(until_krp[:, None], granule_dksrp)
-    before_dksrp = np.maximum(until_krp[:, None] - granule_dksrp, 0.0)
-    rate, rtt_s = crossing.rate_dks[..., None, None], crossing.rtt_dks[..., None, None]
-    window_bytes = crossing.window_dksr[..., None]
-
-    def work_s(num_bytes: Floats) -> Floats:
-        """Return what so much of a leg, (D, K, S, R, P), takes on a link that has sent before."""
-        if not crossing.is_slow:
-            return num_bytes / rate
-        grown = grown_dksr[..., None]
-        more_s = unused_of_s(grown + num_bytes, rate, rtt_s, window_bytes)
-        return num_bytes / rate + more_s - unused_of_s(grown, rate, rtt_s, window_bytes)
-
-    left_s = np.full((*begins_dksr.shape, num_shares), -math.inf)
+    delay_s, grown_dksr = crossing.rtt_dks / 2, np.zeros(crossing.window_dksr.shape)
+    first_s = crossing.work_s(crossing.granule_dksr, grown_dksr)
+    begins_s = _begun(crossing.shape, first_s + delay_s[..., None])
+    left_s = np.full(first_s.shape, -math.inf)
     waits_s = left_s.copy()
     is_there_hm, legs = crossing.shared_links()
     if is_there_hm.size:
         there = tuple(each[is_there_hm] for each in legs)
-        is_all = np.broadcast_to(granule_dksrp >= crossing.bytes_kr[:, None, :, None], left_s.shape)
-        followed = (share_krp[legs[1]], is_all[legs])
-        shared = _shared(crossing, legs, is_there_hm, begins_dksr, followed)
-        left_s[there], waits_s[there] = (each_s[is_there_hm] for each_s in shared)
-        # Of several, the first chunks go before all others.
-        is_first = ~is_all & (np.arange(num_shares) == 0)
-        left_s[is_first] = waits_s[is_first] = -math.inf
-    starts_s, ends_s = work_s(before_dksrp), work_s(until_dksrp)
-    return _Legs(starts_s, ends_s, left_s, waits_s, crossing.rtt_dks / 2, begins_dksr)
+        shared = _SharedLinks(crossing, legs, is_there_hm)
+        if crossing.is_slow:  # what grows windows makes legs begin earlier
+            grown_dksr[there] = shared.grown_hmr(begins_s)[is_there_hm]
+            first_s = crossing.work_s(crossing.granule_dksr, grown_dksr)
+            begins_s = _begun(crossing.shape, first_s + delay_s[..., None])
+        for known, found in zip((left_s, waits_s), shared.emptied_s(begins_s), strict=True):
+            known[there] = found[is_there_hm]
+    granule_dksrp, grown_dksrp = crossing.granule_dksr[..., None], grown_dksr[..., None]
+    shares = np.linspace(1.0, 0.0, _SHARES_OF_SLOW_START if crossing.is_slow else 2)
+    until_krp = crossing.share_kr[..., None] ** shares * crossing.bytes_kr[..., None]
+    # The first share is the chunks that are abreast: on each link its own.
+    until_dksrp = np.maximum(until_krp[:, None], granule_dksrp)
+    before_dksrp = np.maximum(until_krp[:, None] - granule_dksrp, 0.0)
+    starts_s = crossing.work_s(before_dksrp, grown_dksrp)
+    ends_s = crossing.work_s(until_dksrp, grown_dksrp)
+    return _Legs(starts_s, ends_s, left_s, waits_s, delay_s, begins_s)
 
 
-def _before(
-    crossing: Crossing,
-    legs: tuple[Places, Places, Places],
-    share_hmrp: Floats,
-    is_all_hmrp: NDArray[np.bool_],
-) -> Floats:
-    """Return which share of another leg's chunks has turns before one of a leg's; (H, M, M, R, P).
+class _SharedLinks:
+    """The links that several legs share."""
 
-    The last chunk of a tree is due at the end, as those of others are (topology.trees.trees): where
-    a leg's chunks are all abreast, the last of them comes after all of an earlier tree's, and after
-    all but one of a later tree's.
+    def __init__(
+        self,
+        crossing: Crossing,
+        legs: tuple[Places, Places, Places],
+        is_there_hm: NDArray[np.bool_],
+    ) -> None:
+        """Take H links with M legs each at most, of which some are there."""
+        self._legs, self._is_used_hmr = legs, crossing.is_used_kr[legs[1]] & is_there_hm[..., None]
+        self._bytes_hmr = np.where(self._is_used_hmr, crossing.bytes_kr[legs[1]], 0.0)
+        self._is_one_hmr = crossing.granule_dksr[legs] >= crossing.bytes_kr[legs[1]]
+        """Whether a leg's chunks are all abreast: they wait for nothing that comes later."""
+        rate, rtt_s = (each[legs][:, :1, None] for each in (crossing.rate_dks, crossing.rtt_dks))
+        self._link = (rate, rtt_s, crossing.window_dksr[legs][:, :1])
+        delay_s = np.broadcast_to(crossing.rtt_dks[..., None] / 2, crossing.window_dksr.shape)
+        self._soonest_hmr = self._of_legs(_begun(crossing.shape, delay_s))
 
-    Args:
-        crossing: Of which these are.
-        legs: Of H links, M of each.
-        share_hmrp: Which shares are followed.
-        is_all_hmrp: Whether these are all that a leg has, at once.
-    """
-    count_hmr = crossing.count_kr[legs[1]]
-    is_earlier_hmm1 = (legs[1][:, None] <= legs[1][:, :, None])[..., None]
-    ahead_hmmr = np.where(is_earlier_hmm1, 1.0, 1.0 - 1.0 / count_hmr[:, None])
-    return np.where(is_all_hmrp[:, :, None], ahead_hmmr[..., None], share_hmrp[:, :, None])
+    def _of_legs(self, begins_dksr: Floats) -> Floats:
+        found: Floats = np.where(self._is_used_hmr, begins_dksr[self._legs], _NEVER_S)
+        return found
 
+    def grown_hmr(self, begins_dksr: Floats) -> Floats:
+        """Return what links have sent when legs begin: as fast as windows allow, if it is there."""
+        begins_hmr = self._of_legs(begins_dksr)
+        is_before = begins_hmr[:, None] < begins_hmr[:, :, None]
+        given_hmr = (is_before * self._bytes_hmr[:, None]).sum(axis=2)
+        since_hmr = begins_hmr - begins_hmr.min(axis=1, keepdims=True)
+        grown_hmr: Floats = np.minimum(given_hmr, sent_of_bytes(since_hmr, *self._link))
+        return grown_hmr
 
-def _shared(
-    crossing: Crossing,
-    legs: tuple[Places, Places, Places],
-    is_there_hm: NDArray[np.bool_],
-    begins_dksr: Floats,
-    followed: tuple[Floats, NDArray[np.bool_]],
-) -> tuple[Floats, Floats]:
-    """Return when shares of legs have left the links that they share, and those links' work for it.
+    def emptied_s(self, begins_dksr: Floats) -> tuple[Floats, Floats]:
+        """Return when links have sent all that leaves before each leg's last, and work for that.
 
-    Args:
-        crossing: Of which these are.
-        legs: Of H links, M of each.
-        is_there_hm: Which of them there are.
-        begins_dksr: When legs begin.
-        followed: Which shares of legs, and whether these are all that a leg has, at once.
+        Of another leg that begins d later than this one, all but the share d / D: D is the link's
+        work for all, and d at least what it would be if links were as wide as can be. Of all
+        beginnings up to the leg's own, the latest end of what begins from then on.
 
-    Returns:
-        Shape (H, M, R, P) each; the first from all sites' beginning on.
-    """
-    is_used_hmr = crossing.is_used_kr[legs[1]] & is_there_hm[..., None]
-    begins_hmr = np.where(is_used_hmr, begins_dksr[legs], _NEVER_S)
-    soonest_hmr = np.where(is_used_hmr, soonest(crossing)[legs], _NEVER_S)
-    bytes_hmr = np.where(is_used_hmr, crossing.bytes_kr[legs[1]], 0.0)
-    rate_h1, rtt_h1 = crossing.rate_dks[legs][:, :1], crossing.rtt_dks[legs][:, :1]
-    window_hr = crossing.window_dksr[legs][:, 0]
-    whole_hr = np.maximum(bytes_hmr.sum(axis=1), 1.0)
-    work_hr = whole_hr / rate_h1 + unused_of_s(whole_hr, rate_h1, rtt_h1, window_hr)
-    late_hmmr = (soonest_hmr[:, None] - begins_hmr[:, :, None]) / work_hr[:, None, None]
-    own = np.arange(late_hmmr.shape[1])
-    late_hmmr[:, own, own] = 0.0
-    # What is alone on its way waits for those that are there before it, and for nobody else.
-    is_alone_hmmrp = followed[1][:, :, None] & (late_hmmr > 0)[..., None]
-    done_hmmrp = np.clip(_before(crossing, legs, *followed) - late_hmmr[..., None], 0.0, 1.0)
-    done_hmmrp[is_alone_hmmrp] = 0.0
-    done_hmmrp = done_hmmrp * bytes_hmr[:, None, ..., None]
-    all_hmrp = done_hmmrp.sum(axis=2)
-    rate, rtt_s = rate_h1[..., None, None], rtt_h1[..., None, None]
-    all_s = all_hmrp / rate + unused_of_s(all_hmrp, rate, rtt_s, window_hr[:, None, :, None])
-    left_hmrp = _emptied_s(begins_hmr, done_hmmrp / rate[..., None])
-    first_hr = begins_hmr.min(axis=1)
-    return np.maximum(left_hmrp, first_hr[:, None, :, None] + all_s), all_s
-
-
-def _emptied_s(begins_hmr: Floats, work_hmmrp: Floats) -> Floats:
-    """Return when links are done with what leaves before each leg's shares; shape (H, M, R, P).
-
-    Of all beginnings up to the leg's own, the latest end of what begins from then on.
-
-    Args:
-        begins_hmr: Of each leg.
-        work_hmmrp: Seconds that the second leg's part takes of what leaves before the first leg's
-            share.
-    """
-    order_hmr = begins_hmr.argsort(axis=1)
-    work_hmmrp = np.take_along_axis(work_hmmrp, order_hmr[:, None, ..., None], axis=2)
-    rest_hmmrp = work_hmmrp[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
-    begins_hmmr = np.take_along_axis(begins_hmr, order_hmr, axis=1)[:, None]
-    begins_hmmr = np.minimum(begins_hmmr, begins_hmr[:, :, None])
-    emptied_s: Floats = (begins_hmmr[..., None] + rest_hmmrp).max(axis=2)
-    return emptied_s
+        Returns:
+            Shape (H, M, R) each.
+        """
+        begins_hmr, (rate, *_) = self._of_legs(begins_dksr), self._link
+        whole_h1r = np.maximum(self._bytes_hmr.sum(axis=1, keepdims=True), 1.0)
+        work_h1r = whole_h1r / rate + unused_of_s(whole_h1r, *self._link)
+        late_hmmr = self._soonest_hmr[:, None] - begins_hmr[:, :, None]
+        own = np.arange(late_hmmr.shape[1])
+        late_hmmr[:, own, own] = 0.0
+        share_hmmr = np.clip(1.0 - late_hmmr / work_h1r[:, None], 0.0, 1.0)
+        share_hmmr[self._is_one_hmr[:, :, None] & (late_hmmr > 0)] = 0.0
+        bytes_hmmr = share_hmmr * self._bytes_hmr[:, None]
+        all_hmr = bytes_hmmr.sum(axis=2)
+        all_s = all_hmr / rate + unused_of_s(all_hmr, *self._link)
+        order_h1mr = begins_hmr.argsort(axis=1)[:, None]
+        begins_h1mr = np.take_along_axis(begins_hmr[:, None], order_h1mr, axis=2)
+        work_hmmr = np.take_along_axis(bytes_hmmr, order_h1mr, axis=2) / rate[:, None]
+        rest_hmmr = work_hmmr[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
+        emptied_hmr = (np.minimum(begins_h1mr, begins_hmr[:, :, None]) + rest_hmmr).max(axis=2)
+        return np.maximum(emptied_hmr, begins_hmr.min(axis=1, keepdims=True) + all_s), all_s

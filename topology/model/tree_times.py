@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -131,16 +130,4 @@ def _trees_s(plan: ReductionPlan, topology: Topology, loads: Sequence[Load]) -> 
     # numpy takes a fifth of a second to import, and most processes never ask.
     from topology.model.tree_flow import Crossing, flow_s
 
-    counts = [chunks_of_trees(plan, load.num_chunks) for load in loads]
-    by_tree = [[count[tree] for tree in range(len(plan.trees))] for count in counts]
-    return flow_s(Crossing(plan, topology, loads, by_tree))
-
-
-def chunks_of_trees(plan: ReductionPlan, num_chunks: int) -> Counter[int]:
-    """Return how many of the first chunks each tree carries; its cost does not grow with them."""
-    periods, rest = divmod(num_chunks, len(plan.turns))
-    counts = Counter(plan.turns[:rest])
-    if periods:
-        for index, count in Counter(plan.turns).items():
-            counts[index] += periods * count
-    return counts
+    return flow_s(Crossing(plan, topology, loads))
