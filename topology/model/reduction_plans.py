@@ -190,8 +190,13 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
 def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
     """Return what shares out several sites' chunks: over few fast links first, at last over all."""
     found = [] if (stars := pack_stars(pairs)) is None else [stars]
+    packed: list[Pairs] = []
     for part in _PARTS_OF_WIDTH:
-        packing = pack_trees(pairs.at_least(width_bytes_per_s // part) if part else pairs)
+        wide = pairs.at_least(width_bytes_per_s // part) if part else pairs
+        if wide in packed:
+            continue
+        packed.append(wide)
+        packing = pack_trees(wide)
         if packing not in found:
             found.append(packing)
     return found

@@ -111,15 +111,14 @@ def _pack(pairs: Pairs, pricer: _Pricer) -> Packing | None:
     rates = [pairs.bytes_per_s[each] for each in edges]
     widest = max(rates, default=1)
     loads = {each: pairs.load([each]) for each in edges if pairs.load([each]) != 1}
-    row_of = {each: row for row, each in enumerate(edges)}
+    rows: list[list[float]] = [[] for _ in edges]  # an edge's: how a chunk of each tree loads it
     first = pricer(pairs.num_sites, {each: 1 / pairs.bytes_per_s[each] for each in edges}, loads)
     trees: list[EdgeSet] = [] if first is None else [first]
     while trees:
-        columns = [[0.0] * len(trees) for _ in edges]
-        for column, tree in enumerate(trees):
-            for each in tree:
-                columns[row_of[each]][column] = float(_load(tree, loads))
-        solved = linprog([-1.0] * len(trees), columns, [rate / widest for rate in rates])
+        newest, load = set(trees[-1]), float(_load(trees[-1], loads))
+        for each, row in zip(edges, rows, strict=True):
+            row.append(load if each in newest else 0.0)
+        solved = linprog([-1.0] * len(trees), rows, [rate / widest for rate in rates])
         prices = dict(zip(edges, (-solved.ineqlin.marginals).tolist(), strict=True))
         found = pricer(pairs.num_sites, prices, loads)
         assert found is not None, "there was one before"
