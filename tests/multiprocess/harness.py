@@ -19,7 +19,6 @@ from typing import Any
 import psutil
 
 from tests.fakes.marked_processes import MarkedProcesses
-from tests.fakes.unmeasured import unmeasured
 from tests.fakes.waiting import PROCESSES_S, wait_for
 
 RUN_S = 150.0
@@ -129,10 +128,8 @@ class Bench:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `isthmus ARGUMENTS`."""
-        # The mark goes to every descendant, so that what is left can be found by it. None is
-        # measured: a start takes half as long again then, and the tests of each part run its lines.
-        marked = unmeasured(self.processes.env)
-        env = {**marked, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
+        # The mark goes to every descendant, so that what is left can be found by it.
+        env = {**self.processes.env, "ISTHMUS_HOME": str(self.home), "NO_COLOR": "1"}
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "sites.leash", str(os.getpid()), "--"),

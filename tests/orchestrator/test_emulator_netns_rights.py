@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.emulator_configs import netns_config
-from tests.fakes.unmeasured import unmeasured
 from topology.json_fields import to_json
 
 COMMAND = [sys.executable, "-m", "orchestrator.emulator.netns"]
@@ -26,10 +25,8 @@ pytestmark = [
 
 
 def run_as_nobody(permissions: str) -> subprocess.Popen[str]:
-    # Not measured: nobody could not write down what was covered, and would say so on stderr.
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.unprivileged_netns", permissions],
-        env=unmeasured(os.environ),
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
