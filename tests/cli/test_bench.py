@@ -194,6 +194,7 @@ def test_one_process_at_a_time(
     assert codes == [8]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.multiprocess
 def test_a_benchmark_that_was_interrupted_goes_on_with_real_runs(
     isthmus: Isthmus, tmp_path: Path, runs: MeasuredRuns

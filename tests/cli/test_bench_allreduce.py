@@ -241,6 +241,7 @@ def test_the_topologies_that_ship_can_be_measured_against_gloo(
     assert "x Gloo" in done.out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_real_sites(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.cli.runs import a_run
 from tests.fakes.described import TWO_SITES_YAML
 from tests.fakes.run_specs import submission_of
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML
+from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML, two_sites_plan
 
 
 @pytest.fixture
@@ -22,6 +22,13 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.yaml"
 
 
+@pytest.fixture
+def plan(job: Path) -> Path:
+    (job.parent / "plan.yaml").write_text(two_sites_plan())
+    return job.parent / "plan.yaml"
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_people_get_the_example_explained(isthmus: Isthmus) -> None:
     done = isthmus("plan", EXAMPLES / "nemotron.yaml")
@@ -31,9 +38,15 @@ def test_people_get_the_example_explained(isthmus: Isthmus) -> None:
     assert max(map(len, done.out.splitlines())) <= 110
 
 
-def test_degrees_are_compared_by_site(isthmus: Isthmus, job: Path) -> None:
-    plan = job.parent / "plan.yaml"
-    assert isthmus("plan", job, "--out", plan).code == 0
+def test_people_get_the_degrees_explained(isthmus: Isthmus, job: Path) -> None:
+    done = isthmus("plan", job)
+    assert done.code == 0, done.err
+    for words in ("a, b: tensor", "MFU"):
+        assert words in " ".join(done.out.split())
+    assert max(map(len, done.out.splitlines())) <= 110
+
+
+def test_degrees_are_compared_by_site(isthmus: Isthmus, job: Path, plan: Path) -> None:
     assert isthmus("plan", job, "--diff", plan).out.strip() == f"no difference to {plan}"
     wish = "workload.at_most.zero_stage=0"
     changed = isthmus("plan", job, "--set", wish, "--diff", plan, "--json").envelope["data"]
@@ -41,9 +54,7 @@ def test_degrees_are_compared_by_site(isthmus: Isthmus, job: Path) -> None:
     assert "decisions.placement.a.zero_stage" in paths
 
 
-def test_a_launch_hands_the_degrees_on(isthmus: Isthmus, job: Path) -> None:
-    plan = job.parent / "plan.yaml"
-    assert isthmus("plan", job, "--out", plan).code == 0
+def test_a_launch_hands_the_degrees_on(isthmus: Isthmus, job: Path, plan: Path) -> None:
     scripted = ScriptedCoordinator(runs=[], watched=[a_run("SUCCEEDED")], lines=[], events=[])
     with serving(scripted) as address:
         done = isthmus("launch", job, "--plan", plan, "--detach", "--coordinator", address)

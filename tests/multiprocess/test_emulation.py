@@ -26,6 +26,7 @@ faults:
 """
 
 
+@pytest.mark.exhaustive
 def test_gateways_meet_in_namespaces_and_faults_are_written_down(
     run: Bench, needs_netns: None
 ) -> None:

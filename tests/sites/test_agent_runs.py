@@ -60,7 +60,9 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(story(), 120))
 
 
-@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("nodes", "ranks"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.exhaustive)]
+)
 def test_a_run_succeeds_and_the_next_one_follows(tmp_path: Path, nodes: int, ranks: int) -> None:
     async def story() -> None:
         async with scene(tmp_path, "done", nodes=nodes, ranks=ranks) as (coordinator, bench):
@@ -147,7 +149,7 @@ def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code:
     play(story)
 
 
-@pytest.mark.parametrize("action", ["wait", "ignore"])
+@pytest.mark.parametrize("action", [pytest.param("wait", marks=pytest.mark.exhaustive), "ignore"])
 def test_stop_ends_everything_within_the_grace(tmp_path: Path, action: str) -> None:
     async def story() -> None:
         async with scene(tmp_path, action) as (coordinator, bench):
@@ -190,7 +192,10 @@ def test_without_a_coordinator_the_site_stops_itself(tmp_path: Path, how: str) -
     play(story)
 
 
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)],
+)
 def test_a_signal_stops_the_run_and_says_so(
     tmp_path: Path, signum: signal.Signals, status: int
 ) -> None:

@@ -101,19 +101,51 @@ def write_script(folder: Path) -> Path:
     return script
 
 
+ENDINGS = [
+    ("exit", 17, False, ""),
+    ("text", 1, False, ""),
+    ("raise", 1, False, "ValueError: two lines"),
+    ("kill", -9, False, ""),
+    ("term", -15, False, ""),
+    ("lost", COLLATERAL_EXIT_CODE, True, "RuntimeError: the step failed"),
+    ("future", COLLATERAL_EXIT_CODE, True, "RuntimeError: Got an error in a callback"),
+    ("misuse", 1, False, "LocalProtocolError: leave was called before join"),
+]
+"""What a script does, its exit status, whether that is collateral, and what is said."""
+
+
+@pytest.mark.multiprocess
+@pytest.mark.slow
+@pytest.mark.parametrize(("action", "exit_code", "collateral", "message"), ENDINGS)
+def test_how_a_rank_ended_is_told(
+    tmp_path: Path, action: str, exit_code: int, collateral: bool, message: str
+) -> None:
+    script = write_script(tmp_path)
+    command = [sys.executable, "-m", "sites.launcher.rank", str(os.getpid()), str(script)]
+    error_file = str(tmp_path / "error.json")
+    ended = subprocess.run(
+        [*command, action, str(tmp_path)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "RANK": "1", "WORLD_SIZE": "1", "TORCHELASTIC_ERROR_FILE": error_file},
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert ended.returncode == exit_code, ended.stderr
+    told = describe_failure(tmp_path, rank=1, exit_code=exit_code, at_s=9.0)
+    assert told.is_collateral == collateral
+    assert told.message.startswith(message) if message else not told.message
+    assert ("a reason" in ended.stderr) == (action == "text")
+
+
 @pytest.mark.multiprocess
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "exit_code", "collateral", "message"),
     [
-        ("exit", 17, False, ""),
-        ("text", 1, False, ""),
-        ("raise", 1, False, "ValueError: two lines"),
-        ("kill", -9, False, ""),
-        ("term", -15, False, ""),
-        ("lost", COLLATERAL_EXIT_CODE, True, "RuntimeError: the step failed"),
-        ("future", COLLATERAL_EXIT_CODE, True, "RuntimeError: Got an error in a callback"),
-        ("misuse", 1, False, "LocalProtocolError: leave was called before join"),
+        each if each[0] == "raise" else pytest.param(*each, marks=pytest.mark.exhaustive)
+        for each in ENDINGS
     ],
 )
 def test_the_rank_that_failed_is_first(

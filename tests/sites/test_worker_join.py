@@ -11,13 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from protos.errors import IsthmusError
+from protos.errors import ConfigMismatchError, IsthmusError, StaleGenerationError
 from sites.local.rank_messages import Reduced
 from sites.worker.environment import Environment, NotLaunchedError
 from sites.worker.gateway_link import GatewayLink
+from sites.worker.joining import join
 from tests.fakes.gateways import FakeGateways
-from tests.fakes.ranks import environment
+from tests.fakes.ranks import environment, results, run_ranks
+from tests.sites import worker_programs
 from topology.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,9 +47,19 @@ def run_script(
     )
 
 
+def run_as_rank(
+    folder: Path, *command: str
+) -> tuple[subprocess.CompletedProcess[str], FakeGateways]:
+    """Run python with these arguments as the only rank of a run's only site."""
+    with FakeGateways(folder, [1]) as gateways:
+        launched = environment(folder, 0, 0, [1], gateways.path(0))
+        alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
+        return run_script(*command, environ=alone), gateways
+
+
 def test_outside_a_run_the_error_says_what_to_do() -> None:
     with pytest.raises(NotLaunchedError, match=r"isthmus launch.*alone=True"):
-        Environment.read({"PATH": "/bin"})
+        join()
 
 
 def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
@@ -79,6 +92,15 @@ class TestAlone:
         assert ended.stdout.startswith("alone 0 1 ")
         assert ended.stderr == ""
 
+    def test_ranks_of_torchrun_train_together(self, tmp_path: Path) -> None:
+        nowhere = [tmp_path / "no_gateway"]
+        codes = run_ranks(tmp_path, nowhere, [2], worker_programs.train_alone)
+        assert set(codes.values()) == {0}
+        one, other = results(tmp_path).values()
+        assert (one["place"], other["place"]) == (["alone", 0, 2], ["alone", 1, 2])
+        assert torch.equal(one["weight"], other["weight"])
+
+    @pytest.mark.exhaustive
     def test_torchrun_runs_the_same_script(self) -> None:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         ended = run_script(*torchrun, str(SCRIPT), "5")
@@ -87,6 +109,7 @@ class TestAlone:
         assert [line.split()[:3] for line in said] == [["alone", "0", "2"], ["alone", "1", "2"]]
         assert said[0].split(maxsplit=3)[3] == said[1].split(maxsplit=3)[3], "equal parameters"
 
+    @pytest.mark.exhaustive
     def test_without_alone_it_ends_in_one_clear_line(self) -> None:
         ended = run_script("-c", "import sites; sites.join()")
         assert ended.returncode == 1
@@ -96,36 +119,47 @@ class TestAlone:
 class TestLeaving:
     pytestmark = multiprocess
 
-    @pytest.mark.parametrize(("ending", "code"), [("return", 0), ("raise", 1)])
-    def test_a_crash_is_no_leave(self, tmp_path: Path, ending: str, code: int) -> None:
-        with FakeGateways(tmp_path, [1]) as gateways:
-            launched = environment(tmp_path, 0, 0, [1], gateways.path(0))
-            alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
-            ended = run_script(str(SCRIPT), "2", ending, environ=alone)
-        assert ended.returncode == code, ended.stderr
+    def test_a_script_that_ends_leaves(self, tmp_path: Path) -> None:
+        ended, gateways = run_as_rank(tmp_path, str(SCRIPT), "2")
+        assert ended.returncode == 0, ended.stderr
         assert ended.stdout.startswith("site0 0 1 ")
-        assert gateways.left == ([("site0", 0)] if code == 0 else [])
+        assert gateways.left == [("site0", 0)]
         steps = [each["step"] for _, _, each in gateways.metrics if each["kind"] == "step"]
         assert steps == [1, 2]
         assert gateways.problems == []
 
-    @pytest.mark.parametrize(
-        ("num_ranks", "changes", "said"),
-        [
-            (1, {"ISTHMUS_GENERATION": "2"}, "protos.errors.StaleGenerationError: old"),
-            (1, {"ISTHMUS_GATEWAY": "/nobody"}, "no gateway listens at /nobody"),
-            (2, {}, "has 2 ranks by the topology"),
-        ],
-    )
-    def test_why_a_rank_cannot_join_is_said(
-        self, tmp_path: Path, num_ranks: int, changes: dict[str, str], said: str
-    ) -> None:
-        with FakeGateways(tmp_path, [num_ranks]) as gateways:
-            launched = environment(tmp_path, 0, 0, [num_ranks], gateways.path(0))
-            alone = {name: text for name, text in launched.items() if name not in TORCHRUN}
-            ended = run_script(str(SCRIPT), environ={**alone, **changes})
+    def test_a_crash_is_no_leave(self, tmp_path: Path) -> None:
+        code = "import sites; site = sites.join(); raise ValueError(site.name)"
+        ended, gateways = run_as_rank(tmp_path, "-c", code)
         assert ended.returncode == 1
-        assert said in ended.stderr.splitlines()[-1]
+        assert ended.stderr.splitlines()[-1].endswith("ValueError: site0")
+        assert gateways.left == []
+        assert gateways.problems == []
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "changes", "kind", "said"),
+    [
+        (1, {"ISTHMUS_GENERATION": "2"}, StaleGenerationError, "old"),
+        (1, {"ISTHMUS_GATEWAY": "/nobody"}, IsthmusError, "no gateway listens at /nobody"),
+        (2, {}, ConfigMismatchError, "has 2 ranks by the topology"),
+    ],
+)
+def test_why_a_rank_cannot_join_is_said(
+    tmp_path: Path,
+    process_group: None,
+    monkeypatch: pytest.MonkeyPatch,
+    num_ranks: int,
+    changes: dict[str, str],
+    kind: type[IsthmusError],
+    said: str,
+) -> None:
+    with FakeGateways(tmp_path, [num_ranks]) as gateways:
+        launched = environment(tmp_path, 0, 0, [num_ranks], gateways.path(0))
+        for name, text in {**launched, **changes}.items():
+            monkeypatch.setenv(name, text)
+        with pytest.raises(kind, match=said):
+            join()
 
 
 def test_a_bug_in_hearing_a_result_is_told(tmp_path: Path) -> None:

@@ -107,7 +107,13 @@ def test_a_plain_loop_trains_as_one_process(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks_per_site", "codec"), [((2, 2), "split"), ((1, 3), "int8"), ((3, 2), "split")], ids=str
+    ("ranks_per_site", "codec"),
+    [
+        ((2, 2), "split"),
+        ((1, 3), "int8"),
+        pytest.param((3, 2), "split", marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
 )
 def test_sharded_models_train_as_one_process(
     tmp_path: Path, ranks_per_site: tuple[int, ...], codec: str

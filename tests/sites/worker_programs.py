@@ -189,15 +189,35 @@ def forget_tokens(folder: Path, name: str) -> None:
     note_error(folder, name, steps)
 
 
+def train_alone(folder: Path, name: str) -> None:
+    """Train a step as torchrun's ranks do, outside a run; each starts with other parameters."""
+    for each in [each for each in os.environ if each.startswith("ISTHMUS_")]:
+        del os.environ[each]
+    _init_process_group()
+    site = sites.join(alone=True)
+    net = build(seed=site.global_rank)
+    model, optimizer = _wrapped(net)
+    site.synchronize(model, optimizer)
+    site.count_tokens(tokens_of(0, site.global_rank))
+    backward(loss_of(model, 0, site.global_rank, 0, torch.float32))
+    optimizer.step()
+    place = [site.name, site.global_rank, site.global_world_size]
+    torch.save({"place": place, "weight": net.layers[0].weight}, folder / f"{name}.pt")
+
+
 def join_site() -> Site:
     """Join; torch.distributed is initialised before, from a file, which needs no port."""
+    _init_process_group()
+    return sites.join()
+
+
+def _init_process_group() -> None:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{os.environ['TEST_STORE']}",
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
     )
-    return sites.join()
 
 
 def _wrapped(net: nn.Module) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:

@@ -81,6 +81,7 @@ def test_of_two_sites_the_cuts_are_the_best_of_all(seed: int) -> None:
     assert choice.modelled_s == pytest.approx(best_s, rel=1e-9), f"{seed=}"
 
 
+@pytest.mark.slow
 def test_a_site_joins_where_that_is_faster_though_the_spread_begun_with_is_not() -> None:
     """A slow site: a spread in proportion to speeds is slower with it, and a better one is not."""
     world = sites_of_nodes([4, 1], [(0, 1, 4e10, 0.002)], speeds=[1e14, 3e13])
@@ -148,6 +149,7 @@ def test_cuts_fit_the_site_and_the_script() -> None:
     assert "selective" in {each.recompute for each in every_cut(scores, site)}
 
 
+@pytest.mark.slow
 def test_memory_decides_and_says_so() -> None:
     topology = sites_of_nodes([2], [])
     roomy = Search(described_job(BIG), topology).best()
@@ -194,6 +196,7 @@ def test_a_site_without_room_is_left_out() -> None:
     assert search.best_of(["s0", "s1"]) is None
 
 
+@pytest.mark.slow
 def test_narrow_links_make_the_window_longer() -> None:
     """With few bytes a second, fewer and longer micro-batches hide more than they cost.
 
@@ -230,6 +233,7 @@ def test_more_bandwidth_hardly_ever_gives_a_slower_plan(seed: int) -> None:
         before_s, rate = choice.step_s, rate * chance.uniform(1.0, 5.0)
 
 
+@pytest.mark.slow
 def test_links_that_cost_nothing_leave_the_sites_own_time() -> None:
     world = sites_of_nodes([2, 2], [(0, 1, 1e18, 0.0)])
     job = described_job(dataclasses.replace(MODEL, global_batch=32), gateways="unlimited")

@@ -88,6 +88,7 @@ def test_it_is_no_worse_than_random_plans(seed: int, num_sites: int) -> None:
         assert choice.step_s <= step_s * 1.01, f"{seed=}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_what_it_says_is_what_the_simulator_says(seed: int) -> None:
     chance = random.Random(seed)
@@ -102,6 +103,7 @@ def test_what_it_says_is_what_the_simulator_says(seed: int) -> None:
     assert choice.modelled_s == pytest.approx(choice.step_s, rel=0.15), "or ranks mean nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_plan_is_slower_than_one_that_it_prints(seed: int) -> None:
     topology = a_random_world(random.Random(seed), 4, density=0.7, rates=(4.5, 7.0))

@@ -86,6 +86,7 @@ def test_a_step_is_that_of_the_planner(cut: Parallel, bytes_per_s: float) -> Non
     assert alone.mean_step_s == pytest.approx(timings[0].alone_s, rel=0.01)
 
 
+@pytest.mark.slow
 def test_stages_may_be_uneven() -> None:
     """126 layers over 16 stages are 14 stages of 8 layers and 2 of 7: the widest counts."""
     uneven = dataclasses.replace(MODEL, layers=126)
@@ -104,6 +105,7 @@ def test_stages_may_be_uneven() -> None:
     )
 
 
+@pytest.mark.slow
 def test_links_that_cost_nothing_give_an_efficiency_of_one() -> None:
     job = cut_job(Parallel(tensor=2, pipeline=4, data=2), 16, 16)
     topology = pair(1e18, 0.0)

@@ -122,6 +122,7 @@ def test_rounds_that_repeat_themselves_are_those_that_a_simulation_would_make(
     assert reused.num_actions < each.num_actions
 
 
+@pytest.mark.slow
 def test_fewer_exchanges_are_fewer_waits_for_stragglers() -> None:
     """Of H steps the sites' sums differ less than their steps do."""
     job, topology = a_job(global_batch=96), a_topology(4, bytes_per_s=1e12, rtt_s=0)
