@@ -11,7 +11,7 @@ from tests.cli.runs import a_run
 from tests.fakes.described import TWO_SITES_YAML
 from tests.fakes.run_specs import submission_of
 from tests.fakes.scripted_coordinator import ScriptedCoordinator, serving
-from tests.topology.test_planner_parallel_document import EXAMPLES, JOB_YAML, two_sites_plan
+from tests.topology.test_planner_parallel_document import JOB_YAML, two_sites_plan
 
 
 @pytest.fixture
@@ -26,16 +26,6 @@ def job(tmp_path: Path) -> Path:
 def plan(job: Path) -> Path:
     (job.parent / "plan.yaml").write_text(two_sites_plan())
     return job.parent / "plan.yaml"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_people_get_the_example_explained(isthmus: Isthmus) -> None:
-    done = isthmus("plan", EXAMPLES / "nemotron.yaml")
-    assert done.code == 0, done.err
-    for words in ("chicago, ashburn: tensor 8", "does not fit: needs", "For 96%", "MFU"):
-        assert words in " ".join(done.out.split())
-    assert max(map(len, done.out.splitlines())) <= 110
 
 
 def test_people_get_the_degrees_explained(isthmus: Isthmus, job: Path) -> None:

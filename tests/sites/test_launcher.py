@@ -101,22 +101,21 @@ def write_script(folder: Path) -> Path:
     return script
 
 
-ENDINGS = [
-    ("exit", 17, False, ""),
-    ("text", 1, False, ""),
-    ("raise", 1, False, "ValueError: two lines"),
-    ("kill", -9, False, ""),
-    ("term", -15, False, ""),
-    ("lost", COLLATERAL_EXIT_CODE, True, "RuntimeError: the step failed"),
-    ("future", COLLATERAL_EXIT_CODE, True, "RuntimeError: Got an error in a callback"),
-    ("misuse", 1, False, "LocalProtocolError: leave was called before join"),
-]
-"""What a script does, its exit status, whether that is collateral, and what is said."""
-
-
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize(("action", "exit_code", "collateral", "message"), ENDINGS)
+@pytest.mark.parametrize(
+    ("action", "exit_code", "collateral", "message"),
+    [
+        ("exit", 17, False, ""),
+        ("text", 1, False, ""),
+        ("raise", 1, False, "ValueError: two lines"),
+        ("kill", -9, False, ""),
+        ("term", -15, False, ""),
+        ("lost", COLLATERAL_EXIT_CODE, True, "RuntimeError: the step failed"),
+        ("future", COLLATERAL_EXIT_CODE, True, "RuntimeError: Got an error in a callback"),
+        ("misuse", 1, False, "LocalProtocolError: leave was called before join"),
+    ],
+)
 def test_how_a_rank_ended_is_told(
     tmp_path: Path, action: str, exit_code: int, collateral: bool, message: str
 ) -> None:
@@ -141,27 +140,19 @@ def test_how_a_rank_ended_is_told(
 
 @pytest.mark.multiprocess
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("action", "exit_code", "collateral", "message"),
-    [
-        each if each[0] == "raise" else pytest.param(*each, marks=pytest.mark.exhaustive)
-        for each in ENDINGS
-    ],
-)
-def test_the_rank_that_failed_is_first(
-    tmp_path: Path, action: str, exit_code: int, collateral: bool, message: str
-) -> None:
+@pytest.mark.parametrize("action", ["raise", pytest.param("term", marks=pytest.mark.exhaustive)])
+def test_the_rank_that_failed_is_first(tmp_path: Path, action: str) -> None:
+    """And the other one, which torchrun ended, is not taken for a cause."""
     script = write_script(tmp_path)
     status, failures, log = run_node(tmp_path, str(script), action, str(tmp_path))
     assert status == 1, log
     first = failures[0]
-    assert (first.rank, first.exit_code, first.is_collateral) == (1, exit_code, collateral), log
-    assert first.message.startswith(message) if message else not first.message
+    exit_code = 1 if action == "raise" else -signal.SIGTERM
+    assert (first.rank, first.exit_code, first.is_collateral) == (1, exit_code, False), log
     assert [each.is_collateral for each in failures[1:]] == [True], failures
     assert f"argv {script} {action} __main__" in log
-    if action == "text":
-        assert "a reason" in log
     if action == "raise":
+        assert first.message == "ValueError: two lines"
         assert f'File "{script}"' in log, "the traceback is in the rank's own log"
 
 

@@ -55,7 +55,7 @@ def test_the_same_job_gives_the_same_bits(job: Job, tmp_path: Path) -> None:
     assert first.losses[-1] < first.losses[0] - 0.3
 
 
-@pytest.mark.parametrize("micro_batch", [1, 3, 13])
+@pytest.mark.parametrize("micro_batch", [1, 13])
 def test_the_order_of_sums_moves_losses_by_less_than_a_millionth(
     job: Job, tmp_path: Path, micro_batch: int
 ) -> None:

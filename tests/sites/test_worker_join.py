@@ -109,12 +109,6 @@ class TestAlone:
         assert [line.split()[:3] for line in said] == [["alone", "0", "2"], ["alone", "1", "2"]]
         assert said[0].split(maxsplit=3)[3] == said[1].split(maxsplit=3)[3], "equal parameters"
 
-    @pytest.mark.exhaustive
-    def test_without_alone_it_ends_in_one_clear_line(self) -> None:
-        ended = run_script("-c", "import sites; sites.join()")
-        assert ended.returncode == 1
-        assert "this process was not started by isthmus" in ended.stderr.splitlines()[-1]
-
 
 class TestLeaving:
     pytestmark = multiprocess
