@@ -24,8 +24,8 @@ _DTYPES = ("bf16", "fp16", "fp32")
 class Layer:
     """One part of the model, whose gradients are ready together."""
 
-    name: str
-    parameters: int
+    numels: tuple[int, ...]
+    """Elements of its parameters, in the order of the forward pass."""
     flops_per_token: float
     """FLOPs of the forward pass for each token."""
 
@@ -34,7 +34,6 @@ class Layer:
 class LayerTime:
     """One layer of one pass on one accelerator."""
 
-    name: str
     forward_s: float
     backward_s: float
 
@@ -46,19 +45,19 @@ def layers(model: Model) -> tuple[Layer, ...]:
     backward pass; its multiplications belong to the head.
     """
     width, context = model.width, model.context
-    block = 12 * width * width + 4 * width  # four matrices, two norms of a scale and a shift
+    norm = (width, width)  # a scale and a shift
+    block = (*norm, 3 * width**2, width**2, *norm, 4 * width**2, 4 * width**2)
     attention = 4 * width * context  # scores and their sums
-    head = 2 * width
     return (
-        Layer("embedding", (VOCABULARY + context) * width, 0.0),
-        *(Layer(f"block {k}", block, 2.0 * block + attention) for k in range(model.layers)),
-        Layer("head", head, 2.0 * (head + VOCABULARY * width)),
+        Layer((VOCABULARY * width, context * width), 0.0),
+        *[Layer(block, 2.0 * sum(block) + attention)] * model.layers,
+        Layer(norm, 2.0 * (sum(norm) + VOCABULARY * width)),
     )
 
 
 def num_parameters(model: Model) -> int:
     """Return how many float32 numbers are learnt, and so cross the WAN each step."""
-    return sum(layer.parameters for layer in layers(model))
+    return sum(sum(layer.numels) for layer in layers(model))
 
 
 def flops_per_sequence(model: Model) -> float:
@@ -91,9 +90,7 @@ def layer_times(job: Job, site: Site, num_sequences: int) -> tuple[LayerTime, ..
     model = job.trainer.model
     tokens_s = num_sequences * model.context / rate_flops_per_s(site.accelerator)
     return tuple(
-        LayerTime(
-            layer.name, layer.flops_per_token * tokens_s, 2 * layer.flops_per_token * tokens_s
-        )
+        LayerTime(layer.flops_per_token * tokens_s, 2 * layer.flops_per_token * tokens_s)
         for layer in layers(model)
     )
 

@@ -187,8 +187,6 @@ class Degrees(Parallel):
     """Whether what tensor parallelism leaves whole is cut along the sequence."""
     fused_attention: bool = False
     """Whether scores are never written to memory (FlashAttention)."""
-    zero_stage: int = 0
-    """What is cut over the replicas: 1 the optimizer, 2 gradients too, 3 parameters too."""
     scatter_gather: bool = True
     """Whether each tensor rank sends only its part of the activations between stages, where they
     are gathered again; else each sends all of them."""

@@ -14,7 +14,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from topology.cost.compute import VOCABULARY, layers, num_parameters
+from topology.cost.compute import layers, num_parameters
 from topology.cost.model_shape import workload_described
 from topology.job import Job, Model
 
@@ -32,15 +32,6 @@ class Bucket:
     (topology.cost.compute.layers)."""
 
 
-def parameter_numels(model: Model) -> tuple[tuple[int, ...], ...]:
-    """Return the elements of each layer's parameters, both in the order of the forward pass."""
-    width = model.width
-    norm = (width, width)  # a scale and a shift
-    block = (*norm, 3 * width**2, width**2, *norm, 4 * width**2, 4 * width**2)
-    embedding = (VOCABULARY * width, model.context * width)
-    return (embedding, *(block for _ in range(model.layers)), norm)
-
-
 def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:
     """Return the buckets in the order in which they leave.
 
@@ -50,10 +41,8 @@ def buckets_of(model: Model, bucket_bytes: int) -> tuple[Bucket, ...]:
     """
     found: list[Bucket] = []
     raw_bytes = 0
-    numels = parameter_numels(model)
-    assert sum(map(sum, numels)) == num_parameters(model), "two accounts of one model"
-    for layer in reversed(range(len(numels))):
-        for numel in reversed(numels[layer]):
+    for layer, each in reversed([*enumerate(layers(model))]):
+        for numel in reversed(each.numels):
             raw_bytes += FLOAT32_BYTES * numel
             if raw_bytes >= bucket_bytes:
                 found.append(Bucket(raw_bytes, layer))
