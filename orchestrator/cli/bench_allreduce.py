@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from orchestrator.cli.bench_conditions import condition_options, emulator_for
 from orchestrator.cli.bench_folder import tell_outcome
 from orchestrator.cli.command_errors import CommandError
 from orchestrator.cli.options import (
+    DURATION,
     Parsed,
     all_of,
     home_option,
@@ -22,17 +25,19 @@ from orchestrator.cli.options import (
 from orchestrator.cli.output import Output
 from orchestrator.cli.whole_run import run_to_end
 from orchestrator.emulator.site_namespaces import netns_problem
+from orchestrator.evidence.bench.allreduce_baselines import measure_baseline, require_full_mesh
 from orchestrator.evidence.bench.allreduce_bench import (
     ALLREDUCE,
+    BASELINES,
     AllReduce,
     AllReduceBench,
     AllReduceSetting,
-    Gloo,
-    MeasureGloo,
+    Baseline,
+    MeasureBaseline,
     Question,
     combinations,
 )
-from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
+from orchestrator.evidence.bench.allreduce_conditions import Conditions, varying_script
 from orchestrator.evidence.bench.bench_tables import AllReduceTables
 from orchestrator.evidence.view import formats
 from orchestrator.interruption import INTERRUPTION
@@ -43,6 +48,8 @@ from topology.world import EMULATORS, Topology
 
 MAX_BYTES = 16 << 30
 """Ranks hold the tensor three times, and the host's memory is all there is."""
+VARYING = "varying.yaml"
+"""In the benchmark's folder: the fault script of --varying."""
 
 
 def _tensor_size(text: str) -> int:
@@ -119,8 +126,17 @@ _how_options = all_of(
     ),
     click.option(
         "--against",
-        type=click.Choice(("gloo",)),
-        help="Measure that too, on the same links: netns, or none at all.",
+        type=click.Choice(tuple(BASELINES)),
+        multiple=True,
+        help="Measure that too, on the same links: netns, or none at all. May be repeated.",
+    ),
+    click.option(
+        "--idle",
+        "idle_s",
+        type=DURATION,
+        default="0s",
+        show_default=True,
+        help="A pause of all sites before each repetition.",
     ),
     name_option,
     timeout_option("10min", "A combination that takes longer has failed."),
@@ -134,6 +150,7 @@ _how_options = all_of(
 @click.argument("topology", type=click.Path(path_type=Path))
 @_what_options
 @_how_options
+@condition_options
 @click.pass_obj
 def command(
     output: Output,
@@ -149,10 +166,12 @@ def command(
     repeats: int,
     warmup: int,
     emulator: str | None,
-    against: str | None,
+    against: tuple[str, ...],
+    idle_s: float,
     name: str | None,
     timeout_s: float,
     home: Path | None,
+    conditions: Conditions,
 ) -> int:
     """Time the average of one tensor over all sites of TOPOLOGY, for each combination.
 
@@ -163,6 +182,7 @@ def command(
     folder = home_folder(home) / "bench" / name
     own = [] if streams is None else [f"exchange.channels_per_link={streams}"]
     own += [] if chunk_bytes is None else [f"exchange.chunk={chunk_bytes}B"]
+    against = tuple(dict.fromkeys(against))
     question = Question(
         topology=str(topology.absolute()),
         overrides=overrides,
@@ -170,7 +190,10 @@ def command(
         repeats=repeats,
         is_one_rank_a_site=not all_ranks,
         is_copied=copied,
-        against=against,
+        against="gloo" if "gloo" in against else None,
+        baselines=against,
+        conditions=conditions,
+        idle_s=idle_s,
     )
     sizes_bytes = tuple(dict.fromkeys(sizes_bytes))
     found = combinations(
@@ -180,19 +203,23 @@ def command(
         sizes_bytes=sizes_bytes,
         codecs=tuple(dict.fromkeys(codecs)),
         trees=tuple(dict.fromkeys(trees)),
-        emulator=emulator,
+        emulator=emulator_for(conditions, topology, overrides, emulator),
     )
-    gloo = None
-    if against is not None:
-        gloo = _gloo(found[0][1].topology, warmup, repeats, timeout_s)
-    num_parts = len(found) + (len(sizes_bytes) if gloo else 0)
+    world = found[0][1].topology
+    varying = varying_script(world, timeout_s) if conditions.is_varying else ""
+    baselines = _baselines(against, world, question, varying, timeout_s)
     bench = AllReduce(
         folder=folder,
         bench=AllReduceBench(name=name, question=question, settings=()),
         found=found,
-        launch=functools.partial(run_to_end, timeout_s=timeout_s, show=lambda _: None),
-        gloo=gloo,
-        tell=Progress(output, num_parts).tell,
+        launch=functools.partial(
+            run_to_end,
+            timeout_s=timeout_s,
+            show=lambda _: None,
+            faults=_kept(varying, folder / VARYING),
+        ),
+        baselines=baselines,
+        tell=Progress(output, len(found) + len(baselines) * len(sizes_bytes)).tell,
         new_run_id=new_run_id,
     )
     return _measure(output, bench, folder)
@@ -206,12 +233,12 @@ class Progress:
         self._total = total
         self._begun = 0
 
-    def tell(self, name: str, made: AllReduceSetting | Gloo | None) -> None:
+    def tell(self, name: str, made: AllReduceSetting | Baseline | None) -> None:
         """Tell that something begins, or what it came to."""
         if made is None:
             self._begun += 1
             return
-        if isinstance(made, Gloo):
+        if isinstance(made, Baseline):
             outcome = formats.duration(made.times.median_s)
         elif made.figures is not None:
             outcome = formats.duration(made.figures.times.median_s)
@@ -222,29 +249,48 @@ class Progress:
         self._output.note(f"[{self._begun}/{self._total}] {size}, {name}: {outcome}")
 
 
-def _gloo(topology: Topology, warmup: int, repeats: int, timeout_s: float) -> MeasureGloo:
-    """Return what measures Gloo, where it can be.
+def _kept(varying: str, path: Path) -> tuple[str, ...]:
+    """Keep the fault script of links that vary, if they do; return what names it to a run."""
+    if not varying:
+        return ()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(varying, encoding="utf-8")
+    return ("--faults", str(path))
+
+
+def _baselines(
+    names: Sequence[str], topology: Topology, question: Question, varying: str, timeout_s: float
+) -> dict[str, MeasureBaseline]:
+    """Return what measures the baselines of those names, where they can be.
 
     Raises:
-        CommandError: Gloo cannot cross the links as they are emulated here.
+        CommandError: they cannot cross the links as they are emulated here.
         ConfigError: some site cannot reach another.
     """
-    require_full_mesh(topology)
+    if not names:
+        return {}
+    require_full_mesh(topology, names)
     if topology.emulate:
         why = netns_problem() if topology.emulator != "relay" else "the relay was asked for"
         if why is not None:
             raise CommandError(
                 "EMULATION_FAILED",
-                f"--against gloo needs network namespaces (--emulator netns), or none: {why}",
+                f"--against {names[0]} needs network namespaces (--emulator netns), or none: {why}",
             )
-    return functools.partial(
-        measure_gloo,
-        topology,
-        warmup=warmup,
-        repeats=repeats,
-        is_emulated=topology.emulate,
-        timeout_s=timeout_s,
-    )
+    return {
+        name: functools.partial(
+            measure_baseline,
+            name,
+            topology,
+            warmup=question.warmup,
+            repeats=question.repeats,
+            idle_s=question.idle_s,
+            varying=varying,
+            is_emulated=topology.emulate,
+            timeout_s=timeout_s,
+        )
+        for name in names
+    }
 
 
 def _measure(output: Output, benchmark: AllReduce, folder: Path) -> int:
@@ -265,7 +311,7 @@ def _measure(output: Output, benchmark: AllReduce, folder: Path) -> int:
         for each in bench.settings
         if each.failed is not None
     }
-    if benchmark.gloo_failed and not failed:
-        failed[""] = benchmark.gloo_failed
+    if benchmark.failed and not failed:
+        failed[""] = "; ".join(benchmark.failed.values())
     tables, data = AllReduceTables(bench), dataclasses.asdict(bench)
     return tell_outcome(output, tables, path, data, failed, interrupted)

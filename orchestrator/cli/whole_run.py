@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.cli.command_errors import CommandError
@@ -39,6 +39,7 @@ def run_to_end(
     timeout_s: float,
     show: Callable[[control_pb2.Run], None],
     coordinator: str | None = None,
+    faults: Sequence[str] = (),
 ) -> Ended:
     """Make one run, on this machine unless a coordinator is named.
 
@@ -53,10 +54,11 @@ def run_to_end(
         timeout_s: A run that takes longer is cancelled and has failed.
         show: Is given the run at each change and each second.
         coordinator: Its address; None: one is started.
+        faults: As of `submit`.
     """
     with INTERRUPTION.holding():
         try:
-            folder = submit(pair, home, run_id, coordinator)
+            folder = submit(pair, home, run_id, coordinator, faults)
         except (CommandError, IsthmusError) as error:
             return Ended(NOT_EMULATED, Failed(code=error.code, message=str(error)))
         failed = _outcome(home, run_id, timeout_s, show)

@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from orchestrator.emulator.emulator_child import EmulatorProcess, LinkCounters, running_emulator
 from orchestrator.emulator.emulator_config import (
@@ -25,10 +26,17 @@ from topology.world import Accelerator, Detection, Endpoint, Link, Site, Topolog
 STOP_WITHIN_S = 60.0
 
 
-class PlayingFaults:
-    """A fault script that is being played, in a thread; `Wan` stops it."""
+class Changed(Protocol):
+    """An emulation whose links can be changed."""
 
-    def __init__(self, wan: Wan, times: Sequence[TimedChange]) -> None:
+    def apply(self, changes: Sequence[Change], /) -> None:
+        """Change links now; errors as of EmulatorProcess.apply."""
+
+
+class PlayingFaults:
+    """A fault script that is being played, in a thread; whoever began it stops it."""
+
+    def __init__(self, wan: Changed, times: Sequence[TimedChange]) -> None:
         self.times = tuple(times)
         """All that the script does."""
         self._wan = wan

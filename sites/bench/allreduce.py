@@ -1,8 +1,8 @@
 """The script of `isthmus bench allreduce`: one tensor, averaged over all sites, again and again.
 
-Arguments: BYTES COUNT shared|own, the memory that the tensor lies in. Each rank sends a record of
-kind `allreduce` a repetition (protos/metrics.py). Sites begin together, as far as the end of a tiny
-all-reduce before each one lets them.
+Arguments: BYTES COUNT shared|own IDLE_S, the memory that the tensor lies in, and a pause before
+each repetition. Each rank sends a record of kind `allreduce` a repetition (protos/metrics.py).
+Sites begin together, as far as the end of a tiny all-reduce before each one lets them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> None:
     """Reduce `arguments[0]` bytes of float32, `arguments[1]` times, in memory of that kind."""
     numel, count = int(arguments[0]) // FLOAT_BYTES, int(arguments[1])
     is_shared = {"shared": True, "own": False}[arguments[2]]
+    idle_s = float(arguments[3])
     site = sites.join()
     own = values_of(site.global_rank, numel).to(site.device)
     values = site.empty(*own.shape) if is_shared else torch.empty_like(own)
@@ -29,6 +30,7 @@ def main(arguments: list[str]) -> None:
     gateways = gateways_of_site() if site.rank == 0 else ()
     for repeat in range(count):
         values.copy_(own)
+        time.sleep(idle_s)
         site.all_reduce([together], exact=True)
         _finish(site.device)
         gateways_s, own_s = cpu_s(gateways), time.process_time()

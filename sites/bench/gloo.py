@@ -1,7 +1,7 @@
 """Runs torch.distributed's Gloo, one process a site: benchmarks compare the exchange with it.
 
 Usage: python -m sites.bench.gloo --rank R --world-size S --store FILE --device NAME
-       --size-bytes N --count C --timeout SECONDS
+       --size-bytes N --count C --idle SECONDS --timeout SECONDS
 
 Reduces the tensors of the benchmark's script, and prints one line of JSON at the end:
 {"repeats": [{"begin_s", "end_s", "cpu_s"}, ..], "digest"}. The processes meet through FILE, so
@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
     values, repeats = torch.empty_like(own), []
     for _ in range(chosen.count):
         values.copy_(own)
+        time.sleep(chosen.idle)
         dist.barrier()
         cpu_s, begin_s = time.process_time(), time.time()
         dist.all_reduce(values)
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", required=True, help="network interface")
     parser.add_argument("--size-bytes", type=int, required=True)
     parser.add_argument("--count", type=int, required=True, help="repetitions")
+    parser.add_argument("--idle", type=float, default=0.0, help="s, before each repetition")
     parser.add_argument("--timeout", type=float, required=True, help="s, for every wait")
     return parser
 

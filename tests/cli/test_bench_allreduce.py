@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.evidence.bench.allreduce_bench import ALLREDUCE, Gloo, Times
+from orchestrator.evidence.bench.allreduce_bench import ALLREDUCE, Baseline, Times
 from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.evidence.record.measured_steps import MeasurementError
 from tests.cli.conftest import Isthmus
 from tests.fakes.measured_allreduces import MeasuredAllReduces
 from tests.multiprocess.harness import bench, job_yaml, topology_yaml
-from topology.world import Topology
+from topology.world import Emulation, Queue, Topology
 
 
 @pytest.fixture
@@ -29,15 +29,20 @@ def topology(files: Path) -> Path:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> MeasuredAllReduces:
-    """What the command makes instead of real runs; Gloo takes 8 s."""
+    """What the command makes instead of real runs; Gloo takes 8 s, plain TCP 5 s."""
     made = MeasuredAllReduces()
 
-    def gloo(_: Topology, size_bytes: int, *, warmup: int, repeats: int, **__: object) -> Gloo:
-        times = Times(cold_s=9.0, all_s=(8.0,) * repeats, median_s=8.0, min_s=8.0, max_s=8.0)
-        return Gloo(size_bytes=size_bytes, times=times, cpu_s_per_gb=0.25)
+    def baseline(
+        name: str, _: Topology, size_bytes: int, *, repeats: int, **__: object
+    ) -> Baseline:
+        time_s = {"gloo": 8.0, "tcp": 5.0}[name]
+        times = Times(
+            cold_s=9.0, all_s=(time_s,) * repeats, median_s=time_s, min_s=time_s, max_s=time_s
+        )
+        return Baseline(size_bytes=size_bytes, times=times, cpu_s_per_gb=0.25)
 
     monkeypatch.setattr("orchestrator.cli.bench_allreduce.run_to_end", made)
-    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_gloo", gloo)
+    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_baseline", baseline)
     monkeypatch.setattr("orchestrator.cli.bench_allreduce.netns_problem", lambda: None)
     return made
 
@@ -88,7 +93,7 @@ def test_options_become_the_documents_of_runs(
     )
     assert done.code == 0
     pair = runs.pairs[-1]
-    assert pair.job.arguments == (str(1 << 20), "4", "shared")
+    assert pair.job.arguments == (str(1 << 20), "4", "shared", "0")
     assert pair.job.entrypoint is not None
     assert (pair.job_path.parent / pair.job.entrypoint).is_file()
     assert (pair.job.exchange.channels_per_link, pair.job.exchange.chunk_bytes) == (7, 128 << 10)
@@ -140,6 +145,31 @@ def test_the_envelope_is_the_file(
     }
 
 
+def test_conditions_become_those_of_the_topology(
+    isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces, home: Path
+) -> None:
+    done = isthmus(
+        *("bench", "allreduce", topology, "--json", "--size", "1MiB", "--emulator", "netns"),
+        *("--name", "mine", "--queue", "0.5BDP", "--described", "2", "--congestion", "bbr"),
+        *("--loss", "0.1%", "--jitter", "5ms", "--idle", "2s", "--varying"),
+        *("--against", "tcp", "--against", "gloo"),
+    )
+    assert done.code == 0
+    pair = runs.pairs[-1]
+    assert pair.topology.emulation == Emulation(
+        described=2.0, queue=Queue(bdp=0.5), congestion="bbr"
+    )
+    for link in pair.topology.links:
+        assert (link.loss, link.jitter_s, link.congestion) == (0.001, 0.005, "bbr")
+    assert pair.job.arguments[3] == "2"
+    data = done.envelope["data"]
+    assert data["question"]["conditions"]["is_varying"]
+    assert data["question"]["baselines"] == ["tcp", "gloo"]
+    (setting,) = data["settings"]
+    assert (setting["over_gloo"], setting["over_tcp"]) == (2, 1.25)
+    assert (home / "bench" / "mine" / "varying.yaml").is_file()
+
+
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [
@@ -152,6 +182,16 @@ def test_the_envelope_is_the_file(
         (["--name", "../x"], "USAGE", "--name"),
         (["--set", "links.0.rtx=3ms"], "INVALID_CONFIG", "did you mean 'rtt'"),
         (["--against", "gloo", "--emulator", "relay"], "EMULATION_FAILED", "namespaces"),
+        (["--loss", "1%", "--emulator", "relay"], "EMULATION_FAILED", "--loss: only where packets"),
+        (["--queue", "1BDP", "--emulator", "none"], "EMULATION_FAILED", "add --emulator netns"),
+        (["--loss", "100%"], "USAGE", "less than 100%"),
+        (["--jitter", "5"], "USAGE", "without a unit"),
+        (["--queue", "0.5"], "USAGE", "want 0.5BDP"),
+        (["--described", "0"], "USAGE", "more than 0"),
+        (["--described", "nan"], "USAGE", "more than 0"),
+        (["--cross-traffic", "0"], "USAGE", "1 to 32"),
+        (["--cross-traffic", "2:vegas"], "USAGE", "cubic, reno, bbr"),
+        (["--congestion", "vegas"], "USAGE", "--congestion"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_before_anything_runs(
@@ -206,10 +246,10 @@ def test_results_that_differ_fail(
 def test_gloos_failure_keeps_what_was_measured(
     isthmus: Isthmus, topology: Path, runs: MeasuredAllReduces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gloo(*_: object, **__: object) -> Gloo:
+    def gloo(*_: object, **__: object) -> Baseline:
         raise MeasurementError("Gloo at a failed: no way")
 
-    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_gloo", gloo)
+    monkeypatch.setattr("orchestrator.cli.bench_allreduce.measure_baseline", gloo)
     done = isthmus(
         *("bench", "allreduce", topology, "--size", "1MiB"),
         *("--emulator", "none", "--against", "gloo"),

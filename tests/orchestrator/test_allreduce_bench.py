@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.evidence.bench.allreduce_baselines import measure_baseline, require_full_mesh
 from orchestrator.evidence.bench.allreduce_bench import (
     PAYLOAD_SHARE,
     Asked,
@@ -20,15 +21,21 @@ from orchestrator.evidence.bench.allreduce_bench import (
     combinations,
     figures_of,
 )
-from orchestrator.evidence.bench.allreduce_gloo import measure_gloo, require_full_mesh
+from orchestrator.evidence.bench.allreduce_conditions import (
+    Conditions,
+    others_bytes_per_s,
+    varying_script,
+)
 from orchestrator.evidence.record.measured_steps import MeasurementError
 from protos import metrics
 from tests.fakes import benches
 from tests.fakes.measured_allreduces import link_totals, repetition
 from topology.errors import ConfigError
+from topology.faults.loading import load_faults
+from topology.faults.script import Change, expand
 from topology.job import Exchange, Job, Reduction
 from topology.model.step_model import exchange_time_s
-from topology.world import Topology
+from topology.world import CrossTraffic, Emulation, Topology
 
 SITES = benches.SITES
 TOPOLOGY = benches.a_topology()
@@ -154,8 +161,107 @@ def test_results_that_differ_in_a_bit_are_an_error(step: int) -> None:
 def test_gloo_is_refused_where_sites_cannot_reach_each_other() -> None:
     one_way = dataclasses.replace(TOPOLOGY, links=TOPOLOGY.links[:1])
     with pytest.raises(ConfigError, match=f"none from {LINK.target} to {LINK.source}"):
-        require_full_mesh(one_way)
-    require_full_mesh(TOPOLOGY)
+        require_full_mesh(one_way, ["tcp"])
+    require_full_mesh(TOPOLOGY, ["gloo", "tcp"])
+
+
+def test_a_flow_of_others_is_the_mean_over_links_and_over_the_time_of_repetitions() -> None:
+    topology = beside(CrossTraffic(flows=2))
+    # 1000 B/s to the first site; to the second 3000 B/s, but none from 3 s on.
+    received = {
+        SITES[0]: [(0.0, 100.0), (10.0, 10_100.0)],
+        SITES[1]: [(0.0, 1.0), (3.0, 9_001.0), (10.0, 9_001.0)],
+    }
+    found = others_bytes_per_s(received, [(1.0, 2.0), (4.0, 7.0)], topology)
+    assert found == pytest.approx((4 * 1000 + 1 * 3000) / 4 / 4)
+    assert others_bytes_per_s({}, [(1.0, 2.0)], TOPOLOGY) is None
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [(1.5, 10.0), (3.0, 20.0)],
+        [(0.0, 10.0), (1.9, 20.0)],
+        [(0.0, 0.0), (1.0, 0.0), (3.0, 9)],
+    ],
+    ids=["none", "late", "ended", "nothing yet"],
+)
+def test_cross_traffic_that_was_not_under_way_is_an_error(
+    samples: list[tuple[float, float]],
+) -> None:
+    received = {SITES[0]: [(0.0, 1.0), (9.0, 2.0)], SITES[1]: samples}
+    with pytest.raises(MeasurementError, match=f"to {SITES[1]} was not under way"):
+        others_bytes_per_s(received, [(1.0, 2.0)], beside(CrossTraffic(flows=1)))
+
+
+def beside(traffic: CrossTraffic) -> Topology:
+    return dataclasses.replace(TOPOLOGY, emulation=Emulation(cross_traffic=traffic))
+
+
+def test_the_fair_bound_is_the_bound_on_links_that_are_shared() -> None:
+    topology = beside(CrossTraffic(flows=3))
+    asked = dataclasses.replace(ASKED, topology=topology)
+    received = {site: [(0.0, 1.0), (1000.0, 1e9)] for site in SITES}
+    found = figures_of(records(), asked, received)
+    # The model adds headers of frames, whose chunks are smaller on slower links.
+    bytes_per_s = PAYLOAD_SHARE * LINK.bytes_per_s / 4
+    assert found.bound_s == figures().bound_s
+    assert found.fair_bound_s == pytest.approx(SIZE_BYTES / bytes_per_s + LINK.rtt_s / 2, rel=2e-3)
+    assert found.fair_bound_s is not None
+    assert found.over_fair_bound == pytest.approx(3.0 / found.fair_bound_s)
+    assert found.others_bytes_per_s == pytest.approx(1e6 / 3, rel=1e-6)
+
+
+def test_bounds_are_those_of_the_bandwidth_that_there_is() -> None:
+    told = dataclasses.replace(
+        TOPOLOGY,
+        links=tuple(
+            dataclasses.replace(each, bytes_per_s=2 * each.bytes_per_s) for each in TOPOLOGY.links
+        ),
+        emulation=Emulation(described=2.0),
+    )
+    found = figures(dataclasses.replace(ASKED, topology=told))
+    assert found.bound_s == pytest.approx(figures().bound_s, rel=1e-3)
+    assert [each.share for each in found.links] == [each.share for each in figures().links]
+
+
+def test_conditions_become_overrides_of_every_link() -> None:
+    conditions = Conditions(
+        cross_traffic=CrossTraffic(flows=2, congestion="cubic"),
+        loss=0.001,
+        jitter_s=0.005,
+        queue="0.5BDP",
+        described=2.0,
+        congestion="bbr",
+    )
+    assert conditions.overrides([{}, {"measured": {"loss": "1%"}}]) == [
+        "links.0.loss=0.001",
+        "links.0.jitter=5000000ns",
+        "links.0.congestion=bbr",
+        "links.1.measured.loss=0.001",
+        "links.1.jitter=5000000ns",
+        "links.1.congestion=bbr",
+        "emulation.queue=0.5BDP",
+        "emulation.described=2.0",
+        "emulation.congestion=bbr",
+        "emulation.cross_traffic={flows: 2, congestion: cubic}",
+    ]
+    assert Conditions().overrides([{}]) == []
+
+
+def test_links_that_vary_have_half_their_rate_every_other_five_seconds() -> None:
+    changes = expand(load_faults(varying_script(TOPOLOGY, 20.0), "x", TOPOLOGY), None)
+    halves = [
+        (each.at_s, each.change.figures()["bytes_per_s"])
+        for each in changes
+        if isinstance(each.change, Change)
+        and each.change.kind == "shape"
+        and each.change.source == LINK.source
+    ]
+    assert [at_s for at_s, rate in halves if rate == pytest.approx(LINK.bytes_per_s / 2)] == [5, 15]
+    with pytest.raises(ConfigError, match="choose a shorter --timeout"):
+        varying_script(TOPOLOGY, 1e6)
 
 
 def fast(topology: Topology) -> Topology:
@@ -168,12 +274,29 @@ def fast(topology: Topology) -> Topology:
 @pytest.mark.usefixtures("needs_root_netns")
 @pytest.mark.exhaustive
 def test_gloo_over_emulated_packets() -> None:
-    found = measure_gloo(
-        fast(TOPOLOGY), 1 << 20, warmup=1, repeats=2, is_emulated=True, timeout_s=60.0
+    found = measure_baseline(
+        "gloo", fast(TOPOLOGY), 1 << 20, warmup=1, repeats=2, is_emulated=True, timeout_s=60.0
     )
     assert len(found.times.all_s) == 2
     assert found.times.min_s > 0.01  # 1 MiB at 100 MB/s: it did cross the link
     assert found.cpu_s_per_gb > 0
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("needs_root_netns")
+def test_plain_tcp_over_emulated_packets_beside_others() -> None:
+    topology = dataclasses.replace(
+        fast(TOPOLOGY),
+        emulation=Emulation(congestion="reno", cross_traffic=CrossTraffic(flows=1)),
+    )
+    found = measure_baseline(
+        "tcp", topology, 1 << 20, warmup=1, repeats=2, is_emulated=True, timeout_s=60.0
+    )
+    assert len(found.times.all_s) == 2
+    assert found.times.min_s > 0.01  # 1 MiB at 100 MB/s: it did cross the link
+    assert found.others_bytes_per_s is not None
+    assert found.others_bytes_per_s > 0
 
 
 @pytest.mark.slow
@@ -183,9 +306,13 @@ def test_a_gloo_process_that_fails_is_named(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("orchestrator.evidence.bench.allreduce_gloo.LOOPBACK", "no-such-device")
+    monkeypatch.setattr(
+        "orchestrator.evidence.bench.allreduce_baselines.LOOPBACK", "no-such-device"
+    )
     with pytest.raises(MeasurementError, match=rf"Gloo at ({'|'.join(SITES)}) failed: .*"):
-        measure_gloo(TOPOLOGY, 4096, warmup=0, repeats=1, is_emulated=False, timeout_s=60.0)
+        measure_baseline(
+            "gloo", TOPOLOGY, 4096, warmup=0, repeats=1, is_emulated=False, timeout_s=60.0
+        )
     assert not list(tmp_path.iterdir())
 
 

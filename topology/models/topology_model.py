@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from datetime import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -141,6 +141,7 @@ Queue = Annotated[
     ),
 ]
 Congestion = Literal["cubic", "reno", "bbr"]
+CONGESTION: tuple[str, ...] = get_args(Congestion)
 Dtype = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"]
 
 

@@ -4,7 +4,8 @@ All times are seconds, all sizes bytes. The file is written anew after each meas
 
 The bound of a figure is the step model's time for the bytes that were sent, on links that lose to
 packet headers what TCP must (3.5 % of the rate where packets are emulated) but never start slowly:
-connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest link.
+connections are warm. In a gather that is bytes ÷ (0.965 · rate) + RTT/2 of the slowest link. The
+fair bound is the same with a rate that is shared with the flows of others: rate ÷ (flows + 1).
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
 
 from orchestrator.core.run_metrics import RunMetrics
 from orchestrator.documents import Pair, load_pair, load_topology_file
-from orchestrator.evidence.bench.scaling import Launch, run_and_measure
+from orchestrator.evidence.bench.allreduce_conditions import (
+    NO_CONDITIONS,
+    Conditions,
+    Samples,
+    Span,
+    others_bytes_per_s,
+    read_received,
+)
+from orchestrator.evidence.bench.scaling import RUNS, Launch, run_and_measure
 from orchestrator.evidence.record.bench_record import Failed
 from orchestrator.evidence.record.measured_steps import (
     MeasurementError,
@@ -60,6 +70,12 @@ class Question:
     """The tensor lies in memory of the rank's own; else in what it shares with its gateway."""
     against: str | None
     """`gloo`, where that was measured too."""
+    baselines: tuple[str, ...] = ()
+    """What else was measured: of `gloo` and `tcp`."""
+    conditions: Conditions = NO_CONDITIONS
+    """Of the emulated links."""
+    idle_s: float = 0.0
+    """The pause before each repetition."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +117,12 @@ class Figures:
     """What the links allow, as the module says; null where none is emulated."""
     over_bound: float | None
     """The median time over `bound_s`."""
+    fair_bound_s: float | None
+    """The bound with a fair share of the links, as the module says; null without cross traffic."""
+    over_fair_bound: float | None
+    """The median time over `fair_bound_s`."""
+    others_bytes_per_s: float | None
+    """What a flow of others got through during the repetitions, the mean over flows."""
     gateways_cpu_s_per_gb: float
     """The mean over sites, for each 1e9 bytes of float32."""
     ranks_cpu_s_per_gb: float
@@ -109,13 +131,15 @@ class Figures:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Gloo:
-    """Gloo's all-reduce of the same tensor, one process a site, on the same links."""
+class Baseline:
+    """What others make of the same tensor, one process a site, on links like the runs'."""
 
     size_bytes: int
     times: Times
     cpu_s_per_gb: float
     """The mean over sites."""
+    others_bytes_per_s: float | None = None
+    """As in Figures."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +159,8 @@ class AllReduceSetting:
     failed: Failed | None = None
     over_gloo: float | None = None
     """Gloo's median time over this one's: how many times as fast this is."""
+    over_tcp: float | None = None
+    """Likewise plain TCP's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +170,10 @@ class AllReduceBench:
     name: str
     question: Question
     settings: tuple[AllReduceSetting, ...]
-    gloo: tuple[Gloo, ...] = ()
+    gloo: tuple[Baseline, ...] = ()
+    """Gloo's all-reduce."""
+    tcp: tuple[Baseline, ...] = ()
+    """The bytes of the tensor over a plain TCP connection each way."""
     schema_version: int = 1
 
 
@@ -187,6 +216,8 @@ def combinations(
         shared += ["emulate=false", *_loopback(topology_path, overrides)]
     elif emulator is not None:
         shared += ["emulate=true", f"emulator={emulator}"]
+    links = yaml.safe_load(topology_path.read_text()).get("links") or []
+    shared += question.conditions.overrides(links)
     if question.is_one_rank_a_site:
         for site in topology.sites:
             shared += [f"sites.{site.index}.nodes=1", f"sites.{site.index}.accelerators_per_node=1"]
@@ -199,7 +230,8 @@ def combinations(
     memory = "own" if question.is_copied else "shared"
     found = []
     for size_bytes, codec, tree in choices:
-        arguments = f"arguments={json.dumps([str(size_bytes), count, memory])}"
+        given = [str(size_bytes), count, memory, f"{question.idle_s:g}"]
+        arguments = f"arguments={json.dumps(given)}"
         pair = load_pair(_job_path(), [*shared, *codec, *tree, arguments], topology_path)
         setting = AllReduceSetting(
             size_bytes=size_bytes,
@@ -257,26 +289,31 @@ class Asked:
         return self.warmup + self.repeats
 
 
-def figures_of(records: Iterable[Mapping[str, Any]], asked: Asked) -> Figures:
-    """Return what a run's metrics.jsonl says.
+def figures_of(
+    records: Iterable[Mapping[str, Any]],
+    asked: Asked,
+    received: Mapping[str, Samples] = MappingProxyType({}),
+) -> Figures:
+    """Return what a run's metrics.jsonl says, and what sites `received` of cross traffic.
 
     Raises:
-        MeasurementError: a rank lacks a repetition, or the results of two ranks differ.
+        MeasurementError: a rank lacks a repetition, or the results of two ranks differ, or cross
+            traffic was not under way.
     """
     repeats, links = _sorted_out(records)
     _check(repeats, asked)
-    times = times_of(
-        (
-            [
-                (each["values"][metrics.BEGIN_S], each["values"][metrics.END_S])
-                for each in repeats[repeat].values()
-            ]
-            for repeat in range(asked.count)
-        ),
-        asked.warmup,
+    spans = spans_of(
+        [
+            (each["values"][metrics.BEGIN_S], each["values"][metrics.END_S])
+            for each in repeats[repeat].values()
+        ]
+        for repeat in range(asked.count)
     )
+    times = times_of(spans, asked.warmup)
     sent = {pair: values[metrics.SENT_BYTES] / asked.count for pair, values in links.items()}
     bound_s = _bound_s(links, asked)
+    traffic = asked.topology.emulation.cross_traffic
+    fair_s = None if traffic is None else _bound_s(links, asked, traffic.flows)
     site_sent: dict[str, float] = defaultdict(float)
     for (source, _), num_bytes in sent.items():
         site_sent[source] += num_bytes
@@ -288,21 +325,30 @@ def figures_of(records: Iterable[Mapping[str, Any]], asked: Asked) -> Figures:
         site_sent_bytes=max(site_sent.values(), default=0.0),
         bound_s=bound_s,
         over_bound=times.median_s / bound_s if bound_s else None,
+        fair_bound_s=fair_s,
+        over_fair_bound=times.median_s / fair_s if fair_s else None,
+        others_bytes_per_s=others_bytes_per_s(received, spans[asked.warmup :], asked.topology),
         gateways_cpu_s_per_gb=_cpu_s_per_gb(repeats, asked, metrics.GATEWAYS_CPU_S),
         ranks_cpu_s_per_gb=_cpu_s_per_gb(repeats, asked, metrics.RANK_CPU_S),
         relative_error=float(error.get(metrics.RELATIVE_ERROR, 0.0)),
     )
 
 
-def times_of(spans: Iterable[Iterable[tuple[float, float]]], warmup: int) -> Times:
-    """Return how long repetitions took.
+def spans_of(repeats: Iterable[Iterable[Span]]) -> list[Span]:
+    """Return when each repetition began and ended: with the last site to do so.
 
-    `spans` are when each site began and ended, on one clock, of each repetition.
+    `repeats` are the sites' own, on one clock.
     """
-    all_s = []
-    for each in spans:
-        begins, ends = zip(*each, strict=True)
-        all_s.append(max(ends) - max(begins))
+    found = []
+    for each in repeats:
+        begins_s, ends_s = zip(*each, strict=True)
+        found.append((max(begins_s), max(ends_s)))
+    return found
+
+
+def times_of(spans: Iterable[Span], warmup: int) -> Times:
+    """Return how long repetitions took."""
+    all_s = [end_s - begin_s for begin_s, end_s in spans]
     counted_s = all_s[warmup:]
     return Times(
         cold_s=all_s[0],
@@ -355,7 +401,8 @@ def _links(
     uses = []
     for link in asked.topology.links:
         num_bytes = sent.get((link.source, link.target), 0.0)
-        share = num_bytes / (link.bytes_per_s * times.median_s)
+        bytes_per_s = link.bytes_per_s / asked.topology.emulation.described
+        share = num_bytes / (bytes_per_s * times.median_s)
         uses.append(
             LinkUse(
                 source=link.source,
@@ -367,12 +414,18 @@ def _links(
     return tuple(uses)
 
 
-def _bound_s(links: Mapping[tuple[str, str], Mapping[str, float]], asked: Asked) -> float | None:
-    """Return what the links allow; None where none is emulated, or nothing was sent."""
+def _bound_s(
+    links: Mapping[tuple[str, str], Mapping[str, float]], asked: Asked, num_others: int = 0
+) -> float | None:
+    """Return what the links allow beside so many flows of others, each with an equal share.
+
+    None where no link is emulated, or nothing was sent.
+    """
     ratio = wire_ratio(links)
     if asked.emulator == "none" or ratio is None:
         return None
     share = PAYLOAD_SHARE if asked.emulator == "netns" else 1.0
+    share /= asked.topology.emulation.described * (num_others + 1)
     usable = tuple(
         dataclasses.replace(link, bytes_per_s=share * link.bytes_per_s)
         for link in asked.topology.links
@@ -394,13 +447,15 @@ def _cpu_s_per_gb(repeats: Repeats, asked: Asked, name: str) -> float:
     return used_s / (num_bytes / GB)
 
 
-MeasureGloo = Callable[[int], Gloo]
-"""Measures Gloo with a tensor of so many bytes; raises MeasurementError when that fails."""
+MeasureBaseline = Callable[[int], Baseline]
+"""Measures with a tensor of so many bytes; raises MeasurementError when that fails."""
+BASELINES = {"gloo": "Gloo", "tcp": "plain TCP"}
+"""What the exchange can be compared with, and what people call it."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class AllReduce:
-    """One benchmark. Pure bookkeeping around `launch` and `gloo`."""
+    """One benchmark. Pure bookkeeping around `launch` and `baselines`."""
 
     folder: Path
     """Where allreduce.json is, and the home of the runs."""
@@ -409,16 +464,18 @@ class AllReduce:
     found: Sequence[tuple[AllReduceSetting, Pair]]
     """What to measure."""
     launch: Launch
-    gloo: MeasureGloo | None
-    """Measures what a size is compared with, if it is."""
-    tell: Callable[[str, AllReduceSetting | Gloo | None], None]
+    baselines: Mapping[str, MeasureBaseline]
+    """Measure what a size is compared with, by their names in BASELINES."""
+    tell: Callable[[str, AllReduceSetting | Baseline | None], None]
     """Is told what begins (a word for it, None), and what it came to."""
     new_run_id: Callable[[], str]
-    gloo_failed: str = ""
-    """Why Gloo was not measured, if that failed."""
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Why a baseline was not measured, where that failed."""
 
     def run(self) -> None:
-        """Measure every combination, and Gloo after all of a size. One that fails stops no other.
+        """Measure every combination, and baselines after all of a size.
+
+        One that fails stops no other.
 
         Raises:
             OSError: the disk refuses allreduce.json.
@@ -428,8 +485,9 @@ class AllReduce:
         for size_bytes, found in itertools.groupby(self.found, lambda each: each[0].size_bytes):
             for setting, pair in found:
                 self._measure(dataclasses.replace(setting, run_id=self.new_run_id()), pair)
-            if self.gloo is not None and not self.gloo_failed:
-                self._compare(size_bytes, self.gloo)
+            for name, measure in self.baselines.items():
+                if name not in self.failed:
+                    self._compare(size_bytes, name, measure)
 
     def _measure(self, setting: AllReduceSetting, pair: Pair) -> None:
         question = self.bench.question
@@ -445,7 +503,7 @@ class AllReduce:
                 question.repeats,
                 emulator,
             )
-            return figures_of(records, asked)
+            return figures_of(records, asked, read_received(self.folder / RUNS / setting.run_id))
 
         ended, made = run_and_measure(self.launch, pair, self.folder, setting.run_id, figures)
         setting = dataclasses.replace(
@@ -454,23 +512,26 @@ class AllReduce:
         self._keep(dataclasses.replace(self.bench, settings=(*self.bench.settings, setting)))
         self.tell(name, setting)
 
-    def _compare(self, size_bytes: int, measure: MeasureGloo) -> None:
-        self.tell("Gloo", None)
+    def _compare(self, size_bytes: int, name: str, measure: MeasureBaseline) -> None:
+        self.tell(BASELINES[name], None)
         try:
-            gloo = measure(size_bytes)
+            made = measure(size_bytes)
         except MeasurementError as error:
-            self.gloo_failed = str(error)
+            self.failed[name] = str(error)
             return
-        settings = tuple(
-            dataclasses.replace(each, over_gloo=gloo.times.median_s / each.figures.times.median_s)
+        ratios: list[dict[str, Any]] = [
+            {f"over_{name}": made.times.median_s / each.figures.times.median_s}
             if each.size_bytes == size_bytes and each.figures is not None
-            else each
+            else {}
             for each in self.bench.settings
+        ]
+        settings = tuple(
+            dataclasses.replace(each, **ratio)
+            for each, ratio in zip(self.bench.settings, ratios, strict=True)
         )
-        self._keep(
-            dataclasses.replace(self.bench, settings=settings, gloo=(*self.bench.gloo, gloo))
-        )
-        self.tell("Gloo", gloo)
+        kept: dict[str, Any] = {name: (*getattr(self.bench, name), made)}
+        self._keep(dataclasses.replace(self.bench, settings=settings, **kept))
+        self.tell(BASELINES[name], made)
 
     def _keep(self, bench: AllReduceBench) -> None:
         self.bench = bench

@@ -10,12 +10,14 @@ from rich.text import Text
 
 from orchestrator.core.run_metrics import PARTS
 from orchestrator.evidence.bench.allreduce_bench import (
+    BASELINES,
     AllReduceBench,
     AllReduceSetting,
+    Baseline,
     Figures,
-    Gloo,
     Times,
 )
+from orchestrator.evidence.bench.allreduce_conditions import Conditions
 from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import Bench, Interval, Setting
 from orchestrator.evidence.view import formats
@@ -30,6 +32,11 @@ EMULATORS = {
     "simulated": "simulated: nothing ran",
     "none": "no WAN emulated: links are as they are",
 }
+BOUND = (
+    "bound: bytes / (0.965 * rate) + RTT/2 of the slowest link of a gather; along trees, hop by hop"
+)
+"""0.965 where packets are emulated: docs/benchmarks.md."""
+FAIR = "fair: the bound with rate / (flows of others + 1)"
 _BESIDE = {"hidden_inter_s": "WAN, hidden", "encode_s": "encode", "decode_s": "decode"}
 
 
@@ -169,7 +176,7 @@ def _usd(value: float) -> str:
 
 
 class AllReduceTables:
-    """Renders a benchmark: times and what bounds them, then what it cost, then Gloo."""
+    """Renders a benchmark: times and what bounds them, others' traffic, costs, then baselines."""
 
     def __init__(self, bench: AllReduceBench) -> None:
         self._bench = bench
@@ -180,11 +187,19 @@ class AllReduceTables:
         yield _allreduce_heading(self._bench)
         yield Text()
         yield _times(settings)
+        if any(each.figures is not None and each.figures.bound_s for each in settings):
+            yield Text(BOUND)
+        if any(each.figures is not None and each.figures.fair_bound_s for each in settings):
+            yield Text("\nbeside the flows of others", style="bold")
+            yield _beside_others(settings)
+            yield Text(FAIR)
         yield Text("\nwhat it costs", style="bold")
         yield _costs(settings, arrow)
-        if self._bench.gloo:
-            yield Text("\nGloo, one process a site, on the same links", style="bold")
-            yield _gloo(self._bench.gloo)
+        for name, rows in (("gloo", self._bench.gloo), ("tcp", self._bench.tcp)):
+            if rows:
+                heading = f"\n{BASELINES[name]}, one process a site, on the same links"
+                yield Text(heading, style="bold")
+                yield _baseline(rows)
 
 
 def _allreduce_heading(bench: AllReduceBench) -> Text:
@@ -195,19 +210,62 @@ def _allreduce_heading(bench: AllReduceBench) -> Text:
         "one rank a site" if asked.is_one_rank_a_site else "all ranks of the topology",
         "tensors copied to shared memory" if asked.is_copied else "",
         f"median of {asked.repeats} after {asked.warmup}",
+        f"a pause of {formats.duration(asked.idle_s)} before each" if asked.idle_s else "",
+        *_conditions(asked.conditions),
     )
+
+
+def _conditions(found: Conditions) -> list[str]:
+    """Return the conditions that were asked for, in words."""
+    told = []
+    if (traffic := found.cross_traffic) is not None:
+        kind = traffic.congestion or "bulk"
+        told.append(f"{traffic.flows} {kind} flow{'s' * (traffic.flows > 1)} of others a link")
+    if found.loss is not None:
+        told.append(f"loss {formats.loss(found.loss)}")
+    if found.jitter_s is not None:
+        told.append(f"jitter {formats.duration(found.jitter_s)}")
+    if found.queue is not None:
+        told.append(f"queues of {found.queue}")
+    if found.described is not None:
+        told.append(f"bandwidth described as x {found.described:g}")
+    if found.congestion is not None:
+        told.append(f"congestion control {found.congestion}")
+    if found.is_varying:
+        told.append("rates that vary")
+    return told
 
 
 def _times(settings: tuple[AllReduceSetting, ...]) -> FittingTable:
     made = [each.figures for each in settings]
+    time, *spread = _time_columns([None if each is None else each.times for each in made])
     return FittingTable(
         [
             *_named(settings),
-            *_time_columns([None if each is None else each.times for each in made]),
+            time,
             _column("bound", made, lambda each: formats.show(each.bound_s, formats.duration)),
-            _column("over", made, lambda each: formats.show(each.over_bound, "{:.2f}".format)),
-            _column("fp32", made, lambda each: _speed(each.algorithm_bytes_per_s)),
+            _column(
+                "time/bound", made, lambda each: formats.show(each.over_bound, "{:.2f}".format)
+            ),
             Column("x Gloo", [formats.show(each.over_gloo, "{:.2f}".format) for each in settings]),
+            Column("x TCP", [formats.show(each.over_tcp, "{:.2f}".format) for each in settings]),
+            *spread,
+            _column("fp32", made, lambda each: _speed(each.algorithm_bytes_per_s)),
+        ]
+    )
+
+
+def _beside_others(settings: tuple[AllReduceSetting, ...]) -> FittingTable:
+    made = [each.figures for each in settings]
+    return FittingTable(
+        [
+            *_named(settings),
+            _column("time", made, lambda each: formats.duration(each.times.median_s)),
+            _column("fair", made, lambda each: formats.show(each.fair_bound_s, formats.duration)),
+            _column(
+                "time/fair", made, lambda each: formats.show(each.over_fair_bound, "{:.2f}".format)
+            ),
+            _column("a flow of others", made, lambda each: _others(each.others_bytes_per_s)),
         ]
     )
 
@@ -237,13 +295,14 @@ def _costs(settings: tuple[AllReduceSetting, ...], arrow: str) -> FittingTable:
     )
 
 
-def _gloo(rows: tuple[Gloo, ...]) -> FittingTable:
+def _baseline(rows: tuple[Baseline, ...]) -> FittingTable:
     return FittingTable(
         [
             Column("size", [formats.size(each.size_bytes) for each in rows]),
             *_time_columns([each.times for each in rows]),
             Column("fp32", [_speed(each.size_bytes / each.times.median_s) for each in rows]),
             Column("CPU", [_cpu(each.cpu_s_per_gb) for each in rows]),
+            Column("a flow of others", [_others(each.others_bytes_per_s) for each in rows]),
         ]
     )
 
@@ -267,6 +326,10 @@ def _busiest(made: Figures, arrow: str) -> str:
 def _use(made: Figures) -> str:
     shares = [link.share for link in made.links if link.share is not None]
     return formats.percent(max(shares)) if shares else UNKNOWN
+
+
+def _others(bytes_per_s: float | None) -> str:
+    return formats.show(bytes_per_s, formats.rate)
 
 
 def _speed(bytes_per_s: float) -> str:
