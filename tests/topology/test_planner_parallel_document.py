@@ -21,12 +21,12 @@ from topology.errors import ConfigError
 from topology.hashing import plan_hashes
 from topology.job import Job, Model
 from topology.model.buckets import gradient_bytes
+from topology.planner.alternatives import widened
 from topology.planner.document import PlanFile, plan_text
 from topology.planner.explain import WANTED, wider_for
 from topology.planner.plan import make_plan
 from topology.planner.regime import rounds
 from topology.planner.search import Search
-from topology.planner.weighed import widened
 from topology.simulator.settings import Settings
 from topology.simulator.simulation import simulate
 from topology.units import format_size
@@ -113,8 +113,6 @@ def test_a_launch_and_a_simulation_get_the_chunks_and_buckets() -> None:
     made = make_plan(job, topology)
     decided = made["decisions"]["exchange"]
     assert decided["bucket"] != "256MiB"
-    sizes = f"Chunks of {decided['chunk']}, buckets of {decided['bucket']}: "
-    assert re.search(rf"{sizes}with the job's own a step takes [\d.]+% longer", said(made))
     assert "the job's own chunk and bucket" in {each["what"] for each in made["alternatives"]}
     plan = PlanFile(plan_text(made), "plan.yaml")
     run = load_run(

@@ -78,7 +78,7 @@ def test_trees_may_change_their_codecs() -> None:
     assert set(plan_codecs(job, world, plan_reduction(job, world))) == {"fp32"}
     switch = best_switch(job, world, cut_of(job, world))
     better = dataclasses.replace(job, reduction=switch.reduction)
-    assert set(plan_codecs(better, world, plan_reduction(better, world))) == {"int8"}
+    assert "int8" in plan_codecs(better, world, plan_reduction(better, world))
     assert switch.after_s < switch.before_s
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -12,11 +13,28 @@ from tests.fakes.plannable import a_job_of_one_size, a_random_world
 from topology.job import Exchange
 from topology.model.site_timing import trainer_timing
 from topology.model.step_model import StepModel
-from topology.planner.reductions import improved_trees
-from topology.trees.pairs import pairs_of
-from topology.trees.trees import WEIGHT_MAX, ReductionPlan, star
+from topology.planner.local_search import improved
+from topology.planner.reductions import tree_changes
+from topology.trees.pairs import Pairs, pairs_of
+from topology.trees.trees import WEIGHT_MAX, ReductionPlan, Tree, star
 
 PAIRS = pairs_of(a_random_world(random.Random(0), 3), Exchange())
+
+
+def improved_trees(
+    plan: ReductionPlan,
+    pairs: Pairs,
+    pool: Sequence[Tree],
+    score: Callable[[ReductionPlan], float],
+    most_tries: int,
+) -> ReductionPlan:
+    def plans(
+        change: Callable[[ReductionPlan], Iterator[tuple[Tree, ...]]],
+    ) -> Callable[[ReductionPlan], Iterator[ReductionPlan]]:
+        return lambda best: (ReductionPlan(best.num_sites, each, "") for each in change(best))
+
+    kinds = map(plans, tree_changes(pairs, pool))
+    return improved(plan, kinds, lambda one, other: score(one) < score(other), most_tries)
 
 
 def weights_of(plan: ReductionPlan) -> Counter[int]:
@@ -34,7 +52,7 @@ def test_moves_make_a_star_better_and_nothing_worse(seed: int) -> None:
     stars = [star(6, hub) for hub in range(6)]
     timings = [trainer_timing(job, site, 2) for site in topology.sites]
 
-    def score(plan: ReductionPlan, below: float = 0.0) -> float:
+    def score(plan: ReductionPlan) -> float:
         return StepModel(job, topology, plan).step_s(timings)
 
     pairs = pairs_of(topology, job.exchange)
@@ -50,7 +68,7 @@ def test_it_ends_where_no_small_part_is_better_elsewhere() -> None:
     rates = {0: 5.0, 1: 3.0, 2: 2.0}
     stars = [star(3, hub) for hub in rates]
 
-    def score(plan: ReductionPlan, below: float = 0.0) -> float:
+    def score(plan: ReductionPlan) -> float:
         total = sum(tree.weight for tree in plan.trees)
         return max(weight / total / rates[hub] for hub, weight in weights_of(plan).items())
 
@@ -70,15 +88,15 @@ def test_it_ends_where_no_small_part_is_better_elsewhere() -> None:
 def test_what_nothing_improves_stays_as_it_is() -> None:
     plan = ReductionPlan(3, (star(3, 0),), "alone")
     others = [star(3, 1)]
-    assert improved_trees(plan, PAIRS, others, lambda each, _: len(each.trees), 500) is plan
+    assert improved_trees(plan, PAIRS, others, lambda each: len(each.trees), 500) is plan
 
 
 def test_no_more_is_tried_than_is_asked_for() -> None:
     asked = []
 
-    def score(plan: ReductionPlan, below: float) -> float:
-        asked.append(plan)
-        return 1 / len(asked)
+    def is_better(one: int, other: int) -> bool:
+        asked.append(one)
+        return one > other
 
-    improved_trees(ReductionPlan(3, (star(3, 0),), ""), PAIRS, [star(3, 1)], score, 7)
+    assert improved(0, [lambda number: [number + 1]], is_better, 7) == 7
     assert len(asked) == 7

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from topology.codec_costs import RELATIVE_ERRORS, usual_ratio
-from topology.cost.money import accelerators_usd, egress_usd
+from topology.cost.money import accelerators_usd
 from topology.documents.placement import restricted
 from topology.job import CODECS, Exchange, Job, LinkCodec, Placed
-from topology.model.buckets import gradient_bytes
 from topology.model.site_timing import SiteTiming
 from topology.model.step_model import StepModel
-from topology.model.tree_times import bytes_of_hops
-from topology.model.wire_load import Wire
 from topology.planner.cuts import parallel_of
 from topology.planner.reductions import Candidate
-from topology.trees.pairs import Edge, Pairs, edge
-from topology.trees.trees import ReductionPlan
+from topology.planner.spreads import Split
+from topology.trees.pairs import Edge, edge
+from topology.trees.trees import ReductionPlan, shape_of
 from topology.world import Topology
 
-Split = tuple[int, ...]
-"""The sequences of a step that each site takes."""
 Rank = tuple[float, ...]
 """The figures that order choices, entry by entry: the lower the better."""
 _DIGITS = 10
 """Significant digits of times and costs that are compared: sums in another order are no
 difference."""
+_AS_GOOD = 1 + 5e-4
+"""Ratio of steps or costs up to which two are as good, and what is simpler or loses less counts."""
 _TOLD = 3
 """The most links whose codecs are named to people."""
-_EVERY_CODING_MAX = 81
-"""The most combinations of trees' codecs that are all tried."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +51,7 @@ class Coding:
 
     codec: str
     """The codec of the links that are not listed."""
-    links: tuple[LinkCodec, ...]
-    loss: float
-    """The mean square of the chunks' relative errors: what decides between equally fast ones."""
+    links: tuple[LinkCodec, ...] = ()
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -97,6 +90,14 @@ class Choice:
     """Seconds of a step by the step model."""
     usd_per_step: float
     rank: Rank
+
+    @property
+    def decisions(self) -> object:
+        """What tells choices apart."""
+        cuts = tuple(None if each.cut is None else each.cut.degrees for each in self.timings)
+        trees = tuple((*shape_of(tree), tree.weight) for tree in self.candidate.plan.trees)
+        how = (self.coding, self.sizing, self.micro_batch, cuts)
+        return (self.sites, self.sequences, trees, *how)
 
     def job(self, job: Job) -> Job:
         """Return `job` with these decisions in it."""
@@ -144,25 +145,6 @@ def usd_per_s(topology: Topology) -> float:
     return accelerators_usd(topology, {site.name: site.num_ranks for site in topology.sites}, 1.0)
 
 
-def egress_usd_per_step(job: Job, topology: Topology, plan: ReductionPlan) -> float:
-    """Return the US dollars that the bytes of a step cost.
-
-    Args:
-        job: With the exchange that is meant.
-        topology: Of the sites that take part.
-        plan: Of reduction.
-    """
-    if plan.num_sites == 1:
-        return 0.0
-    load = Wire(job, topology, plan, usual_ratio(job.exchange.codec)).load(gradient_bytes(job))
-    names = [site.name for site in topology.sites]
-    sent_bytes = {
-        (names[source], names[target]): num_bytes
-        for (source, target), num_bytes in bytes_of_hops(plan, load).items()
-    }
-    return egress_usd(topology, sent_bytes)
-
-
 def rank_of(objective: str, step_s: float, usd_per_step: float, *rest: float) -> Rank:
     """Return what orders choices: by the objective, then by time, then by `rest`."""
     if objective == "cost":
@@ -174,60 +156,50 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def better(one: Choice | None, other: Choice | None) -> Choice | None:
-    """Return the better of two, as far as there are any."""
-    if one is None or other is None:
-        return one or other
-    return min(one, other, key=by_rank)
-
-
 def by_rank(choice: Choice) -> Rank:
     """Return what orders choices."""
     return choice.rank
 
 
-def one_for_all(codecs: Sequence[str], exchange: Exchange) -> list[Coding]:
-    """Return each permitted codec for all links, but for those that the job itself gives one."""
-    return [Coding(each, exchange.codecs, RELATIVE_ERRORS[each] ** 2) for each in codecs]
+def is_better(one: Choice, other: Choice) -> bool:
+    """Return whether the first of two is better by enough, or as good and simpler."""
+    if one.rank[0] * _AS_GOOD < other.rank[0]:
+        return True
+    return one.rank[0] <= other.rank[0] * _AS_GOOD and one.rank[1:] < other.rank[1:]
 
 
-def by_link(
-    plan: ReductionPlan, pairs: Pairs, codecs: Sequence[str], exchange: Exchange
+def loss(codecs: Sequence[str], plan: ReductionPlan) -> float:
+    """Return the mean square of the chunks' relative errors; `codecs` are those of the trees."""
+    weights = [tree.weight for tree in plan.trees] or [1]
+    squares = (
+        weight * RELATIVE_ERRORS[codec] ** 2 for weight, codec in zip(weights, codecs, strict=True)
+    )
+    return math.fsum(squares) / sum(weights)
+
+
+def recoded(
+    now: Sequence[str], plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]
 ) -> Iterator[Coding]:
-    """Yield codecs of single links.
+    """Yield codecs of links, with which one tree has another codec.
 
     A tree's chunks travel as the smallest codec of its links (topology/trees/link_codecs.py), so
-    several trees may have codecs of their own, and lose less where a larger one is as fast. None
-    where the job gives links codecs itself: it is asked for no others.
+    several trees may have codecs of their own, and lose less where a larger one is as fast.
 
     Args:
+        now: The codec of each tree.
         plan: Over the sites.
-        pairs: Of them.
+        names: Of the sites.
         codecs: That are permitted.
-        exchange: Of the job.
     """
-    count = len(plan.trees)
-    if exchange.codecs or count < 2:
-        return
-    ordered = sorted(codecs, key=_size)
-    if len(codecs) ** count <= _EVERY_CODING_MAX:
-        found: Iterable[tuple[str, ...]] = itertools.product(ordered, repeat=count)
-    else:
-        # The trees with the narrowest links have the smaller of two, the others the larger.
-        widths = [min(pairs.rate(*hop) for hop in tree.parent.items()) for tree in plan.trees]
-        found = (
-            tuple(large if width >= limit else small for width in widths)
-            for limit in sorted(set(widths))[1:]
-            for small, large in itertools.combinations(ordered, 2)
-        )
-    for each in found:
-        coding = _coding(plan, pairs.names, each)
-        if coding is not None:
-            yield coding
+    for place, usual in enumerate(now if len(plan.trees) > 1 else ()):
+        for codec in codecs:
+            coding = _coding(plan, names, (*now[:place], codec, *now[place + 1 :]))
+            if codec != usual and coding is not None:
+                yield coding
 
 
 def _coding(plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]) -> Coding | None:
-    """Return the links' codecs that give each tree its own; None: all are alike, or none do.
+    """Return the links' codecs that give each tree its own; None: none do.
 
     Each link has the largest that crosses it, and `exchange.codec` is that of most links.
     """
@@ -238,7 +210,7 @@ def _coding(plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]) ->
     smallest = [
         min((largest[edge(*hop)] for hop in tree.parent.items()), key=_size) for tree in plan.trees
     ]
-    if len(set(codecs)) == 1 or smallest != list(codecs):
+    if smallest != list(codecs):
         return None
     counts = Counter(largest.values())
     usual = max(counts, key=lambda codec: (counts[codec], _size(codec)))
@@ -247,12 +219,7 @@ def _coding(plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]) ->
         for (one, other), codec in sorted(largest.items())
         if codec != usual
     )
-    total = sum(tree.weight for tree in plan.trees)
-    loss = math.fsum(
-        tree.weight / total * RELATIVE_ERRORS[codec] ** 2
-        for tree, codec in zip(plan.trees, codecs, strict=True)
-    )
-    return Coding(usual, links, loss)
+    return Coding(usual, links)
 
 
 def _size(codec: str) -> tuple[float, int]:

@@ -221,8 +221,6 @@ class SiteCuts:
             default=math.inf,
         )
         """Seconds of the site for a sequence, at least; infinite if no cut fits."""
-        self.node_share = min((cut.node_share for cut in self.cuts), default=1.0)
-        """Share of all gradients that crosses the gateway of the site's fullest node, at least."""
 
     def timings(self, num_sequences: int, together: int = 1) -> tuple[SiteTiming, ...]:
         """Return what may be part of a best plan, the fastest by itself first; none: impossible.

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from topology.cost.compute import num_parameters
 from topology.cost.model_shape import workload_described
 from topology.model.site_timing import SiteTiming
 from topology.model.step_model import StepModel
+from topology.planner.alternatives import Alternatives, widened
 from topology.planner.choice import Choice
 from topology.planner.cuts import in_words
 from topology.planner.memory_fit import largest_micro_batch
 from topology.planner.regime import regime
 from topology.planner.search import Search, fastest_cuts
 from topology.planner.spreads import busiest
-from topology.planner.weighed import OWN_SIZES, Weighed, widened
 from topology.units import format_duration, format_fraction, format_rate, format_size, significant
 
 _BINDS = 0.97
 """Share of a step from which on what takes it is all that counts."""
 _LONGER = 1.0005
 """Ratio to a step below which another counts as no longer, to people."""
+_EQUAL = 1.001
+"""Ratio of sites' compute up to which none computes longest, to people."""
 _PACED = 0.5
 """Share of an exchange from which on the bytes of a link or a gateway are what takes it, not round
 trips."""
@@ -32,8 +34,11 @@ _WIDEST = 1e6
 """The factor on a link's bandwidth that makes it no cost any more."""
 
 
-def by_themselves(search: Search, choice: Choice) -> tuple[list[SiteTiming], float]:
-    """Return what sites would compute if nothing had to cross, and the slowest one's seconds."""
+def by_themselves(search: Search, choice: Choice) -> tuple[list[tuple[SiteTiming, ...]], float]:
+    """Return what sites can compute if nothing has to cross, and the slowest one's least seconds.
+
+    The spread of the batch is the one that is fastest then.
+    """
     job, here = choice.job(search.job), choice.topology(search.topology)
     found = []
     for split in (*search.options.splits(here), choice.sequences):
@@ -42,10 +47,8 @@ def by_themselves(search: Search, choice: Choice) -> tuple[list[SiteTiming], flo
             for site, count in zip(here.sites, split, strict=True)
         ]
         if all(fronts):
-            timings = [front[0] for front in fronts]
-            found.append((max(each.alone_s for each in timings), timings))
-    even_s, timings = min(found, key=lambda each: each[0])
-    return timings, even_s
+            found.append((fronts, max(front[0].alone_s for front in fronts)))
+    return min(found, key=lambda each: each[1])
 
 
 def efficiency(search: Search, choice: Choice) -> float:
@@ -64,12 +67,14 @@ def binding(search: Search, choice: Choice, model: StepModel) -> str:
     sites = choice.topology(search.topology).sites
     slowest = max(sites, key=lambda site: choice.timings[site.index].alone_s)
     alone_s = choice.timings[slowest.index].alone_s
+    is_equal = alone_s <= _EQUAL * min(each.alone_s for each in choice.timings)
     if alone_s >= _BINDS * choice.step_s:
+        where = "all sites" if is_equal and len(sites) > 1 else slowest.name
         if by_themselves(search, choice)[1] >= _BINDS * choice.step_s:
-            return f"compute at {slowest.name}"
+            return f"compute at {where}"
         return (
-            f"compute at {slowest.name}, which would be done sooner if nothing had to cross: what it "
-            "computes beyond that hides the exchange"
+            f"compute at {where}, which would be done sooner if nothing had to cross: what is "
+            "computed beyond that hides the exchange"
         )
     hop, link_s = max(model.link_s.items(), key=lambda each: each[1])
     busy = [(link_s, f"the link {sites[hop[0]].name} → {sites[hop[1]].name}")]
@@ -78,54 +83,44 @@ def binding(search: Search, choice: Choice, model: StepModel) -> str:
         ("network card", model.card_s(choice.timings)),
     ):
         index = max(range(len(sites)), key=each_s.__getitem__)
-        whose = f"the {what} of {sites[index].name}"
-        if sites[index].nodes > 1:
-            whose = f"the {what} of the fullest node of {sites[index].name}"
-        busy.append((each_s[index], whose))
+        node = "the fullest node of " if sites[index].nodes > 1 else ""
+        busy.append((each_s[index], f"the {what} of {node}{sites[index].name}"))
     busy_s, what = max(busy)
-    rest = (
-        f"{slowest.name} computes longest, and for {_share(1 - alone_s / choice.step_s)} of a step "
-        "it waits"
-    )
-    exchange_s = model.exchange_s(choice.timings)
-    if busy_s < _PACED * exchange_s:
-        return (
-            f"round trips: an exchange by itself takes {_seconds(exchange_s)}, of which {what}, "
-            f"busiest of all, works for {_seconds(busy_s)}; {rest}"
-        )
+    waits = f"for {_share(1 - alone_s / choice.step_s)} of a step"
+    rest = f"{slowest.name} computes longest, and {waits} it waits"
+    if is_equal:
+        rest = f"all sites compute equally long, and {waits} they wait"
+    if busy_s < _PACED * model.exchange_s(choice.timings):
+        return f"round trips: {what}, busiest of all, works for {_seconds(busy_s)}; {rest}"
     return f"{what}, busy for {_share(busy_s / choice.step_s)} of a step; {rest}"
 
 
-def sentences(weighed: Weighed, model: StepModel, inside: Sequence[dict[str, Any]]) -> list[str]:
+def sentences(
+    others: Alternatives, model: StepModel, inside: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """Return the explanation, a sentence or two an entry.
 
     Args:
-        weighed: The choice, and the others.
+        others: The choice, and what it was compared with.
         model: Of its steps.
         inside: What happens inside sites, where a job describes its model.
     """
-    search, choice = weighed.search, weighed.choice
-    others = weighed.alternatives
+    search, choice = others.search, others.choice
     told = [summary(choice, len(search.topology.sites))]
     told += [f"What limits a step: {binding(search, choice, model)}."]
-    told += [_left_out(weighed, each) for each in weighed.sites if not each["sequences"]]
+    told += [_left_out(others, each) for each in others.sites() if not each["sequences"]]
     told += _cuts(search, choice, inside)
-    if search.job.workload is None:
-        told += _uneven(search, choice)
-        told += _codecs(search, choice, others)
-    told += _own_sizes(choice, others)
-    told += _micro_batch(search, choice)
-    ring = next((each for each in others if each["what"] == "equal replicas, ring"), None)
-    if ring is not None:
-        times = ring["step_s"] / choice.step_s
+    if len(choice.coding.codecs) > 1 and not search.job.exchange.codecs:
         told.append(
-            f"Equal replicas at all sites round a ring would take {times:.2f} times as long."
+            "A link's own codec is that of every tree that crosses it; trees that do not cross one stay "
+            f"{choice.coding.codec}, for that is as fast."
         )
+    told += _micro_batch(search, choice)
     if len(choice.sites) > 1:
         told += _hidden(choice, model)
         if search.job.workload is not None:
             told.append(_needed(search, choice))
-    told += _regime(weighed)
+    told += _regime(others)
     return told
 
 
@@ -145,8 +140,8 @@ def summary(choice: Choice, num_sites: int) -> str:
     )
 
 
-def _left_out(weighed: Weighed, site: dict[str, Any]) -> str:
-    search, choice, name = weighed.search, weighed.choice, site["site"]
+def _left_out(others: Alternatives, site: Mapping[str, Any]) -> str:
+    search, choice, name = others.search, others.choice, site["site"]
     with_s = site["step_s_otherwise"]
     if search.job.placement:
         return f"{name} is left out: the job's placement does not list it."
@@ -172,7 +167,7 @@ def _left_out(weighed: Weighed, site: dict[str, Any]) -> str:
     return f"{name} is left out: with it, {gains}."
 
 
-def _cuts(search: Search, choice: Choice, inside: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _cuts(search: Search, choice: Choice, inside: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Tell of each cut once, however many sites have it."""
     by_cut: dict[tuple[str, float], list[str]] = {}
     for each in inside:
@@ -195,53 +190,6 @@ def _cuts(search: Search, choice: Choice, inside: Sequence[dict[str, Any]]) -> I
             )
         for lacking in each["too_large"][:1]:
             yield f"Faster by itself, but {lacking}."
-
-
-def _uneven(search: Search, choice: Choice) -> list[str]:
-    per_rank = {
-        name: count / search.topology.site(name).num_ranks
-        for name, count in zip(choice.sites, choice.sequences, strict=True)
-    }
-    if max(per_rank.values()) < 1.25 * min(per_rank.values()):
-        return []
-    most, least = max(per_rank, key=per_rank.__getitem__), min(per_rank, key=per_rank.__getitem__)
-    return [
-        f"A rank of {most} takes {per_rank[most]:.3g} sequences and one of {least} "
-        f"{per_rank[least]:.3g}: so a step is shortest. Gradients are weighted by tokens."
-    ]
-
-
-def _codecs(search: Search, choice: Choice, others: list[dict[str, Any]]) -> list[str]:
-    """Tell what other codecs would come to, where there is a choice."""
-    compared = [
-        f"all {each['what'].removeprefix('codec ')} {_times(each['step_s'] / choice.step_s)}"
-        for each in others
-        if each["what"].startswith("codec ")
-    ]
-    told = [f"Other codecs: {'; '.join(compared)}."] if compared else []
-    if len(choice.coding.codecs) > 1 and not search.job.exchange.codecs:
-        told.append(
-            "A link's own codec is that of every tree that crosses it; trees that do not cross one stay "
-            f"{choice.coding.codec}, for that is as fast."
-        )
-    return told
-
-
-def _times(factor: float) -> str:
-    return "is as fast, and loses more" if factor < _LONGER else f"takes {factor:.3g} times as long"
-
-
-def _own_sizes(choice: Choice, others: Sequence[dict[str, Any]]) -> list[str]:
-    """Tell what the job's own chunks and buckets come to, where others were decided on."""
-    own = next((each for each in others if each["what"] == OWN_SIZES), None)
-    if own is None or own["step_s"] < _LONGER * choice.step_s:
-        return []
-    longer = format_fraction(round(own["step_s"] / choice.step_s - 1, 3))
-    chunk, bucket = choice.sizing.chunk_bytes, choice.sizing.bucket_bytes
-    return [
-        f"Chunks of {format_size(chunk)}, buckets of {format_size(bucket)}: with the job's own a step takes "
-        f"{longer} longer."
-    ]
 
 
 def _micro_batch(search: Search, choice: Choice) -> list[str]:
@@ -300,18 +248,7 @@ def wider_for(search: Search, choice: Choice, wanted: float) -> float:
         wanted: Efficiency.
     """
     job, here = choice.job(search.job), choice.topology(search.topology)
-    _, alone_s = by_themselves(search, choice)
-    split = min(
-        (*search.options.splits(here), choice.sequences),
-        key=lambda split: max(
-            search.options.cuts[site.name].alone_s(count)
-            for site, count in zip(here.sites, split, strict=True)
-        ),
-    )
-    fronts = [
-        search.options.timings(job, site, count)
-        for site, count in zip(here.sites, split, strict=True)
-    ]
+    fronts, alone_s = by_themselves(search, choice)
 
     def is_enough(factor: float) -> bool:
         model = StepModel(job, widened(here, None, factor), choice.candidate.plan)
@@ -326,27 +263,23 @@ def wider_for(search: Search, choice: Choice, wanted: float) -> float:
     return high
 
 
-def _regime(weighed: Weighed) -> list[str]:
-    """Tell what exchanging less often would bring: also over sites that the plan leaves out."""
-    search, choice = weighed.search, weighed.choice
+def _regime(others: Alternatives) -> list[str]:
+    """Tell what exchanging less often would bring: also if all sites took part."""
+    search, choice = others.search, others.choice
     if search.wishes.max_sync_period == 1:
         return []
-    others = [choice]
-    if weighed.is_free:
-        others += [each for each in search.looked_at() if len(each.sites) > 1]
-    asked = {}
-    for other in others:
-        ranks = min(search.topology.site(name).num_ranks for name in other.sites)
-        job = search.job
-        parameters = (
-            num_parameters(job.trainer.model)
-            if job.workload is None
-            else workload_described(job.workload).parameters
-        )
-        model = other.model(job, search.topology)
-        if other.sites not in asked and len(other.sites) > 1:
-            alone_s = by_themselves(search, other)[1]
-            asked[other.sites] = (alone_s, model.exchange_s(other.timings), parameters / ranks)
+    job, asked = search.job, {}
+    parameters = (
+        num_parameters(job.trainer.model)
+        if job.workload is None
+        else workload_described(job.workload).parameters
+    )
+    for each in (choice, others.everybody if others.is_free else None):
+        if each is None or len(each.sites) == 1:
+            continue
+        exchange_s = each.model(job, search.topology).exchange_s(each.timings)
+        ranks = min(search.topology.site(name).num_ranks for name in each.sites)
+        asked[each.sites] = (by_themselves(search, each)[1], exchange_s, parameters / ranks)
     return regime(search.wishes.max_sync_period, choice.sites, choice.step_s, asked)
 
 

@@ -12,13 +12,13 @@ from topology.errors import ConfigError, Problem
 from topology.hashing import plan_hashes
 from topology.job import Job
 from topology.model.step_model import StepModel
+from topology.planner.alternatives import Alternatives
 from topology.planner.choice import Choice
 from topology.planner.cuts import in_words
 from topology.planner.explain import binding, efficiency, sentences
 from topology.planner.memory_fit import too_large
 from topology.planner.search import Search
 from topology.planner.sources import inputs, warnings
-from topology.planner.weighed import Weighed
 from topology.units import format_size
 from topology.world import Site, Topology
 
@@ -44,8 +44,8 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
     best = search.best()
     if best is None:
         raise _impossible(search)
-    weighed = Weighed(search, best)
-    choice = weighed.choice
+    others = Alternatives(search, best)
+    choice = others.choice
     decided, here = choice.job(job), choice.topology(topology)
     model = StepModel(decided, here, choice.candidate.plan)
     job_hash, topology_hash = plan_hashes(job, topology)
@@ -56,14 +56,14 @@ def make_plan(job: Job, topology: Topology) -> dict[str, Any]:
         "decisions": decisions(choice, job),
         "predicted": _predicted(search, choice, model),
         "binding": binding(search, choice, model),
-        "why": sentences(weighed, model, within),
+        "why": sentences(others, model, within),
         "warnings": [
             *warnings(job, topology, choice),
             *too_large(decided, topology),
         ],
-        "alternatives": weighed.alternatives,
-        "sites": weighed.sites,
-        "links": weighed.links(model),
+        "alternatives": others.told(),
+        "sites": others.sites(),
+        "links": others.links(model),
         "inputs": inputs(search, choice),
     }
     if within:

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from topology.errors import ConfigError
@@ -40,12 +39,6 @@ _TOTAL = 96
 """The most total weight while weights are moved, unless there is more from the beginning."""
 _PARTS = (4, 8, 16, 48)
 """The parts of the total that are moved at once: one fourth, and so on."""
-_GAIN = 1e-6
-"""Share of a score that a change has to save."""
-
-Score = Callable[[ReductionPlan, float], float]
-"""A function that gives a plan's score, seconds or dollars, exactly where it is below the number;
-less is better."""
 TreeChanges = Callable[[ReductionPlan], Iterator[tuple[Tree, ...]]]
 """A function from a plan to the trees after each change of one kind."""
 
@@ -159,49 +152,10 @@ def _narrowest(pairs: Pairs, order: Sequence[int]) -> list[int]:
     )
 
 
-def improved_trees(
-    plan: ReductionPlan, pairs: Pairs, pool: Iterable[Tree], score: Score, most_tries: int
-) -> ReductionPlan:
-    """Return what small changes make of a plan's trees; the plan itself if none is better.
-
-    One kind of change after another, each for as long as it helps, until none does.
-
-    Args:
-        plan: With trees; no gather.
-        pairs: Of its sites.
-        pool: Trees that may carry something, whatever their weights.
-        score: What is to become less.
-        most_tries: Scores that are asked for at most.
-    """
-    best, best_score = plan, score(plan, math.inf)
-    tried = {_key(plan.trees)}
-    kinds, idle = deque(tree_changes(pairs, list(pool))), 0
-    while idle < len(kinds):
-        idle += 1
-        for trees in kinds[0](best):
-            if _key(trees) in tried:
-                continue
-            tried.add(_key(trees))
-            if len(tried) > most_tries:
-                return best
-            other = ReductionPlan(plan.num_sites, trees, "")
-            other_score = score(other, best_score)
-            if other_score < best_score * (1 - _GAIN):
-                best, best_score, idle = other, other_score, 0
-                break
-        else:
-            kinds.rotate(-1)
-    return best
-
-
 def tree_changes(pairs: Pairs, pool: Sequence[Tree]) -> list[TreeChanges]:
     """Return the kinds of small changes: other roots, sites below others, and weights moved."""
     moved = (functools.partial(_reweighed, pool, part) for part in _PARTS)
     return [functools.partial(_rerooted, pairs), functools.partial(_rehung, pairs), *moved]
-
-
-def _key(trees: Iterable[Tree]) -> frozenset[object]:
-    return frozenset((shape_of(tree), tree.weight) for tree in trees)
 
 
 def _rerooted(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:

@@ -25,13 +25,16 @@ _RTT_ORIGINS = {
 }
 
 
+Figure = tuple[str, str, str]
+"""The name of a figure, its value, and where it came from."""
+
+
 def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
     """Return every figure that the plan rests on, with its origin."""
     job, topology = search.job, search.topology
-    found = [*(_of_the_model(job) if job.workload is None else _of_the_workload(job))]
-    found += of_codecs(job, choice.coding)
+    found = [*_of_model(job), *_of_codecs(job, choice.coding)]
     for site in topology.sites:
-        found += _of_site(site) if job.workload is None else _of_described_site(site)
+        found += _of_site(site, is_described=job.workload is not None)
     if job.workload is not None and search.wishes.gateways == "measured":
         rate = format_rate(GATEWAY_BYTES_PER_S)
         found.append(
@@ -44,54 +47,40 @@ def inputs(search: Search, choice: Choice) -> list[dict[str, Any]]:
     return [{"what": what, "value": value, "origin": origin} for what, value, origin in found]
 
 
-Figure = tuple[str, str, str]
-"""The name of a figure, its value, and where it came from."""
-
-
-def of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
-    """Return what codecs make of gradients: the chosen ones, and those that were permitted."""
+def _of_codecs(job: Job, coding: Coding) -> Iterator[Figure]:
+    """Yield what codecs make of gradients: the chosen ones, and those that were permitted."""
     for each in dict.fromkeys((*coding.codecs, *(job.plan.codecs if job.plan else ()))):
         measured = "measured once, docs/measurements/codecs.md; gradients differ"
         origin = "exact" if each in RATIOS else measured
         yield f"{each}, of float32", format_fraction(usual_ratio(each)), origin
 
 
-def _of_the_model(job: Job) -> Iterator[Figure]:
-    model = job.trainer.model
-    yield "parameters", f"{num_parameters(model):,}", "trainer.model"
-    flops = flops_per_sequence(model)
-    yield "a sequence", f"{flops / 1e9:.4g} GFLOP", "trainer.model: 6 N + 12 L W T a token"
-
-
-def _of_the_workload(job: Job) -> Iterator[Figure]:
-    assert job.workload is not None, "the job describes its model"
+def _of_model(job: Job) -> Iterator[Figure]:
+    if job.workload is None:
+        model = job.trainer.model
+        yield "parameters", f"{num_parameters(model):,}", "trainer.model"
+        flops = flops_per_sequence(model)
+        yield "a sequence", f"{flops / 1e9:.4g} GFLOP", "trainer.model: 6 N + 12 L W T a token"
+        return
     workload = workload_described(job.workload)
     yield "parameters", f"{workload.parameters:,}", "workload; docs/cost-model.md"
-    flops = workload.model_flops(1)
-    yield "a sequence", f"{flops / 1e12:.4g} TFLOP", "workload; SC'21, eq. 3"
+    yield "a sequence", f"{workload.model_flops(1) / 1e12:.4g} TFLOP", "workload; SC'21, eq. 3"
     yield "gradients inside a site", f"{workload.gradient_bytes} bytes an element", "workload"
 
 
-def _of_site(site: Site) -> Iterator[Figure]:
-    accelerator = site.accelerator
-    peak = peak_flops_per_s(accelerator)
-    value = f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, MFU {accelerator.mfu:g}"
-    yield site.name, value, f"the topology's accelerator {accelerator.name!r}"
-
-
-def _of_described_site(site: Site) -> Iterator[Figure]:
-    chip = site.accelerator
-    device = DEVICES.get(chip.name.lower())
-    if device is None:
-        share = f"MFU {chip.mfu:g}, whatever the shapes"
-        origin = f"the topology's accelerator {chip.name!r}"
-    else:
+def _of_site(site: Site, *, is_described: bool) -> Iterator[Figure]:
+    """Yield what a site computes with; where a job describes its model also memory and fabric."""
+    chip, fabric = site.accelerator, site.fabric
+    share, origin = f"MFU {chip.mfu:g}", f"the topology's accelerator {chip.name!r}"
+    device = DEVICES.get(chip.name.lower()) if is_described else None
+    if device is not None:
         share = f"{device.gemm_efficiency:g} of it in large multiplications"
         origin = f"docs/cost-model.md knows {chip.name!r}: its mfu is not used"
-    peak = peak_flops_per_s(chip)
-    yield site.name, f"{site.num_ranks} of {peak / 1e12:.4g} TFLOP/s, {share}", origin
+    value = f"{site.num_ranks} of {peak_flops_per_s(chip) / 1e12:.4g} TFLOP/s, {share}"
+    yield site.name, value, origin
+    if not is_described:
+        return
     yield f"{site.name}, memory", format_size(chip.memory_bytes), "the topology's accelerator"
-    fabric = site.fabric
     if fabric is None:
         yield f"{site.name}, fabric", "no cost", "the topology has none"
         return

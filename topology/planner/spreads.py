@@ -7,15 +7,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-EVERY_SPLIT_MAX = 300
-"""The most splits of the batch that are all tried; of more, only those that single moves lead
-to."""
-_MOVES_MAX = 60
-_GAIN = 1e-4
-"""Share of a step that moving sequences has to save."""
 _EVERY_PAIR_SITES = 6
 """The most sites where every two exchange sequences; of more, the slowest gives to the fastest."""
 _TAKERS = 3
@@ -58,71 +51,17 @@ def _next_s(
     return -(-(split[site] + 1) // ranks[site]) * sequence_s[site]
 
 
-def in_proportion(weights: Sequence[float], batch: int, unit: int) -> Split:
-    """Return a batch spread by weight in multiples of `unit`; the heaviest has the rest."""
-    total = math.fsum(weights)
-    split = [max(1, int(batch * weight / total / unit) * unit) for weight in weights]
-    split[weights.index(max(weights))] += batch - sum(split)
-    return tuple(split)
-
-
-def improved(
-    begin: Split,
-    least: Sequence[int],
-    units: Sequence[int],
-    steps_s: Callable[[Sequence[Split]], Sequence[float]],
-    order_s: Callable[[Split], Sequence[float]],
-) -> Split:
-    """Return a split that is at least as fast as `begin`.
-
-    Where there are at most EVERY_SPLIT_MAX, the fastest of all. Else as far as moving sequences
-    from one site to another leads.
+def moves(
+    split: Split, least: Sequence[int], unit: int, times_s: Sequence[float]
+) -> Iterator[Split]:
+    """Yield splits with sequences moved from one site to another: a few, twice as many, and so on.
 
     Args:
-        begin: To look from.
+        split: To move from.
         least: Sequences that each site has at least.
-        units: Of sequences that are moved, the twofold, fourfold ... of each.
-        steps_s: Returns the steps of many splits, which is faster than one by one.
-        order_s: Returns what each site takes by itself: the slowest ones give.
+        unit: Of sequences that are moved, beside one and what fills a site's ranks.
+        times_s: Of each site by itself: of many sites the slowest ones give.
     """
-    every = every_split(least, sum(begin))
-    if every is not None:
-        timed = steps_s([begin, *every])
-        return [begin, *every][min(range(len(timed)), key=timed.__getitem__)]
-    best, [best_s] = begin, steps_s([begin])
-    for _ in range(_MOVES_MAX):
-        moved = sorted(set(_moves(best, least, units, order_s(best))))
-        if not moved:
-            break
-        timed = steps_s(moved)
-        place = min(range(len(timed)), key=timed.__getitem__)
-        if timed[place] >= (1 - _GAIN) * best_s:
-            break
-        best, best_s = moved[place], timed[place]
-    return best
-
-
-def every_split(least: Sequence[int], batch: int) -> list[Split] | None:
-    """Return all splits that give each site its least; None: more than EVERY_SPLIT_MAX."""
-    rest = batch - sum(least)
-    if rest < 0 or math.comb(rest + len(least) - 1, len(least) - 1) > EVERY_SPLIT_MAX:
-        return None
-    bars = itertools.combinations(range(rest + len(least) - 1), len(least) - 1)
-    return [
-        tuple(
-            more - 1 - before + each
-            for (before, more), each in zip(
-                itertools.pairwise((-1, *chosen, rest + len(least) - 1)), least, strict=True
-            )
-        )
-        for chosen in bars
-    ]
-
-
-def _moves(
-    split: Split, least: Sequence[int], units: Sequence[int], times_s: Sequence[float]
-) -> Iterator[Split]:
-    """Yield splits with sequences moved from one site to another."""
     givers: Sequence[int] = range(len(split))
     takers = givers
     if len(split) > _EVERY_PAIR_SITES:
@@ -133,20 +72,12 @@ def _moves(
             continue
         # What leaves the giver's busiest rank with one less, and the taker's with one more.
         whole = (split[giver] - 1) % least[giver] + 1
-        for unit in {whole, *units, least[giver], least[taker]}:
-            count = unit
-            while split[giver] - count >= least[giver]:
-                moved = list(split)
-                moved[giver] -= count
-                moved[taker] += count
-                yield tuple(moved)
-                count *= 2
-
-
-def neighbours(split: Split, least: Sequence[int]) -> Iterator[Split]:
-    """Yield splits with a few sequences moved: as many as some site has at least."""
-    for giver, taker in itertools.permutations(range(len(split)), 2):
-        for count in {least[giver], least[taker]}:
+        counts = {
+            each << power
+            for each in (1, unit, whole, least[giver], least[taker])
+            for power in range((split[giver] // each).bit_length())
+        }
+        for count in sorted(counts):
             if split[giver] - count >= least[giver]:
                 moved = list(split)
                 moved[giver] -= count

@@ -14,11 +14,11 @@ from topology.documents.placement import placed
 from topology.job import Job, Placed, Reduction
 from topology.model.reduction_plans import plan_reduction
 from topology.plan_wishes import PlanWishes
+from topology.planner.alternatives import even_split
 from topology.planner.choice import Sizing
 from topology.planner.plan import make_plan
 from topology.planner.reductions import named
 from topology.planner.search import Search
-from topology.planner.weighed import even_split
 from topology.world import Topology
 
 

@@ -1,0 +1,254 @@
+"""The plans that a choice is compared with: other sites, codecs, reductions, wider links.
+
+A plan must not be slower than one that it prints itself. So whatever the step model takes for
+faster than the plan is simulated, too, and becomes the plan if it is faster. Steps of the others
+are the step model's, times what the simulator made of the chosen plan's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from topology.cost.compute import site_shares
+from topology.errors import ConfigError
+from topology.job import Job, Reduction
+from topology.model.reduction_plans import plan_reduction
+from topology.model.step_model import StepModel
+from topology.planner.choice import Choice, Coding, by_rank, usd_per_s
+from topology.planner.connections import first_connections
+from topology.planner.reductions import Candidate, menu
+from topology.planner.search import Search
+from topology.planner.spreads import Split
+from topology.trees.link_codecs import plan_codecs
+from topology.trees.trees import ReductionPlan
+from topology.world import Link, Topology
+
+FORMS = 4
+"""The number of other reductions that are named, the fastest."""
+GBIT_BYTES_PER_S = 125e6
+_TURNS = 3
+"""The most times that an alternative may become the plan."""
+_FASTER = 1 - 1e-3
+"""Ratio of a modelled step to the plan's from which on an alternative counts as no faster."""
+
+
+class Alternatives:
+    """A choice, and others that it was compared with."""
+
+    def __init__(self, search: Search, best: Choice) -> None:
+        """Compare a choice; take what turns out to be better instead."""
+        self.search = search
+        for _ in range(_TURNS):
+            self.choice = best
+            self._others = dict(self._permitted())
+            self.by_site = {site.name: self._otherwise(site.name) for site in search.topology.sites}
+            others = [*self._others.values(), *(self.by_site.values() if self.is_free else ())]
+            faster = [each for each in others if each is not None and self._seems_faster(each)]
+            best = min(map(search.judged, faster), key=lambda each: each.rank[0], default=best)
+            if best.rank[0] >= self.choice.rank[0]:
+                break
+
+    @property
+    def is_free(self) -> bool:
+        """Whether sites may be left out."""
+        return self.search.wishes.sites != "all" and not self.search.job.placement
+
+    @functools.cached_property
+    def everybody(self) -> Choice | None:
+        """A plan in which all sites take part."""
+        return self.search.best_of(site.name for site in self.search.topology.sites)
+
+    def _seems_faster(self, other: Choice) -> bool:
+        """Return whether the step model takes another plan for better."""
+        if self.search.wishes.objective == "cost":
+            return other.rank[0] < _FASTER * self.choice.rank[0]
+        return other.modelled_s < _FASTER * self.choice.modelled_s
+
+    def told_s(self, other: Choice) -> float:
+        """Return an other plan's step for people: in the same measure as the chosen one's."""
+        is_simulated = self.choice.step_s != self.choice.modelled_s
+        if is_simulated and other.modelled_s < _FASTER * self.choice.modelled_s:
+            return max(self.search.judged(other).step_s, self.choice.step_s)
+        return other.modelled_s * self.choice.step_s / self.choice.modelled_s
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return other plans with their step time and cost, the fastest first."""
+        found = {**self._others, **dict(self._not_permitted())}
+        listed = []
+        for what, other in found.items():
+            told_s, here = self.told_s(other), other.topology(self.search.topology)
+            usd = other.usd_per_step + usd_per_s(here) * (told_s - other.step_s)
+            listed.append({"what": what, "step_s": told_s, "usd_per_step": usd})
+        return sorted(listed, key=lambda each: (each["step_s"], each["usd_per_step"]))
+
+    def _permitted(self) -> Iterator[tuple[str, Choice]]:
+        """Yield plans that the search could have chosen: other sites, or one decision less."""
+        search, choice, job = self.search, self.choice, self.search.job
+        if self.is_free:
+            yield from self._of_sites()
+        if len(choice.sites) == 1:
+            return
+        here = search.set_of(choice.sites)
+        candidate, coding, sizing, split = (
+            choice.candidate,
+            choice.coding,
+            choice.sizing,
+            choice.sequences,
+        )
+        for codec in search.codecs:
+            if coding.codecs != (codec,):
+                other = Coding(codec, job.exchange.codecs)
+                for each in here.choices(candidate, other, sizing, split):
+                    yield f"codec {codec}", each
+        even = even_split(job, choice.topology(search.topology))
+        if job.workload is None and not job.placement and even != split:
+            for each in here.choices(candidate, coding, sizing, even):
+                yield "equal sequences on all ranks", each
+        if search.sizes[0] != sizing:
+            for each in here.choices(candidate, coding, search.sizes[0], split):
+                yield "the job's own chunk and bucket", each
+        others = [
+            each
+            for other in menu(job, choice.topology(search.topology), packed=False)
+            if other.plan.trees != candidate.plan.trees
+            for each in here.choices(other, coding, sizing, split)
+        ]
+        for each in sorted(others, key=by_rank)[:FORMS]:
+            yield each.candidate.form, each
+
+    def _of_sites(self) -> Iterator[tuple[str, Choice]]:
+        """Yield all sites, and the best one by itself."""
+        names = tuple(site.name for site in self.search.topology.sites)
+        if self.choice.sites != names and self.everybody is not None:
+            yield "all sites", self.everybody
+        if len(self.choice.sites) > 1:
+            alone = [each for name in names if (each := self.search.best_of([name])) is not None]
+            if alone:
+                best = min(alone, key=by_rank)
+                yield f"{best.sites[0]} alone", best
+
+    def _not_permitted(self) -> Iterator[tuple[str, Choice]]:
+        """Yield what is done without a plan, and what a plan does not change."""
+        search, choice = self.search, self.choice
+        job, topology = search.job, search.topology
+        if not self.is_free and not job.placement:
+            yield from self._of_sites()
+        names = tuple(site.name for site in topology.sites)
+        if job.workload is None and len(names) > 2 and job.global_batch >= topology.num_ranks:
+            ring = Reduction(tree="ring")
+            try:
+                plan = plan_reduction(dataclasses.replace(job, reduction=ring), topology)
+            except ConfigError:
+                return
+            how = (Candidate("ring", plan, ring), choice.coding, search.sizes[0])
+            for each in search.set_of(names).choices(*how, even_split(job, topology)):
+                yield "equal replicas, ring", each
+        elif job.workload is not None and job.exchange.schedule == "overlap":
+            exchange = dataclasses.replace(job.exchange, schedule="serial")
+            serial = Search(dataclasses.replace(job, exchange=exchange), topology, search.sizes)
+            found = serial.best_of(choice.sites) if len(choice.sites) > 1 else None
+            if found is not None:
+                yield "nothing hidden", found
+
+    def _otherwise(self, name: str) -> Choice | None:
+        """Return a plan without a site that takes part, or with one that takes none."""
+        wanted = {*self.choice.sites} ^ {name}
+        return None if self.search.job.placement else self.search.best_of(wanted)
+
+    def sites(self) -> list[dict[str, Any]]:
+        """Return each site with the step without it; or with it, if it takes no part."""
+        choice = self.choice
+        taken = dict(
+            zip(choice.sites, zip(choice.sequences, choice.timings, strict=True), strict=True)
+        )
+        found = []
+        for site in self.search.topology.sites:
+            mine, otherwise = taken.get(site.name), self.by_site[site.name]
+            found.append(
+                {
+                    "site": site.name,
+                    "sequences": 0 if mine is None else mine[0],
+                    "compute_s": 0.0 if mine is None else mine[1].alone_s,
+                    "step_s_otherwise": None if otherwise is None else self.told_s(otherwise),
+                }
+            )
+        return found
+
+    def links(self, model: StepModel) -> list[dict[str, Any]]:
+        """Return each link between sites that take part: how busy, and the step were it wider.
+
+        Decisions stay as they are.
+        """
+        choice, search = self.choice, self.search
+        job, topology = choice.job(search.job), choice.topology(search.topology)
+        index = {site.name: site.index for site in topology.sites}
+        found: dict[frozenset[str], dict[str, Any]] = {}
+        for link in topology.links:
+            pair = frozenset((link.source, link.target))
+            if pair in found:
+                continue
+            one, other = index[link.source], index[link.target]
+            busy_s = max(model.link_s.get(hop, 0.0) for hop in ((one, other), (other, one)))
+            wider = StepModel(
+                job, widened(topology, pair, more=GBIT_BYTES_PER_S), choice.candidate.plan
+            )
+            wider_s = wider.step_s(choice.timings) * choice.step_s / choice.modelled_s
+            found[pair] = {
+                "between": [link.source, link.target],
+                "busy": busy_s / choice.step_s,
+                # What is wider can be used as if it were not.
+                "step_s_with_one_more_gbit_s": min(choice.step_s, wider_s),
+                **_crossing(job, topology, choice.candidate.plan, link),
+            }
+        return list(found.values())
+
+
+def even_split(job: Job, topology: Topology) -> Split:
+    """Return the sequences of each site where all ranks of all sites take alike."""
+    even = dataclasses.replace(job, placement=())
+    return tuple(sum(site_shares(even, topology, site)) for site in topology.sites)
+
+
+def _crossing(
+    job: Job, topology: Topology, plan: ReductionPlan, link: Link
+) -> dict[str, list[str] | int | str]:
+    """Return how gradients cross a link: the codecs of its chunks, and its connections.
+
+    Args:
+        job: With the exchange that was decided.
+        topology: Of the sites that take part.
+        plan: Over them.
+        link: Stands for both directions.
+    """
+    index = {site.name: site.index for site in topology.sites}
+    hop = {index[link.source], index[link.target]}
+    codecs = plan_codecs(job, topology, plan)
+    crossed = [
+        codec
+        for codec, tree in zip(codecs, plan.trees, strict=False)
+        if any({*each} == hop for each in tree.parent.items())
+    ]
+    if plan.is_gather:
+        crossed = [*codecs]
+    count, why = first_connections(job, topology, link) if crossed else (0, "nothing crosses")
+    return {
+        "codecs": list(dict.fromkeys(crossed)),
+        "connections": count,
+        "connections_because": why,
+    }
+
+
+def widened(
+    topology: Topology, pair: frozenset[str] | None, times: float = 1.0, more: float = 0.0
+) -> Topology:
+    """Return a topology in which the links between two sites, or all, carry more bytes a second."""
+    links = tuple(
+        dataclasses.replace(link, bytes_per_s=link.bytes_per_s * times + more)
+        if pair is None or {link.source, link.target} == pair
+        else link
+        for link in topology.links
+    )
+    return dataclasses.replace(topology, links=links)

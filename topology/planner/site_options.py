@@ -1,0 +1,86 @@
+"""The timings that each site can have, and spreads of the batch over sites to begin with."""
+
+from __future__ import annotations
+
+from topology.cost.compute import sequence_s
+from topology.cost.model_shape import workload_described
+from topology.job import Job
+from topology.model.site_timing import SiteTiming, layers_together, trainer_timing
+from topology.planner.cuts import SiteCuts, site_cuts
+from topology.planner.spreads import Split, balanced
+from topology.world import Site, Topology
+
+_UNITS = (1, 8, 64)
+"""Sequences that a cut may want whole multiples of: replicas, and their micro-batches."""
+
+
+class SiteOptions:
+    """The timings that sites can have: one for the shipped trainer, or one for each useful cut."""
+
+    def __init__(self, job: Job, topology: Topology) -> None:
+        """Work out the cuts, where the job describes its model."""
+        self._job = job
+        self._placed = {each.site: each for each in job.placement}
+        self._timings: dict[object, tuple[SiteTiming, ...]] = {}
+        self.cuts: dict[str, SiteCuts] = {}
+        """The cuts by the names of sites; the same object for equal ones. Empty for the trainer."""
+        known: list[tuple[object, SiteCuts]] = []
+        for site in topology.sites if job.workload is not None else ():
+            mine = self._placed.get(site.name)
+            hardware = (site.nodes, site.accelerators_per_node, site.accelerator, site.fabric)
+            key = (hardware, None if mine is None else mine.parallel)
+            alike = next((cuts for other, cuts in known if other == key), None)
+            self.cuts[site.name] = alike or site_cuts(job, site, mine)
+            known.append((key, self.cuts[site.name]))
+
+    def timings(self, job: Job, site: Site, num_sequences: int) -> tuple[SiteTiming, ...]:
+        """Return what a site could do, the fastest by itself first; none: it cannot.
+
+        Args:
+            job: Gives buckets and the trainer's micro-batch.
+            site: Which one.
+            num_sequences: Of a step, at least one for each rank of the trainer that ships.
+        """
+        if job.workload is not None:
+            together = layers_together(workload_described(job.workload), job.exchange.bucket_bytes)
+            return self.cuts[site.name].timings(num_sequences, together)
+        most = -(-num_sequences // site.num_ranks)
+        key = (site.name, most, job.exchange.bucket_bytes, job.trainer.micro_batch)
+        if key not in self._timings:
+            self._timings[key] = (trainer_timing(job, site, most),)
+        return self._timings[key]
+
+    def site_sequence_s(self, site: Site) -> float:
+        """Return how long a site takes for a sequence, at least; infinite if it cannot."""
+        if self.cuts:
+            return self.cuts[site.name].sequence_s
+        return sequence_s(self._job, site) / site.num_ranks
+
+    def is_able(self, name: str) -> bool:
+        """Return whether the model fits a site at all."""
+        return not self.cuts or bool(self.cuts[name].cuts)
+
+    def least(self, site: Site) -> int:
+        """Return how many sequences a site has at least."""
+        return 1 if self.cuts else site.num_ranks
+
+    def splits(self, topology: Topology) -> list[Split]:
+        """Return spreads of the batch to begin with; none if it is too small."""
+        sites, batch = topology.sites, self._job.global_batch
+        if self._job.placement:
+            placed = [
+                self._placed[each.name].sequences for each in sites if each.name in self._placed
+            ]
+            return [tuple(placed)] if len(placed) == len(sites) else []
+        ranks = [site.num_ranks for site in sites]
+        fastest_s = [self.site_sequence_s(site) for site in sites]
+        if not self.cuts:
+            per_rank_s = [each * count for each, count in zip(fastest_s, ranks, strict=True)]
+            found = [balanced(ranks, per_rank_s, batch)]
+        else:
+            found = [
+                balanced([unit] * len(sites), each_s, batch)
+                for each_s in (fastest_s, [1 / count for count in ranks])
+                for unit in _UNITS
+            ]
+        return list(dict.fromkeys(each for each in found if each is not None))
