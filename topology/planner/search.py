@@ -62,7 +62,7 @@ EVERY_CUTS_MAX = 512
 """The most combinations of the sites' cuts that are all tried."""
 _QUICK_CANDIDATES = 3
 """Reductions of a set that are looked at before it is known whether the set is good."""
-_SETS = 4
+_SETS = 3
 """Sets of sites that are looked at closely."""
 _GUESSED_SITES = 12
 """Number of sites beyond which the step without a site, or with one more, is a guess."""
