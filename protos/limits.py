@@ -17,4 +17,4 @@ LOG_LINE_BYTES = 8 << 10
 EXCHANGE_CHANNEL_BYTES = MAX_FRAME_BYTES
 """The data channel's limit."""
 LOCAL_MESSAGE_BYTES = 128 << 10
-"""One message between a rank and its gateway, on the node's Unix socket."""
+"""One message between a rank and its gateway, on the gateway's Unix socket."""

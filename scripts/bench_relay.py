@@ -43,7 +43,7 @@ def world(
             for source, target in pairs
         ),
         endpoints=tuple(
-            RelayEndpoint(source=source, target=target, node=0, host="127.0.0.1", port=port)
+            RelayEndpoint(source=source, target=target, gateway=0, host="127.0.0.1", port=port)
             for source, target in pairs
         ),
     )

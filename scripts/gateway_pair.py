@@ -191,10 +191,10 @@ def config_of(setting: Setting, site: int, host: str, folder: Path) -> GatewayCo
         generation=1,
         config_hash="0" * 64,
         site=SITES[site],
-        node=0,
+        gateway=0,
         sites=SITES,
-        nodes_per_site=(1, 1),
-        ranks_per_node=(1, 1),
+        gateways_per_site=(1, 1),
+        ranks_per_gateway=(1, 1),
         plan=ReductionPlan(2, (), "two sites"),
         codecs=(setting.codec,),
         error_feedback=True,
@@ -238,7 +238,7 @@ def pair(
         for site, child in enumerate(children):
             other = 1 - site
             port = children[other].wait("listening")["port"]
-            peer = {"site": SITES[other], "node": 0, "host": hosts[other], "port": port}
+            peer = {"site": SITES[other], "gateway": 0, "host": hosts[other], "port": port}
             child.tell({"op": "connect", "peers": [peer]})
         for child in children:
             child.wait("connected")

@@ -153,7 +153,7 @@ def _documents(path: Path, overrides: Sequence[str], faults_path: Path | None) -
 
 
 def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
-    """Return what --serve names; the second of a site is its node 1, and so on."""
+    """Return what --serve names; the second of a site is its gateway 1, and so on."""
     from orchestrator.core.run_events import Endpoint
 
     sites = [site.name for site in topology.sites]
@@ -165,8 +165,8 @@ def _served(texts: Sequence[str], topology: Topology) -> tuple[Endpoint, ...]:
                 f"--serve {text}: want SITE=HOST:PORT, with one of {', '.join(sites)}"
             )
         host, _, port = str(ADDRESS.convert(address, None, None)).rpartition(":")
-        node = sum(1 for each in served if each.site == site)
-        served.append(Endpoint(site, node, host.strip("[]"), int(port)))
+        gateway = sum(1 for each in served if each.site == site)
+        served.append(Endpoint(site, gateway, host.strip("[]"), int(port)))
     return tuple(served)
 
 

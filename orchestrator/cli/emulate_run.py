@@ -154,9 +154,9 @@ def _places(state: Mapping[str, Any]) -> list[str]:
     if not state["sites"] and not state["endpoints"]:
         lines.append("no site reaches another through it: --serve says what there is to reach")
     for each in state["endpoints"]:
-        node = f" node {each['node']}" if each["node"] else ""
+        gateway = f" gateway {each['gateway']}" if each["gateway"] else ""
         address = f"{each['host']}:{each['port']}"
-        lines.append(f"{each['source']} reaches {each['target']}{node} at {address}")
+        lines.append(f"{each['source']} reaches {each['target']}{gateway} at {address}")
     return lines
 
 

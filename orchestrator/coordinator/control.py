@@ -160,7 +160,7 @@ class Control:
         match kind:
             case "prepared":
                 endpoints = (
-                    run_events.Endpoint(site, each.node, each.host, each.port)
+                    run_events.Endpoint(site, each.gateway, each.host, each.port)
                     for each in message.prepared.endpoints
                 )
                 run.handle(run_events.SitePrepared(site, tuple(endpoints)))

@@ -96,7 +96,9 @@ def failure_from(
 def endpoint_messages(endpoints: Iterable[Endpoint]) -> list[control_pb2.GatewayEndpoint]:
     """Return an address book."""
     return [
-        control_pb2.GatewayEndpoint(site=each.site, node=each.node, host=each.host, port=each.port)
+        control_pb2.GatewayEndpoint(
+            site=each.site, gateway=each.gateway, host=each.host, port=each.port
+        )
         for each in endpoints
     ]
 

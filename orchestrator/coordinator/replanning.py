@@ -116,8 +116,8 @@ def link_reported(site: str, metric: control_pb2.Metric) -> replan_machine.LinkR
     labels = metric.labels
     if metric.kind != metrics.LINK or labels.get("source") != site:
         return None
-    target, node = labels.get("target", ""), labels.get("node", "")
-    return replan_machine.LinkReported(site, target, node, metric.step, dict(metric.values))
+    target, gateway = labels.get("target", ""), labels.get("gateway", "")
+    return replan_machine.LinkReported(site, target, gateway, metric.step, dict(metric.values))
 
 
 def prepared_from(site: str, message: control_pb2.ReductionPrepared) -> ReductionPrepared:

@@ -218,6 +218,6 @@ def _books(endpoints: Iterable[RelayEndpoint]) -> dict[str, tuple[Endpoint, ...]
     """Return the address book of each dialling site: where it reaches the others' gateways."""
     books: dict[str, tuple[Endpoint, ...]] = {}
     for each in endpoints:
-        endpoint = Endpoint(each.target, each.node, each.host, each.port)
+        endpoint = Endpoint(each.target, each.gateway, each.host, each.port)
         books[each.source] = (*books.get(each.source, ()), endpoint)
     return books

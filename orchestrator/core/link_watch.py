@@ -122,7 +122,9 @@ class LinkWatch:
         """Count on what the topology says."""
         self._settings = settings
         self._believed_s = BELIEVED * settings.lasting_s
-        self._nodes = {site.name: frozenset(map(str, range(site.nodes))) for site in topology.sites}
+        self._gateways = {
+            site.name: frozenset(map(str, range(site.nodes))) for site in topology.sites
+        }
         self._watched: dict[tuple[Pair, str], _Watched] = {}
         for link in topology.links:
             pair = (link.source, link.target)
@@ -136,12 +138,12 @@ class LinkWatch:
         self._totals: dict[tuple[Pair, str], _Totals] = {}
         self._open: dict[Pair, dict[str, _Totals]] = {}
 
-    def add(self, pair: Pair, node: str, values: Mapping[str, float], now_s: float) -> None:
+    def add(self, pair: Pair, gateway: str, values: Mapping[str, float], now_s: float) -> None:
         """Take what one gateway reports of a link: totals since the run began.
 
-        Reports of unknown links or nodes, or with figures that are no numbers, change nothing.
+        Reports of unknown links or gateways, or with figures that are no numbers, change nothing.
         """
-        if (pair, BANDWIDTH) not in self._watched or node not in self._nodes[pair[0]]:
+        if (pair, BANDWIDTH) not in self._watched or gateway not in self._gateways[pair[0]]:
             return
         if not all(map(isfinite, values.values())):
             return
@@ -149,18 +151,18 @@ class LinkWatch:
         if rtt_s is not None and rtt_s > 0:
             self._sample(pair, RTT, rtt_s, now_s)
         now = _Totals(values.get(metrics.LIMITED_BYTES, 0.0), values.get(metrics.LIMITED_S, 0.0))
-        before = self._totals.setdefault((pair, node), _Totals())
+        before = self._totals.setdefault((pair, gateway), _Totals())
         limited_s = now.limited_s - before.limited_s
         if limited_s < LIMITED_MIN_S:
             return
-        self._totals[pair, node] = now
-        # Several nodes share a link: what they carry at once belongs together.
+        self._totals[pair, gateway] = now
+        # Several gateways share a link: what they carry at once belongs together.
         begun = self._open.setdefault(pair, {})
-        if node in begun:
+        if gateway in begun:
             self._close(pair, now_s)
             begun = self._open.setdefault(pair, {})
-        begun[node] = _Totals(now.limited_bytes - before.limited_bytes, limited_s)
-        if len(begun) == len(self._nodes[pair[0]]):
+        begun[gateway] = _Totals(now.limited_bytes - before.limited_bytes, limited_s)
+        if len(begun) == len(self._gateways[pair[0]]):
             self._close(pair, now_s)
 
     def drifts(self) -> tuple[LinkChange, ...]:

@@ -70,7 +70,7 @@ class LinkReported:
 
     source: str
     target: str
-    node: str
+    gateway: str
     round: int
     values: Mapping[str, float]
 
@@ -216,7 +216,7 @@ class ReplanMachine:
         match event:
             case LinkReported():
                 self._clock.note(event.round, now_s)
-                self._watch.add((event.source, event.target), event.node, event.values, now_s)
+                self._watch.add((event.source, event.target), event.gateway, event.values, now_s)
             case SwitchPlanned() if self._planning is not None:
                 actions += self._planned_again(self._planning, event, now_s)
             case PlanningFailed() if self._planning is not None:

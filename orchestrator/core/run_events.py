@@ -39,10 +39,11 @@ class SiteState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the gateway of a site's node is reached."""
+    """Where a gateway of a site is reached."""
 
     site: str
-    node: int
+    gateway: int
+    """Its number at the site, from 0."""
     host: str
     port: int
 

@@ -84,7 +84,7 @@ class RunMetrics:
             self.unigram_entropy = values.get(metrics.UNIGRAM_ENTROPY, self.unigram_entropy)
         elif kind == metrics.LINK and labels.get("source") == site:
             pair = (site, labels.get("target", ""))
-            self._by_gateway.setdefault(pair, {})[labels.get("node", "")] = values
+            self._by_gateway.setdefault(pair, {})[labels.get("gateway", "")] = values
 
     @property
     def links(self) -> dict[tuple[str, str], dict[str, float]]:

@@ -31,22 +31,22 @@ Message = TypeVar("Message")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayEndpoint:
-    """Where the gateway of `node` at site `target` is reached from site `source`.
+    """Where gateway number `gateway` of site `target` is reached from site `source`.
 
     In a configuration: where it listens. In what the relay answers: where to dial instead.
     """
 
     source: str
     target: str
-    node: int
+    gateway: int
     host: str
     port: int
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 1 << 16:
             raise ConfigError(f"port: want 1 to 65535, got {self.port}")
-        if self.node < 0:
-            raise ConfigError(f"node: want 0 or more, got {self.node}")
+        if self.gateway < 0:
+            raise ConfigError(f"gateway: want 0 or more, got {self.gateway}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +215,7 @@ def dialled(topology: Topology, listening: Iterable[Endpoint]) -> tuple[RelayEnd
         RelayEndpoint(
             source=site.name,
             target=gateway.site,
-            node=gateway.node,
+            gateway=gateway.gateway,
             host=gateway.host,
             port=gateway.port,
         )

@@ -4,7 +4,7 @@
 def test_my_protocol(wan):
     links = [LinkShape(source="eu", target="us", bytes_per_s=12.5e6, delay_s=0.04),
              LinkShape(source="us", target="eu", bytes_per_s=12.5e6, delay_s=0.04)]
-    gateway = RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=server.port)
+    gateway = RelayEndpoint(source="eu", target="us", gateway=0, host="127.0.0.1", port=server.port)
     [dial] = wan(links, [gateway])
     connect(dial.host, dial.port)
     wan.apply([Change(kind="cut", source="eu", target="us")])

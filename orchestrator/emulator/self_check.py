@@ -437,7 +437,7 @@ async def opened(scene: Scene, *, is_netns: bool) -> AsyncIterator[Bench]:
                 RelayEndpoint(
                     source=source,
                     target=target,
-                    node=0,
+                    gateway=0,
                     host=receivers[target].host,
                     port=receivers[target].port,
                 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -146,13 +147,12 @@ def assign_lanes(spans: Sequence[tuple[float, float]]) -> list[int]:
 def _link_counters(record: RunRecord, pid: int, clock: _Clock) -> Iterator[TraceEvent]:
     """Yield the rate of each directed link.
 
-    A link that several nodes share has a counter a node.
+    A link that several gateways share has a counter for each.
     """
-    nodes: dict[tuple[str, str], int] = {}
-    for source, target, _ in record.samples:
-        nodes[source, target] = nodes.get((source, target), 0) + 1
-    for (source, target, node), samples in record.samples.items():
-        name = f"{source} → {target}" + (f", node {node}" if nodes[source, target] > 1 else "")
+    shared = Counter((source, target) for source, target, _ in record.samples)
+    for (source, target, gateway), samples in record.samples.items():
+        is_shared = shared[source, target] > 1
+        name = f"{source} → {target}" + (f", gateway {gateway}" if is_shared else "")
         for wall_s, bytes_per_s in rates(samples):
             yield _counter(pid, name, clock.us(wall_s), {"bytes/s": bytes_per_s})
     for (source, target), emulated in record.emulated.items():

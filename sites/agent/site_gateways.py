@@ -70,11 +70,11 @@ def gateway_config(
     generation: int,
     config_hash: str,
     site: str,
-    node: int,
+    gateway: int,
     bind_host: str,
     socket_path: str,
 ) -> GatewayConfig:
-    """Return what one node's gateway has to know of a run.
+    """Return what one gateway has to know of a run.
 
     Raises:
         ConfigError: it is more than a gateway can do.
@@ -85,10 +85,10 @@ def gateway_config(
         generation=generation,
         config_hash=config_hash,
         site=site,
-        node=node,
+        gateway=gateway,
         sites=spec.site_names,
-        nodes_per_site=tuple(each.nodes for each in sites),
-        ranks_per_node=tuple(each.accelerators_per_node for each in sites),
+        gateways_per_site=tuple(each.nodes for each in sites),
+        ranks_per_gateway=tuple(each.accelerators_per_node for each in sites),
         plan=spec.reduction.plan,
         codecs=spec.reduction.codecs,
         error_feedback=exchange.error_feedback,
@@ -129,7 +129,7 @@ def probing_config(config: GatewayConfig, probe: Probe, topology: Topology) -> G
     return dataclasses.replace(
         config,
         links=tuple(links),
-        nodes_per_site=(1,) * len(config.sites),
+        gateways_per_site=(1,) * len(config.sites),
         window_bytes=min(max(held, _PROBE_WINDOW_MIN_BYTES), _PROBE_WINDOW_MAX_BYTES),
         probe=probe,
     )
@@ -174,7 +174,7 @@ class Gateway:
         self.probed = asyncio.Event()
         self.closing = False
         self._site = config.site
-        self._node = config.node
+        self._index = config.gateway
         self._log_path = log_path
         self._failed = False
 
@@ -198,7 +198,7 @@ class Gateway:
     def connect(self, peers: Sequence[GatewayEndpoint]) -> None:
         """Have it dial the other sites' gateways."""
         addresses = [
-            {"site": peer.site, "node": peer.node, "host": peer.host, "port": peer.port}
+            {"site": peer.site, "gateway": peer.gateway, "host": peer.host, "port": peer.port}
             for peer in peers
         ]
         self.tell({"op": "connect", "peers": addresses})
@@ -234,7 +234,7 @@ class Gateway:
                 self._handle(json.loads(line), listeners)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 text = line[:200].decode(errors="replace").strip()
-                log.warning("gateway %d said %r: %r", self._node, text, error)
+                log.warning("gateway %d said %r: %r", self._index, text, error)
                 on_failed(self._found("INTERNAL", f"its gateway said {text!r}"))
         try:
             async with asyncio.timeout(None if self.closing else _EXIT_S):
@@ -255,7 +255,7 @@ class Gateway:
                 listeners.on_plan(message)
             case "listening":
                 self.endpoint = GatewayEndpoint(
-                    site=self._site, node=self._node, host=message["host"], port=message["port"]
+                    site=self._site, gateway=self._index, host=message["host"], port=message["port"]
                 )
                 self.listening.set()
             case "connected":
@@ -276,7 +276,7 @@ class Gateway:
             failure,
             at_s=time.monotonic(),
             site=failure.site or self._site,
-            node=self._node,
+            node=self._index,
             log_path=str(self._log_path),
         )
 
@@ -284,7 +284,7 @@ class Gateway:
         return self._reported(Failure(code=code, message=message))
 
     def _ended(self, exit_code: int) -> Failure:
-        message = f"gateway {self._node} of site {self._site} {describe_end(exit_code)}"
+        message = f"gateway {self._index} of site {self._site} {describe_end(exit_code)}"
         return self._reported(Failure(code="GATEWAY_EXITED", message=message, exit_code=exit_code))
 
 

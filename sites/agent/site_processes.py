@@ -79,7 +79,7 @@ class SiteProcesses:
                     generation=order.generation,
                     config_hash=order.spec_hash,
                     site=order.site.name,
-                    node=node,
+                    gateway=node,
                     bind_host=self._bind_host or order.site.address,
                     socket_path=str(self._socket_path(node)),
                 )

@@ -15,7 +15,7 @@ All threads of a process, in user space and the kernel.
 
 
 def gateways_of_site() -> tuple[int, ...]:
-    """Return the pids of this site's gateways on this machine, those of all its nodes.
+    """Return the pids of this site's gateways on this machine, of all its nodes.
 
     They are children of the agent that this rank descends from; without one there are none.
     """

@@ -1,1 +1,1 @@
-"""The gateway: owns every WAN connection of a node."""
+"""The gateway: owns every WAN connection of the ranks that it serves."""

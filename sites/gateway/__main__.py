@@ -1,4 +1,4 @@
-"""`python -m sites.gateway`: the process of a node's gateway."""
+"""`python -m sites.gateway`: the process of a gateway."""
 
 import os
 import sys

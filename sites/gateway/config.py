@@ -18,7 +18,7 @@ the limit."""
 HELD_BYTES = 512 << 20
 
 GatewayId = tuple[int, int]
-"""Index of a site, and the number of a node there: one gateway of the run."""
+"""Index of a site, and the number of a gateway there: one gateway of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,13 @@ class GatewayConfig:
     generation: int
     config_hash: str
     site: str
-    node: int
+    gateway: int
+    """The number of this gateway at its site, from 0."""
     sites: tuple[str, ...]
     """All sites, in the order in which contributions are summed."""
-    nodes_per_site: tuple[int, ...]
-    ranks_per_node: tuple[int, ...]
-    """The number of ranks on one node, for each site."""
+    gateways_per_site: tuple[int, ...]
+    ranks_per_gateway: tuple[int, ...]
+    """The number of ranks that one gateway serves, for each site: gateway 0 has the first ones."""
     plan: ReductionPlan
     codecs: tuple[str, ...]
     """The codec of each of the plan's trees; a gather has one."""
@@ -58,7 +59,7 @@ class GatewayConfig:
     verify_every: int
     bind_host: str
     socket_path: str
-    """Where the node's ranks reach this gateway."""
+    """Where its ranks reach this gateway."""
     links: tuple[PeerLink, ...]
     """To each neighbour, in the sending direction; where plans may be switched, to each site that
     this one could have for a neighbour."""
@@ -86,15 +87,15 @@ class GatewayConfig:
                 f"exchange.channels_per_link: want 1 or more, got {self.channels_per_link}"
             )
         num_sites = len(self.sites)
-        for name in ("nodes_per_site", "ranks_per_node"):
+        for name in ("gateways_per_site", "ranks_per_gateway"):
             counts = getattr(self, name)
             if len(counts) != num_sites or min(counts) < 1:
                 raise ConfigError(f"{name}: want 1 or more for each of {num_sites} sites")
         self._check_plan()
         if self.site not in self.sites:
             raise ConfigError(f"site: {self.site!r} is not one of {', '.join(self.sites)}")
-        if not 0 <= self.node < self.nodes_per_site[self.site_index]:
-            raise ConfigError(f"node: site {self.site} has no node {self.node}")
+        if not 0 <= self.gateway < self.gateways_per_site[self.site_index]:
+            raise ConfigError(f"gateway: site {self.site} has no gateway {self.gateway}")
 
     def _check_plan(self) -> None:
         num_sites = len(self.sites)
@@ -121,10 +122,10 @@ class GatewayConfig:
 
     @property
     def ranks_per_site(self) -> tuple[int, ...]:
-        """Ranks of each site, all nodes together."""
+        """Ranks of each site, all gateways together."""
         return tuple(
-            nodes * ranks
-            for nodes, ranks in zip(self.nodes_per_site, self.ranks_per_node, strict=True)
+            gateways * ranks
+            for gateways, ranks in zip(self.gateways_per_site, self.ranks_per_gateway, strict=True)
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The gateway of one node: starts its parts, passes on what they report, and ends them in order."""
+"""A gateway as a whole: starts its parts, passes on what they report, and ends them in order."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class EndingGateway:
 
 
 class Gateway(EndingGateway):
-    """Reduces the buckets of a node's ranks. `start`, `connect`, then `wait_ended` and `close`."""
+    """Reduces the buckets of its ranks. `start`, `connect`, then `wait_ended` and `close`."""
 
     def __init__(self, config: GatewayConfig, write: Write) -> None:
         super().__init__(config, write)
@@ -222,7 +222,7 @@ class Gateway(EndingGateway):
                     "labels": {
                         "source": self._config.site,
                         "target": figures.site,
-                        "node": str(self._config.node),
+                        "gateway": str(self._config.gateway),
                     },
                 }
             )

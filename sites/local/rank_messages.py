@@ -1,4 +1,4 @@
-"""The messages between a rank and its node's gateway: one class each, one encoder, one decoder.
+"""The messages between a rank and its gateway: one class each, one encoder, one decoder.
 
 They cross a Unix SOCK_SEQPACKET socket as JSON objects, one a message; docs/protocols.md has the
 conversation. A field's annotation says what it may hold, and the decoder refuses everything else by
@@ -190,7 +190,7 @@ class Reduced:
     round: Count
     bucket: UInt32
     weight: float
-    """Tokens of all sites. NaN where no element of the bucket belongs to this node's ranks."""
+    """Tokens of all sites. NaN where no element of the bucket belongs to this gateway's ranks."""
     times: ReductionTimes
     wire_bytes: Count
     """What the gateway sent for this shard."""

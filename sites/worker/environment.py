@@ -35,7 +35,7 @@ class Environment:
     generation: int
     site: str
     gateway: Path
-    """The socket of the node's gateway."""
+    """The socket of the rank's gateway."""
     spec: RunSpec
     run_folder: Path
 

@@ -1,6 +1,6 @@
 """What a rank asks of the process that crosses the WAN for it, and the three kinds of that.
 
-`GatewayLink` is the Unix socket to the node's gateway. `AloneLink` has no gateway: there is nobody
+`GatewayLink` is the Unix socket to the rank's gateway. `AloneLink` has no gateway: there is nobody
 to reduce with, and only the division by the site's tokens is left. `SiteOnlyLink` is both, where
 gradients stay inside the site but metrics and digests have a coordinator.
 """
@@ -152,7 +152,7 @@ class SiteOnlyLink(AloneLink):
 
 
 class GatewayLink:
-    """A `Link` over the Unix socket of the node's gateway: docs/protocols.md."""
+    """A `Link` over the Unix socket of the rank's gateway: docs/protocols.md."""
 
     def __init__(self, path: Path, send_timeout_s: float) -> None:
         """Connect.

@@ -28,11 +28,11 @@ def say(**message: object) -> None:
 
 
 class Gateway:
-    """Serves one node's ranks until its stdin ends."""
+    """Serves its ranks until its stdin ends."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         index = config["sites"].index(config["site"])
-        self.num_ranks = config["ranks_per_node"][index]
+        self.num_ranks = config["ranks_per_gateway"][index]
         self.ranks: dict[socket.socket, int] = {}
         self.left: set[int] = set()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,4 +1,4 @@
-"""The real executors of all nodes of several sites, joined by links whose steps chance draws.
+"""The real executors of all gateways of several sites, joined by links whose steps chance draws.
 
 A link has the real queue and window; what its streams carry arrives in order on each, in any order
 on different ones, and acknowledgements come later still. Ranks post as trainers do: a bucket once
@@ -44,8 +44,8 @@ class World:
 
     plan: ReductionPlan
     codecs: tuple[str, ...]
-    nodes_per_site: tuple[int, ...]
-    ranks_per_node: tuple[int, ...]
+    gateways_per_site: tuple[int, ...]
+    ranks_per_gateway: tuple[int, ...]
     chunk_bytes: int
     held_bytes: int
     window_bytes: int
@@ -133,15 +133,15 @@ class Rank:
         ):
             return False
         world = self._carried.world
-        ranks = world.nodes_per_site[self._site] * world.ranks_per_node[self._site]
+        ranks = world.gateways_per_site[self._site] * world.ranks_per_gateway[self._site]
         size = max(1, -(-numel // ranks))
         count = min(size, max(0, numel - self._rank * size))
         values = np.random.default_rng((self._site, self._rank, index)).standard_normal(
             count, dtype=np.float32
         )
         self.shards.append(values)
-        node = self._rank // world.ranks_per_node[self._site]
-        self._carried.exchanges[self._site, node].post(
+        gateway = self._rank // world.ranks_per_gateway[self._site]
+        self._carried.exchanges[self._site, gateway].post(
             self._rank,
             request_of(numel, round=round_, bucket=bucket, weight=1.0 + self._site, exact=exact),
             values,
@@ -161,9 +161,9 @@ class CarriedExchanges:
         """By site, how many ranks have each bucket back, in their order."""
         self._pools: dict[GatewayId, StepPool] = {}
         self.exchanges = {
-            (site, node): self._exchange(site, node)
+            (site, gateway): self._exchange(site, gateway)
             for site in range(world.plan.num_sites)
-            for node in range(world.nodes_per_site[site])
+            for gateway in range(world.gateways_per_site[site])
         }
         self.links: dict[tuple[GatewayId, GatewayId], CarriedLink] = {}
         for source, exchange in self.exchanges.items():
@@ -177,12 +177,12 @@ class CarriedExchanges:
         self.ranks = {
             (site, rank): Rank(self, site, rank)
             for site in range(world.plan.num_sites)
-            for rank in range(world.nodes_per_site[site] * world.ranks_per_node[site])
+            for rank in range(world.gateways_per_site[site] * world.ranks_per_gateway[site])
         }
 
     def num_back(self, site: int) -> int:
         """Return how many buckets all ranks of a site have had back, from the first on."""
-        ranks = self.world.nodes_per_site[site] * self.world.ranks_per_node[site]
+        ranks = self.world.gateways_per_site[site] * self.world.ranks_per_gateway[site]
         return sum(
             1 for _ in itertools.takewhile(lambda count: count == ranks, self._reduced[site])
         )
@@ -248,16 +248,16 @@ class CarriedExchanges:
 
         return arrive
 
-    def _exchange(self, site: int, node: int) -> Executor:
+    def _exchange(self, site: int, gateway: int) -> Executor:
         world = self.world
         config = gateway_config(
             Path("/nowhere"),
             world.plan,
             site,
-            node,
+            gateway,
             codecs=world.codecs,
-            nodes_per_site=world.nodes_per_site,
-            ranks_per_node=world.ranks_per_node,
+            gateways_per_site=world.gateways_per_site,
+            ranks_per_gateway=world.ranks_per_gateway,
             chunk_bytes=world.chunk_bytes,
             held_bytes=world.held_bytes,
         )
@@ -272,5 +272,5 @@ class CarriedExchanges:
             counts.extend([0] * (len(buckets) - len(counts)))
             counts[buckets.index((reduced.round, reduced.bucket))] += 1
 
-        pool = self._pools[site, node] = StepPool()
+        pool = self._pools[site, gateway] = StepPool()
         return Executor(config, pool, on_reduced=on_reduced, on_failure=self.failures.append)

@@ -62,7 +62,9 @@ class FakeAgent:
     async def prepare(self, port: int = 9000) -> None:
         """Answer Prepare with one gateway."""
         await self.hear("prepare")
-        endpoint = control_pb2.GatewayEndpoint(site=self.site, node=0, host="127.0.0.1", port=port)
+        endpoint = control_pb2.GatewayEndpoint(
+            site=self.site, gateway=0, host="127.0.0.1", port=port
+        )
         await self.say(prepared=control_pb2.SitePrepared(endpoints=[endpoint]))
 
     async def run(self) -> control_pb2.Start:

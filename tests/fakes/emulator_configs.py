@@ -14,7 +14,9 @@ def relay_config(port: int, bytes_per_s: float = 1e9, delay_s: float = 0.0) -> R
     """Return a relay's, whose one endpoint is a port of this host that eu dials as us."""
     return RelayConfig(
         links=_links(bytes_per_s, delay_s),
-        endpoints=(RelayEndpoint(source="eu", target="us", node=1, host="127.0.0.1", port=port),),
+        endpoints=(
+            RelayEndpoint(source="eu", target="us", gateway=1, host="127.0.0.1", port=port),
+        ),
     )
 
 

@@ -102,7 +102,7 @@ class Exchanges:
                     plan,
                     site,
                     **({"codec": codec} if isinstance(codec, str) else {"codecs": codec}),
-                    ranks_per_node=tuple(ranks),
+                    ranks_per_gateway=tuple(ranks),
                     **changes,
                 )
             )

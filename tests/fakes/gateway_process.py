@@ -61,7 +61,12 @@ class GatewayProcess:
     def connect(self, *peers: tuple[str, GatewayProcess]) -> None:
         """Say where the first gateways of other sites listen."""
         endpoints = [
-            {"site": site, "node": 0, "host": "127.0.0.1", "port": peer.wait("listening")["port"]}
+            {
+                "site": site,
+                "gateway": 0,
+                "host": "127.0.0.1",
+                "port": peer.wait("listening")["port"],
+            }
             for site, peer in peers
         ]
         self.say(json.dumps({"op": "connect", "peers": endpoints}).encode())

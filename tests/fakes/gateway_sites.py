@@ -25,7 +25,7 @@ def gateway_config(
     folder: Path,
     plan: ReductionPlan,
     site: int,
-    node: int = 0,
+    gateway: int = 0,
     **changes: Any,  # noqa: ANN401 - any field
 ) -> GatewayConfig:
     """Return the configuration of one gateway on fast links; `codec` is that of all trees."""
@@ -36,10 +36,10 @@ def gateway_config(
         "generation": 1,
         "config_hash": "a" * 64,
         "site": sites[site],
-        "node": node,
+        "gateway": gateway,
         "sites": sites,
-        "nodes_per_site": (1,) * plan.num_sites,
-        "ranks_per_node": (1,) * plan.num_sites,
+        "gateways_per_site": (1,) * plan.num_sites,
+        "ranks_per_gateway": (1,) * plan.num_sites,
         "plan": plan,
         "codecs": (codec,) * max(1, len(plan.trees)),
         "error_feedback": True,
@@ -48,7 +48,7 @@ def gateway_config(
         "window_bytes": None,
         "verify_every": 10,
         "bind_host": "127.0.0.1",
-        "socket_path": str(folder / f"g{site}-{node}.sock"),
+        "socket_path": str(folder / f"g{site}-{gateway}.sock"),
         "links": tuple(
             PeerLink(site=sites[other], bytes_per_s=1e9, rtt_s=0.001)
             for other in plan.neighbours(site)
@@ -107,7 +107,7 @@ class Member:
     def peer(self) -> Peer:
         """Where it listens."""
         port = int(self.wait("listening")["port"])
-        return Peer(self.config.site, self.config.node, "127.0.0.1", port)
+        return Peer(self.config.site, self.config.gateway, "127.0.0.1", port)
 
 
 Dial = Callable[[Member, Peer], Peer]
@@ -135,9 +135,9 @@ def gateways(configs: list[GatewayConfig], dial: Dial | None = None) -> Iterator
 def join(stack: ExitStack, member: Member) -> list[GatewayRank]:
     """Join all ranks of a gateway's node."""
     config = member.config
-    per_node = config.ranks_per_node[config.site_index]
+    num_ranks = config.ranks_per_gateway[config.site_index]
     ranks = []
-    for rank in range(config.node * per_node, (config.node + 1) * per_node):
+    for rank in range(config.gateway * num_ranks, (config.gateway + 1) * num_ranks):
         joined = stack.enter_context(GatewayRank(config.socket_path, rank))
         assert joined.receive()["op"] == "welcome"
         ranks.append(joined)

@@ -56,7 +56,7 @@ def link_totals(source: str, target: str, *, sent_bytes: float, raw_bytes: float
         "kind": metrics.LINK,
         "step": 0,
         "values": {metrics.SENT_BYTES: sent_bytes, metrics.RAW_BYTES: raw_bytes},
-        "labels": {"source": source, "target": target, "node": "0"},
+        "labels": {"source": source, "target": target, "gateway": "0"},
     }
 
 

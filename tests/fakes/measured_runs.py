@@ -39,14 +39,16 @@ def step_record(
     return {"site": site, "kind": metrics.STEP, "step": step, "values": values, "labels": {}}
 
 
-def link_record(source: str, target: str, *, sent_bytes: float, node: str = "0") -> dict[str, Any]:
+def link_record(
+    source: str, target: str, *, sent_bytes: float, gateway: str = "0"
+) -> dict[str, Any]:
     """Return the totals of a link: half of what was to be sent was left."""
     return {
         "site": source,
         "kind": metrics.LINK,
         "step": 0,
         "values": {metrics.SENT_BYTES: sent_bytes, metrics.RAW_BYTES: 2 * sent_bytes},
-        "labels": {"source": source, "target": target, "node": node},
+        "labels": {"source": source, "target": target, "gateway": gateway},
     }
 
 

@@ -220,7 +220,9 @@ def _links(pairs: list[tuple[str, str]], steps: int) -> Iterator[Record]:
             queue = {"lost_packets": float(tick), "dropped_packets": 0.0, "queued_bytes": 1e4}
             ends = {"source": source, "target": target}
             yield {**metric("", "emulated_link", -1, wall_s, queue), "labels": ends}
-            yield metric(source, "link", 0, wall_s, values, source=source, target=target, node="0")
+            yield metric(
+                source, "link", 0, wall_s, values, source=source, target=target, gateway="0"
+            )
 
 
 def _kept(steps: int, every: int) -> list[int]:

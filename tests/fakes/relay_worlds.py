@@ -28,7 +28,9 @@ def config(port: int, rate: float = 1e9, delay_s: float = 0.0, seed: int = 0) ->
             LinkShape(source=source, target=target, bytes_per_s=rate, delay_s=delay_s)
             for source, target in (("eu", "us"), ("us", "eu"))
         ),
-        endpoints=(RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=port),),
+        endpoints=(
+            RelayEndpoint(source="eu", target="us", gateway=0, host="127.0.0.1", port=port),
+        ),
         seed=seed,
     )
 

@@ -82,7 +82,7 @@ def gateway_processes(
                 generation=1,
                 config_hash="hash",
                 site=name,
-                node=0,
+                gateway=0,
                 bind_host="127.0.0.1",
                 socket_path=str(path),
             )

@@ -107,7 +107,7 @@ def _configuration_samples() -> list[bytes]:
 
 
 def _command_samples() -> list[bytes]:
-    peer = {"site": "ash", "node": 0, "host": "127.0.0.1", "port": 4000}
+    peer = {"site": "ash", "gateway": 0, "host": "127.0.0.1", "port": 4000}
     plan = ReductionPlan(3, (star(3, 1), Tree(0, {1: 0, 2: 1}, 2)), "trees")
     proposed = Proposal(epoch=2, from_round=40, plan=plan, codecs=("int8", "fp32"))
     return [
@@ -163,7 +163,7 @@ _SHAPES = (
     LinkShape(source="ash", target="birch", bytes_per_s=1e6, delay_s=0.01),
     LinkShape(source="birch", target="ash", bytes_per_s=1e6, delay_s=0.01, jitter_s=0.001),
 )
-_ENDPOINT = RelayEndpoint(source="ash", target="birch", node=0, host="127.0.0.1", port=4000)
+_ENDPOINT = RelayEndpoint(source="ash", target="birch", gateway=0, host="127.0.0.1", port=4000)
 
 
 def _relay_samples() -> list[bytes]:

@@ -141,7 +141,7 @@ def test_counters_of_the_end_are_heard(config: RelayConfig | NetnsConfig) -> Non
 def test_what_it_refuses_is_told_in_its_own_words(capfd: pytest.CaptureFixture[str]) -> None:
     async def story() -> None:
         deadline_s = asyncio.get_running_loop().time() + WITHIN_S
-        gateway = RelayEndpoint(source="a", target="b", node=0, host="127.0.0.1", port=9)
+        gateway = RelayEndpoint(source="a", target="b", gateway=0, host="127.0.0.1", port=9)
         nowhere = dataclasses.replace(CONFIG, endpoints=(gateway,), bind_host="203.0.113.7")
         with pytest.raises(EmulatorError, match=r"status 2: .*bind_host: 203\.0\.113\.7"):
             await Backend.start(nowhere, deadline_s)

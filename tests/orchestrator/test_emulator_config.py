@@ -48,7 +48,7 @@ from topology.world import (
 
 THERE = {"source": "eu", "target": "us", "bytes_per_s": 1e6, "delay_s": 0.01, "jitter_s": 0}
 BACK = {"source": "us", "target": "eu", "bytes_per_s": 2e6, "delay_s": 0.02, "jitter_s": 0.001}
-GATEWAY = {"source": "eu", "target": "us", "node": 0, "host": "127.0.0.1", "port": 9}
+GATEWAY = {"source": "eu", "target": "us", "gateway": 0, "host": "127.0.0.1", "port": 9}
 
 
 def line(**changed: object) -> bytes:
@@ -62,7 +62,7 @@ def test_a_configuration_survives_the_line() -> None:
     assert config.bind_host == "127.0.0.1"
     assert [link.bytes_per_s for link in config.links] == [1e6, 2e6]
     assert config.endpoints == (
-        RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=9),
+        RelayEndpoint(source="eu", target="us", gateway=0, host="127.0.0.1", port=9),
     )
     assert read_line(RelayConfig, json.dumps(to_json(config)).encode()) == config
 
@@ -110,7 +110,7 @@ def test_another_line_is_not_taken_for_where_it_listens(wrong: bytes) -> None:
         (line(endpoints=[{**GATEWAY, "port": 0}]), r"endpoints\.0\.port: want 1 to 65535"),
         (line(endpoints=[{**GATEWAY, "port": 9.5}]), r"endpoints\.0\.port: want int"),
         (line(endpoints=[{**GATEWAY, "host": None}]), r"endpoints\.0\.host: want str"),
-        (line(endpoints=[{**GATEWAY, "node": -1}]), r"endpoints\.0\.node: want 0 or more"),
+        (line(endpoints=[{**GATEWAY, "gateway": -1}]), r"endpoints\.0\.gateway: want 0 or more"),
         (line(endpoints=[GATEWAY] * 4097), "endpoints: 4097, at most 4096"),
         (line(seed="x"), "seed: want int"),
     ],

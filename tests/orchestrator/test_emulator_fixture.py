@@ -80,7 +80,7 @@ def test_user(wan, name):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         [dial] = wan(
-            links, [RelayEndpoint(source="eu", target="us", node=0, host="127.0.0.1", port=port)]
+            links, [RelayEndpoint(source="eu", target="us", gateway=0, host="127.0.0.1", port=port)]
         )
         with open("ports", "a") as ports:
             print(dial.port, file=ports)

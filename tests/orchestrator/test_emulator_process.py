@@ -53,7 +53,7 @@ def test_it_says_where_it_listens_then_counts_and_ends_with_its_stdin() -> None:
     assert {**endpoint, "port": 0} == {
         "source": "eu",
         "target": "us",
-        "node": 1,
+        "gateway": 1,
         "host": "127.0.0.1",
         "port": 0,
     }

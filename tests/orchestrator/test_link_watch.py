@@ -28,18 +28,18 @@ class Reports:
         self.now_s = 50.0
         self._totals: dict[str, list[float]] = {}
 
-    def carry(self, *rates: float, node: str = "0", for_s: float = 0.4) -> None:
+    def carry(self, *rates: float, gateway: str = "0", for_s: float = 0.4) -> None:
         """A second passes for each rate, in which the link was the limit for a while."""
         for rate in rates:
             self.now_s += 1.0
-            self.at_once(rate, node=node, for_s=for_s)
+            self.at_once(rate, gateway=gateway, for_s=for_s)
 
-    def at_once(self, rate: float, *, node: str = "0", for_s: float = 0.4) -> None:
-        totals = self._totals.setdefault(node, [0.0, 0.0])
+    def at_once(self, rate: float, *, gateway: str = "0", for_s: float = 0.4) -> None:
+        totals = self._totals.setdefault(gateway, [0.0, 0.0])
         totals[0] += rate * for_s
         totals[1] += for_s
         values = {metrics.LIMITED_BYTES: totals[0], metrics.LIMITED_S: totals[1]}
-        self.watch.add(AB, node, values, self.now_s)
+        self.watch.add(AB, gateway, values, self.now_s)
 
     def greet(self, *rtts_s: float) -> None:
         for rtt_s in rtts_s:
@@ -147,7 +147,7 @@ def test_a_link_that_proves_slow_again_is_believed_to_be_twice_as_long() -> None
 def test_a_node_that_is_none_is_not_heard() -> None:
     reports = Reports()
     for number in range(100):
-        reports.carry(*[PLANNED / 10] * SAMPLES, node=str(number + 1))
+        reports.carry(*[PLANNED / 10] * SAMPLES, gateway=str(number + 1))
     assert reports.watch.figures() == {}
     assert reports.watch._totals == {}, "it keeps nothing of them"
 
@@ -186,12 +186,12 @@ def test_nodes_of_a_site_carry_together() -> None:
     sites = tuple(dataclasses.replace(site, nodes=2) for site in world.sites)
     reports = Reports(dataclasses.replace(world, sites=sites))
     for _ in range(20):
-        reports.carry(PLANNED / 2, node="0")
-        reports.at_once(PLANNED / 2, node="1")
+        reports.carry(PLANNED / 2, gateway="0")
+        reports.at_once(PLANNED / 2, gateway="1")
     assert reports.watch.drifts() == ()
     for _ in range(20):
-        reports.carry(PLANNED / 20, node="0")
-        reports.at_once(PLANNED / 20, node="1")
+        reports.carry(PLANNED / 20, gateway="0")
+        reports.at_once(PLANNED / 20, gateway="1")
     (drift,) = reports.watch.drifts()
     assert drift.now == pytest.approx(PLANNED / 10)
 

@@ -314,7 +314,7 @@ def test_the_longest_runs_are_read_in_bounds() -> None:
 @pytest.mark.slow
 def test_samples_of_a_link_are_thinned_to_coarser_ones(tmp_path: Path) -> None:
     folder = record_run(tmp_path, steps=1, every=0)
-    ends = {"source": "oregon", "target": "virginia", "node": "1"}
+    ends = {"source": "oregon", "target": "virginia", "gateway": "1"}
     for tick in range(MAX_SAMPLES + 2):
         append_line(
             folder,

@@ -44,9 +44,9 @@ def test_memory_is_bounded_over_a_long_run() -> None:
 def test_gateways_of_one_link_count_together() -> None:
     measured = RunMetrics(("a", "b"))
     labels = {"source": "a", "target": "b"}
-    measured.add("a", "link", 1, link(100, 2.0, 0.05), {**labels, "node": "0"})
-    measured.add("a", "link", 1, link(50, 1.0, 0.04), {**labels, "node": "1"})
-    measured.add("a", "link", 2, link(200, 4.0, 0.06), {**labels, "node": "0"})
+    measured.add("a", "link", 1, link(100, 2.0, 0.05), {**labels, "gateway": "0"})
+    measured.add("a", "link", 1, link(50, 1.0, 0.04), {**labels, "gateway": "1"})
+    measured.add("a", "link", 2, link(200, 4.0, 0.06), {**labels, "gateway": "0"})
     measured.add("b", "link", 2, link(999, 4.0, 0.06), labels)
     together = measured.links["a", "b"]
     assert together["sent_bytes"] == 250

@@ -256,7 +256,7 @@ def test_links_totals_are_spread_over_steps_as_the_first_rank_sent() -> None:
         *records(),
         link_record(*SITES, sent_bytes=1.0),
         link_record(*SITES, sent_bytes=3000.0),
-        link_record(*SITES, sent_bytes=1000.0, node="1"),
+        link_record(*SITES, sent_bytes=1000.0, gateway="1"),
     ]
     found = measure(lines, TOPOLOGY, warmup_steps=1, steps=3)
     assert [(each.source, each.bytes_per_step) for each in found.links] == [

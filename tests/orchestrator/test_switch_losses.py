@@ -64,7 +64,7 @@ def _link(source: str, target: str, count: int) -> pb.MetricBatch:
         limited_s = 0.2 * count
         values[metrics.LIMITED_S] = limited_s
         values[metrics.LIMITED_BYTES] = NARROW_BYTES_PER_S * limited_s
-    labels = {"source": source, "target": target, "node": "0"}
+    labels = {"source": source, "target": target, "gateway": "0"}
     link = pb.Metric(kind=metrics.LINK, rank=-1, step=count, values=values, labels=labels)
     return pb.MetricBatch(metrics=[link])
 

@@ -42,7 +42,7 @@ def test_a_probe_takes_one_node_of_a_site(tmp_path: Path) -> None:
     assert order.site.nodes == 1
     config = node_config(order, 0)
     assert config.probe is not None
-    assert config.nodes_per_site == (1, 1)
+    assert config.gateways_per_site == (1, 1)
 
 
 def node_config(order: SiteOrder, node: int) -> GatewayConfig:
@@ -52,7 +52,7 @@ def node_config(order: SiteOrder, node: int) -> GatewayConfig:
         generation=order.generation,
         config_hash=order.spec_hash,
         site=order.site.name,
-        node=node,
+        gateway=node,
         bind_host="127.0.0.1",
         socket_path="/s",
     )

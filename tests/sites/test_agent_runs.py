@@ -43,7 +43,7 @@ async def scene(
         await coordinator.wait_message("hello")
         coordinator.say(prepare=prepare(topology, job_yaml(*action)))
         prepared = (await coordinator.wait_message("prepared")).prepared
-        assert [each.node for each in prepared.endpoints] == list(range(nodes))
+        assert [each.gateway for each in prepared.endpoints] == list(range(nodes))
         coordinator.say(start=control.Start(run_id="r1", generation=1))
         yield coordinator, bench
 

@@ -37,7 +37,7 @@ def test_configuration_survives_json(tmp_path: Path) -> None:
         ({"chunk_bytes": CHUNK_BYTES_MAX + 1}, "exchange.chunk_bytes: want 4 to"),
         ({"channels_per_link": 0}, "exchange.channels_per_link: want 1 or more, got 0"),
         ({"site": "elm"}, "site: 'elm' is not one of ash, birch"),
-        ({"node": 1}, "node: site ash has no node 1"),
+        ({"gateway": 1}, "gateway: site ash has no gateway 1"),
     ],
 )
 def test_configuration_that_cannot_be(

@@ -27,17 +27,17 @@ STRAY_BYTES = 1 << 20
 
 
 def config_of(
-    nodes: tuple[int, ...],
+    counts: tuple[int, ...],
     gateway: tuple[int, int],
     ranks: tuple[int, ...] = (),
     pipeline_bytes: int = 0,
 ) -> GatewayConfig:
     return gateway_config(
         Path("/nowhere"),
-        ReductionPlan(len(nodes), (), ""),
+        ReductionPlan(len(counts), (), ""),
         *gateway,
-        nodes_per_site=nodes,
-        ranks_per_node=ranks or (8,) * len(nodes),
+        gateways_per_site=counts,
+        ranks_per_gateway=ranks or (8,) * len(counts),
         held_bytes=HELD_BYTES,
         chunk_bytes=CHUNK_BYTES,
         pipeline_bytes=pipeline_bytes,
@@ -77,8 +77,8 @@ def test_memory_is_divided_among_those_whose_shards_meet() -> None:
     many = credit_of_peers(config_of((8,) * 5, (3, 5)))
     assert len(many) == 32
     assert {many[site, 5] for site in (0, 1, 2, 4)} == {HELD_BYTES // 8}
-    assert max(size for (_, node), size in many.items() if node != 5) < STRAY_BYTES
-    # Of 1 node against 4, and 2 more: the narrowest has the least.
+    assert max(size for (_, gateway), size in many.items() if gateway != 5) < STRAY_BYTES
+    # Of 1 gateway against 4, and 2 more: the narrowest has the least.
     uneven = credit_of_peers(config_of((1, 4, 2), (1, 3)))
     assert uneven[0, 0] == HELD_BYTES // 12
     assert uneven[2, 1] == HELD_BYTES // 6
@@ -86,21 +86,21 @@ def test_memory_is_divided_among_those_whose_shards_meet() -> None:
 
 
 def test_links_are_kept_busy_all_the_same() -> None:
-    nodes = (1, 64)
+    counts = (1, 64)
     least = 4 * (CHUNK_BYTES + FRAME_BYTES)
-    assert set(credit_of_peers(config_of(nodes, (0, 0))).values()) == {least}
-    busy = credit_of_peers(config_of(nodes, (0, 0), pipeline_bytes=50 << 20))
+    assert set(credit_of_peers(config_of(counts, (0, 0))).values()) == {least}
+    busy = credit_of_peers(config_of(counts, (0, 0), pipeline_bytes=50 << 20))
     assert set(busy.values()) == {50 << 20}
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_both_of_a_pair_find_the_same_and_all_of_it_fits(seed: int) -> None:
     chance = random.Random(seed)
-    nodes = tuple(chance.randint(1, 6) for _ in range(chance.randint(2, 4)))
+    counts = tuple(chance.randint(1, 6) for _ in range(chance.randint(2, 4)))
     of_gateway = {
-        (site, node): credit_of_peers(config_of(nodes, (site, node)))
-        for site, count in enumerate(nodes)
-        for node in range(count)
+        (site, gateway): credit_of_peers(config_of(counts, (site, gateway)))
+        for site, count in enumerate(counts)
+        for gateway in range(count)
     }
     for gateway, credits_ in of_gateway.items():
         for peer, size in credits_.items():
@@ -113,14 +113,16 @@ def test_both_of_a_pair_find_the_same_and_all_of_it_fits(seed: int) -> None:
 def test_any_chunk_fits_where_no_credit_is_taken(seed: int) -> None:
     """Shards of few elements meet where those of many do not: what they share is small."""
     chance = random.Random(seed)
-    nodes = chance.randint(1, 6), chance.randint(1, 6)
+    counts = chance.randint(1, 6), chance.randint(1, 6)
     ranks = chance.randint(1, 9), chance.randint(1, 9)
     cut = grid(
         chance.choice((chance.randint(1, 200), chance.randint(1, 1 << 22))),
         CHUNK_BYTES // 4,
-        (nodes[0] * ranks[0], nodes[1] * ranks[1]),
+        (counts[0] * ranks[0], counts[1] * ranks[1]),
     )
-    credits_ = [credit_of_peers(config_of(nodes, (0, node), ranks)) for node in range(nodes[0])]
+    credits_ = [
+        credit_of_peers(config_of(counts, (0, gateway), ranks)) for gateway in range(counts[0])
+    ]
     for chunk in range(cut.num_chunks):
         own, other = (cut.owner(site, chunk) // ranks[site] for site in (0, 1))
         size_bytes = FRAME_BYTES + 4 * (cut.span(chunk)[1] + 4)
@@ -142,7 +144,7 @@ def test_a_link_never_waits_for_results(nodes: int, bandwidth: str, rtt: str) ->
         generation=1,
         config_hash="",
         site="a",
-        node=nodes - 1,
+        gateway=nodes - 1,
         bind_host="127.0.0.1",
         socket_path="/nowhere",
     )

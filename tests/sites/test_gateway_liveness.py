@@ -34,8 +34,8 @@ def drawn_world(chance: random.Random) -> World:
     return World(
         plan=ReductionPlan(num_sites, trees, ""),
         codecs=tuple(chance.choice(CODECS) for _ in range(max(1, num_trees))),
-        nodes_per_site=tuple(chance.randint(1, 2) for _ in range(num_sites)),
-        ranks_per_node=tuple(chance.randint(1, 2) for _ in range(num_sites)),
+        gateways_per_site=tuple(chance.randint(1, 2) for _ in range(num_sites)),
+        ranks_per_gateway=tuple(chance.randint(1, 2) for _ in range(num_sites)),
         chunk_bytes=chunk_bytes,
         held_bytes=chance.choice((0, 1 << 14, 1 << 20)),
         window_bytes=chance.choice((1, 2, 4, 12)) * frame_bytes,

@@ -42,9 +42,9 @@ RANKS = (2, 3, 1, 2)
 def test_sites_agree_bit_for_bit(name: str, codecs: tuple[str, ...], tmp_path: Path) -> None:
     plan = PLANS[name]
     of_trees = tuple(codecs[tree % len(codecs)] for tree in range(max(1, len(plan.trees))))
-    ranks_per_node = RANKS[: plan.num_sites]
+    ranks_per_gateway = RANKS[: plan.num_sites]
     configs = [
-        gateway_config(tmp_path, plan, site, codecs=of_trees, ranks_per_node=ranks_per_node)
+        gateway_config(tmp_path, plan, site, codecs=of_trees, ranks_per_gateway=ranks_per_gateway)
         for site in range(plan.num_sites)
     ]
     weights = [3.0, 0.0, 5.0, 2.0][: plan.num_sites]
@@ -61,7 +61,7 @@ def test_sites_agree_bit_for_bit(name: str, codecs: tuple[str, ...], tmp_path: P
         for member in members:
             assert member.end() is None
             for link in member.config.links:
-                labels = {"source": member.config.site, "target": link.site, "node": "0"}
+                labels = {"source": member.config.site, "target": link.site, "gateway": "0"}
                 last = [m for m in member.messages if m["op"] == "metric" and m["labels"] == labels]
                 values = last[-1]["values"]
                 assert values["sent_frames"] > 0
@@ -70,16 +70,16 @@ def test_sites_agree_bit_for_bit(name: str, codecs: tuple[str, ...], tmp_path: P
                 assert 0 < values["rtt_s"] < DEADLINE_S
 
 
-def test_sites_with_unequal_nodes(tmp_path: Path) -> None:
-    """2 nodes of 2 ranks and 3 nodes of 1 rank.
+def test_sites_with_unequal_gateways(tmp_path: Path) -> None:
+    """2 gateways of 2 ranks and 3 of 1 rank.
 
     Chunks go straight to the gateway that owns them.
     """
-    shape = {"nodes_per_site": (2, 3), "ranks_per_node": (2, 1)}
+    shape = {"gateways_per_site": (2, 3), "ranks_per_gateway": (2, 1)}
     configs = [
-        gateway_config(tmp_path, GATHER_2, site, node, **shape)
-        for site, nodes in enumerate(shape["nodes_per_site"])
-        for node in range(nodes)
+        gateway_config(tmp_path, GATHER_2, site, gateway, **shape)
+        for site, count in enumerate(shape["gateways_per_site"])
+        for gateway in range(count)
     ]
     with gateways(configs) as members, ExitStack() as stack:
         ranks: list[list[GatewayRank]] = [[], []]
@@ -92,11 +92,11 @@ def test_sites_with_unequal_nodes(tmp_path: Path) -> None:
                 rank.leave()
 
 
-def test_a_node_without_a_share_may_be_a_round_behind(tmp_path: Path) -> None:
+def test_a_gateway_without_a_share_may_be_a_round_behind(tmp_path: Path) -> None:
     """Nobody waits for it in a round of one element, so a peer can begin the next before it."""
     configs = [
-        gateway_config(tmp_path, GATHER_2, site, node, nodes_per_site=(2, 1))
-        for site, node in ((0, 0), (0, 1), (1, 0))
+        gateway_config(tmp_path, GATHER_2, site, gateway, gateways_per_site=(2, 1))
+        for site, gateway in ((0, 0), (0, 1), (1, 0))
     ]
     with gateways(configs) as members, ExitStack() as stack:
         first, late, peer = (join(stack, member)[0] for member in members)
@@ -118,7 +118,7 @@ def test_a_node_without_a_share_may_be_a_round_behind(tmp_path: Path) -> None:
 
 
 def test_ranks_that_leave_early_have_joined(tmp_path: Path) -> None:
-    config = gateway_config(tmp_path, PLANS["alone"], 0, ranks_per_node=(2,))
+    config = gateway_config(tmp_path, PLANS["alone"], 0, ranks_per_gateway=(2,))
     with gateways([config]) as members:
         for rank in range(2):
             with GatewayRank(config.socket_path, rank) as here:

@@ -234,5 +234,5 @@ def test_a_probe_measures_links_that_lead_both_ways_whatever_the_tree(tmp_path: 
     config = gateway_config(tmp_path, ReductionPlan(3, (), ""), 0)
     changed = probing_config(config, PROBE, load_topology(text, "t"))
     assert [link.site for link in changed.links] == ["birch"]
-    assert (changed.nodes_per_site, changed.probe) == ((1, 1, 1), PROBE)
+    assert (changed.gateways_per_site, changed.probe) == ((1, 1, 1), PROBE)
     assert changed.window_bytes == 2 << 20

@@ -109,9 +109,9 @@ def test_bad_later_lines_and_addresses_are_named(tmp_path: Path) -> None:
         (
             config,
             b'{"op": "connect", "peers": [{"site": "birch"}]}',
-            "connect: peers.0.node is missing",
+            "connect: peers.0.gateway is missing",
         ),
-        (config, b'{"op": "connect", "peers": []}', "no address of site birch node 0"),
+        (config, b'{"op": "connect", "peers": []}', "no address of site birch gateway 0"),
         (config, b'{"op": "what"}', "unknown op 'what'"),
         (gateway_config(tmp_path, PLAN, 0, socket_path="/" + "x" * 200), b"{}", "at most 107"),
         (gateway_config(tmp_path, PLAN, 0, bind_host="192.0.2.1"), b"{}", "cannot listen on"),

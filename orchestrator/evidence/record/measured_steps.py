@@ -110,7 +110,7 @@ def _links(
     sent: Mapping[tuple[str, str], Mapping[str, float]],
     topology: Topology,
 ) -> tuple[LinkBytes, ...]:
-    """Return each link's bytes of a step, of all ranks and nodes.
+    """Return each link's bytes of a step, of all ranks and gateways.
 
     What crossed before the first step counts as if steps had sent it: it is little, for sites that
     begin with equal models exchange only a hash.

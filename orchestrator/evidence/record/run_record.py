@@ -77,7 +77,7 @@ class RunRecord:
     step_ends: list[tuple[float, int]] = field(default_factory=list)
     """Wall time at which a step's first record came, and the step; in that order."""
     samples: dict[tuple[str, str, str], list[LinkSample]] = field(default_factory=dict)
-    """The links' samples, by source, target and node."""
+    """The links' samples, by source, target and gateway."""
     emulated: dict[tuple[str, str], list[EmulatedSample]] = field(default_factory=dict)
     """The emulator's samples, by source and target; empty where the WAN is real."""
     timelines: list[StepTimeline] = field(default_factory=list)
@@ -246,7 +246,7 @@ class Measurements:
         elif kind == metrics.EVALUATION and metrics.HELD_OUT_LOSS in values:
             self._evaluations[step] = values[metrics.HELD_OUT_LOSS]
         elif kind == metrics.LINK and metrics.SENT_BYTES in values:
-            key = (labels.get("source", site), labels.get("target", ""), labels.get("node", ""))
+            key = (labels.get("source", site), labels.get("target", ""), labels.get("gateway", ""))
             sample = LinkSample(wall_s, values[metrics.SENT_BYTES])
             _keep(record.samples.setdefault(key, []), sample)
 

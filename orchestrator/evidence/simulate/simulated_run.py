@@ -233,7 +233,7 @@ class _Maker:
                 metrics.THROUGHPUT_BYTES_PER_S: sent_bytes / busy_s,
                 metrics.RTT_S: self._rtts_s[link.source, link.target],
             }
-            labels = {"source": link.source, "target": link.target, "node": "0"}
+            labels = {"source": link.source, "target": link.target, "gateway": "0"}
             yield self._record(name, metrics.LINK, number, each.end_s, values, labels)
 
     def _sent(self, number: int) -> float:

@@ -375,22 +375,23 @@ class GatewayEndpoint(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SITE_FIELD_NUMBER: builtins.int
-    NODE_FIELD_NUMBER: builtins.int
+    GATEWAY_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
     PORT_FIELD_NUMBER: builtins.int
     site: builtins.str
-    node: builtins.int
+    gateway: builtins.int
+    """its number at the site, from 0"""
     host: builtins.str
     port: builtins.int
     def __init__(
         self,
         *,
         site: builtins.str = ...,
-        node: builtins.int = ...,
+        gateway: builtins.int = ...,
         host: builtins.str = ...,
         port: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["host", b"host", "node", b"node", "port", b"port", "site", b"site"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gateway", b"gateway", "host", b"host", "port", b"port", "site", b"site"]) -> None: ...
 
 global___GatewayEndpoint = GatewayEndpoint
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/exchange/v1/exchange.proto\x12\x13isthmus.exchange.v1\"\x9e\x01\n\x0cHelloRequest\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x13\n\x0b\x63onfig_hash\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\r\x12\x0c\n\x04site\x18\x07 \x01(\t\x12\x0c\n\x04node\x18\x08 \x01(\r\"A\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\"Z\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\x05\"\x0f\n\rLeaveResponse2\xaa\x01\n\x08\x45xchange\x12N\n\x05Hello\x12!.isthmus.exchange.v1.HelloRequest\x1a\".isthmus.exchange.v1.HelloResponse\x12N\n\x05Leave\x12!.isthmus.exchange.v1.LeaveRequest\x1a\".isthmus.exchange.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protos/exchange/v1/exchange.proto\x12\x13isthmus.exchange.v1\"\xa1\x01\n\x0cHelloRequest\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\r\n\x05\x62uild\x18\x03 \x01(\t\x12\x13\n\x0b\x63onfig_hash\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x12\n\ngeneration\x18\x06 \x01(\r\x12\x0c\n\x04site\x18\x07 \x01(\t\x12\x0f\n\x07gateway\x18\x08 \x01(\r\"A\n\rHelloResponse\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x62uild\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\"Z\n\x0cLeaveRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04site\x18\x04 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\x05\"\x0f\n\rLeaveResponse2\xaa\x01\n\x08\x45xchange\x12N\n\x05Hello\x12!.isthmus.exchange.v1.HelloRequest\x1a\".isthmus.exchange.v1.HelloResponse\x12N\n\x05Leave\x12!.isthmus.exchange.v1.LeaveRequest\x1a\".isthmus.exchange.v1.LeaveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.exchange.v1.exchange
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLOREQUEST']._serialized_start=59
-  _globals['_HELLOREQUEST']._serialized_end=217
-  _globals['_HELLORESPONSE']._serialized_start=219
-  _globals['_HELLORESPONSE']._serialized_end=284
-  _globals['_LEAVEREQUEST']._serialized_start=286
-  _globals['_LEAVEREQUEST']._serialized_end=376
-  _globals['_LEAVERESPONSE']._serialized_start=378
-  _globals['_LEAVERESPONSE']._serialized_end=393
-  _globals['_EXCHANGE']._serialized_start=396
-  _globals['_EXCHANGE']._serialized_end=566
+  _globals['_HELLOREQUEST']._serialized_end=220
+  _globals['_HELLORESPONSE']._serialized_start=222
+  _globals['_HELLORESPONSE']._serialized_end=287
+  _globals['_LEAVEREQUEST']._serialized_start=289
+  _globals['_LEAVEREQUEST']._serialized_end=379
+  _globals['_LEAVERESPONSE']._serialized_start=381
+  _globals['_LEAVERESPONSE']._serialized_end=396
+  _globals['_EXCHANGE']._serialized_start=399
+  _globals['_EXCHANGE']._serialized_end=569
 # @@protoc_insertion_point(module_scope)

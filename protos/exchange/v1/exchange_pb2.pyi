@@ -30,7 +30,7 @@ class HelloRequest(google.protobuf.message.Message):
     RUN_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     SITE_FIELD_NUMBER: builtins.int
-    NODE_FIELD_NUMBER: builtins.int
+    GATEWAY_FIELD_NUMBER: builtins.int
     protocol_min: builtins.int
     protocol_max: builtins.int
     build: builtins.str
@@ -39,7 +39,8 @@ class HelloRequest(google.protobuf.message.Message):
     run_id: builtins.str
     generation: builtins.int
     site: builtins.str
-    node: builtins.int
+    gateway: builtins.int
+    """its number at the site, from 0"""
     def __init__(
         self,
         *,
@@ -50,9 +51,9 @@ class HelloRequest(google.protobuf.message.Message):
         run_id: builtins.str = ...,
         generation: builtins.int = ...,
         site: builtins.str = ...,
-        node: builtins.int = ...,
+        gateway: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["build", b"build", "config_hash", b"config_hash", "generation", b"generation", "node", b"node", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "run_id", b"run_id", "site", b"site"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["build", b"build", "config_hash", b"config_hash", "gateway", b"gateway", "generation", b"generation", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "run_id", b"run_id", "site", b"site"]) -> None: ...
 
 global___HelloRequest = HelloRequest
 

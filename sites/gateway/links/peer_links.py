@@ -183,7 +183,7 @@ class Link:
     def _start(self, target: Callable[[], None], name: str) -> None:
         thread = threading.Thread(
             target=functools.partial(self._run, target),
-            name=f"{name}-{self.peer.site}-{self.peer.node}",
+            name=f"{name}-{self.peer.site}-{self.peer.gateway}",
             daemon=True,
         )
         with self._lock:
@@ -247,16 +247,16 @@ class PeerLinks:
         if self._peers:
             raise LocalProtocolError("stdin: connect came twice")
         config = self._config
-        known = {(peer.site, peer.node): peer for peer in peers}
+        known = {(peer.site, peer.gateway): peer for peer in peers}
         met: dict[GatewayId, Peer] = {}
         for figures in config.links:
             index = config.sites.index(figures.site)
-            for node in range(config.nodes_per_site[index]):
-                if (figures.site, node) not in known:
+            for gateway in range(config.gateways_per_site[index]):
+                if (figures.site, gateway) not in known:
                     raise LocalProtocolError(
-                        f"stdin: connect: no address of site {figures.site} node {node}"
+                        f"stdin: connect: no address of site {figures.site} gateway {gateway}"
                     )
-                met[index, node] = known[figures.site, node]
+                met[index, gateway] = known[figures.site, gateway]
         self._peers = met
 
     def add(self, sites: Iterable[int]) -> dict[GatewayId, Link]:

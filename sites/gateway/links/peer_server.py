@@ -106,7 +106,7 @@ class ExchangeServer(ExchangeServicer):
     async def _start(self) -> int:
         config = self._config
         gateways = sum(
-            config.nodes_per_site[config.sites.index(each.site)] for each in config.links
+            config.gateways_per_site[config.sites.index(each.site)] for each in config.links
         )
         # Twice the streams: some come back while their broken predecessors still end.
         num_rpcs = 2 * gateways * CHANNELS_MAX + 2 * gateways + 2
@@ -225,9 +225,9 @@ class ExchangeServer(ExchangeServicer):
         if request.site not in (link.site for link in config.links):
             raise ConfigMismatchError(f"site {config.site} has no link from site {request.site!r}")
         index = config.sites.index(request.site)
-        if request.node >= config.nodes_per_site[index]:
-            raise ConfigMismatchError(f"site {request.site} has no node {request.node}")
-        return protocol, (index, request.node)
+        if request.gateway >= config.gateways_per_site[index]:
+            raise ConfigMismatchError(f"site {request.site} has no gateway {request.gateway}")
+        return protocol, (index, request.gateway)
 
     async def site_of(self, context: Context) -> str:
         """Return the site whose session a call names; an unknown one is ABORTED."""

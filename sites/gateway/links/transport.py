@@ -64,12 +64,12 @@ class Peer:
     """Where one gateway of another site can be dialled."""
 
     site: str
-    node: int
+    gateway: int
     host: str
     port: int
 
     def __str__(self) -> str:
-        return f"site {self.site} (gateway {self.node} at {self.host}:{self.port})"
+        return f"site {self.site} (gateway {self.gateway} at {self.host}:{self.port})"
 
     def channel(self, config: GatewayConfig) -> grpc.Channel:
         """Return a fresh connection to the peer; the caller closes it."""
@@ -98,7 +98,7 @@ def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) ->
         run_id=config.run_id,
         generation=config.generation,
         site=config.site,
-        node=config.node,
+        gateway=config.gateway,
     )
     return ExchangeStub(channel).Hello(request, timeout=timeout_s).session
 

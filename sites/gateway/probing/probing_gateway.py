@@ -57,7 +57,7 @@ class ProbingGateway(EndingGateway):
         """
         if self._thread is not None:
             raise LocalProtocolError("stdin: connect came twice")
-        by_site = {peer.site: peer for peer in peers if peer.node == 0}
+        by_site = {peer.site: peer for peer in peers if peer.gateway == 0}
         for link in self._config.links:
             if link.site not in by_site:
                 raise LocalProtocolError(f"stdin: connect: no address of site {link.site}")

@@ -1,1 +1,1 @@
-"""The node's ranks: their socket, their shared memory, and what they encode themselves."""
+"""The gateway's ranks: their socket, their shared memory, and what they encode themselves."""

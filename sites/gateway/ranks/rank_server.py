@@ -1,4 +1,4 @@
-"""The node's Unix socket: ranks hand over shards in shared memory and get results back."""
+"""The gateway's Unix socket: ranks hand over shards in shared memory and get results back."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Ranks(Protocol):
     """Who hears what the ranks do. Called from their threads."""
 
     def joined(self, ranks: list[int]) -> None:
-        """All ranks of the node are there."""
+        """All ranks of the gateway are there."""
 
     def post(self, rank: int, request: Reduce, values: Floats) -> None:
         """A rank's part of a bucket is there."""
@@ -135,22 +135,23 @@ class Ranks(Protocol):
         """Something for the agent."""
 
     def left(self) -> None:
-        """All ranks of the node have left cleanly."""
+        """All ranks of the gateway have left cleanly."""
 
     def fail(self, failure: Failure) -> None:
         """A rank is lost, or broke the protocol."""
 
 
 class LocalServer:
-    """Accepts the node's ranks, a thread each."""
+    """Accepts the gateway's ranks, a thread each."""
 
     def __init__(self, config: GatewayConfig, ranks: Ranks) -> None:
         self._config = config
         self._ranks = ranks
         self.encoding = RankEncoding(config)
         """Complete once all ranks have joined."""
-        per_node = config.ranks_per_node[config.site_index]
-        self._expected = range(config.node * per_node, (config.node + 1) * per_node)
+        num_ranks = config.ranks_per_gateway[config.site_index]
+        first_rank = config.gateway * num_ranks
+        self._expected = range(first_rank, first_rank + num_ranks)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._connections: dict[int, RankConnection] = {}
@@ -271,7 +272,9 @@ class LocalServer:
                 f"{config.generation}"
             )
         if message.rank not in self._expected:
-            raise LocalProtocolError(f"rank {message.rank} is not of this node: {self._expected}")
+            raise LocalProtocolError(
+                f"rank {message.rank} is not of this gateway: {self._expected}"
+            )
         with self._lock:
             if message.rank in self._joined:
                 raise LocalProtocolError(f"rank {message.rank} has joined before")

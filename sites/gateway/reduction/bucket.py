@@ -1,6 +1,7 @@
 """One bucket at one gateway, from the first frame or post until all ranks have their result.
 
-A bucket is `Expected` while peers have sent frames of it and no rank of this node has posted it. It
+A bucket is `Expected` while peers have sent frames of it and no rank of this gateway has posted it.
+It
 is `OpenBucket` from the first rank's `Post` on: then its grid, plan and codecs are known, and its
 reduction is under way. Whoever calls holds the executor's lock.
 """
@@ -139,7 +140,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Expected:
-    """A bucket of which frames came, and which no rank of this node has posted yet."""
+    """A bucket of which frames came, and which no rank of this gateway has posted yet."""
 
     key: BucketKey
     frames: list[tuple[GatewayId, Frame]] = field(default_factory=list)
@@ -147,7 +148,7 @@ class Expected:
 
 
 class OpenBucket:
-    """A bucket that a rank of this node has posted: its reduction is under way."""
+    """A bucket that a rank of this gateway has posted: its reduction is under way."""
 
     def __init__(
         self,
@@ -175,17 +176,17 @@ class OpenBucket:
 
     @property
     def is_posted(self) -> bool:
-        """Whether all ranks of the node have posted the bucket."""
-        return len(self.shards) == self._config.ranks_per_node[self._config.site_index]
+        """Whether all ranks of the gateway have posted the bucket."""
+        return len(self.shards) == self._config.ranks_per_gateway[self._config.site_index]
 
     @property
     def is_reduced(self) -> bool:
-        """Whether all ranks of the node have their result."""
-        return self._num_reduced == self._config.ranks_per_node[self._config.site_index]
+        """Whether all ranks of the gateway have their result."""
+        return self._num_reduced == self._config.ranks_per_gateway[self._config.site_index]
 
     def gateway(self, index: int, site: int) -> GatewayId:
         """Return the gateway whose ranks' shards hold a chunk at a site."""
-        return site, self._grid.owner(site, index) // self._config.ranks_per_node[site]
+        return site, self._grid.owner(site, index) // self._config.ranks_per_gateway[site]
 
     def chunk(self, index: int) -> Chunk:
         """Return a chunk, made when it is first asked for."""
@@ -239,9 +240,9 @@ class OpenBucket:
         """
         self.reduction.check(sender, frame)
         config, index = self._config, frame.key.chunk
-        if self.gateway(index, config.site_index)[1] != config.node:
+        if self.gateway(index, config.site_index)[1] != config.gateway:
             rank = self._grid.owner(config.site_index, index)
-            raise RemoteProtocolError(f"chunk {index} belongs to rank {rank}, not to this node")
+            raise RemoteProtocolError(f"chunk {index} belongs to rank {rank}, not to this gateway")
         return self.chunk(index)
 
     def account(self, chunk: Chunk, wire_bytes: int, weight: float | None) -> None:
@@ -265,10 +266,10 @@ class OpenBucket:
         """Return the ranks whose parts are reduced now, each with what it is to be told.
 
         A rank without a chunk is told once the weight is known. Where no chunk belongs to this
-        node, nothing will come, and it is told at once.
+        gateway, nothing will come, and it is told at once.
         """
         config = self._config
-        first_rank = config.node * config.ranks_per_node[config.site_index]
+        first_rank = config.gateway * config.ranks_per_gateway[config.site_index]
         if self._weight is None and self._grid.chunks(config.site_index, first_rank):
             return []
         finished, self._finished = self._finished, []
@@ -297,7 +298,7 @@ class RoundHistory:
 
     A round ends at all sites together, for each needs something of every other; so a peer is at
     most one round ahead of a site. A gateway can be a round behind its site: where all of a round's
-    buckets are so small that nothing of them belongs to its node, nobody waits for its ranks until
+    buckets are so small that nothing of them belongs to its ranks, nobody waits for its ranks until
     the collectives of the next. What comes of an older round is a repetition, or a bucket that
     never was here.
     """
@@ -319,7 +320,7 @@ class RoundHistory:
         self._posted.setdefault(key[0], set()).add(key[1])
 
     def note_done(self, key: BucketKey) -> None:
-        """A bucket is finished for all ranks of the node."""
+        """A bucket is finished for all ranks of the gateway."""
         self._done.add(key)
 
     def is_done(self, key: BucketKey) -> bool:

@@ -75,33 +75,36 @@ def credit_of_peers(config: GatewayConfig) -> dict[GatewayId, int]:
     Whatever the plan is: twice the credit of all peers with which a gateway exchanges more than a
     few elements is at most `held_bytes`, or what it takes to keep the links busy.
     """
-    own = config.site_index, config.node
-    nodes = config.nodes_per_site
+    own = config.site_index, config.gateway
+    counts = config.gateways_per_site
     least = max(_LEAST_CHUNKS * (config.chunk_bytes + FRAME_BYTES), config.pipeline_bytes)
     stray = _STRAY_CHUNKS * FRAME_BYTES + _LEAST_CHUNKS * 4 * max(config.ranks_per_site)
-    own_share = config.held_bytes // (2 * max(1, _num_partners(nodes, own)))
+    own_share = config.held_bytes // (2 * max(1, _num_partners(counts, own)))
     found = {}
-    for site, num_nodes in enumerate(nodes):
-        for node in range(num_nodes) if site != own[0] else ():
-            peer = site, node
-            if node not in _partners(nodes, own, site):
+    for site, num_gateways in enumerate(counts):
+        for gateway in range(num_gateways) if site != own[0] else ():
+            peer = site, gateway
+            if gateway not in _partners(counts, own, site):
                 found[peer] = stray
                 continue
-            share = config.held_bytes // (2 * _num_partners(nodes, peer))
+            share = config.held_bytes // (2 * _num_partners(counts, peer))
             found[peer] = max(min(share, own_share), least)
     return found
 
 
-def _num_partners(nodes: tuple[int, ...], gateway: GatewayId) -> int:
-    return sum(len(_partners(nodes, gateway, site)) for site in range(len(nodes)))
+def _num_partners(counts: tuple[int, ...], gateway: GatewayId) -> int:
+    return sum(len(_partners(counts, gateway, site)) for site in range(len(counts)))
 
 
-def _partners(nodes: tuple[int, ...], gateway: GatewayId, site: int) -> range:
-    """Return the nodes of a site that hold the same elements of a long bucket; none of its own."""
+def _partners(counts: tuple[int, ...], gateway: GatewayId, site: int) -> range:
+    """Return the gateways of a site that have elements of a long bucket in common with this one.
+
+    None of its own site. `counts` are the gateways of each site.
+    """
     if site == gateway[0]:
         return range(0)
-    own, node = nodes[gateway[0]], gateway[1]
-    return range(node * nodes[site] // own, -(-(node + 1) * nodes[site] // own))
+    own, index = counts[gateway[0]], gateway[1]
+    return range(index * counts[site] // own, -(-(index + 1) * counts[site] // own))
 
 
 class Held:

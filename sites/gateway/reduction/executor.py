@@ -284,7 +284,7 @@ class Executor:
     def _may_admit(self) -> bool:
         """Return whether the earliest chunk that waits may be encoded and sent.
 
-        All ranks of the node must have posted its bucket: the chunks of a late rank come before
+        All ranks of the gateway must have posted its bucket: the chunks of a late rank come before
         those of the others' later buckets, here as at all sites.
         """
         _, bucket, chunk, _ = self._waiting[0]
@@ -438,7 +438,7 @@ class Executor:
                 self._credit.give_back(order)
 
     def _take_reduced(self, bucket: OpenBucket, now_s: float) -> list[tuple[int, Reduced]]:
-        """Return the ranks that are to be told; with the node's last one the bucket is over."""
+        """Return the ranks that are to be told; with the gateway's last one the bucket is over."""
         reduced = bucket.take_reduced(now_s)
         if reduced and bucket.is_reduced:
             del self._open[bucket.key]
