@@ -127,7 +127,12 @@ def judged_s(job: Job, topology: Topology, decisions: dict[str, Any]) -> float:
         reduction=Reduction(
             tree=reduction.get("tree", "auto"),
             trees=tuple(
-                NamedTree(root=each["root"], parents=each["parents"], weight=each["weight"])
+                NamedTree(
+                    root=each["root"],
+                    parents=each["parents"],
+                    weight=each["weight"],
+                    down=each.get("down"),
+                )
                 for each in reduction.get("trees", ())
             ),
         ),

@@ -93,9 +93,11 @@ class NamedTree:
 
     root: str
     parents: Mapping[str, str]
-    """The site that each site but the root sends its sum to, and has the result from."""
+    """The site that each site but the root sends its sum to."""
     weight: int = 1
     """The tree's share of the chunks, relative to the other trees."""
+    down: Mapping[str, str] | None = None
+    """The site that each site but the root has the result from; None: the one that it sends to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 Keeps = Callable[["dataclasses.Field[Any]", object], bool]
 """A test whether a field with that value is written."""
+REQUIRED = {"required": True}
+"""The `metadata` of a field that a reader must not skip (topology.run_spec)."""
 OnUnknown = Callable[[str], None]
 """A function that is told the path of each field that the reader does not know."""
 

@@ -7,8 +7,8 @@ they need neither YAML nor a planner, and sites cannot come to different plans.
 Versions. A site may run an older or a newer build than the coordinator. A reader gives a field that
 is missing its default, and skips a field that it does not know, unless the writer lists it under
 `required`: then it refuses the run by the field's name. A new field whose value changes what sites
-must do alike is declared with `metadata=REQUIRED`; it is listed where it differs from its default,
-so that runs which do not use it still reach older sites.
+must do alike is declared with `metadata=REQUIRED` (topology.json_fields); it is listed where it
+differs from its default, so that runs which do not use it still reach older sites.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from topology.timeouts import Timeouts
 from topology.trees.trees import ReductionPlan
 from topology.world import Topology
 
-REQUIRED = {"required": True}
-"""The `metadata` of a field that a reader must not skip."""
 _LIST = "required"
 """The key of the serialised spec for the paths of such fields, where they are in use."""
 
@@ -50,8 +48,11 @@ class CodedPlan:
         return reduction_hash(self.plan, self.codecs)
 
     def to_bytes(self) -> bytes:
-        """Serialise: the same value gives the same bytes."""
-        return _written(to_json(self))
+        """Serialise: the same value gives the same bytes.
+
+        What is at its default is left out, for older sites refuse a field that they do not know.
+        """
+        return _written(to_json(self, lambda field, item: item != field.default))
 
     @classmethod
     def from_bytes(cls, written: bytes) -> CodedPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protos.frame import MAX_PAYLOAD_BYTES
@@ -104,16 +105,21 @@ class GatewayConfig:
         if len(self.codecs) != max(1, len(self.plan.trees)):
             raise ConfigError(f"codecs: want one a tree of {len(self.plan.trees)}, or one")
         for index, tree in enumerate(self.plan.trees):
-            sites = {tree.root, *tree.parent}
-            # A site that is its own root, too, would have a parent all the same.
-            if sites != set(range(num_sites)) or len(tree.parent) != num_sites - 1:
-                raise ConfigError(f"plan.trees.{index}: want each of {num_sites} sites once")
-            for site in tree.parent:
-                at = site
-                for _ in tree.parent:
-                    at = tree.parent.get(at, tree.root)
-                if at != tree.root:
-                    raise ConfigError(f"plan.trees.{index}: site {site} never gets to the root")
+            for key, way in (("", tree.parent), (".down", tree.giver)):
+                self._check_way(f"plan.trees.{index}{key}", tree.root, way)
+
+    def _check_way(self, path: str, root: int, way: Mapping[int, int]) -> None:
+        """Check that following `way` from any site leads to the root."""
+        num_sites = len(self.sites)
+        # A site that is its own root, too, would have a parent all the same.
+        if {root, *way} != set(range(num_sites)) or len(way) != num_sites - 1:
+            raise ConfigError(f"{path}: want each of {num_sites} sites once")
+        for site in way:
+            at = site
+            for _ in way:
+                at = way.get(at, root)
+            if at != root:
+                raise ConfigError(f"{path}: site {site} never gets to the root")
 
     @property
     def site_index(self) -> int:

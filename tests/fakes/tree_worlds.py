@@ -56,13 +56,14 @@ def check_plan(plan: ReductionPlan, topology: Topology, told: str = "") -> None:
     sites = range(len(topology.sites))
     for tree in plan.trees:
         assert tree.weight >= 1, told
-        assert set(tree.parent) | {tree.root} == set(sites), told
-        assert tree.root not in tree.parent, told
-        for site in sites:
-            steps, at = 0, site
-            while at != tree.root:
-                at, steps = tree.parent[at], steps + 1
-                assert steps < len(sites), f"a circle, {told}"
+        for way in (tree.parent, tree.giver):
+            assert set(way) | {tree.root} == set(sites), told
+            assert tree.root not in way, told
+            for site in sites:
+                steps, at = 0, site
+                while at != tree.root:
+                    at, steps = way[at], steps + 1
+                    assert steps < len(sites), f"a circle, {told}"
     for site in sites:
         for other in plan.neighbours(site):
             assert site in plan.neighbours(other), told
@@ -75,18 +76,25 @@ def given_trees(chance: random.Random, topology: Topology) -> tuple[NamedTree, .
     trees = []
     for _ in range(chance.randint(1, 3)):
         root = chance.choice(names)
-        parents: dict[str, str] = {}
-        while len(parents) < len(names) - 1:
-            ways = [
-                (child, parent)
-                for parent in (root, *parents)
-                for child in names
-                if child not in (root, *parents) and topology.link(child, parent) is not None
-            ]
-            child, parent = chance.choice(ways)
-            parents[child] = parent
-        trees.append(NamedTree(root=root, parents=parents, weight=chance.randint(1, 9)))
+        parents, weight = _grown_way(chance, topology, root), chance.randint(1, 9)
+        down = _grown_way(chance, topology, root) if chance.random() < 0.5 else None
+        trees.append(NamedTree(root=root, parents=parents, weight=weight, down=down))
     return tuple(trees)
+
+
+def _grown_way(chance: random.Random, topology: Topology, root: str) -> dict[str, str]:
+    names = [site.name for site in topology.sites]
+    parents: dict[str, str] = {}
+    while len(parents) < len(names) - 1:
+        ways = [
+            (child, parent)
+            for parent in (root, *parents)
+            for child in names
+            if child not in (root, *parents) and topology.link(child, parent) is not None
+        ]
+        child, parent = chance.choice(ways)
+        parents[child] = parent
+    return parents
 
 
 def make_plan(form: str, num_sites: int, seed: int) -> ReductionPlan:

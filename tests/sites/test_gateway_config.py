@@ -25,9 +25,24 @@ def test_a_connection_has_time_for_its_round_trips(tmp_path: Path, rtt_s: float)
 
 
 def test_configuration_survives_json(tmp_path: Path) -> None:
-    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 2))
+    trees = (star(3, 1), Tree(0, {1: 0, 2: 1}, 2, {1: 2, 2: 0}))
     config = gateway_config(tmp_path, ReductionPlan(3, trees, "why"), 2)
     assert read_json(GatewayConfig, json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("down", "message"),
+    [
+        ({1: 2, 2: 1}, "plan.trees.0.down: site 1 never gets to the root"),
+        ({1: 0}, "plan.trees.0.down: want each of 3 sites once"),
+    ],
+)
+def test_a_way_down_that_reaches_not_every_site(
+    down: dict[int, int], message: str, tmp_path: Path
+) -> None:
+    plan = ReductionPlan(3, (Tree(0, {1: 0, 2: 0}, down=down),), "")
+    with pytest.raises(ConfigError, match=message):
+        gateway_config(tmp_path, plan, 0)
 
 
 @pytest.mark.parametrize(

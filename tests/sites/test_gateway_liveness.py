@@ -14,13 +14,20 @@ CODECS = ("fp32", "fp32", "bf16", "int8", "int4")
 
 
 def drawn_tree(chance: random.Random, num_sites: int) -> Tree:
-    """Return a tree of any form: some are stars, some are paths."""
-    order = chance.sample(range(num_sites), num_sites)
+    """Return a tree of any form: some are stars, some are paths, some have another way down."""
+    root = chance.randrange(num_sites)
+    parent = drawn_way(chance, num_sites, root)
+    down = drawn_way(chance, num_sites, root) if chance.random() < 0.5 else None
+    return Tree(root, parent, chance.randint(1, 3), down)
+
+
+def drawn_way(chance: random.Random, num_sites: int, root: int) -> dict[int, int]:
+    others = [site for site in range(num_sites) if site != root]
+    order = [root, *chance.sample(others, num_sites - 1)]
     reach = chance.choice((1, 2, num_sites))
-    parent = {
+    return {
         order[at]: order[chance.randrange(max(0, at - reach), at)] for at in range(1, num_sites)
     }
-    return Tree(order[0], parent, chance.randint(1, 3))
 
 
 def drawn_world(chance: random.Random) -> World:

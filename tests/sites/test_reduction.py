@@ -41,6 +41,9 @@ PLANS = {
     "weighted-3": ReductionPlan(
         3, (Tree(0, {1: 0, 2: 0}, 2), Tree(2, {0: 1, 1: 2}, 1), star(3, 1)), ""
     ),
+    "other-ways-down-4": ReductionPlan(
+        4, (Tree(0, {1: 0, 2: 1, 3: 1}, 2, {3: 0, 2: 3, 1: 2}), Tree(2, {0: 2, 1: 0, 3: 0})), ""
+    ),
 }
 
 
@@ -146,6 +149,18 @@ def test_leaves_take_results_from_the_hub_only() -> None:
         leaf.check(2, replace(result, key=replace(result.key, site=2)))
     with pytest.raises(RemoteProtocolError, match="without this site's part"):
         list(leaf.chunk(0).handle(Received(1, result)))
+
+
+def test_results_come_from_where_the_tree_says() -> None:
+    plan = ReductionPlan(4, PLANS["other-ways-down-4"].trees[:1], "")
+    world = World(plan, BY_NAME["fp32"], 40, 8)
+    middle = world.sites[2]
+    result = good_frame(world, 0, Kind.RESULT)
+    middle.check(3, result)
+    for other in (0, 1):
+        with pytest.raises(RemoteProtocolError, match="not its to send"):
+            middle.check(other, result)
+    assert [site.peers(0) for site in world.sites] == [(), (0, 2), (1, 3), (1, 0)]
 
 
 def test_a_payload_that_does_not_hold_the_chunk_is_corrupt() -> None:

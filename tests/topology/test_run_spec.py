@@ -13,8 +13,10 @@ from tests.fakes.run_specs import spec_of
 from tests.fakes.worlds import JOB, topology
 from topology.documents.load import load_job
 from topology.errors import ConfigError
+from topology.json_fields import REQUIRED
 from topology.plan_wishes import Replan
-from topology.run_spec import REQUIRED, RunSpec, _required, spec_hash
+from topology.run_spec import CodedPlan, RunSpec, _required, spec_hash
+from topology.trees.trees import ReductionPlan, Tree, star
 
 WRITTEN = """
 entrypoint: train.py
@@ -95,6 +97,20 @@ def test_a_required_field_is_listed_where_it_is_in_use() -> None:
     assert list(_required(_Whole((_Newer(plain=2),)))) == []
     whole = _Whole((_Newer(), _Newer(wanted=3)), wanted="x")
     assert list(_required(whole)) == ["inner.wanted", "wanted"]
+
+
+def test_only_sites_that_know_them_take_trees_whose_results_go_another_way() -> None:
+    turned = Tree(0, {1: 0, 2: 1}, down={2: 0, 1: 2})
+    plans = [CodedPlan(ReductionPlan(3, (each,), ""), ("fp32",)) for each in (star(3, 0), turned)]
+    assert [CodedPlan.from_bytes(each.to_bytes()) for each in plans] == plans
+    assert [b"down" in each.to_bytes() for each in plans] == [False, True]
+    one = spec()
+    assert [list(_required(dataclasses.replace(one, reduction=each))) for each in plans] == [
+        [],
+        ["reduction.plan.trees.down"],
+    ]
+    same_way = Tree(0, {1: 0, 2: 1}, down={2: 1, 1: 0})
+    assert same_way == Tree(0, {1: 0, 2: 1})
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,11 @@ def reduction_of(shape: str, topology: Topology) -> Reduction:
             site: site + 1 if site < root else site - 1 for site in range(count) if site != root
         }
         return named(ReductionPlan(count, (Tree(root, line),), ""), names)
+    if shape == "other ways":
+        # Up a path to the first site, and down by a star: each link in one direction alone.
+        up = {site: site - 1 for site in range(1, count)}
+        down = dict.fromkeys(range(1, count), 0)
+        return named(ReductionPlan(count, (Tree(0, up, down=down),), ""), names)
     if shape == "weighted":
         pairs = pairs_of(topology)
         widest = widest_tree(pairs)
@@ -159,10 +164,12 @@ def test_steps_that_follow_each_other_take_what_simulated_ones_do(
     [
         ("star", "relay", 0.0005, 0.001),
         ("relay", "relay", 0.0015, 0.0075),
+        ("other ways", "relay", 0.005, 0.025),
         ("ring", "relay", 0.0125, 0.055),
         ("weighted", "relay", 0.015, 0.16),
         ("star", "netns", 0.0005, 0.015),
         ("relay", "netns", 0.001, 0.03),
+        ("other ways", "netns", 0.005, 0.07),
         ("ring", "netns", 0.015, 0.09),
         ("weighted", "netns", 0.005, 0.14),
     ],

@@ -1,7 +1,11 @@
 """Trees and groups that a job gives: taken as they are, or refused at their place."""
 
+import itertools
+
 import pytest
 
+from tests.fakes.tree_worlds import job as tree_job
+from tests.fakes.tree_worlds import world
 from tests.topology.documents import JOB, TOPOLOGY, changed
 from tests.topology.documents import told as told_alone
 from topology.documents.load import load_job, load_topology
@@ -51,6 +55,20 @@ def test_given_trees_are_taken_as_they_are() -> None:
     assert plan.trees == (Tree(1, {0: 1, 2: 1}, 1), Tree(2, {0: 1, 1: 2}, 2))
     assert plan.turns == (1, 0, 1)
     assert plan.why == "as the job gives them: 2 trees with roots at ohio 67%, virginia 33%"
+
+
+def test_a_given_tree_may_have_another_way_down() -> None:
+    # Of a line there is only one tree: the other way down is the same, and counts as none.
+    same = changed(GIVEN, "weight: 2", "down: {virginia: ohio, oregon: virginia}")
+    assert told(same) == []
+    plan = plan_reduction(load_job(changed(JOB, REDUCTION + "\n", same), "job.yaml"), SKETCH)
+    assert plan.trees[1] == Tree(2, {0: 1, 1: 2})
+    links = itertools.permutations(range(3), 2)
+    triangle = world(3, ((*link, 1e6, 0.01) for link in links))
+    tree = NamedTree(root="s0", parents={"s1": "s0", "s2": "s1"}, down={"s1": "s2", "s2": "s0"})
+    assert plan_reduction(tree_job(trees=(tree,)), triangle).trees == (
+        Tree(0, {1: 0, 2: 1}, down={1: 2, 2: 0}),
+    )
 
 
 def test_sites_that_are_given_other_trees_do_not_exchange_anything() -> None:
@@ -130,6 +148,27 @@ def test_given_groups_make_a_hierarchy() -> None:
             [
                 "5:25 no links both ways between 'oregon' and 'ohio' "
                 "[reduction.trees.1.parents.oregon]"
+            ],
+        ),
+        (
+            "weight: 2",
+            "down: {oregon: ohio, virginia: ohio}",
+            ["6:22 no links both ways between 'oregon' and 'ohio' [reduction.trees.1.down.oregon]"],
+        ),
+        (
+            "weight: 2",
+            "down: {oregon: virginia, virginia: oregon}",
+            [
+                "6:22 'oregon' -> 'virginia' -> 'oregon' is a circle: it never gets to the root "
+                "[reduction.trees.1.down.oregon]"
+            ],
+        ),
+        (
+            "weight: 2",
+            "down: {oregon: virginia}",
+            [
+                "6:13 every site but the root has a parent: 'virginia' has none "
+                "[reduction.trees.1.down]"
             ],
         ),
         ("weight: 2", "weight: 0", ["6:15 want at least 1, got 0 [reduction.trees.1.weight]"]),

@@ -61,26 +61,35 @@ class Shape:
         """Take the trees of a plan that has some."""
         sites = range(plan.num_sites)
         self.root_k = np.array([tree.root for tree in plan.trees])
-        self.parent_ks = np.array(
-            [[tree.parent.get(site, site) for site in sites] for tree in plan.trees]
+        self.parent_dks = np.array(
+            [
+                [[way.get(site, site) for site in sites] for way in ways]
+                for ways in (
+                    [tree.parent for tree in plan.trees],
+                    [tree.giver for tree in plan.trees],
+                )
+            ]
         )
-        self.depth_ks = np.zeros_like(self.parent_ks)
-        above_ks = np.tile(np.arange(plan.num_sites), (len(plan.trees), 1))
-        while (above_ks != self.root_k[:, None]).any():
-            self.depth_ks += above_ks != self.root_k[:, None]
-            above_ks = np.take_along_axis(self.parent_ks, above_ks, axis=1)
-        self.depths = range(1, int(self.depth_ks.max()) + 1)
-        """The depths of sites below a root, the highest first."""
+        """The next site on the way to the root, up; and where a result comes from, down."""
+        self.depth_dks = np.zeros_like(self.parent_dks)
+        above_dks = np.tile(np.arange(plan.num_sites), (2, len(plan.trees), 1))
+        while (above_dks != self.root_k[:, None]).any():
+            self.depth_dks += above_dks != self.root_k[:, None]
+            above_dks = np.take_along_axis(self.parent_dks, above_dks, axis=2)
 
-    def at(self, depth: int) -> tuple[Places, Places]:
+    def depths(self, direction: int) -> range:
+        """Return the depths of sites below a root, the highest first."""
+        return range(1, int(self.depth_dks[direction].max()) + 1)
+
+    def at(self, direction: int, depth: int) -> tuple[Places, Places]:
         """Return the trees and sites that are so far below their roots."""
-        trees, sites = np.nonzero(self.depth_ks == depth)
+        trees, sites = np.nonzero(self.depth_dks[direction] == depth)
         return trees, sites
 
     def hop(self, leg: Leg) -> tuple[int, int]:
         """Return the sites from and to which a leg goes."""
         direction, tree, lower = leg
-        upper = int(self.parent_ks[tree, lower])
+        upper = int(self.parent_dks[direction, tree, lower])
         return (lower, upper) if direction == UP else (upper, lower)
 
 
@@ -124,7 +133,7 @@ class Crossing:
     def _filled(
         self, of_leg: dict[Leg, Link], otherwise: float, figure: Callable[[Link], float]
     ) -> Floats:
-        found = np.full((2, *self.shape.parent_ks.shape), otherwise)
+        found = np.full(self.shape.parent_dks.shape, otherwise)
         for leg, link in of_leg.items():
             found[leg] = figure(link)
         return found
@@ -215,16 +224,16 @@ def _begun(shape: Shape, first_dksr: Floats) -> Floats:
     """Return when legs begin, whose first chunks take so long."""
     begins_dksr = np.zeros(first_dksr.shape)
     up_ksr, down_ksr = begins_dksr[UP], begins_dksr[DOWN]
-    for depth in reversed(shape.depths):
-        trees, sites = shape.at(depth)
+    for depth in reversed(shape.depths(UP)):
+        trees, sites = shape.at(UP, depth)
         there = up_ksr[trees, sites] + first_dksr[UP, trees, sites]
-        np.maximum.at(up_ksr, (trees, shape.parent_ks[trees, sites]), there)
+        np.maximum.at(up_ksr, (trees, shape.parent_dks[UP, trees, sites]), there)
     roots = (np.arange(len(shape.root_k)), shape.root_k)
     there_ksr = np.zeros_like(up_ksr)
     there_ksr[roots] = up_ksr[roots]
-    for depth in shape.depths:
-        trees, sites = shape.at(depth)
-        down_ksr[trees, sites] = there_ksr[trees, shape.parent_ks[trees, sites]]
+    for depth in shape.depths(DOWN):
+        trees, sites = shape.at(DOWN, depth)
+        down_ksr[trees, sites] = there_ksr[trees, shape.parent_dks[DOWN, trees, sites]]
         there_ksr[trees, sites] = down_ksr[trees, sites] + first_dksr[DOWN, trees, sites]
     return begins_dksr
 
@@ -261,13 +270,13 @@ def _flow(crossing: Crossing, legs: _Legs) -> tuple[Floats, Floats]:
     shape = crossing.shape
     ends_dksr = np.zeros(legs.begins_s.shape)
     at_ksrp = _at_roots(crossing, legs, ends_dksr[UP])
-    num_trees, num_sites = shape.parent_ks.shape
+    _, num_trees, num_sites = shape.parent_dks.shape
     every = np.arange(num_trees)
     at_ktsrp = np.empty((num_trees, num_sites, *at_ksrp.shape[1:]))
     at_ktsrp[every, shape.root_k] = at_ksrp
-    for depth in shape.depths:
-        trees, sites = shape.at(depth)
-        above = at_ktsrp[trees, shape.parent_ks[trees, sites]]
+    for depth in shape.depths(DOWN):
+        trees, sites = shape.at(DOWN, depth)
+        above = at_ktsrp[trees, shape.parent_dks[DOWN, trees, sites]]
         left = at_ktsrp[trees, sites] = legs.passed_s(DOWN, trees, sites, above)
         delay_s = legs.delay_s[DOWN, trees, sites]
         ends_dksr[DOWN, trees, sites] = left[..., -1].max(axis=1) - delay_s[:, None]
@@ -284,16 +293,16 @@ def _at_roots(crossing: Crossing, legs: _Legs, ends_ksr: Floats) -> Floats:
     Writes into `ends_ksr` when the last of each leg up has left it.
     """
     shape = crossing.shape
-    num_trees, num_sites = shape.parent_ks.shape
+    _, num_trees, num_sites = shape.parent_dks.shape
     at_ksrp = np.zeros((*ends_ksr.shape, legs.ends_s.shape[-1]))
     place_ks = np.tile(np.arange(num_sites), (num_trees, 1))
-    for _ in shape.depths:
+    for _ in shape.depths(UP):
         trees, sites = np.nonzero(place_ks != shape.root_k[:, None])
         places = place_ks[trees, sites]
         left = at_ksrp[trees, sites] = legs.passed_s(UP, trees, places, at_ksrp[trees, sites])
         last_s = left[..., -1] - legs.delay_s[UP, trees, places][:, None]
         np.maximum.at(ends_ksr, (trees, places), last_s)
-        place_ks[trees, sites] = shape.parent_ks[trees, places]
+        place_ks[trees, sites] = shape.parent_dks[UP, trees, places]
     return at_ksrp
 
 

@@ -266,7 +266,7 @@ def gateways_s_per_byte(
     """Return how long each site's gateway works for a byte of float32, if its site has only one.
 
     In a gather it decodes everybody's part, its own included. In a tree, its children's sums and
-    the result; and it sends up and down, which is as much as it receives.
+    the result; and it sends up and down.
     """
     codecs = plan_codecs(job, topology, plan)
     ratios = tree_ratios(job, topology, plan, ratio)
@@ -278,9 +278,9 @@ def gateways_s_per_byte(
         total = sum(tree.weight for tree in plan.trees)
         parts = []
         for tree in plan.trees:
-            children = Counter(tree.parent.values())
+            children, receivers = Counter(tree.parent.values()), Counter(tree.giver.values())
             below = [children[site] for site in range(plan.num_sites)]
-            sent = [each + (tree.root != site) for site, each in enumerate(below)]
+            sent = [receivers[site] + (tree.root != site) for site in range(plan.num_sites)]
             parts.append((tree.weight / total, below, sent))
     found = [0.0] * plan.num_sites
     for codec, each_ratio, (share, below, sent) in zip(codecs, ratios, parts, strict=True):

@@ -163,6 +163,13 @@ class TreeModel(Strict):
         int,
         Field(ge=1, le=WEIGHT_MAX, description="Share of the chunks, relative to the other trees."),
     ] = 1
+    down: Annotated[
+        dict[str, Text] | None,
+        Field(
+            min_length=1,
+            description="Whom each other site has the result from; else whom it sends to.",
+        ),
+    ] = None
 
 
 class ReductionModel(Strict):

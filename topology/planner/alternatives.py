@@ -228,11 +228,9 @@ def _crossing(
     codecs = plan_codecs(job, topology, plan)
     crossed = [
         codec
-        for codec, tree in zip(codecs, plan.trees, strict=False)
-        if any({*each} == hop for each in tree.parent.items())
+        for tree, codec in enumerate(codecs)
+        if any({*each} == hop for each in plan.hops(tree))
     ]
-    if plan.is_gather:
-        crossed = [*codecs]
     count, why = first_connections(job, topology, link) if crossed else (0, "nothing crosses")
     return {
         "codecs": list(dict.fromkeys(crossed)),

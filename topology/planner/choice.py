@@ -204,11 +204,12 @@ def _coding(plan: ReductionPlan, names: Sequence[str], codecs: Sequence[str]) ->
     Each link has the largest that crosses it, and `exchange.codec` is that of most links.
     """
     largest: dict[Edge, str] = {}
-    for tree, codec in zip(plan.trees, codecs, strict=True):
-        for hop in tree.parent.items():
+    for tree, codec in enumerate(codecs):
+        for hop in plan.hops(tree):
             largest[edge(*hop)] = max(largest.get(edge(*hop), codec), codec, key=_size)
     smallest = [
-        min((largest[edge(*hop)] for hop in tree.parent.items()), key=_size) for tree in plan.trees
+        min((largest[edge(*hop)] for hop in plan.hops(tree)), key=_size)
+        for tree in range(len(plan.trees))
     ]
     if smallest != list(codecs):
         return None

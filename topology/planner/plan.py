@@ -80,6 +80,7 @@ def decisions(choice: Choice, job: Job) -> dict[str, Any]:
         written = {
             "trees": [
                 {"root": tree.root, "parents": dict(tree.parents), "weight": tree.weight}
+                | ({} if tree.down is None else {"down": dict(tree.down)})
                 for tree in reduction.trees
             ]
         }

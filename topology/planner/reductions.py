@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
@@ -100,12 +100,17 @@ def named(plan: ReductionPlan, names: Sequence[str]) -> Reduction:
         trees=tuple(
             NamedTree(
                 root=names[tree.root],
-                parents={names[child]: names[parent] for child, parent in tree.parent.items()},
+                parents=_by_name(tree.parent, names),
                 weight=tree.weight,
+                down=None if tree.down is None else _by_name(tree.down, names),
             )
             for tree in plan.trees
         )
     )
+
+
+def _by_name(way: Mapping[int, int], names: Sequence[str]) -> dict[str, str]:
+    return {names[child]: names[parent] for child, parent in way.items()}
 
 
 def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...]]]:

@@ -1,10 +1,10 @@
 """The exchange of one step's buckets, up and down a plan's trees or from all to all. Pure.
 
 A site sends a segment's sum on once its own part and those of its children are there; the root's
-result goes down the same tree. A site's gateways encode what they send up and, at the root, the
-result; they decode what comes up, and the result; on the way down bytes are passed on as they are.
-In a gather every site encodes once and decodes what comes of each. Sending takes a gateway's time
-too. All this is one queue a site, in the order in which it comes.
+result goes down the same tree, or another with the same root. A site's gateways encode what they
+send up and, at the root, the result; they decode what comes up, and the result; on the way down
+bytes are passed on as they are. In a gather every site encodes once and decodes what comes of each.
+Sending takes a gateway's time too. All this is one queue a site, in the order in which it comes.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ class StepExchange:
         self._reduced = reduced
         self._children = [
             [tree.children(site) for site in range(work.plan.num_sites)] for tree in work.plan.trees
+        ]
+        self._receivers = [
+            [tree.receivers(site) for site in range(work.plan.num_sites)]
+            for tree in work.plan.trees
         ]
         self._sums: dict[tuple[int, int, int], _Sum] = {}
         """The sums by bucket, segment and site."""
@@ -130,9 +134,9 @@ class StepExchange:
     def _come_down(self, site: int, bucket: int, index: int, last_s: float) -> None:
         """Pass a result on, and decode it."""
         segment = self._work.segments[bucket][index]
-        num_children = len(self._children[segment.tree][site])
-        first_s, last_sent_s = self._serve(site, segment, last_s, sent=num_children)
-        if num_children:
+        num_receivers = len(self._receivers[segment.tree][site])
+        first_s, last_sent_s = self._serve(site, segment, last_s, sent=num_receivers)
+        if num_receivers:
             self._when(first_s, self._send_down, site, bucket, index, last_sent_s)
         _, last_s = self._serve(site, segment, last_s, decoded=1)
         self._done(site, bucket, last_s)
@@ -140,8 +144,8 @@ class StepExchange:
     def _send_down(self, site: int, bucket: int, index: int, last_s: float) -> None:
         tree = self._work.segments[bucket][index].tree
         flow = self._flow(bucket, index, last_s, self._come_down)
-        for child in self._children[tree][site]:
-            self._network.send(site, child, flow)
+        for receiver in self._receivers[tree][site]:
+            self._network.send(site, receiver, flow)
 
     def _add(
         self, site: int, bucket: int, index: int, first_s: float, last_s: float, num_parts: int

@@ -38,10 +38,7 @@ def plan_codecs(job: Job, topology: Topology, plan: ReductionPlan) -> tuple[str,
     exchange, names = job.exchange, [site.name for site in topology.sites]
     if not exchange.codecs:
         return (exchange.codec,) * max(1, len(plan.trees))
-    if plan.is_gather:
-        crossed = [[*itertools.combinations(range(plan.num_sites), 2)]]
-    else:
-        crossed = [[*tree.parent.items()] for tree in plan.trees]
+    crossed = [[*plan.hops(tree)] for tree in range(max(1, len(plan.trees)))]
     return tuple(
         smallest([codec_between(exchange, names[one], names[other]) for one, other in hops])
         if hops

@@ -23,14 +23,25 @@ def named_trees(trees: Sequence[NamedTree], pairs: Pairs, problems: list[Problem
     for index, tree in enumerate(trees):
         before = len(problems)
         path = f"trees.{index}"
-        _check_names(tree, pairs.names, path, problems)
+        if tree.root not in pairs.names:
+            problems.append(_unknown(f"{path}.root", tree.root, pairs.names))
+        _check_names(tree.root, tree.parents, pairs.names, f"{path}.parents", problems)
+        if tree.down is not None:
+            _check_names(tree.root, tree.down, pairs.names, f"{path}.down", problems)
         if len(problems) == before:
-            _check_form(tree, pairs, path, problems)
+            _check_form(tree.root, tree.parents, pairs, f"{path}.parents", problems)
+            if tree.down is not None:
+                _check_form(tree.root, tree.down, pairs, f"{path}.down", problems)
         if len(problems) == before:
-            number = {name: site for site, name in enumerate(pairs.names)}
-            parent = {number[child]: number[parent] for child, parent in tree.parents.items()}
-            sound.append(Tree(number[tree.root], dict(sorted(parent.items())), tree.weight))
+            root, parent = pairs.names.index(tree.root), _by_index(tree.parents, pairs.names)
+            down = None if tree.down is None else _by_index(tree.down, pairs.names)
+            sound.append(Tree(root, parent, tree.weight, down))
     return sound
+
+
+def _by_index(way: Mapping[str, str], names: Sequence[str]) -> dict[int, int]:
+    number = {name: site for site, name in enumerate(names)}
+    return dict(sorted((number[child], number[parent]) for child, parent in way.items()))
 
 
 def named_groups(
@@ -54,34 +65,36 @@ def named_groups(
     return tuple(tuple(names.index(name) for name in group if name in names) for group in groups)
 
 
-def _check_names(tree: NamedTree, names: Sequence[str], path: str, problems: list[Problem]) -> None:
-    if tree.root not in names:
-        problems.append(_unknown(f"{path}.root", tree.root, names))
-    for child, parent in tree.parents.items():
-        here = f"{path}.parents.{child}"
+def _check_names(
+    root: str, way: Mapping[str, str], names: Sequence[str], path: str, problems: list[Problem]
+) -> None:
+    for child, parent in way.items():
+        here = f"{path}.{child}"
         problems.extend(
             _unknown(here, name, names) for name in (child, parent) if name not in names
         )
-        if child == tree.root:
+        if child == root:
             problems.append(refused(here, f"{child!r} is the root: it has no parent"))
-    lacking = [name for name in names if name != tree.root and name not in tree.parents]
+    lacking = [name for name in names if name != root and name not in way]
     if lacking:
         message = f"every site but the root has a parent: {_listed(lacking)} has none"
-        problems.append(refused(f"{path}.parents", message))
+        problems.append(refused(path, message))
 
 
-def _check_form(tree: NamedTree, pairs: Pairs, path: str, problems: list[Problem]) -> None:
+def _check_form(
+    root: str, way: Mapping[str, str], pairs: Pairs, path: str, problems: list[Problem]
+) -> None:
     number = {name: site for site, name in enumerate(pairs.names)}
-    for child, parent in tree.parents.items():
+    for child, parent in way.items():
         if child != parent and not pairs.rate(number[child], number[parent]):
             message = f"no links both ways between {child!r} and {parent!r}"
-            problems.append(refused(f"{path}.parents.{child}", message))
-    circle = _circle(tree.parents, tree.root)
+            problems.append(refused(f"{path}.{child}", message))
+    circle = _circle(way, root)
     if circle:
         message = (
             f"{' -> '.join(repr(name) for name in circle)} is a circle: it never gets to the root"
         )
-        problems.append(refused(f"{path}.parents.{circle[0]}", message))
+        problems.append(refused(f"{path}.{circle[0]}", message))
 
 
 def _circle(parents: Mapping[str, str], root: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Reduction trees: along which links a chunk's sum is formed and its result comes back.
+"""Reduction trees: along which links a chunk's sum is formed, and its result comes back.
 
 Pure. The executor in the gateway knows only `ReductionPlan`; topology.model.reduction_plans makes
 one from a job and its topology.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from topology.errors import ConfigError
+from topology.json_fields import REQUIRED
 
 TREES_MAX = 128
 """The most trees of one plan: all that five sites have, and three more."""
@@ -23,7 +24,8 @@ class Tree:
 
     Contributions travel from `parent`'s keys to its values, and are summed at each site in
     ascending order of the senders' indices, with the site's own in its place; the result is
-    encoded once at the root and its bytes are passed down unchanged.
+    encoded once at the root and its bytes are passed down unchanged: along the same edges turned
+    around, or along those of `down`.
     """
 
     root: int
@@ -31,10 +33,34 @@ class Tree:
     weight: int = 1
     """The tree's share of the chunks, relative to the other trees: whole, so that all sites count
     alike."""
+    down: Mapping[int, int] | None = field(default=None, metadata=REQUIRED)
+    """The site that each site but the root has the result from; None: its parent."""
+
+    def __post_init__(self) -> None:
+        if self.down == self.parent:
+            object.__setattr__(self, "down", None)
+
+    @property
+    def giver(self) -> Mapping[int, int]:
+        """The site that each site but the root has the result from."""
+        return self.parent if self.down is None else self.down
+
+    def hops(self) -> Iterator[tuple[int, int]]:
+        """Yield the directed links that chunks cross, by their sites.
+
+        One that is crossed on the way up and on the way down is there twice.
+        """
+        yield from self.parent.items()
+        for site, giver in self.giver.items():
+            yield giver, site
 
     def children(self, site: int) -> tuple[int, ...]:
         """Return the sites that send their sums to `site`, in ascending order."""
         return tuple(sorted(child for child, parent in self.parent.items() if parent == site))
+
+    def receivers(self, site: int) -> tuple[int, ...]:
+        """Return the sites that `site` passes the result on to, in ascending order."""
+        return tuple(sorted(taker for taker, giver in self.giver.items() if giver == site))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +96,26 @@ class ReductionPlan:
         return self.turns[turn % len(self.turns)]
 
     def hops(self, tree: int) -> Iterator[tuple[int, int]]:
-        """Yield the directed links that a tree's chunks cross, by their sites; all, in a gather."""
+        """Yield the directed links that a tree's chunks cross, as `Tree.hops`; all, in a gather."""
         if self.is_gather:
             yield from itertools.permutations(range(self.num_sites), 2)
             return
-        for child, parent in self.trees[tree].parent.items():
-            yield child, parent
-            yield parent, child
+        yield from self.trees[tree].hops()
 
     def neighbours(self, site: int) -> tuple[int, ...]:
-        """Return the sites that `site` exchanges bytes with, in ascending order."""
+        """Return the sites that `site` sends bytes to or has some from, in ascending order."""
         trees = range(max(1, len(self.trees)))
         hops = itertools.chain.from_iterable(map(self.hops, trees))
-        return tuple(sorted({target for source, target in hops if source == site}))
+        return tuple(sorted({other for hop in hops if site in hop for other in hop} - {site}))
 
 
-def shape_of(tree: Tree) -> tuple[int, tuple[tuple[int, int], ...]]:
+Ways = tuple[tuple[int, int], ...]
+"""The edges of a tree's one way, in ascending order."""
+
+
+def shape_of(tree: Tree) -> tuple[int, Ways, Ways]:
     """Return what trees of the same root and edges have in common, whatever their weights."""
-    return tree.root, tuple(sorted(tree.parent.items()))
+    return tree.root, tuple(sorted(tree.parent.items())), tuple(sorted((tree.down or {}).items()))
 
 
 def has_same_turns(

@@ -60,6 +60,10 @@ def _exchange(decisions: Mapping[str, Any]) -> str:
     listed += [
         f"tree at {tree['root']}, of {formats.share(tree['weight'] / total)} of the chunks: "
         + ", ".join(f"{child} → {parent}" for child, parent in tree["parents"].items())
+        + "".join(
+            f"{', ' if index else '; back '}{giver} → {site}"
+            for index, (site, giver) in enumerate(tree.get("down", {}).items())
+        )
         for tree in trees[:_TREES]
     ]
     if len(trees) > _TREES:

@@ -193,7 +193,7 @@ class OpenBucket:
         chunk = self.chunks.get(index)
         if chunk is None:
             numel = self._grid.span(index)[1]
-            peers = tuple(self.gateway(index, site) for site in self.reduction.readers(index))
+            peers = tuple(self.gateway(index, site) for site in self.reduction.peers(index))
             most_bytes = FRAME_BYTES + self.reduction.codec(index).max_bytes(numel)
             machine = self.reduction.chunk(index)
             chunk = self.chunks[index] = Chunk(index, machine, 4 * numel, peers, most_bytes)

@@ -48,7 +48,9 @@ class Role:
     """The sites that get this site's contribution alone: all others in a gather, none in a tree."""
     parent: int | None
     """The site that gets the sum formed here. None where that is the sum of all sites."""
-    children: tuple[int, ...]
+    giver: int | None
+    """The site that the result comes from. None where it is made here."""
+    receivers: tuple[int, ...]
     """The sites that get the result from here."""
     root: int | None
     """The site that makes the result. None in a gather, where every site makes it for itself."""
@@ -59,12 +61,12 @@ def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
     if plan.is_gather:
         everyone = tuple(range(plan.num_sites))
         others = tuple(other for other in everyone if other != site)
-        return (Role(site, 0, everyone, others, None, (), None),)
+        return (Role(site, 0, everyone, others, None, None, (), None),)
     found = []
     for index, tree in enumerate(plan.trees):
-        children = tree.children(site)
-        members = tuple(sorted((*children, site)))
-        found.append(Role(site, index, members, (), tree.parent.get(site), children, tree.root))
+        members = tuple(sorted((*tree.children(site), site)))
+        up = members, (), tree.parent.get(site)
+        found.append(Role(site, index, *up, tree.giver.get(site), tree.receivers(site), tree.root))
     return tuple(found)
 
 
@@ -223,12 +225,12 @@ class ChunkReduction:
             raise NoTokensError(f"no site has a token behind {self._name}: nothing to divide by")
         self._add_up(own, divisor)
         self._is_finished = True
-        if role.children:
+        if role.receivers:
             encoded = self._encode(own.values)
             frame = self._frame(Kind.RESULT, weight, encoded.payload)
             with self._decoding():
                 encoded.part.write(own.values)
-            yield from (Send(child, frame) for child in role.children)
+            yield from (Send(receiver, frame) for receiver in role.receivers)
         yield Finish(weight)
 
     def _take_result(self, frame: Frame) -> Iterator[Action]:
@@ -239,7 +241,7 @@ class ChunkReduction:
         with self._decoding():
             self._codec.decode(frame.payload, self._numel, self._own.values)
         self._is_finished = True
-        yield from (Send(child, frame) for child in self._role.children)
+        yield from (Send(receiver, frame) for receiver in self._role.receivers)
         yield Finish(frame.weight)
 
     def _add_up(self, own: Own, divisor: np.float32 | None) -> None:
@@ -330,10 +332,15 @@ class BucketReduction:
         """Whether every site sends its part to every other."""
         return self._plan.is_gather
 
-    def readers(self, chunk: int) -> tuple[int, ...]:
-        """Return the sites that get this site's part of a chunk, or the sum that is formed here."""
+    def peers(self, chunk: int) -> tuple[int, ...]:
+        """Return the sites at which an unfinished chunk takes credit (credit.py).
+
+        They get this site's part, or the sum that is formed here, or pass the result on to here.
+        """
         role = self._role(chunk)
-        return role.audience if role.parent is None else (role.parent,)
+        if role.parent is None or role.giver is None:
+            return role.audience
+        return tuple(dict.fromkeys((role.parent, role.giver)))
 
     def codec(self, chunk: int) -> Codec:
         """Return the codec of a chunk's tree."""
@@ -381,7 +388,7 @@ class BucketReduction:
         if key.kind is Kind.CONTRIBUTION:
             allowed = sender != role.site and sender in role.members and key.site == sender
         else:
-            allowed = role.parent is not None and sender == role.parent and key.site == role.root
+            allowed = role.giver is not None and sender == role.giver and key.site == role.root
         if not allowed or frame.tree != role.tree:
             raise RemoteProtocolError(f"{name}: this {key.kind.name.lower()} is not its to send")
         if not (math.isfinite(frame.weight) and 0 <= frame.weight <= WEIGHT_MAX):

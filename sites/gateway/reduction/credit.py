@@ -1,9 +1,10 @@
 """Limits how many bytes a gateway sends before it has their results, by credit at each peer. Pure.
 
-A gateway sends its part of a chunk only while each gateway that gets it has room promised for it.
-This promise is credit. A chunk takes it when it is admitted, and gives it back when its result is
-here. So a peer takes over whatever comes, at once, and bounded memory delays nothing but the
-admission of own chunks. `Credit` counts what is taken at peers; `Held` counts what lies here.
+A gateway sends its part of a chunk only while each gateway that gets it, and the one that the
+chunk's result comes from, has room promised for it. This promise is credit. A chunk takes it when
+it is admitted, and gives it back when its result is here. So a peer takes over whatever comes, at
+once, and bounded memory delays nothing but the admission of own chunks. `Credit` counts what is
+taken at peers; `Held` counts what lies here.
 
 docs/invariants.md proves that with any credit every chunk is finished, whatever is late.
 
@@ -11,7 +12,7 @@ docs/invariants.md proves that with any credit every chunk is finished, whatever
 
 - In a tree, a part of g lies at q only until q has summed the chunk, and before that the chunk is
   unfinished at g: at most c. A result of g lies at q while the chunk is unfinished at q, which has
-  credit of g for it: c again.
+  credit of g for it, whether its own sum goes to g or elsewhere: c again.
 - In a gather, the chunk of what lies at q is either unfinished at g: at most c. Or it is finished
   there, so g has the part of q, which has credit of g for it while the chunk is unfinished at q: c
   again.
