@@ -97,9 +97,9 @@ class Link:
     egress_usd_per_byte: float = 0.0
     max_flows: int | None = None
     window_bytes: int | None = None
-    congestion: str = "cubic"
-    """The congestion control of the source's TCP, by its name in the kernel; `cubic` is what Linux
-    comes with."""
+    congestion: str | None = None
+    """The congestion control of the source's TCP, by its name in the kernel; None: BBR where
+    gateways may choose it, else the host's."""
     distance_km: float | None = None
     """Kilometres as written, or between the sites' locations."""
     share: float = 1.0
@@ -115,6 +115,11 @@ class Link:
     changes no run."""
     measured_at: str | None = None
     """The time when a probe measured it, in ISO 8601."""
+
+    @property
+    def assumed_congestion(self) -> str:
+        """The congestion control that predictions assume: what Linux comes with, if none is set."""
+        return self.congestion or "cubic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

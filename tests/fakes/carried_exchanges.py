@@ -23,7 +23,6 @@ from protos.failure import Failure
 from protos.frame import ChunkKey, Frame, pack, unpack
 from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayId
-from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.peer_links import Link
 from sites.gateway.links.send_queue import SendQueue, outgoing
 from sites.gateway.reduction.executor import Executor
@@ -68,9 +67,7 @@ class CarriedLink:
     def __init__(self, world: World, pump: Callable[[], None]) -> None:
         self.num_channels = world.num_streams
         self.ahead_bytes = world.ahead_bytes
-        self.queue = SendQueue(
-            Window(bytes_per_s=1e9, rtt_s=0.001, most_bytes=1, fixed_bytes=world.window_bytes)
-        )
+        self.queue = SendQueue(world.window_bytes, 0.001)
         self.streams: list[deque[bytes]] = [deque() for _ in range(world.num_streams)]
         self.acks: list[deque[ChunkKey]] = [deque() for _ in range(world.num_streams)]
         self._pump = pump
@@ -87,7 +84,7 @@ class CarriedLink:
 
     def take(self, stream: int) -> bool:
         """Let the next frame leave; return whether one could."""
-        self._now_s += 1.0  # pacing never holds it up: only the window does
+        self._now_s += 1.0
         item = self.queue.take(stream, self._now_s)
         if item is None:
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import Outbox
 
 
@@ -29,8 +28,8 @@ class Looks:
         return False
 
 
-def outbox_with(looks: Looks, *, bytes_per_s: float, rtt_s: float) -> Outbox:
+def outbox_with(looks: Looks, *, rtt_s: float) -> Outbox:
     """Return a link's outbox whose end is waited for with `looks`."""
-    outbox = Outbox(Window(bytes_per_s=bytes_per_s, rtt_s=rtt_s, most_bytes=1 << 25))
+    outbox = Outbox(1 << 25, rtt_s)
     outbox.closed = looks  # type: ignore[assignment]
     return outbox

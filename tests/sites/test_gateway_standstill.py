@@ -17,7 +17,7 @@ import pytest
 from protos.errors import PeerLostError
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links import peer_watch
-from sites.gateway.links.congestion.rate import window_of
+from sites.gateway.links.congestion.rate import window_bytes
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
@@ -62,7 +62,7 @@ class World:
         monkeypatch.setattr(peer_watch, "time", clock)
         monkeypatch.setattr(peer_watch, "say_hello", self._hello)
         config = gateway_config(folder, PLAN, 0, peer_lost_s=D_S, keepalive_time_s=D_S / 3)
-        self.outbox = Outbox(window_of(config, config.links[0]))
+        self.outbox = Outbox(window_bytes(config, config.links[0]), config.links[0].rtt_s)
         self.outbox.closed = SimpleNamespace(wait=self._wait, is_set=lambda: False)  # type: ignore[assignment]
         self.watch = PeerWatch(config, Peer(SITES[1], 0, "127.0.0.1", 9), self.outbox)
 

@@ -20,7 +20,7 @@ from protos.failure import Failure
 from sites.gateway.agent_port import Decide, read_commands
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink, Proposal
 from sites.gateway.links import peer_watch
-from sites.gateway.links.congestion.rate import window_of
+from sites.gateway.links.congestion.rate import window_bytes
 from sites.gateway.links.peer_links import Link, PeerLinks
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import Outbox
@@ -278,7 +278,9 @@ def test_pauses_of_the_whole_machine_are_not_one_silence(
     monkeypatch.setattr(peer_watch, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     config = configs_of(tmp_path, STARS[0], peer_lost_s=2.0)[0]
     peer = Peer(SITES[1], 0, "127.0.0.1", 9)
-    watch = PeerWatch(config, peer, Outbox(window_of(config, config.links[0])))
+    watch = PeerWatch(
+        config, peer, Outbox(window_bytes(config, config.links[0]), config.links[0].rtt_s)
+    )
     for _ in range(3):
         watch.reached()
         clock[0] += 2.1  # both stand still, and this side is the first to go on

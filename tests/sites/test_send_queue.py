@@ -5,13 +5,7 @@ import random
 import pytest
 
 from protos.frame import ChunkKey, Kind
-from sites.gateway.links.congestion.rate import Window
 from sites.gateway.links.send_queue import SendQueue, outgoing
-
-
-def fixed(window_bytes: int) -> Window:
-    """Return a window that never changes, of a link so fast that nothing waits for its turn."""
-    return Window(bytes_per_s=1e12, rtt_s=0.1, most_bytes=1 << 30, fixed_bytes=window_bytes)
 
 
 def key(chunk: int, bucket: int = 0) -> ChunkKey:
@@ -25,7 +19,7 @@ def test_everything_is_delivered_once_in_order_whatever_breaks(seed: int) -> Non
     The window is kept, and nothing is forgotten.
     """
     chance = random.Random(seed)
-    queue = SendQueue(fixed(300))
+    queue = SendQueue(300, 0.1)
     keys = [key(chunk, bucket) for bucket in range(3) for chunk in range(10)]
     for each in chance.sample(keys, len(keys)):
         queue.push(outgoing(each, bytes(chance.randrange(1, 150)), 600))
@@ -57,7 +51,7 @@ def test_everything_is_delivered_once_in_order_whatever_breaks(seed: int) -> Non
 
 
 def test_frames_leave_in_order_and_one_larger_than_the_window_alone() -> None:
-    queue = SendQueue(fixed(100))
+    queue = SendQueue(100, 0.1)
     for chunk in (3, 1, 2):
         queue.push(outgoing(key(chunk), bytes(1000), 1000))
     first = queue.take(0, 1.0)

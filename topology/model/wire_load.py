@@ -46,7 +46,7 @@ class Load:
 
     def window_of(self, link: Link) -> float:
         """Return the first window of a link's connections; infinite if they do not start slowly."""
-        if self.first_window_bytes is None or not is_rested_slow(link.congestion):
+        if self.first_window_bytes is None or not is_rested_slow(link.assumed_congestion):
             return math.inf
         return self.first_window_bytes
 
@@ -194,7 +194,9 @@ def has_packets(topology: Topology) -> bool:
 
 def starts_slowly(topology: Topology) -> bool:
     """Return whether some connections begin anew with small windows after every pause."""
-    return has_packets(topology) and any(is_rested_slow(each.congestion) for each in topology.links)
+    return has_packets(topology) and any(
+        is_rested_slow(each.assumed_congestion) for each in topology.links
+    )
 
 
 class Wire:

@@ -255,11 +255,12 @@ class LinkModel(Strict):
         None
     )
     congestion: Annotated[
-        Congestion,
+        Congestion | None,
         Field(
-            description="What TCP follows at the sender: sysctl net.ipv4.tcp_congestion_control."
+            description="What TCP follows at the sender; else bbr where gateways may choose it, "
+            "or the host's."
         ),
-    ] = "cubic"
+    ] = None
     share: Annotated[Share, Field(description="Of the bandwidth that a run may use.")] = 1.0
     schedule: list[PeriodModel] = Field(default_factory=list)
     measured: MeasuredModel | None = None

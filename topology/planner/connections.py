@@ -86,6 +86,6 @@ def _path(link: Link) -> Path:
 
 def _congestion(link: Link) -> str:
     """Return which of the formulas stands for what the source's kernel follows."""
-    if link.congestion.startswith("bbr"):
+    if link.assumed_congestion.startswith("bbr"):
         return "bbr"
-    return link.congestion if link.congestion in CONGESTION_CONTROLS else "cubic"
+    return link.assumed_congestion if link.assumed_congestion in CONGESTION_CONTROLS else "cubic"

@@ -339,7 +339,7 @@ class Network:
                     hop[1],
                     link.bytes_per_s,
                     link.rtt_s,
-                    work.first_window_bytes if is_rested_slow(link.congestion) else None,
+                    work.first_window_bytes if is_rested_slow(link.assumed_congestion) else None,
                     work.granules_of_links.get(hop, 1.0),
                 )
                 for hop, link in self._links.items()

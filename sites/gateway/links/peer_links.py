@@ -1,9 +1,9 @@
 """The sending side: a `Link` to each gateway of another site, and `PeerLinks`, all of them.
 
 A link holds what is to be sent in an outbox (`send_queue.py`). Streams carry it over connections of
-their own (`streams.py`), as many as the link takes (`congestion/connections.py`). Beside them
-threads ask now and then whether the peer lives (`peer_watch.py`), have TCP use the pauses, and have
-it spread packets over time (`congestion/kernel.py`). The link starts these, and ends them together.
+their own (`streams.py`), as many as the link takes (`congestion/connections.py`), set up as the
+link wants them (`congestion/kernel.py`). Beside them threads ask now and then whether the peer
+lives (`peer_watch.py`), and have TCP use the pauses. The link starts these, and ends them together.
 
 A link is made when a plan first needs it. One that is lost when no plan needs it any more is only
 closed, and made again if another plan does.
@@ -25,8 +25,8 @@ from protos.failure import Failure
 from protos.frame import Frame
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
-from sites.gateway.links.congestion.kernel import holds_little, keep_paced, use_pauses
-from sites.gateway.links.congestion.rate import window_of
+from sites.gateway.links.congestion.kernel import set_up, use_pauses
+from sites.gateway.links.congestion.rate import window_bytes
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
@@ -35,7 +35,7 @@ from sites.gateway.links.transport import Peer, details
 _log = logging.getLogger(__name__)
 
 _JOIN_S = 2.0
-_WINDOWS_AHEAD = 2
+_BDP_AHEAD = 2
 _AHEAD_MIN_BYTES = 4 << 20
 
 
@@ -61,12 +61,13 @@ class Link:
         self._config = config
         self._on_failure = on_failure
         self._on_progress = on_progress
-        self._outbox = Outbox(window_of(config, link))
+        self._outbox = Outbox(window_bytes(config, link), link.rtt_s)
         self._watch = PeerWatch(config, peer, self._outbox)
         self._streams = Streams(
             self._outbox,
             self._watch,
             config=config,
+            set_up=functools.partial(set_up, peer, link),
             on_failure=self._stream_failed,
             on_progress=on_progress,
         )
@@ -81,9 +82,9 @@ class Link:
         """Bytes of frames that may be made before the link can take them.
 
         Chunks are admitted in order. So once so much waits for a link that has fallen behind, it
-        holds up the others. On narrow links the recovery of a lost packet is many windows long.
+        holds up the others. On narrow links the recovery of a lost packet takes many round trips.
         """
-        return max(_WINDOWS_AHEAD * self._outbox.window_bytes, _AHEAD_MIN_BYTES)
+        return max(int(_BDP_AHEAD * self.bytes_per_s * self.rtt_s), _AHEAD_MIN_BYTES)
 
     @property
     def unsent_bytes(self) -> int:
@@ -108,8 +109,6 @@ class Link:
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
         self._start(functools.partial(use_pauses, self.peer, self._outbox, self.rtt_s), "pauses")
-        if holds_little(self.bytes_per_s, self.rtt_s):
-            self._start(functools.partial(keep_paced, self.peer, self._outbox), "pacing")
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from protos import metrics
 from protos.frame import ChunkKey, Frame, pack
-from sites.gateway.links.congestion.rate import Departure, LimitedRate, Window
+from sites.gateway.links.congestion.rate import IdleRoundTrip, LimitedRate
 
 PAUSE_S = 0.2
 """What TCP waits at least (Linux) before it takes a connection for idle."""
@@ -43,7 +43,7 @@ class OnTheWay:
     item: Outgoing
     stream: int
     """Which stream took it."""
-    departure: Departure
+    left_s: float
 
 
 def outgoing(key: ChunkKey, data: bytes, raw_bytes: int) -> Outgoing:
@@ -99,8 +99,10 @@ def link_values(totals: Sequence[LinkTotals]) -> dict[str, float]:
 class SendQueue:
     """Frames in order, under a window of unacknowledged bytes."""
 
-    def __init__(self, window: Window) -> None:
-        self.window = window
+    def __init__(self, window_bytes: int, rtt_s: float) -> None:
+        """Hold back what goes beyond a window; the link is said to have a round trip of `rtt_s`."""
+        self.window_bytes = window_bytes
+        self.round_trip = IdleRoundTrip(rtt_s)
         self.unsent_bytes = 0
         self.unacknowledged_bytes = 0
         self._unsent: list[Outgoing] = []
@@ -110,8 +112,6 @@ class SendQueue:
         self._busy_since_s = 0.0
         self._idle_since_s: float | None = None
         """None before the first frame, and while any is on the way."""
-        self._is_held = False
-        """Whether the next frame has had to wait."""
 
     def push(self, item: Outgoing) -> None:
         """Take a frame; its key was never pushed before."""
@@ -119,54 +119,38 @@ class SendQueue:
         self.unsent_bytes += len(item.data)
 
     def take(self, stream: int, now_s: float) -> Outgoing | None:
-        """Return the next frame for a stream to send, or None while it must wait.
+        """Return the next frame for a stream to send; None while the window is full, or none waits.
 
         One frame may always be on its way, however small the window.
         """
-        size = len(self._unsent[0].data) if self._unsent else 0
-        is_alone = not self.unacknowledged
-        if self._must_wait(size, now_s):
-            self._is_held = bool(self._unsent)
-            return None
         if not self._unsent:
-            self.window.run_dry(self.unacknowledged_bytes)
+            return None
+        size = len(self._unsent[0].data)
+        is_alone = not self.unacknowledged
+        if not is_alone and self.unacknowledged_bytes + size > self.window_bytes:
             return None
         item = heapq.heappop(self._unsent)
-        departure = self.window.depart(size, now_s, is_alone=is_alone, was_held=self._is_held)
-        self._is_held = False
         if is_alone:
             self._begin_busy(now_s)
-            self._limited.begin(now_s, self.window.rtt_s)
-        self.unacknowledged[item.key] = OnTheWay(item, stream, departure)
+            self._limited.begin(now_s, self.round_trip.shortest_s)
+        self.unacknowledged[item.key] = OnTheWay(item, stream, now_s)
         self.unsent_bytes -= size
         self.unacknowledged_bytes += size
         return item
-
-    def note_idle(self, now_s: float) -> None:
-        """A stream has waited for a frame: the link has run dry, unless the window was full."""
-        if not self._unsent and not self._must_wait(0, now_s):
-            self.window.run_dry(self.unacknowledged_bytes)
-
-    def _must_wait(self, size_bytes: int, now_s: float) -> bool:
-        """Return whether a frame may not leave yet."""
-        on_the_way = self.unacknowledged_bytes
-        is_full = on_the_way > 0 and on_the_way + size_bytes > self.window.num_bytes
-        return is_full or self.window.delay_s(now_s) > 0
 
     def acknowledge(self, key: ChunkKey, now_s: float) -> None:
         """Count a frame as delivered. An unknown or repeated key changes nothing."""
         found = self.unacknowledged.pop(key, None)
         if found is None:
             return
-        size, left_s = len(found.item.data), found.departure.left_s
+        size = len(found.item.data)
         self.unacknowledged_bytes -= size
-        self.window.arrive(size, found.departure, now_s)
-        self._limited.arrive(size, left_s, now_s, self.window.rtt_s)
+        self._limited.arrive(size, found.left_s, now_s, self.round_trip.shortest_s)
         totals = self._totals
         totals.sent_bytes += size
         totals.raw_bytes += found.item.raw_bytes
         totals.sent_frames += 1
-        totals.rtt_s = min(totals.rtt_s, now_s - left_s)
+        totals.rtt_s = min(totals.rtt_s, now_s - found.left_s)
         if not self.unacknowledged:
             self._end_busy(now_s)
 
@@ -202,7 +186,7 @@ class SendQueue:
             busy_s=self._totals.busy_s + busy_s,
             limited_bytes=self._limited.limited_bytes,
             limited_s=self._limited.limited_s,
-            idle_rtt_s=self.window.idle_rtt_s,
+            idle_rtt_s=self.round_trip.median_s,
         )
 
     def _begin_busy(self, now_s: float) -> None:
@@ -222,7 +206,8 @@ class SendQueue:
 class Outbox:
     """The frames of one link. All methods may be called from any thread."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window_bytes: int, rtt_s: float) -> None:
+        """Hold back what goes beyond a window; the link is said to have a round trip of `rtt_s`."""
         self.closed = threading.Event()
         """This side has ended the link."""
         self.has_left = False
@@ -232,22 +217,12 @@ class Outbox:
         self._is_waited_for = False
         """Whether the latest stream that asked for a frame got none."""
         self._emptied = threading.Condition(self._lock)
-        self._queue = SendQueue(window)
+        self._queue = SendQueue(window_bytes, rtt_s)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be sent."""
         return self.closed.is_set() or self.has_left
-
-    @property
-    def window_bytes(self) -> int:
-        """Unacknowledged bytes that may be on the way."""
-        return self._queue.window.num_bytes
-
-    @property
-    def paced_bytes_per_s(self) -> float | None:
-        """How fast packets of one connection may leave; None: nothing holds them back."""
-        return self._queue.window.paced_bytes_per_s
 
     @property
     def unsent_bytes(self) -> int:
@@ -267,9 +242,7 @@ class Outbox:
             if self.has_left:
                 return 0
             is_waited_for = self._is_waited_for
-            if is_waited_for:
-                self._queue.note_idle(time.monotonic())
-            # Where frames wait already, they wait for the window or the pace, and not for a stream.
+            # Where frames wait already, they wait for the window, and not for a stream.
             is_first = not self._queue.unsent_bytes
             self._queue.push(outgoing(frame.key, data, raw_bytes))
         if is_waited_for and is_first:
@@ -283,8 +256,7 @@ class Outbox:
     def take(self, stream: int) -> Outgoing | None:
         """Return what a stream may send now; None: nothing may leave, or the link has ended.
 
-        Then the stream waits for `wake`, for the pace, or for an acknowledgement, which makes room
-        in the window.
+        Then the stream waits for `wake`, or for an acknowledgement, which makes room in the window.
         """
         with self._lock:
             if self.is_over:
@@ -292,10 +264,6 @@ class Outbox:
             item = self._queue.take(stream, time.monotonic())
             self._is_waited_for = item is None
             return item
-
-    def delay_s(self) -> float:
-        """Return for how long the pace lets nothing leave; none if not above 0."""
-        return self._queue.window.delay_s(time.monotonic())
 
     def acknowledge(self, key: ChunkKey) -> None:
         """A frame was taken over by the peer."""
@@ -325,12 +293,7 @@ class Outbox:
     def note_round_trip(self, rtt_s: float, *, is_idle: bool) -> None:
         """A greeting was answered; `is_idle`: nothing was on the way when it left."""
         with self._lock:
-            self._queue.window.note_round_trip(rtt_s, is_idle=is_idle and self._queue.is_empty)
-
-    def widen(self, num_streams: int) -> None:
-        """So many streams carry frames side by side."""
-        with self._lock:
-            self._queue.window.num_streams = num_streams
+            self._queue.round_trip.note(rtt_s, is_idle=is_idle and self._queue.is_empty)
 
     def leave(self) -> None:
         """The peer needs nothing more, or is lost: what is left is dropped."""

@@ -5,13 +5,14 @@ not acknowledged, and is opened again on a fresh connection. After an outage tha
 wait until the old connection sends again.
 
 Streams are tasks of the gateway's event loop (`wire_loop.py`). A stream with nothing to send is
-idle. Idle streams get frames in turn as the outbox lets them go: when one is pushed, when an
-acknowledgement makes room, or when the pace allows it, for which the link has one timer.
+idle. Idle streams get frames in turn as the outbox lets them go: when one is pushed, or when an
+acknowledgement makes room.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import random
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 _CHECK_S = 1.0
 """Idle streams look around this often, in case that nobody told them."""
 _END_S = 2.0
+_READY_S = 2.0
+"""A connection that takes longer carries frames all the same, once it is there."""
 
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -54,10 +57,13 @@ class Streams:
         watch: PeerWatch,
         *,
         config: GatewayConfig,
+        set_up: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         on_progress: Callable[[], None],
     ) -> None:
-        """`on_failure` gets what ended a stream for good, on the loop's thread.
+        """`set_up` is called on a thread whenever a connection has been made, and may block.
+
+        `on_failure` gets what ended a stream for good, on the loop's thread.
 
         `on_progress` is called when a frame has left the outbox. Neither may block.
         """
@@ -65,6 +71,7 @@ class Streams:
         self._outbox = outbox
         self._watch = watch
         self._config = config
+        self._set_up = set_up
         self._on_failure = on_failure
         self._on_progress = on_progress
         self._lock = threading.Lock()
@@ -86,7 +93,6 @@ class Streams:
             for index in range(self.num_streams, num_streams):
                 self._wire.call(functools.partial(self._open, index))
         self.num_streams = max(self.num_streams, num_streams)
-        self._outbox.widen(self.num_streams)
 
     def close(self) -> None:
         """End all streams; the outbox is closed, so they do not come back. Idempotent."""
@@ -120,6 +126,9 @@ class Streams:
         backoff_s = BACKOFF_FIRST_S
         while not self._outbox.is_over:
             async with self._watch.peer.aio_channel(self._config) as channel:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(channel.channel_ready(), _READY_S)
+                    await asyncio.to_thread(self._set_up)
                 if await self._push(channel, index):
                     backoff_s = BACKOFF_FIRST_S
             # Full jitter, so that streams which broke together do not come back together.
@@ -183,10 +192,7 @@ class Streams:
             self._timer.cancel()
             self._timer = None
         if self._idle and not self._outbox.is_over:
-            delay_s = self._outbox.delay_s()
-            loop = asyncio.get_running_loop()
-            delay_s = delay_s if 0 < delay_s < _CHECK_S else _CHECK_S
-            self._timer = loop.call_later(delay_s, self._feed)
+            self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._feed)
 
     def _acknowledge(self, answer: bytes) -> None:
         key, generation = unpack_ack(answer)

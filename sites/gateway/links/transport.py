@@ -29,7 +29,7 @@ from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
 from sites.gateway.config import GatewayConfig
-from sites.gateway.links.congestion.rate import widest_window_bytes
+from sites.gateway.links.congestion.rate import window_bytes
 
 Options = list[tuple[str, int]]
 
@@ -138,7 +138,7 @@ def server_options(config: GatewayConfig) -> Options:
     What peers send is bounded by their windows, so the HTTP/2 window is set beyond these. With the
     estimator it would have to grow first, which takes up to a second of each new connection.
     """
-    widest = max((widest_window_bytes(config, link) for link in config.links), default=0)
+    widest = max((window_bytes(config, link) for link in config.links), default=0)
     http2_bytes = min(max(2 * widest, _HTTP2_WINDOW_MIN_BYTES), _HTTP2_WINDOW_MAX_BYTES)
     return [
         *_common(config),

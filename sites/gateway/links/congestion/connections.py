@@ -22,9 +22,10 @@ import math
 
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion.kernel import (
+    LOCAL_RTT_S,
     Segments,
     addresses_now,
-    free_local,
+    is_bbr,
     segments_to,
     send_buffer_bytes,
     starts_slowly_after_idle,
@@ -51,9 +52,6 @@ _ENOUGH = 0.8
 _EVERY_S = 1.0
 _PAUSES_MIN = 5
 """Fewer pauses say nothing of how long they are."""
-_LOCAL_RTT_S = 0.001
-"""Connections that stay on one host lose BBR where the link is said to be shorter than this. A link
-that is said to be longer is an emulated one: its connections stay as they are."""
 _WORTH_S = 0.05
 """The log mentions what a pause costs from here on."""
 
@@ -72,11 +70,6 @@ def is_held_back(
     """Return whether random losses are why a link carries less than it could."""
     is_slow = rate_bytes_per_s < _ENOUGH * bytes_per_s
     return loss > 0 and not is_bbr(congestion_control) and is_slow
-
-
-def is_bbr(congestion_control: str) -> bool:
-    """Whether an algorithm, by Linux's name, goes by what it measures instead of by losses."""
-    return congestion_control.startswith("bbr")
 
 
 def channels_for(loss: float, bytes_per_s: float, rtt_s: float, most: int) -> int:
@@ -127,12 +120,12 @@ class ChannelGrowth:
     def run(self) -> None:
         """Follow the losses that the kernel counts, until the link is over."""
         before, totals = Segments(), self._outbox.totals()
+        if self._link.rtt_s < LOCAL_RTT_S:
+            return  # what is sent again there was not lost, but acknowledged late
         while not self._outbox.closed.wait(_EVERY_S) and not self._outbox.is_over:
             addresses = addresses_now(self._peer)
             if addresses is None:
                 continue
-            if self._link.rtt_s < _LOCAL_RTT_S and free_local(addresses):
-                continue  # what is sent again there was not lost, but acknowledged late
             now = segments_to(addresses)
             self._advise_idle(now.congestion_control)
             loss = loss_of(before, now)
@@ -160,8 +153,9 @@ class ChannelGrowth:
         self._has_advised_bbr = True
         _log.warning(
             "hint: %.2g %% of the packets to site %s are lost, and %s takes that for "
-            "congestion: with BBR (sysctl net.ipv4.tcp_congestion_control=bbr, at every "
-            "site) a connection would carry far more than %.3g MB/s",
+            "congestion: with BBR (modprobe tcp_bbr, and add bbr to sysctl "
+            "net.ipv4.tcp_allowed_congestion_control, at every site) a connection would carry far "
+            "more than %.3g MB/s",
             100 * loss,
             self._peer.site,
             congestion_control,

@@ -4,9 +4,8 @@ gRPC hands out neither its sockets nor what TCP counts. So the sockets are found
 open files, by where they lead. Each is asked through a duplicate that lives for one call: gRPC's
 own is neither closed nor kept. The kernel is
 
+- told what to follow on a connection, and to spread packets over time (`set_up`);
 - asked how many segments it sent, and sent again (`segments_to`);
-- told to use no BBR on connections that stay on this host (`free_local`);
-- told how fast packets may leave, where a link holds but a few frames (`keep_paced`);
 - told to have BBR begin anew in a link's pauses (`use_pauses`).
 """
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-import math
 import os
 import socket
 import struct
@@ -26,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from sites.gateway.config import PeerLink
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
 
@@ -37,7 +36,15 @@ _DATA_SEGS_OUT_AT: Final = 156
 _INFO_BYTES: Final = 160
 _NAME_BYTES: Final = 16
 _SO_MAX_PACING_RATE: Final = 47  # asm-generic/socket.h; Python has no name for it
-_UNPACED: Final = 2**64 - 1
+_PACED: Final = 10**12
+"""Bytes a second, far more than any link has: a limit of any size has TCP spread what its window
+permits over the round trip (Linux, sk_pacing_status), which BBR does by itself."""
+_UNSENT_BYTES: Final = 256 << 10
+"""What may lie in a connection's send buffer beyond its window. More would be in the way of frames
+that are to leave earlier."""
+_PREFERRED: Final = "bbr"
+LOCAL_RTT_S: Final = 0.001
+"""A link that is said to be shorter can be this host's own; a longer one is an emulated one."""
 _EVERYWHERE: Final = b"reno"
 """Every Linux has it, and lets everybody use it."""
 _OPEN_FILES = Path("/proc/self/fd")
@@ -51,15 +58,6 @@ _LONGER: Final = 2.0
 """BBR keeps twice a round trip on the way. It has to know where the round trip has become longer
 than that."""
 
-_PACING_LOOK_S = 0.05
-"""How often `keep_paced` looks: twice within the time that a search for the link's rate waits for
-more (`rate.py`, `_FLAT_S`), so that what is set here does not hold it back."""
-_PACING_AGAIN_S = 1.0
-"""The kernel is told again after so long: connections that broke are new ones."""
-_PACING_CHANGE = 0.02
-"""Share of the rate; less is no change."""
-_LITTLE_BYTES = 256 << 10
-"""What a link carries in a round trip where packets are paced."""
 _PAUSES_EVERY_S = 2.0
 """Several times in BBR's ten seconds, and in the five of its third version."""
 _PAUSES_LOOK_S = 0.1
@@ -112,13 +110,20 @@ def segments_to(addresses: Addresses) -> Segments:
     )
 
 
-def free_local(addresses: Addresses) -> bool:
-    """Take BBR from connections to `addresses` that stay on this host; return whether some do.
+def set_up(peer: Peer, link: PeerLink) -> None:
+    """Have the connections to a peer follow what its link asks for, or BBR where it may be chosen.
 
-    BBR spreads what is sent over time, by a timer. Between two processes of a host that spares no
-    queue, and a transfer takes up to twice as long.
+    Without BBR, packets are spread over time by the kernel all the same. A frame is written to its
+    connection at once, and TCP would send as much of it at once as its window permits. In routers
+    whose queues hold less than a round trip carries, such bursts are lost.
+
+    Connections that stay on this host are an emulated link's and left alone, unless the link is
+    said to be as short as they are. From those BBR is taken: it sends by a timer, which spares no
+    queue there, and a transfer takes up to twice as long.
     """
-    return any(_ask(addresses, _free))
+    addresses = addresses_now(peer)
+    if addresses is not None:
+        _ask(addresses, partial(_set_up, link=link))
 
 
 def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
@@ -129,16 +134,6 @@ def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
     BBR is left to find that out.
     """
     return sum(_ask(addresses, partial(_begin_bbr_anew, rtt_s=rtt_s, allowed=_allowed())))
-
-
-def pace(addresses: Addresses, bytes_per_s: float | None) -> int:
-    """Have packets leave no faster than this, connection by connection; None: as TCP would have it.
-
-    Connections that stay on this host are left alone: that would spare no queue there. Return how
-    many connections were told.
-    """
-    rate = _UNPACED if bytes_per_s is None else int(bytes_per_s)
-    return sum(_ask(addresses, partial(_pace, rate=rate)))
 
 
 def send_buffer_bytes() -> int | None:
@@ -156,39 +151,6 @@ def starts_slowly_after_idle() -> bool:
         return _SLOW_AFTER_IDLE.read_text().strip() != "0"
     except OSError:
         return False
-
-
-def holds_little(bytes_per_s: float, rtt_s: float) -> bool:
-    """Return whether a link holds but a few frames, so that its packets are to be paced."""
-    return bytes_per_s * rtt_s <= _LITTLE_BYTES
-
-
-def keep_paced(peer: Peer, outbox: Outbox) -> None:
-    """Have the kernel spread one link's packets over time, until the link is over.
-
-    A frame is written to its connection at once, and TCP sends as much of it at once as its window
-    permits: all of it, once the connection is warm. Where a router holds no more than what is on
-    the way, the queue of a narrow or short link overflows at each frame, and everybody waits for
-    what was lost. BBR does no better. It looks for the link's rate at nearly three times the rate
-    that it knows, for as long as senders have pauses (Linux, tcp_bbr.c: rounds that the application
-    limited do not end BBR_STARTUP); and frames that leave at a link's pace have pauses between
-    them.
-
-    Links that hold more gain little by pacing, and it costs wake-ups: docs/measurements/links.md.
-    """
-    paced, paced_s = math.nan, -math.inf
-    while not outbox.closed.wait(_PACING_LOOK_S) and not outbox.is_over:
-        if outbox.is_empty:
-            continue
-        rate, now_s = outbox.paced_bytes_per_s, time.monotonic()
-        wanted = math.inf if rate is None else rate
-        is_same = math.isclose(wanted, paced, rel_tol=_PACING_CHANGE)
-        if is_same and now_s < paced_s + _PACING_AGAIN_S:
-            continue
-        addresses = addresses_now(peer)
-        if addresses is not None:
-            pace(addresses, rate)
-            paced, paced_s = wanted, now_s
 
 
 def use_pauses(peer: Peer, outbox: Outbox, rtt_s: float) -> None:
@@ -217,6 +179,11 @@ def use_pauses(peer: Peer, outbox: Outbox, rtt_s: float) -> None:
             begin_bbr_anew(addresses, outbox.totals().idle_rtt_s or rtt_s)
 
 
+def is_bbr(congestion_control: str) -> bool:
+    """Whether an algorithm, by Linux's name, goes by what it measures instead of by losses."""
+    return congestion_control.startswith("bbr")
+
+
 def _congestion_control(connection: socket.socket) -> str:
     name = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
     return name.split(b"\0", 1)[0].decode("ascii", "replace")
@@ -241,20 +208,22 @@ def _segments(connection: socket.socket) -> Segments:
     )
 
 
-def _free(connection: socket.socket) -> bool:
-    """Take BBR from a connection if it stays on this host; return whether it does."""
-    if not _is_local(connection):
-        return False
-    if _congestion_control(connection).startswith("bbr"):
-        _choose(connection, _EVERYWHERE)
-    return True
-
-
-def _pace(connection: socket.socket, rate: int) -> bool:
+def _set_up(connection: socket.socket, link: PeerLink) -> None:
     if _is_local(connection):
-        return False
-    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", rate))
-    return True
+        if link.rtt_s < LOCAL_RTT_S and is_bbr(_congestion_control(connection)):
+            _choose(connection, _EVERYWHERE)
+        return
+    wanted = link.congestion or _PREFERRED
+    if _congestion_control(connection) != wanted:
+        try:
+            _choose(connection, wanted.encode())
+        except OSError as error:  # not loaded, or not allowed to this process
+            level = logging.WARNING if link.congestion else logging.DEBUG
+            _log.log(level, "TCP to site %s cannot follow %s: %s", link.site, wanted, error)
+    if not is_bbr(_congestion_control(connection)):
+        rate = struct.pack("=Q", _PACED)
+        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 def _is_local(connection: socket.socket) -> bool:
