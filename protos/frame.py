@@ -35,6 +35,11 @@ class Kind(IntEnum):
     """Up a tree: the sum of the sender's subtree, not yet divided."""
     RESULT = 2
     """Down a tree: the finished chunk, divided by the weight of all contributors."""
+    PADDING = 3
+    """Part of no chunk: it brings a connection up to its speed, and is acknowledged and dropped."""
+
+
+_KINDS = frozenset(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def unpack(data: bytes) -> Frame:
         raise RemoteProtocolError("not a frame of this version")
     if payload_bytes != len(payload):
         raise RemoteProtocolError(f"{len(payload)} payload bytes where {payload_bytes} are named")
-    if kind not in (Kind.CONTRIBUTION, Kind.RESULT) or flags:
+    if kind not in _KINDS or flags:
         raise RemoteProtocolError(f"unknown kind {kind} or flags {flags}")
     key = ChunkKey(round_, bucket, chunk, site, Kind(kind))
     return Frame(key, generation, codec, tree, layout, numel, weight, payload)
@@ -133,7 +138,7 @@ def unpack_ack(data: bytes) -> tuple[ChunkKey, int]:
     if len(data) != ACK_BYTES:
         raise RemoteProtocolError(f"an acknowledgement of {len(data)} bytes")
     round_, bucket, chunk, site, kind, generation = _ACK.unpack(data)
-    if kind not in (Kind.CONTRIBUTION, Kind.RESULT):
+    if kind not in _KINDS:
         raise RemoteProtocolError(f"an acknowledgement of kind {kind}")
     return ChunkKey(round_, bucket, chunk, site, Kind(kind)), generation
 

@@ -5,7 +5,9 @@ from importlib import metadata
 CONTROL_PROTOCOL_MIN = 2
 CONTROL_PROTOCOL_MAX = 2
 EXCHANGE_PROTOCOL_MIN = 2
-EXCHANGE_PROTOCOL_MAX = 2
+EXCHANGE_PROTOCOL_MAX = 3
+PADDING_PROTOCOL = 3
+"""The first exchange protocol whose gateways know padding (protos/frame.py)."""
 
 
 def build() -> str:

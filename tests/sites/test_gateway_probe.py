@@ -125,7 +125,7 @@ def caller(
 ) -> Iterator[tuple[grpc.Channel, tuple[tuple[str, str], ...]]]:
     """Speak to the second site's gateway as the first one's."""
     with grpc.insecure_channel(f"127.0.0.1:{member.port}") as channel:
-        session = say_hello(channel, probe_config(folder, 2, 0, **changes), DEADLINE_S)
+        session = say_hello(channel, probe_config(folder, 2, 0, **changes), DEADLINE_S).session
         yield channel, ((SESSION_KEY, session),)
 
 
@@ -210,7 +210,9 @@ def test_a_gateway_that_trains_serves_no_probe(tmp_path: Path) -> None:
     try:
         port = ports.get(timeout=DEADLINE_S)["port"]
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            session = say_hello(channel, probe_config(tmp_path, 2, 0, probe=None), DEADLINE_S)
+            session = say_hello(
+                channel, probe_config(tmp_path, 2, 0, probe=None), DEADLINE_S
+            ).session
             metadata = ((SESSION_KEY, session),)
             assert pour(channel, metadata, [b"x"]) is grpc.StatusCode.UNIMPLEMENTED
     finally:

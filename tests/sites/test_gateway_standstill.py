@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from protos.errors import PeerLostError
+from protos.exchange.v1.exchange_pb2 import HelloResponse
+from protos.versions import EXCHANGE_PROTOCOL_MAX
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links import peer_watch
 from sites.gateway.links.congestion.rate import window_bytes
@@ -83,7 +85,7 @@ class World:
         self._pass(wait_s)
         return self.now_s >= self.ends_s
 
-    def _hello(self, _: grpc.Channel, config: GatewayConfig, timeout_s: float) -> str:
+    def _hello(self, _: grpc.Channel, config: GatewayConfig, timeout_s: float) -> HelloResponse:
         began_s = self.now_s
         answered_s = began_s + RTT_S
         if self.deaf_s[0] <= answered_s:  # its kernel takes it, and has it answered later
@@ -93,7 +95,7 @@ class World:
             raise Unanswered
         self.answered_s.append(self.now_s)
         self.on_answer()
-        return "session"
+        return HelloResponse(session="session", protocol=EXCHANGE_PROTOCOL_MAX)
 
 
 @pytest.fixture

@@ -66,3 +66,27 @@ def test_frames_leave_in_order_and_one_larger_than_the_window_alone() -> None:
     queue.clear(4.0)
     assert queue.is_empty
     assert queue.totals(9.0).busy_s == 2.5, "what is reported never shrinks"
+
+
+def test_padding_leaves_only_while_nothing_else_does_and_counts_for_nothing() -> None:
+    queue = SendQueue(100, 0.1)
+    queue.warm_up(outgoing(ChunkKey(0, 0, n, 0, Kind.PADDING), bytes(40), 0) for n in range(9))
+    padding = [queue.take(0, 1.0) for _ in range(3)]
+    assert all(each is not None and each.key.kind is Kind.PADDING for each in padding)
+    assert queue.take(0, 1.0) is None, "the window is full"
+    assert not queue.is_empty
+    queue.push(outgoing(key(0), bytes(30), 600))
+    assert queue.take(1, 1.0) is None, "what is on the way is on the way"
+    for each in padding[:2]:
+        assert each is not None
+        queue.acknowledge(each.key, 2.0)
+    item = queue.take(1, 2.0)
+    assert item is not None
+    assert item.key == key(0)
+    assert queue.take(1, 2.0) is None, "frames have come, so no more padding is needed"
+    assert queue.requeue(0, 3.0) == 0, "padding that is lost stays lost"
+    assert queue.unacknowledged_bytes == 30
+    queue.acknowledge(key(0), 4.0)
+    assert queue.is_empty
+    totals = queue.totals(9.0)
+    assert (totals.sent_bytes, totals.sent_frames, totals.busy_s) == (30, 1, 2.0)

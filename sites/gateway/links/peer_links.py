@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import grpc
 
@@ -22,13 +22,14 @@ from protos.errors import IsthmusError, LocalProtocolError, PeerLostError, failu
 from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.failure import Failure
-from protos.frame import Frame
+from protos.frame import ChunkKey, Frame, Kind, pack
+from protos.versions import PADDING_PROTOCOL
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
 from sites.gateway.links.congestion.kernel import set_up, use_pauses
 from sites.gateway.links.congestion.rate import window_bytes
 from sites.gateway.links.peer_watch import PeerWatch
-from sites.gateway.links.send_queue import LinkTotals, Outbox
+from sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer, details
 
@@ -37,6 +38,12 @@ _log = logging.getLogger(__name__)
 _JOIN_S = 2.0
 _BDP_AHEAD = 2
 _AHEAD_MIN_BYTES = 4 << 20
+_COLD_MIN_BYTES = 256 << 10
+"""A link that holds less is soon warm."""
+_PADDING_BYTES = 256 << 10
+_PADDING_BDP = 4
+"""Products of rate and round trip until TCP has found a link's rate: it doubles what is on the way
+in each round trip, up to twice what the link holds."""
 
 
 class Link:
@@ -105,10 +112,24 @@ class Link:
             PeerLostError: no answer in time, as `PeerWatch.greet` counts it.
         """
         self._watch.greet(within_s)
+        if self._watch.protocol >= PADDING_PROTOCOL:
+            self._outbox.warm_up(self._padding())
         self._growth.begin()
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
         self._start(functools.partial(use_pauses, self.peer, self._outbox, self.rtt_s), "pauses")
+
+    def _padding(self) -> Iterator[Outgoing]:
+        """Yield what brings connections up to the link's speed, while ranks are not ready yet."""
+        held_bytes = int(self.bytes_per_s * self.rtt_s)
+        if held_bytes < _COLD_MIN_BYTES:
+            return
+        config = self._config
+        payload = bytes(min(config.chunk_bytes, _PADDING_BYTES))
+        for index in range(_PADDING_BDP * held_bytes // len(payload)):
+            key = ChunkKey(0, 0, index, config.site_index, Kind.PADDING)
+            frame = Frame(key, config.generation, 0, 0, 0, 0, 0.0, payload)
+            yield outgoing(key, pack(frame), 0)
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.

@@ -31,7 +31,7 @@ from protos.exchange.v1.exchange_pb2 import (
 )
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
 from protos.failure import Failure
-from protos.frame import Frame, pack_ack, unpack
+from protos.frame import Frame, Kind, pack_ack, unpack
 from protos.versions import (
     EXCHANGE_PROTOCOL_MAX,
     EXCHANGE_PROTOCOL_MIN,
@@ -182,7 +182,8 @@ class ExchangeServer(ExchangeServicer):
             except IsthmusError as error:
                 await self._refuse(sender, error, context)
             try:
-                self._receiver.receive(sender, frame)
+                if frame.key.kind is not Kind.PADDING:
+                    self._receiver.receive(sender, frame)
             except IsthmusError as error:
                 await self._refuse(sender, error, context)
             except Exception as error:  # a task's root: else the peer would send it for ever

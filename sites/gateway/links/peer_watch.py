@@ -42,6 +42,8 @@ class PeerWatch:
         self.peer = peer
         self.session = ""
         """What the peer calls this side; empty until it has answered."""
+        self.protocol = 0
+        """The exchange protocol to speak with it; 0 until it has answered."""
         self._config = config
         self._outbox = outbox
         self._heard = Silence(time.monotonic())
@@ -114,7 +116,8 @@ class PeerWatch:
         is_idle = self._outbox.is_empty
         begun_s = time.monotonic()
         try:
-            self.session = say_hello(channel, self._config, timeout_s)
+            answer = say_hello(channel, self._config, timeout_s)
+            self.session, self.protocol = answer.session, answer.protocol
         finally:
             stood_still = self._look(timeout_s)
         self.heard()

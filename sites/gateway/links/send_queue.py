@@ -12,7 +12,7 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protos import metrics
@@ -107,6 +107,9 @@ class SendQueue:
         self.unacknowledged_bytes = 0
         self._unsent: list[Outgoing] = []
         self.unacknowledged: dict[ChunkKey, OnTheWay] = {}
+        self._padding: Iterator[Outgoing] = iter(())
+        self._unacknowledged_padding: dict[ChunkKey, OnTheWay] = {}
+        """It is in no sums: nobody asked for it."""
         self._totals = LinkTotals()
         self._limited = LimitedRate()
         self._busy_since_s = 0.0
@@ -114,7 +117,8 @@ class SendQueue:
         """None before the first frame, and while any is on the way."""
 
     def push(self, item: Outgoing) -> None:
-        """Take a frame; its key was never pushed before."""
+        """Take a frame; its key was never pushed before. From then on there is no more padding."""
+        self._padding = iter(())
         heapq.heappush(self._unsent, item)
         self.unsent_bytes += len(item.data)
 
@@ -124,10 +128,10 @@ class SendQueue:
         One frame may always be on its way, however small the window.
         """
         if not self._unsent:
-            return None
+            return self._take_padding(stream, now_s)
         size = len(self._unsent[0].data)
         is_alone = not self.unacknowledged
-        if not is_alone and self.unacknowledged_bytes + size > self.window_bytes:
+        if self.unacknowledged_bytes and self.unacknowledged_bytes + size > self.window_bytes:
             return None
         item = heapq.heappop(self._unsent)
         if is_alone:
@@ -138,8 +142,24 @@ class SendQueue:
         self.unacknowledged_bytes += size
         return item
 
+    def warm_up(self, padding: Iterator[Outgoing]) -> None:
+        """Send padding for as long as nothing is pushed."""
+        self._padding = padding
+
+    def _take_padding(self, stream: int, now_s: float) -> Outgoing | None:
+        if self.unacknowledged_bytes >= self.window_bytes:
+            return None
+        item = next(self._padding, None)
+        if item is not None:
+            self._unacknowledged_padding[item.key] = OnTheWay(item, stream, now_s)
+            self.unacknowledged_bytes += len(item.data)
+        return item
+
     def acknowledge(self, key: ChunkKey, now_s: float) -> None:
         """Count a frame as delivered. An unknown or repeated key changes nothing."""
+        padding = self._unacknowledged_padding.pop(key, None)
+        if padding is not None:
+            self.unacknowledged_bytes -= len(padding.item.data)
         found = self.unacknowledged.pop(key, None)
         if found is None:
             return
@@ -156,6 +176,9 @@ class SendQueue:
 
     def requeue(self, stream: int, now_s: float) -> int:
         """A stream broke: what it has not had acknowledged is sent again. Return how many."""
+        for each in list(self._unacknowledged_padding.values()):
+            if each.stream == stream:
+                self.acknowledge(each.item.key, now_s)
         lost = [each.item for each in self.unacknowledged.values() if each.stream == stream]
         for item in lost:
             del self.unacknowledged[item.key]
@@ -171,12 +194,14 @@ class SendQueue:
             self._end_busy(now_s)
         self._unsent.clear()
         self.unacknowledged.clear()
+        self._padding = iter(())
+        self._unacknowledged_padding.clear()
         self.unsent_bytes = self.unacknowledged_bytes = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything pushed has been acknowledged."""
-        return not self._unsent and not self.unacknowledged
+        """Whether everything pushed has been acknowledged, and no padding is on the way."""
+        return not self._unsent and not self.unacknowledged_bytes
 
     def totals(self, now_s: float) -> LinkTotals:
         """Return a copy of the sums, up to now."""
@@ -249,6 +274,12 @@ class Outbox:
             self._wake()
         return len(data)
 
+    def warm_up(self, padding: Iterator[Outgoing]) -> None:
+        """Send padding for as long as nothing is pushed; streams are told by the caller."""
+        with self._lock:
+            if not self.has_left:
+                self._queue.warm_up(padding)
+
     def listen(self, wake: Callable[[], None]) -> None:
         """Set what is called, from any thread, when there may be a frame for streams that wait."""
         self._wake = wake
@@ -283,6 +314,7 @@ class Outbox:
     def wait_empty(self, deadline_s: float) -> bool:
         """Wait until everything is acknowledged; return whether it was by then (monotonic)."""
         with self._lock:
+            self._queue.warm_up(iter(()))
             while not self._queue.is_empty and not self.closed.is_set():
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0:

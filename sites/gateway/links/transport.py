@@ -24,7 +24,7 @@ from protos.errors import (
     RemoteProtocolError,
     StaleGenerationError,
 )
-from protos.exchange.v1.exchange_pb2 import HelloRequest
+from protos.exchange.v1.exchange_pb2 import HelloRequest, HelloResponse
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.limits import EXCHANGE_CHANNEL_BYTES
 from protos.versions import EXCHANGE_PROTOCOL_MAX, EXCHANGE_PROTOCOL_MIN, build
@@ -84,8 +84,8 @@ class Peer:
         return f"{self.host}:{self.port}"
 
 
-def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) -> str:
-    """Send Hello, and return the session that the peer names.
+def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) -> HelloResponse:
+    """Send Hello, and return the answer: the session, and the protocol to speak.
 
     Raises:
         grpc.RpcError: the peer refused, or did not answer.
@@ -100,7 +100,7 @@ def say_hello(channel: grpc.Channel, config: GatewayConfig, timeout_s: float) ->
         site=config.site,
         gateway=config.gateway,
     )
-    return ExchangeStub(channel).Hello(request, timeout=timeout_s).session
+    return ExchangeStub(channel).Hello(request, timeout=timeout_s)
 
 
 def refusal_of(error: grpc.RpcError, peer: Peer) -> IsthmusError | None:

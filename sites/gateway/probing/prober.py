@@ -155,7 +155,7 @@ class Prober:
         while True:
             try:
                 with self.peer.channel(self._config) as channel:
-                    session = say_hello(channel, self._config, self._config.peer_lost_s / 3)
+                    session = say_hello(channel, self._config, self._config.peer_lost_s / 3).session
             except grpc.RpcError as error:
                 refusal = refusal_of(error, self.peer)
                 if refusal is not None:
