@@ -42,6 +42,8 @@ class Failure:
     """Where; empty: at the site of whoever reports it, or at no site in particular."""
     node: int = -1
     """Inside the site; -1: at none in particular."""
+    gateway: int = -1
+    """Inside the site; -1: none."""
     rank: int = -1
     """Inside the site; -1: at none in particular."""
     exit_code: int = 0
@@ -60,6 +62,8 @@ class Failure:
             parts.append(f"rank {self.rank}")
         elif self.node >= 0:
             parts.append(f"node {self.node}")
+            if self.gateway >= 0:
+                parts.append(f"gateway {self.gateway}")
         return ", ".join(parts)
 
     @property
@@ -82,6 +86,7 @@ class Failure:
             message=self.message,
             site=self.site,
             node=self.node,
+            gateway=None if self.gateway < 0 else self.gateway,
             rank=self.rank,
             exit_code=self.exit_code,
             log_path=self.log_path,
@@ -98,6 +103,7 @@ class Failure:
             at_s=now_s - max(0.0, message.age_s),
             site=message.site,
             node=message.node,
+            gateway=message.gateway if message.HasField("gateway") else -1,
             rank=message.rank,
             exit_code=message.exit_code,
             log_path=message.log_path,

@@ -6,6 +6,8 @@ Made from YAML by topology.documents.load; frozen. Rates are bytes per second, t
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from topology.json_fields import REQUIRED
+
 EMULATORS = ("auto", "relay", "netns")
 """The kinds of WAN emulation. `relay`: connections pass through user space, on any system. `netns`:
 a network namespace a site, and packets of the kernel's own TCP between them. `auto`: netns where it
@@ -62,11 +64,23 @@ class Site:
     nic_bytes_per_s: float | None = None
     """Bytes per second that each node can send towards the WAN; None: as much as its links
     carry."""
+    gateways_per_node: int = field(default=1, metadata=REQUIRED)
+    """Gateways that divide the ranks of a node among them: a divisor of accelerators_per_node."""
 
     @property
     def num_ranks(self) -> int:
         """The number of ranks inside the site: one for each accelerator."""
         return self.nodes * self.accelerators_per_node
+
+    @property
+    def num_gateways(self) -> int:
+        """The number of gateways of the site, all nodes together."""
+        return self.nodes * self.gateways_per_node
+
+    @property
+    def ranks_per_gateway(self) -> int:
+        """The number of ranks that each gateway serves."""
+        return self.accelerators_per_node // self.gateways_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

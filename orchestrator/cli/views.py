@@ -58,6 +58,7 @@ def failure_view(failure: control_pb2.Failure) -> dict[str, Any]:
         "message": failure.message,
         "site": failure.site or None,
         "node": failure.node if failure.node >= 0 else None,
+        "gateway": failure.gateway if failure.HasField("gateway") else None,
         "rank": failure.rank if failure.rank >= 0 else None,
         "exit_code": failure.exit_code,
         "log_path": failure.log_path or None,

@@ -123,7 +123,7 @@ class LinkWatch:
         self._settings = settings
         self._believed_s = BELIEVED * settings.lasting_s
         self._gateways = {
-            site.name: frozenset(map(str, range(site.nodes))) for site in topology.sites
+            site.name: frozenset(map(str, range(site.num_gateways))) for site in topology.sites
         }
         self._watched: dict[tuple[Pair, str], _Watched] = {}
         for link in topology.links:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,13 +49,26 @@ class SiteOrder:
         """Return the folder of one node's logs."""
         return self.folder / f"node{node}"
 
-    def environment(self, socket_path: Path) -> dict[str, str]:
-        """Return what a rank finds in its environment: docs/protocols.md."""
+    def node_gateways(self, node: int) -> range:
+        """Return the gateways of one node, by their numbers at the site."""
+        count = self.site.gateways_per_node
+        return range(node * count, (node + 1) * count)
+
+    def gateway_log(self, gateway: int) -> Path:
+        """Return the file that one gateway logs to."""
+        node = gateway // self.site.gateways_per_node
+        return self.node_folder(node) / f"gateway{gateway}.log"
+
+    def environment(self, sockets: Iterable[Path]) -> dict[str, str]:
+        """Return what a node's ranks find in their environment: docs/protocols.md.
+
+        `sockets` are those of the node's gateways.
+        """
         return {
             "ISTHMUS_RUN": self.run_id,
             "ISTHMUS_GENERATION": str(self.generation),
             "ISTHMUS_SITE": self.site.name,
-            "ISTHMUS_GATEWAY": str(socket_path),
+            "ISTHMUS_GATEWAY": os.pathsep.join(map(str, sockets)),
             "ISTHMUS_SPEC": str(self.folder / SPEC_FILE),
             "ISTHMUS_RUN_FOLDER": str(self.folder),
         }
@@ -79,7 +94,7 @@ def read_order(prepare: Prepare, site: str, state: Path) -> SiteOrder:
     except KeyError:
         raise SiteError("INVALID_CONFIG", f"the topology has no site {site!r}") from None
     if spec.job.probe is not None:
-        place = replace(place, nodes=1)  # one gateway measures for all
+        place = replace(place, nodes=1, gateways_per_node=1)  # one gateway measures for all
     return SiteOrder(
         run_id=prepare.run_id,
         generation=prepare.generation,

@@ -155,7 +155,7 @@ class SiteRun:
             )
             self._processes = processes
             self._switch = PlanSwitch(
-                order.site.nodes,
+                order.site.num_gateways,
                 processes.tell_gateways,
                 self._put_switch,
             )
@@ -231,6 +231,7 @@ class SiteRun:
                 at_s=time.monotonic(),
                 site=self._place.site,
                 node=error.node,
+                gateway=error.gateway,
                 log_path=error.log_path,
             )
         )

@@ -17,10 +17,13 @@ _EXITS = frozenset({"RANK_EXITED", "RANK_KILLED", "GATEWAY_EXITED"})
 class SiteError(Exception):
     """A step of a run cannot be done; `code` is a key of protos/catalogue.py."""
 
-    def __init__(self, code: str, message: str, *, node: int = -1, log_path: str = "") -> None:
+    def __init__(
+        self, code: str, message: str, *, node: int = -1, gateway: int = -1, log_path: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.node = node
+        self.gateway = gateway
         self.log_path = log_path
 
 

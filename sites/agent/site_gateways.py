@@ -87,8 +87,8 @@ def gateway_config(
         site=site,
         gateway=gateway,
         sites=spec.site_names,
-        gateways_per_site=tuple(each.nodes for each in sites),
-        ranks_per_gateway=tuple(each.accelerators_per_node for each in sites),
+        gateways_per_site=tuple(each.num_gateways for each in sites),
+        ranks_per_gateway=tuple(each.ranks_per_gateway for each in sites),
         plan=spec.reduction.plan,
         codecs=spec.reduction.codecs,
         error_feedback=exchange.error_feedback,
@@ -164,9 +164,14 @@ class Gateway:
     def __init__(
         self,
         config: GatewayConfig,
+        node: int,
         process: asyncio.subprocess.Process,
         log_path: Path,
     ) -> None:
+        self.index = config.gateway
+        """Its number at the site."""
+        self.node = node
+        self.log_path = log_path
         self.process = process
         self.endpoint: GatewayEndpoint | None = None
         self.listening = asyncio.Event()
@@ -175,24 +180,23 @@ class Gateway:
         self.probed = asyncio.Event()
         self.closing = False
         self._site = config.site
-        self._index = config.gateway
-        self._log_path = log_path
         self._failed = False
 
     @classmethod
     async def start(
         cls,
         config: GatewayConfig,
+        node: int,
         log_path: Path,
         namespaces: tuple[str, str] | None = None,
     ) -> Gateway:
-        """Start a gateway, in namespaces if so asked, and tell it what it needs to know."""
+        """Start a gateway of a node, in namespaces if so asked, and tell it its configuration."""
         env = {**os.environ, "GLIBC_TUNABLES": MALLOC, "PYTHONUNBUFFERED": "1"}
         with log_path.open("ab") as log_file:
             process = await start_leashed(
                 MODULE, [], env=env, log=log_file, talks=True, namespaces=namespaces
             )
-        gateway = cls(config, process, log_path)
+        gateway = cls(config, node, process, log_path)
         gateway.tell({"op": "configure", **to_json(config)})
         return gateway
 
@@ -235,7 +239,7 @@ class Gateway:
                 self._handle(json.loads(line), listeners)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 text = line[:200].decode(errors="replace").strip()
-                log.warning("gateway %d said %r: %r", self._index, text, error)
+                log.warning("gateway %d said %r: %r", self.index, text, error)
                 on_failed(self._found("INTERNAL", f"its gateway said {text!r}"))
         try:
             async with asyncio.timeout(None if self.closing else _EXIT_S):
@@ -256,7 +260,7 @@ class Gateway:
                 listeners.on_plan(message)
             case "listening":
                 self.endpoint = GatewayEndpoint(
-                    site=self._site, gateway=self._index, host=message["host"], port=message["port"]
+                    site=self._site, gateway=self.index, host=message["host"], port=message["port"]
                 )
                 self.listening.set()
             case "connected":
@@ -277,15 +281,16 @@ class Gateway:
             failure,
             at_s=time.monotonic(),
             site=failure.site or self._site,
-            node=self._index,
-            log_path=str(self._log_path),
+            node=self.node,
+            gateway=self.index,
+            log_path=str(self.log_path),
         )
 
     def _found(self, code: str, message: str) -> Failure:
         return self._reported(Failure(code=code, message=message))
 
     def _ended(self, exit_code: int) -> Failure:
-        message = f"gateway {self._index} of site {self._site} {describe_end(exit_code)}"
+        message = f"gateway {self.index} of site {self._site} {describe_end(exit_code)}"
         return self._reported(Failure(code="GATEWAY_EXITED", message=message, exit_code=exit_code))
 
 

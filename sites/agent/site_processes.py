@@ -1,4 +1,4 @@
-"""Every process of a run at this site: each node has a gateway and a torchrun."""
+"""Every process of a run at this site: each node has its gateways and a torchrun."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class SiteProcesses:
         return [each.process for each in started]
 
     async def start_gateways(self) -> list[GatewayEndpoint]:
-        """Start a gateway a node and return where they listen, for others to dial.
+        """Start the gateways of all nodes and return where they listen, for others to dial.
 
         Raises:
             SiteError: one does not listen in time.
         """
         order = self._order
-        for node in range(order.site.nodes):
+        for index in range(order.site.num_gateways):
             try:
                 config = gateway_config(
                     order.spec,
@@ -79,16 +79,16 @@ class SiteProcesses:
                     generation=order.generation,
                     config_hash=order.spec_hash,
                     site=order.site.name,
-                    gateway=node,
+                    gateway=index,
                     bind_host=self._bind_host or order.site.address,
-                    socket_path=str(self._socket_path(node)),
+                    socket_path=str(self._socket_path(index)),
                 )
             except ConfigError as error:
                 raise SiteError("INVALID_CONFIG", str(error.problems[0].message)) from error
-            log_path = order.node_folder(node) / "gateway.log"
-            gateway = await Gateway.start(config, log_path, self._namespaces)
+            node, log_path = index // order.site.gateways_per_node, order.gateway_log(index)
+            gateway = await Gateway.start(config, node, log_path, self._namespaces)
             self._gateways.append(gateway)
-            self._tasks.create_task(gateway.read(self._listeners), name=f"gateway{node}")
+            self._tasks.create_task(gateway.read(self._listeners), name=f"gateway{index}")
         await self._wait_for_gateways("listen", [each.listening for each in self._gateways])
         return [self._announced(gateway) for gateway in self._gateways]
 
@@ -113,9 +113,8 @@ class SiteProcesses:
         """Start torchrun on each node and return when all of them have ended, well or not."""
         port = self._held.enter_context(reserved_port("127.0.0.1"))
         for node in range(self._order.site.nodes):
-            torchrun = await Torchrun.start(
-                self._order, node, f"127.0.0.1:{port}", self._socket_path(node)
-            )
+            sockets = [self._socket_path(index) for index in self._order.node_gateways(node)]
+            torchrun = await Torchrun.start(self._order, node, f"127.0.0.1:{port}", sockets)
             self._torchruns.append(torchrun)
         watches = [
             self._tasks.create_task(torchrun.watch(self._listeners.on_failed), name="torchrun")
@@ -149,10 +148,9 @@ class SiteProcesses:
             gateway.close()
         deadline_s = time.monotonic() + self._order.spec.timeouts.peer_lost_s
         if not await wait_ended([each.process for each in self._gateways], deadline_s):
-            raise SiteError(
-                "GATEWAY_EXITED",
-                "a gateway did not leave after the ranks had ended",
-                log_path=str(self._order.node_folder(0) / "gateway.log"),
+            late = next(each for each in self._gateways if each.process.returncode is None)
+            raise self._of_gateway(
+                "GATEWAY_EXITED", late, "did not leave after the ranks had ended"
             )
 
     async def end(self, grace_s: float) -> bool:
@@ -171,8 +169,8 @@ class SiteProcesses:
         await wait_ended(gateways, min(deadline_s, time.monotonic() + LEAVE_S))
         all_gone = await kill_descendants(self.children)
         self._held.close()
-        for node in range(self._order.site.nodes):
-            self._socket_path(node).unlink(missing_ok=True)
+        for index in range(self._order.site.num_gateways):
+            self._socket_path(index).unlink(missing_ok=True)
         return all_gone
 
     def log_files(self) -> Iterator[tuple[str, Path]]:
@@ -183,10 +181,11 @@ class SiteProcesses:
             first_rank = node * order.site.accelerators_per_node
             yield from rank_files(folder, order.name, first_rank)
             yield f"torchrun{node}", folder / TORCHRUN_LOG
-            yield f"gateway{node}", folder / "gateway.log"
+            for index in order.node_gateways(node):
+                yield f"gateway{index}", order.gateway_log(index)
 
-    def _socket_path(self, node: int) -> Path:
-        return self._sockets / f"node{node}.sock"
+    def _socket_path(self, gateway: int) -> Path:
+        return self._sockets / f"gateway{gateway}.sock"
 
     def _announced(self, gateway: Gateway) -> GatewayEndpoint:
         """Return where others reach a gateway.
@@ -207,14 +206,19 @@ class SiteProcesses:
                 for event in events:
                     await event.wait()
         except TimeoutError:
-            node = next(node for node, event in enumerate(events) if not event.is_set())
-            raise SiteError(
-                "START_TIMED_OUT",
-                f"gateway {node} of site {self._order.site.name} did not {what} within "
-                f"{within_s:g} s",
-                node=node,
-                log_path=str(self._order.node_folder(node) / "gateway.log"),
-            ) from None
+            pairs = zip(self._gateways, events, strict=True)
+            late = next(gateway for gateway, event in pairs if not event.is_set())
+            said = f"did not {what} within {within_s:g} s"
+            raise self._of_gateway("START_TIMED_OUT", late, said) from None
+
+    def _of_gateway(self, code: str, gateway: Gateway, said: str) -> SiteError:
+        return SiteError(
+            code,
+            f"gateway {gateway.index} of site {self._order.site.name} {said}",
+            node=gateway.node,
+            gateway=gateway.index,
+            log_path=str(gateway.log_path),
+        )
 
 
 @contextmanager
@@ -241,8 +245,17 @@ class Torchrun:
         self._told: set[int] = set()
 
     @classmethod
-    async def start(cls, order: SiteOrder, node: int, endpoint: str, socket_path: Path) -> Torchrun:
-        """Start the ranks of one node. `endpoint` is host:port of the rendezvous, on node 0."""
+    async def start(
+        cls, order: SiteOrder, node: int, endpoint: str, sockets: Sequence[Path]
+    ) -> Torchrun:
+        """Start the ranks of one node.
+
+        Args:
+            order: The run.
+            node: Which node.
+            endpoint: host:port of the rendezvous, on node 0.
+            sockets: Those of the node's gateways.
+        """
         site, timeouts, folder = order.site, order.spec.timeouts, order.node_folder(node)
         (folder / "failures.json").unlink(missing_ok=True)
         arguments = [
@@ -258,7 +271,7 @@ class Torchrun:
             process = await start_leashed(
                 "sites.launcher.node",
                 arguments,
-                env={**defaults, **os.environ, **order.environment(socket_path)},
+                env={**defaults, **os.environ, **order.environment(sockets)},
                 log=log_file,
                 talks=False,
             )

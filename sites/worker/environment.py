@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ class Environment:
             run=environ["ISTHMUS_RUN"],
             generation=_number("ISTHMUS_GENERATION", environ["ISTHMUS_GENERATION"]),
             site=site,
-            gateway=Path(environ["ISTHMUS_GATEWAY"]),
+            gateway=_gateway(environ),
             spec=RunSpec.from_bytes(written, f"site {site}"),
             run_folder=Path(environ["ISTHMUS_RUN_FOLDER"]),
         )
@@ -99,6 +100,17 @@ def lone_spec(num_ranks: int) -> RunSpec:
         pipeline_bytes=0,
         timeouts=Timeouts.derive(topology.failure),
     )
+
+
+def _gateway(environ: Mapping[str, str]) -> Path:
+    """Return the socket of this rank's gateway: a node's gateways divide its ranks evenly."""
+    paths = environ["ISTHMUS_GATEWAY"].split(os.pathsep)
+    if len(paths) == 1:
+        return Path(paths[0])
+    rank, num_ranks = (
+        _number(name, environ.get(name, "")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    )
+    return Path(paths[rank * len(paths) // num_ranks])
 
 
 def _number(name: str, text: str) -> int:

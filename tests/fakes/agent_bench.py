@@ -23,15 +23,18 @@ SCRIPT = Path(__file__).with_name("agent_rank.py")
 _END_S = 30.0
 
 
-def topology_yaml(nodes: int = 1, ranks: int = 2, detect_within: str = "6s") -> str:
-    """Return one site `a` of that shape, linked to `b`."""
+def topology_yaml(
+    nodes: int = 1, ranks: int = 2, detect_within: str = "6s", gateways: int = 1
+) -> str:
+    """Return one site `a` of that shape, `gateways` a node, linked to `b`."""
     return f"""
 version: 1
 name: test
 accelerators:
   core: {{peak: {{fp32: 50GFLOP/s}}, memory: 2GiB, mfu: 0.3}}
 sites:
-  - {{name: a, nodes: {nodes}, accelerators_per_node: {ranks}, accelerator: core}}
+  - {{name: a, nodes: {nodes}, accelerators_per_node: {ranks}, accelerator: core,
+     wan: {{gateways_per_node: {gateways}}}}}
   - {{name: b, nodes: 1, accelerators_per_node: 1, accelerator: core}}
 links:
   - {{between: [a, b], bandwidth: 1Gbit/s, rtt: 1ms}}

@@ -17,12 +17,14 @@ RANK = int(os.environ["RANK"])
 def join() -> socket.socket:
     """Join the gateway and wait until all ranks have."""
     gateway = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    gateway.connect(os.environ["ISTHMUS_GATEWAY"])
+    sockets = os.environ["ISTHMUS_GATEWAY"].split(":")
+    local_rank, num_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    gateway.connect(sockets[local_rank * len(sockets) // num_ranks])
     say(
         gateway,
         op="join",
         rank=RANK,
-        local_rank=int(os.environ["LOCAL_RANK"]),
+        local_rank=local_rank,
         pid=os.getpid(),
         generation=int(os.environ["ISTHMUS_GENERATION"]),
     )

@@ -146,7 +146,7 @@ def _hear_gateway(data: bytes) -> None:
         stdout.feed_eof()
         process = SimpleNamespace(stdout=stdout, stdin=None, wait=_status_0)
         config = gateway_config(Path("/run"), ReductionPlan(2, (), ""), 0)
-        gateway = Gateway(config, cast("asyncio.subprocess.Process", process), Path("/run/log"))
+        gateway = Gateway(config, 0, cast("asyncio.subprocess.Process", process), Path("/run/log"))
         told: list[object] = []
         await gateway.read(Listeners(told.append, told.append, told.append, told.append))
 

@@ -35,8 +35,12 @@ def topology_yaml(
     start_within: str = "100s",
     rtt: str = "10ms",
     bandwidth: str = "400Mbit/s",
+    gateways: int = 1,
 ) -> str:
-    """Return a full mesh of sites, each (nodes, ranks a node), named a, b, c, ..."""
+    """Return a full mesh of sites, each (nodes, ranks a node), named a, b, c, ...
+
+    `gateways` a node.
+    """
     names = "abcdefgh"[: len(sites)]
     lines = [
         "version: 1",
@@ -46,10 +50,10 @@ def topology_yaml(
         "sites:",
     ]
     for index, (nodes, ranks) in enumerate(sites):
-        wan = f", wan: {{address: {addresses[index]}}}" if addresses else ""
+        address = f", address: {addresses[index]}" if addresses else ""
         lines.append(
             f"  - {{name: {names[index]}, nodes: {nodes}, accelerators_per_node: {ranks}, "
-            f"accelerator: core{wan}}}"
+            f"accelerator: core, wan: {{gateways_per_node: {gateways}{address}}}}}"
         )
     lines.append("links:")
     lines += [

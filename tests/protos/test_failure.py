@@ -39,6 +39,13 @@ def test_json_of_another_type_is_refused(fields: dict[str, Any]) -> None:
         Failure.from_json({**FAILURE.to_json(), **fields})
 
 
+def test_a_gateways_place_is_on_a_node() -> None:
+    lost = replace(FAILURE, code="GATEWAY_EXITED", message="it broke", rank=-1, gateway=3)
+    assert lost.reason == "site a, node 1, gateway 3: it broke"
+    assert Failure.from_message(lost.to_message(10.0), 10.0) == lost
+    assert Failure.from_message(FAILURE.to_message(10.0), 10.0).gateway == -1
+
+
 def test_a_message_says_how_long_ago_it_was() -> None:
     message = FAILURE.to_message(12.5)
     assert (message.age_s, message.rank, message.exit_code, message.node) == (2.5, 2, -9, 1)

@@ -15,23 +15,27 @@ def test_every_file_that_processes_write_is_a_source(tmp_path: Path) -> None:
             folder = tmp_path / f"node{node}" / "ranks" / "run-1_x" / "attempt_0" / str(local_rank)
             folder.mkdir(parents=True)
             (folder / "stderr.log").touch()
-    documents = SimpleNamespace(
+    order = SimpleNamespace(
         site=SimpleNamespace(nodes=2, accelerators_per_node=2),
         name="run-1",
         node_folder=lambda node: tmp_path / f"node{node}",
+        node_gateways=lambda node: range(2 * node, 2 * node + 2),
+        gateway_log=lambda gateway: tmp_path / f"node{gateway // 2}" / f"gateway{gateway}.log",
     )
     unused = cast("Any", None)
     processes = SiteProcesses(
-        cast("Any", documents), tmp_path, None, None, listeners=unused, tasks=unused
+        cast("Any", order), tmp_path, None, None, listeners=unused, tasks=unused
     )
     found = [(source, path.name) for source, path in processes.log_files()]
     assert found == [
         ("rank0", "stderr.log"),
         ("rank1", "stderr.log"),
         ("torchrun0", "torchrun.log"),
-        ("gateway0", "gateway.log"),
+        ("gateway0", "gateway0.log"),
+        ("gateway1", "gateway1.log"),
         ("rank2", "stderr.log"),
         ("rank3", "stderr.log"),
         ("torchrun1", "torchrun.log"),
-        ("gateway1", "gateway.log"),
+        ("gateway2", "gateway2.log"),
+        ("gateway3", "gateway3.log"),
     ]

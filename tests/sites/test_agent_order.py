@@ -26,8 +26,9 @@ def test_an_order_says_what_to_start(tmp_path: Path) -> None:
     assert order.folder == tmp_path / "r1"
     assert order.command == (str(SCRIPT), "done")
     assert order.node_folder(1).is_dir()
-    environment = order.environment(Path("/s"))
+    environment = order.environment([Path("/s"), Path("/t")])
     assert Path(environment["ISTHMUS_SPEC"]).read_bytes() == message.run_spec
+    assert environment["ISTHMUS_GATEWAY"] == "/s:/t"
     assert (order.folder / "job.yaml").read_text() == message.job.text
     assert order.name == "r1-1"
 

@@ -76,8 +76,8 @@ def test_a_digest_too_large_for_a_message_keeps_its_sum() -> None:
 def test_the_socket_folder_is_private_short_and_gone_afterwards() -> None:
     with socket_folder() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert len(str(folder / "node12.sock")) < SOCKET_PATH_BYTES
-        (folder / "node0.sock").touch()
+        assert len(str(folder / "gateway127.sock")) < SOCKET_PATH_BYTES
+        (folder / "gateway0.sock").touch()
     assert not folder.exists()
 
 
@@ -94,7 +94,7 @@ def _check_sweeping(base: Path) -> None:
     other = base / f"isthmus-agent-{os.getppid()}-x"
     for folder in (dead, other):
         folder.mkdir()
-        (folder / "node0.sock").touch()
+        (folder / "gateway0.sock").touch()
     with socket_folder() as mine, socket_folder():
         assert mine.exists()
         assert other.exists()

@@ -31,11 +31,12 @@ async def scene(
     *action: str,
     nodes: int = 1,
     ranks: int = 2,
+    gateways: int = 1,
     fault: str = "none",
     **fields: object,
 ) -> AsyncIterator[Scene]:
     """Give an agent whose ranks have been started, and its coordinator."""
-    topology = topology_yaml(nodes, ranks)
+    topology = topology_yaml(nodes, ranks, gateways=gateways)
     async with (
         agent_coordinator(**fields) as coordinator,
         agent_bench(coordinator, folder, topology, fault=fault) as bench,
@@ -43,7 +44,7 @@ async def scene(
         await coordinator.wait_message("hello")
         coordinator.say(prepare=prepare(topology, job_yaml(*action)))
         prepared = (await coordinator.wait_message("prepared")).prepared
-        assert [each.gateway for each in prepared.endpoints] == list(range(nodes))
+        assert [each.gateway for each in prepared.endpoints] == list(range(nodes * gateways))
         coordinator.say(start=control.Start(run_id="r1", generation=1))
         yield coordinator, bench
 
@@ -149,6 +150,27 @@ def test_a_killed_gateway_or_torchrun_is_named(tmp_path: Path, words: str, code:
     play(story)
 
 
+def test_one_of_a_nodes_gateways_is_named_by_its_number(tmp_path: Path) -> None:
+    async def story() -> None:
+        started = scene(tmp_path, "wait", nodes=2, ranks=2, gateways=2)
+        async with started as (coordinator, bench):
+            await coordinator.wait_message("running")  # each rank has found its gateway
+            gateways = bench.below("-m tests.fakes.agent_gateway")
+            assert len(gateways) == 4
+            os.kill(sorted(gateways)[3], signal.SIGKILL)
+            first = (await ended(coordinator, bench)).failures[0]
+            assert (first.code, first.site, first.node, first.gateway) == (
+                "GATEWAY_EXITED",
+                "a",
+                1,
+                3,
+            ), first
+            assert first.message == "gateway 3 of site a was killed by SIGKILL"
+            assert first.log_path.endswith("node1/gateway3.log")
+
+    play(story)
+
+
 @pytest.mark.parametrize("action", [pytest.param("wait", marks=pytest.mark.exhaustive), "ignore"])
 def test_stop_ends_everything_within_the_grace(tmp_path: Path, action: str) -> None:
     async def story() -> None:
@@ -247,7 +269,7 @@ def test_what_the_system_refuses_is_told_and_the_agent_goes_on(tmp_path: Path) -
     async def story() -> None:
         topology = topology_yaml()
         # Stands for a full disk: the gateway's log cannot be opened.
-        (tmp_path / "state" / "r1" / "node0" / "gateway.log").mkdir(parents=True)
+        (tmp_path / "state" / "r1" / "node0" / "gateway0.log").mkdir(parents=True)
         async with (
             agent_coordinator() as coordinator,
             agent_bench(coordinator, tmp_path, topology) as bench,
@@ -256,7 +278,7 @@ def test_what_the_system_refuses_is_told_and_the_agent_goes_on(tmp_path: Path) -
             coordinator.say(prepare=prepare(topology, job_yaml("done")))
             first = (await ended(coordinator, bench)).failures[0]
             assert first.code == "LAUNCH_FAILED"
-            assert "node0/gateway.log: " in first.message
+            assert "node0/gateway0.log: " in first.message
             assert "Is a directory" in first.message
             bench.process.send_signal(signal.SIGTERM)
             assert await bench.wait_ended() == 0, bench.log()

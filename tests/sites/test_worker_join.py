@@ -62,6 +62,22 @@ def test_outside_a_run_the_error_says_what_to_do() -> None:
         join()
 
 
+def test_a_nodes_gateways_divide_its_ranks(tmp_path: Path) -> None:
+    whole = environment(tmp_path, 0, 0, [4], tmp_path / "gateway")
+    found = [
+        Environment.read(
+            {
+                **whole,
+                "ISTHMUS_GATEWAY": "/g2:/g3",
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": "4",
+            }
+        ).gateway.name
+        for rank in range(4)
+    ]
+    assert found == ["g2", "g2", "g3", "g3"]
+
+
 def test_a_launchers_mistakes_are_named(tmp_path: Path) -> None:
     whole = environment(tmp_path, 0, 0, [1], tmp_path / "gateway")
     assert Environment.read(whole).site == "site0"

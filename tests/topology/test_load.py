@@ -150,6 +150,32 @@ def test_an_address_is_not_taken_over_but_the_rest_of_the_wan_is() -> None:
     assert [site.nic_bytes_per_s for site in sites] == [1e9, 1e9]
 
 
+def test_gateways_divide_a_nodes_ranks_and_are_taken_over() -> None:
+    assert [site.num_gateways for site in load_topology(TWO_SITES, "t.yaml").sites] == [1, 1]
+    text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {gateways_per_node: 2}, ")
+    text = changed(text, "like: a}", "like: a, nodes: 3, accelerators_per_node: 8}")
+    sites = load_topology(text, "t.yaml").sites
+    assert [(site.num_gateways, site.ranks_per_gateway) for site in sites] == [(2, 1), (6, 4)]
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("sites.1.accelerators_per_node=3", "sites.1.accelerators_per_node"),
+        ("sites.1.wan.gateways_per_node=4", "sites.1.wan.gateways_per_node"),
+    ],
+)
+def test_ranks_that_gateways_cannot_divide_are_told_where_that_is_said(
+    override: str, path: str
+) -> None:
+    text = changed(TWO_SITES, "{name: a, ", "{name: a, wan: {gateways_per_node: 2}, ")
+    with pytest.raises(ConfigError) as caught:
+        load_topology(text, "t.yaml", [override])
+    [problem] = caught.value.problems
+    assert problem.path == path
+    assert "want gateways_per_node to be one of 1, " in problem.message
+
+
 def test_oneway_links_may_differ_by_direction() -> None:
     text = changed(TWO_SITES, "rtt: 20ms}", "rtt: 20ms, oneway: true}")
     text += "  - {between: [b, a], bandwidth: 8Mbit/s, rtt: 20ms, oneway: true}\n"

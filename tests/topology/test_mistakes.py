@@ -98,8 +98,10 @@ TOPOLOGY_MISTAKES: list[tuple[str, str, list[str]]] = [
     ),
     (
         "gateways_per_node: 1",
-        "gateways_per_node: 2",
-        ["12:30 this version supports 1 gateway a node, got 2 [sites.0.wan.gateways_per_node]"],
+        "gateways_per_node: 3",
+        [
+            "12:30 3 gateways cannot divide the 8 ranks of a node evenly: want gateways_per_node to be one of 1, 2, 4, 8 [sites.0.wan.gateways_per_node]"
+        ],
     ),
     (
         "nic: 100Gbit/s",

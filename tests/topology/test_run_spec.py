@@ -71,6 +71,18 @@ def test_a_reader_skips_what_it_does_not_know_and_takes_defaults_for_what_is_mis
     assert read == dataclasses.replace(one, replan=None)
 
 
+def test_a_site_must_know_of_several_gateways_a_node_only_where_there_are_any() -> None:
+    one = spec()
+    assert json.loads(one.to_bytes())["required"] == []
+    sites = tuple(
+        dataclasses.replace(site, accelerators_per_node=4, gateways_per_node=2)
+        for site in one.topology.sites
+    )
+    several = dataclasses.replace(one, topology=dataclasses.replace(one.topology, sites=sites))
+    assert json.loads(several.to_bytes())["required"] == ["topology.sites.gateways_per_node"]
+    assert RunSpec.from_bytes(several.to_bytes()) == several
+
+
 @pytest.mark.parametrize("required", ["job.exchange.newer.x", "topology.links.newer"])
 def test_a_reader_refuses_what_it_must_know_by_name(required: str) -> None:
     fields = json.loads(spec().to_bytes())

@@ -86,6 +86,17 @@ def test_a_step_is_that_of_the_planner(cut: Parallel, bytes_per_s: float) -> Non
     assert alone.mean_step_s == pytest.approx(timings[0].alone_s, rel=0.01)
 
 
+def test_a_nodes_gateways_share_its_work() -> None:
+    job, topology = cut_job(Parallel(tensor=4, data=4, zero_stage=1), 32, 32), pair()
+    sites = tuple(dataclasses.replace(each, gateways_per_node=2) for each in topology.sites)
+    both = (topology, dataclasses.replace(topology, sites=sites))
+    models = [StepModel(job, each, plan_reduction(job, each)) for each in both]
+    one_s, two_s = (each.gateway_s(placed_timings(job, topology)) for each in models)
+    assert two_s == pytest.approx([each_s / 2 for each_s in one_s])
+    one, two = (simulate(job, each, PLAIN).work.sites[0].gateway for each in both)
+    assert two.num_gateways == 2 * one.num_gateways
+
+
 @pytest.mark.slow
 def test_stages_may_be_uneven() -> None:
     """126 layers over 16 stages are 14 stages of 8 layers and 2 of 7: the widest counts."""

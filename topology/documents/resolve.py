@@ -36,6 +36,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
     It is told of those that only the resolved figures show.
     """
     sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
+    _check_gateways(document, model, sites)
     links = [_link(each, sites, model.emulation.described) for each in model.links]
     failure = Detection(
         detect_within_s=model.failure.detect_within,
@@ -73,6 +74,7 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
 
     launcher = nearest("launcher")
     rates = (each.wan.nic for each in chain if each.wan is not None)
+    gateways = (each.wan.gateways_per_node for each in chain if each.wan is not None)
     return Site(
         name=own.name,
         index=index,
@@ -86,7 +88,25 @@ def _site(document: Document, model: TopologyModel, index: int) -> Site:
         fabric=_fabric(nearest("fabric")),
         launcher="local" if launcher is None else launcher.kind,
         nic_bytes_per_s=next((rate for rate in rates if rate is not None), None),
+        gateways_per_node=next((count for count in gateways if count is not None), 1),
     )
+
+
+def _check_gateways(document: Document, model: TopologyModel, sites: tuple[Site, ...]) -> None:
+    """Add a problem where a site says one of two numbers, and its ranks cannot be divided so."""
+    for written, site in zip(model.sites, sites, strict=True):
+        ranks, gateways = site.accelerators_per_node, site.gateways_per_node
+        if ranks % gateways == 0:
+            continue
+        fits = ", ".join(str(count) for count in range(1, ranks + 1) if ranks % count == 0)
+        message = (
+            f"{gateways} gateways cannot divide the {ranks} ranks of a node evenly: want "
+            f"gateways_per_node to be one of {fits}"
+        )
+        if written.wan is not None and written.wan.gateways_per_node is not None:
+            document.add(("sites", site.index, "wan", "gateways_per_node"), message)
+        elif written.accelerators_per_node is not None:
+            document.add(("sites", site.index, "accelerators_per_node"), message)
 
 
 def _accelerator(model: TopologyModel, name: str) -> Accelerator:

@@ -112,10 +112,11 @@ class StepModel:
         """Work out the crossings."""
         topology, plan, raw_bytes = self._topology, self._plan, gradient_bytes(job)
         wire = Wire(job, topology, plan, ratio)
-        nodes = min(site.nodes for site in topology.sites) if job.workload is not None else 1
+        described = job.workload is not None
+        abreast = min(site.num_gateways for site in topology.sites) if described else 1
         self._grid_g = _shares(job)
         loads = [
-            wire.load(max(1, math.ceil(share * raw_bytes))).of_gateways(nodes)
+            wire.load(max(1, math.ceil(share * raw_bytes))).of_gateways(abreast)
             for share in self._grid_g.tolist()
         ]
         warm = [dataclasses.replace(each, first_window_bytes=None) for each in loads]
@@ -128,11 +129,12 @@ class StepModel:
         self._gateway_s = np.zeros(plan.num_sites)
         if job.plan is None or job.plan.gateways == "measured" or job.workload is None:
             per_byte_s = gateways_s_per_byte(job, topology, plan, ratio)
-            self._gateway_s = raw_bytes * np.array(per_byte_s)
+            of_node = [site.gateways_per_node for site in topology.sites]
+            self._gateway_s = raw_bytes * np.array(per_byte_s) / of_node
         self._card_s = np.array([card_s(site, self.link_bytes) for site in topology.sites])
 
     def gateway_s(self, timings: Timings) -> list[float]:
-        """Return how long the gateway of each site's fullest node works in a step."""
+        """Return how long each gateway of each site's fullest node works in a step."""
         return self._of_nodes(timings, self._gateway_s)
 
     def card_s(self, timings: Timings) -> list[float]:

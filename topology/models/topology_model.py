@@ -112,12 +112,6 @@ def _security(value: object) -> str:
     return "insecure"
 
 
-def _one_gateway(value: object) -> int:
-    if value != 1 or not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"this version supports 1 gateway a node, got {shown(value)}")
-    return 1
-
-
 Clock = Annotated[
     int, PlainValidator(_clock), WithJsonSchema({"type": "string", "pattern": _CLOCK})
 ]
@@ -173,8 +167,14 @@ class WanModel(Strict):
     """How a site meets the WAN."""
 
     gateways_per_node: Annotated[
-        int, PlainValidator(_one_gateway), WithJsonSchema({"type": "integer", "const": 1})
-    ] = 1
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_RANKS_PER_NODE,
+            description="Processes that carry a node's traffic, each that of as many ranks; 1 "
+            "where nothing is said.",
+        ),
+    ] = None
     nic: Annotated[Rate | None, Field(description="Of each node, towards the WAN.")] = None
     address: Annotated[
         Text, Field(description="Host that this site's gateways bind and peers dial.")

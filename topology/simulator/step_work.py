@@ -268,7 +268,7 @@ def described_sites(
         gateways = 0.0
         if gateways_take_time and (job.plan is None or job.plan.gateways == "measured"):
             workload = _workload(job)
-            gateways = 1 / node_share(workload, inside.degrees, site)
+            gateways = site.gateways_per_node / node_share(workload, inside.degrees, site)
         insides.append(inside)
         works.append(_site_work(job, site, inside, buckets, GatewayCost(gateways)))
     return tuple(works), tuple(insides)
@@ -459,7 +459,7 @@ def _sites(
             topology,
             site,
             buckets,
-            GatewayCost(site.nodes if settings.gateways_take_time else 0),
+            GatewayCost(site.num_gateways if settings.gateways_take_time else 0),
         )
         for site in topology.sites
     )

@@ -220,7 +220,8 @@ def combinations(
     shared += question.conditions.overrides(links)
     if question.is_one_rank_a_site:
         for site in topology.sites:
-            shared += [f"sites.{site.index}.nodes=1", f"sites.{site.index}.accelerators_per_node=1"]
+            counts = ("nodes", "accelerators_per_node", "wan.gateways_per_node")
+            shared += [f"sites.{site.index}.{count}=1" for count in counts]
     choices = itertools.product(
         sizes_bytes,
         [[f"exchange.codec={codec}"] for codec in codecs] or [[]],

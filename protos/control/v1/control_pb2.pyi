@@ -536,6 +536,7 @@ class Failure(google.protobuf.message.Message):
     LOG_PATH_FIELD_NUMBER: builtins.int
     AGE_S_FIELD_NUMBER: builtins.int
     COLLATERAL_FIELD_NUMBER: builtins.int
+    GATEWAY_FIELD_NUMBER: builtins.int
     code: builtins.str
     """a key of protos/catalogue.py: RANK_EXITED, GATEWAY_EXITED, PEER_LOST, ..."""
     message: builtins.str
@@ -552,6 +553,8 @@ class Failure(google.protobuf.message.Message):
     """how long before this message was sent it happened"""
     collateral: builtins.bool
     """a consequence of something else by the site's own judgement"""
+    gateway: builtins.int
+    """its number at the site; absent: none"""
     def __init__(
         self,
         *,
@@ -564,8 +567,11 @@ class Failure(google.protobuf.message.Message):
         log_path: builtins.str = ...,
         age_s: builtins.float = ...,
         collateral: builtins.bool = ...,
+        gateway: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "code", b"code", "collateral", b"collateral", "exit_code", b"exit_code", "log_path", b"log_path", "message", b"message", "node", b"node", "rank", b"rank", "site", b"site"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_gateway", b"_gateway", "gateway", b"gateway"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_gateway", b"_gateway", "age_s", b"age_s", "code", b"code", "collateral", b"collateral", "exit_code", b"exit_code", "gateway", b"gateway", "log_path", b"log_path", "message", b"message", "node", b"node", "rank", b"rank", "site", b"site"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_gateway", b"_gateway"]) -> typing.Literal["gateway"] | None: ...
 
 global___Failure = Failure
 

@@ -1,0 +1,60 @@
+"""Several gateways a node: the same bits as with one, and each is watched by itself."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.multiprocess.harness import Bench, bench, job_yaml, kill, topology_yaml
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+SCRIPT = Path(__file__).parent / "scripts" / "user_hash.py"
+
+
+def parameters(folder: Path, gateways: int) -> set[str]:
+    """Return the hashes of the parameters with which the ranks of a short run end."""
+    folder.mkdir()
+    # Lossy and with feedback: residuals are state that each gateway has of its own ranks.
+    job = job_yaml(entrypoint=str(SCRIPT), codec="int8", tree="star")
+    with bench(folder) as run:
+        topology = topology_yaml([(1, 4), (1, 2)], rtt="2ms", gateways=gateways)
+        result = run.launch(topology, job + 'arguments: ["6"]\n').check()
+        assert result.envelope["data"]["verified_steps"] == 1 + 6
+        logs = sorted(path.name for path in run.run_folder().glob("sites/a/node0/gateway*.log"))
+        assert logs == [f"gateway{index}.log" for index in range(gateways)]
+        said = run.isthmus("logs").check().out
+    return set(re.findall(r"parameters ([0-9a-f]{64})", said))
+
+
+def test_two_gateways_a_node_give_the_bits_of_one(tmp_path: Path) -> None:
+    one, two = parameters(tmp_path / "one", 1), parameters(tmp_path / "two", 2)
+    assert len(one) == 1
+    assert two == one
+
+
+@pytest.mark.exhaustive
+def test_a_killed_gateway_is_its_sites_failure(run: Bench) -> None:
+    topology = topology_yaml([(1, 1), (1, 1)], rtt="2ms").replace(
+        "name: b, nodes: 1, accelerators_per_node: 1, accelerator: core, wan: {gateways_per_node: 1",
+        "name: b, nodes: 1, accelerators_per_node: 2, accelerator: core, wan: {gateways_per_node: 2",
+    )
+    job = run.write(topology, job_yaml(steps=100_000))
+    process = run.start("launch", str(job), "--json")
+    metrics = "runs/*/metrics.jsonl"
+    run.wait_for(
+        "first steps",
+        lambda: any('"kind": "step"' in each.read_text() for each in run.home.glob(metrics)),
+    )
+    agent = run.pids("sites.agent", "--site b")[0]
+    gateways = run.children(agent, "sites.gateway")
+    assert len(gateways) == 2
+    kill(gateways[1])
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, f"{out}\n{err}\n{run.logs()}"
+    error = json.loads(out)["error"]
+    where = error["where"]
+    assert (error["code"], where["site"], where["node"]) == ("GATEWAY_EXITED", "b", 0), error
+    assert where["gateway"] == 1, error
+    run.wait_for_nothing_left(20)
