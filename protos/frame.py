@@ -8,7 +8,7 @@ An acknowledgement is 24 bytes: the key of the frame that has been taken over.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import xxhash
@@ -73,10 +73,27 @@ class Frame:
     weight: float
     """Tokens behind a contribution; of all contributors, for a result."""
     payload: memoryview | bytes
+    packed: bytes | None = field(default=None, init=False, compare=False, repr=False)
+    """The whole of it, once it was packed, or as it came: one copy for all who get it."""
 
 
 def pack(frame: Frame) -> bytes:
-    """Return the frame's bytes: exactly `bytes`, for gRPC sends nothing else."""
+    """Return the frame's bytes: exactly `bytes`, for gRPC sends nothing else.
+
+    The first call copies the payload; what it is a view of may change afterwards.
+    """
+    packed = frame.packed
+    if packed is None:
+        packed = _pack(frame)
+        _keep(frame, packed)
+    return packed
+
+
+def _keep(frame: Frame, packed: bytes) -> None:
+    object.__setattr__(frame, "packed", packed)  # frozen: it changes nothing that a frame says
+
+
+def _pack(frame: Frame) -> bytes:
     key = frame.key
     fields = _HEADER.pack(
         _MAGIC,
@@ -121,7 +138,9 @@ def unpack(data: bytes) -> Frame:
     if kind not in _KINDS or flags:
         raise RemoteProtocolError(f"unknown kind {kind} or flags {flags}")
     key = ChunkKey(round_, bucket, chunk, site, Kind(kind))
-    return Frame(key, generation, codec, tree, layout, numel, weight, payload)
+    frame = Frame(key, generation, codec, tree, layout, numel, weight, payload)
+    _keep(frame, data)
+    return frame
 
 
 def pack_ack(key: ChunkKey, generation: int) -> bytes:

@@ -1,6 +1,7 @@
 """Frames on the wire: what was sent comes out, and no flipped bit is silent."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,16 @@ def test_round_trip() -> None:
     ack = pack_ack(frame().key, 9)
     assert len(ack) == ACK_BYTES
     assert unpack_ack(ack) == (frame().key, 9)
+
+
+def test_all_who_get_a_frame_get_the_same_copy() -> None:
+    payload = bytearray(b"abcd")
+    sent = replace(frame(), payload=memoryview(payload))
+    data = pack(sent)
+    payload[0] = 0  # as a gateway goes on to work in the memory that it has sent
+    assert pack(sent) is data
+    assert pack(unpack(data)) is data
+    assert unpack(pack(replace(unpack(data), tree=3))).tree == 3
 
 
 def test_every_single_bit_flip_is_detected() -> None:
