@@ -130,7 +130,7 @@ class LogShipper:
         for source, tail in sorted(self._tails.values(), key=lambda each: each[0] not in first):
             earlier = [line for line in waiting if line.source == source]
             waiting = deque(line for line in waiting if line.source != source)
-            self._pending.extend(earlier)
+            self._pending.extend(_latest(earlier))
             self._add(source, tail.finish())
         self._pending.extend(waiting)
         self._add("agent", self._own.take())
@@ -165,6 +165,19 @@ class LogShipper:
                 return request, count
             request.lines.append(line)
         return request, len(self._pending)
+
+
+def _latest(lines: list[LogLine]) -> list[LogLine]:
+    """Return the last KEEP_BYTES of lines that wait: the end of a source is to arrive in time."""
+    room = KEEP_BYTES
+    for place in range(len(lines) - 1, -1, -1):
+        room -= lines[place].ByteSize()
+        if room < 0:
+            gap = LogLine()
+            gap.CopyFrom(lines[place])
+            gap.text = f"… {place + 1} lines dropped"
+            return [gap, *lines[place + 1 :]]
+    return lines
 
 
 class Tail:

@@ -130,6 +130,23 @@ def test_what_matters_most_is_shipped_first(tmp_path: Path) -> None:
     assert receiver.texts("agent") == ["mine", "second"]
 
 
+def test_the_end_of_a_source_comes_before_a_long_backlog_of_it(tmp_path: Path) -> None:
+    """Else a coordinator that takes lines slowly would never hear a rank's last words."""
+    receiver = Receiver(refusals=1)
+    path = tmp_path / "log"
+    append(path, b"talk\n" * 50_000)
+    ships = shipper(receiver, {path: "rank0"})
+    ships._collect()  # they wait, for nothing is taken
+    append(path, b"the last words\n")
+    asyncio.run(ships.finish(time.monotonic() + 20))
+    lines = [line for request in receiver.requests for line in request.lines]
+    assert lines[0].text.endswith("lines dropped")
+    assert lines[-1].text == "the last words"
+    sequences = [line.sequence for line in lines]
+    assert sequences == sorted(set(sequences))
+    assert sum(line.ByteSize() for line in lines) <= KEEP_BYTES + LOG_LINE_BYTES
+
+
 def test_a_coordinator_that_takes_nothing_is_given_up_on_time(tmp_path: Path) -> None:
     append(tmp_path / "log", b"line\n")
     receiver = Receiver(refusals=10**9)
