@@ -16,15 +16,15 @@ from tests.fakes.plannable import (
 )
 from topology.channels import SEND_BUFFER_BYTES, chunks_abreast
 from topology.job import Job, Model
-from topology.model.reduction_plans import packings
+from topology.model.reduction_plans import weighted_sets
 from topology.model.site_timing import trainer_timing
 from topology.model.step_model import StepModel
 from topology.model.tree_times import plan_times_s
 from topology.model.wire_load import Load, chunk_bytes_of
 from topology.planner.search import Search
-from topology.trees.packing import weighted
+from topology.trees.packing import NEAR_ENOUGH
 from topology.trees.pairs import pairs_of
-from topology.trees.shapes import ring_paths, widest_tree, width
+from topology.trees.shapes import ring_paths, widest_tree
 from topology.trees.trees import ReductionPlan, Tree, star
 from topology.world import Topology
 
@@ -55,7 +55,7 @@ def a_random_plan(chance: random.Random, topology: Topology) -> ReductionPlan:
         pairs = pairs_of(topology)
         widest = widest_tree(pairs)
         assert widest is not None
-        trees = weighted(pairs, packings(pairs, width(pairs, widest))[-1])
+        *_, trees = weighted_sets(pairs, widest, (NEAR_ENOUGH,))
     else:
         trees = tuple(
             a_random_tree(chance, count)

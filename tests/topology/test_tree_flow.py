@@ -16,15 +16,15 @@ from tests.fakes.plannable import a_random_world
 from topology.cost.compute import flops_per_sequence
 from topology.cost.slow_start import unused_s
 from topology.job import Exchange, Job, Model, Reduction, Trainer
-from topology.model.reduction_plans import packings
+from topology.model.reduction_plans import weighted_sets
 from topology.model.step_model import step_time
 from topology.model.tree_flow import unused_of_s
 from topology.planner.reductions import named
 from topology.simulator.settings import Settings
 from topology.simulator.simulation import simulate
-from topology.trees.packing import weighted
+from topology.trees.packing import NEAR_ENOUGH
 from topology.trees.pairs import pairs_of
-from topology.trees.shapes import widest_tree, width
+from topology.trees.shapes import widest_tree
 from topology.trees.trees import ReductionPlan, Tree
 from topology.world import Topology
 
@@ -76,7 +76,7 @@ def reduction_of(shape: str, topology: Topology) -> Reduction:
         pairs = pairs_of(topology)
         widest = widest_tree(pairs)
         assert widest is not None
-        trees = weighted(pairs, packings(pairs, width(pairs, widest))[-1])
+        *_, trees = weighted_sets(pairs, widest, (NEAR_ENOUGH,))
         return named(ReductionPlan(count, trees, ""), names)
     return Reduction(tree=shape)
 

@@ -9,7 +9,9 @@ that ships; of a script of the user's own, whose model is not known, JUDGED_BYTE
 - the star, or else the tree, whose slowest link is fastest;
 - gather, where all pairs have links: one way instead of two, but every byte on every link;
 - the best packing of stars, and of trees of any form over the fast links, and over all
-  (topology.trees.packing): every link as busy as is of use, by the weights.
+  (topology.trees.packing): every link as busy as is of use, by the weights;
+- where links are faster in one direction, a tree with another way down, and the best packing of
+  such trees over the fast links, and over all (topology.trees.two_way_packing).
 
 Where links have codecs of their own, all of this counts each tree's own bytes
 (topology.trees.link_codecs).
@@ -18,8 +20,9 @@ Where links have codecs of their own, all of this counts each tree's own bytes
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from topology.codec_costs import RATIOS, usual_ratio
@@ -30,7 +33,7 @@ from topology.model.tree_times import plan_times_s, seconds_per_byte
 from topology.model.wire_load import Wire, tree_ratios
 from topology.suggest import did_you_mean
 from topology.trees.named_trees import named_groups, named_trees, refused
-from topology.trees.packing import Packing, pack_stars, pack_trees, weighted
+from topology.trees.packing import NEAR_ENOUGH, Packing, pack_stars, pack_trees, weighted
 from topology.trees.pairs import Pairs, pairs_of
 from topology.trees.shapes import (
     Groups,
@@ -42,6 +45,13 @@ from topology.trees.shapes import (
     width,
 )
 from topology.trees.trees import ReductionPlan, Tree, star
+from topology.trees.two_way_packing import (
+    TwoWayPacking,
+    pack_two_ways,
+    uses_of,
+    weighted_two_ways,
+    widest_two_way_tree,
+)
 from topology.world import Topology
 
 JUDGED_BYTES = 256 << 20
@@ -174,9 +184,11 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
     plans = [ReductionPlan(pairs.num_sites, (simplest,), "")]
     if not any(pairs.missing(site) for site in range(pairs.num_sites)):
         plans.append(_gather(pairs))
+    if pairs.one_way:
+        plans.append(ReductionPlan(pairs.num_sites, (widest_two_way_tree(pairs),), ""))
     plans += [
-        ReductionPlan(pairs.num_sites, weighted(pairs, packing), "")
-        for packing in packings(pairs, width(pairs, simplest))
+        ReductionPlan(pairs.num_sites, trees, "")
+        for trees in weighted_sets(pairs, simplest, (NEAR_ENOUGH,))
     ]
     times_s = [_judged_s(job, topology, plan) for plan in plans]
     chosen = next(
@@ -187,8 +199,37 @@ def _automatic(job: Job, topology: Topology, pairs: Pairs) -> ReductionPlan:
     return dataclasses.replace(chosen, why=_why(chosen, plans[0], job, topology, pairs))
 
 
-def packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
-    """Return what shares out several sites' chunks: over few fast links first, at last over all."""
+def weighted_sets(
+    pairs: Pairs, widest: Tree, near_enough: Sequence[float]
+) -> Iterator[tuple[Tree, ...]]:
+    """Yield the weighted trees of linear programs: over few fast links first, at last over all.
+
+    Args:
+        pairs: Of three sites or more.
+        widest: The tree whose slowest link is fastest.
+        near_enough: Ratios by which whole weights may be off a program: one set for each.
+    """
+    for packing, ratio in itertools.product(_packings(pairs, width(pairs, widest)), near_enough):
+        yield weighted(pairs, packing, ratio)
+    for two_way, ratio in itertools.product(_two_way_packings(pairs), near_enough):
+        yield weighted_two_ways(pairs, two_way, ratio)
+
+
+def _two_way_packings(pairs: Pairs) -> list[TwoWayPacking]:
+    """Return the same over directed links; nothing where all links are as fast both ways."""
+    if not pairs.one_way:
+        return []
+    widest = widest_two_way_tree(pairs)
+    slowest = min(pairs.one_way[hop] for hop in uses_of(widest, pairs))
+    found: list[TwoWayPacking] = []
+    for part in _PARTS_OF_WIDTH:
+        packing = pack_two_ways(pairs, slowest // part if part else 0)
+        if packing is not None and packing not in found:
+            found.append(packing)
+    return found
+
+
+def _packings(pairs: Pairs, width_bytes_per_s: int) -> list[Packing]:
     found = [] if (stars := pack_stars(pairs)) is None else [stars]
     packed: list[Pairs] = []
     for part in _PARTS_OF_WIDTH:
@@ -249,8 +290,10 @@ def _why(
 def _roots(trees: Sequence[Tree], pairs: Pairs) -> str:
     """Return the trees by their roots: `star at a`, or `3 trees with roots at a 60%, b 40%`."""
     if len(trees) == 1:
-        form = "star" if set(trees[0].parent.values()) == {trees[0].root} else "tree"
-        return f"{form} at {pairs.names[trees[0].root]}"
+        ways = {*trees[0].parent.values(), *trees[0].giver.values()}
+        form = "star" if ways == {trees[0].root} else "tree"
+        back = "" if trees[0].down is None else ", back another way"
+        return f"{form} at {pairs.names[trees[0].root]}{back}"
     weight_of_root: Counter[int] = Counter()
     for tree in trees:
         weight_of_root[tree.root] += tree.weight

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from topology.errors import ConfigError
 from topology.job import Job, NamedTree, Reduction
-from topology.model.reduction_plans import packings, plan_reduction
-from topology.trees.packing import NEAR_ENOUGH, weighted
+from topology.model.reduction_plans import plan_reduction, weighted_sets
+from topology.trees.packing import NEAR_ENOUGH
 from topology.trees.pairs import Pairs, edge, pairs_of
 from topology.trees.shapes import (
     best_hub,
@@ -27,9 +27,9 @@ from topology.trees.shapes import (
     hierarchy,
     ring_paths,
     widest_tree,
-    width,
 )
 from topology.trees.trees import TREES_MAX, WEIGHT_MAX, ReductionPlan, Tree, shape_of, star
+from topology.trees.two_way_packing import widest_two_way_tree
 from topology.world import Topology
 
 ROUNDINGS = (NEAR_ENOUGH, 1.05, 1.2, 1.5)
@@ -124,6 +124,8 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
     if widest is None:
         return
     yield "", (widest,)
+    if pairs.one_way and pairs.num_sites > 2:
+        yield "", (widest_two_way_tree(pairs),)
     order = _widest_ring(pairs)
     if pairs.num_sites > 2 and _narrowest(pairs, order)[0] > 0:
         yield f"ring {' - '.join(pairs.names[site] for site in order)}", ring_paths(order)
@@ -132,9 +134,8 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
     if levels is not None:
         yield f"two levels with their root at {pairs.names[levels.root]}", (levels,)
     if packed and pairs.num_sites > 2:
-        found = packings(pairs, width(pairs, widest))
-        for packing, near_enough in itertools.product(found, ROUNDINGS):
-            yield "", weighted(pairs, packing, near_enough)
+        for trees in weighted_sets(pairs, widest, ROUNDINGS):
+            yield "", trees
 
 
 def _widest_ring(pairs: Pairs) -> tuple[int, ...]:
@@ -166,23 +167,40 @@ def tree_changes(pairs: Pairs, pool: Sequence[Tree]) -> list[TreeChanges]:
 def _rerooted(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
     """Yield a plan's trees, one of them with another root: where it is slow, others wait less."""
     for place, tree in enumerate(plan.trees):
-        for other in every_root(pairs, [edge(*hop) for hop in tree.parent.items()], tree.weight):
+        for other, back in zip(
+            *(
+                every_root(pairs, [edge(*hop) for hop in way.items()], tree.weight)
+                for way in (tree.parent, tree.giver)
+            ),
+            strict=True,
+        ):
             if other.root != tree.root:
-                yield (*plan.trees[:place], other, *plan.trees[place + 1 :])
+                turned = dataclasses.replace(other, down=back.parent)
+                yield (*plan.trees[:place], turned, *plan.trees[place + 1 :])
 
 
 def _rehung(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
-    """Yield a plan's only tree with one site, and all below it, under another site."""
+    """Yield a plan's only tree with one site, and all below it, under another site.
+
+    Where it has another way down, of the one way or the other.
+    """
     if len(plan.trees) != 1:
         return
     [tree] = plan.trees
-    for site, parent in tree.parent.items():
+    for way in _rehung_ways(pairs, tree.root, tree.parent):
+        yield (dataclasses.replace(tree, parent=way),)
+    for way in () if tree.down is None else _rehung_ways(pairs, tree.root, tree.down):
+        yield (dataclasses.replace(tree, down=way),)
+
+
+def _rehung_ways(pairs: Pairs, root: int, way: Mapping[int, int]) -> Iterator[dict[int, int]]:
+    for site, parent in way.items():
         for other in range(pairs.num_sites):
             above = other
-            while above not in (tree.root, site):
-                above = tree.parent[above]
+            while above not in (root, site):
+                above = way[above]
             if other not in (site, parent) and above != site and pairs.rate(site, other):
-                yield (dataclasses.replace(tree, parent={**tree.parent, site: other}),)
+                yield {**way, site: other}
 
 
 def _reweighed(pool: Sequence[Tree], part: int, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:

@@ -12,13 +12,14 @@ rate between groups divided by k - 1: that is what binds.)
 There are n^(n-2) trees, so they are made as they are needed: the next one is the tree that is
 cheapest at the current prices of the edges, l_T times their sum: a minimum spanning tree, or that
 with an edge whose codec is smaller. It ends when no tree costs less than 1: the prices then prove
-that no packing is better.
+that no packing is better (`generated`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from topology.trees.pairs import Edge, Pairs, edge
 from topology.trees.shapes import rooted
@@ -37,6 +38,9 @@ NEAR_ENOUGH = 1.01
 """Ratio by which whole weights may lengthen the busiest link's time."""
 _LEAST_SHARE = 1e-6
 """Share of the optimum below which a tree counts as carrying nothing."""
+
+LinkT = TypeVar("LinkT", bound=Edge)
+TreeT = TypeVar("TreeT")
 
 EdgeSet = tuple[Edge, ...]
 """The edges of a spanning tree, in ascending order."""
@@ -89,46 +93,101 @@ def small_weights(packing: Packing, pairs: Pairs, near_enough: float = NEAR_ENOU
     That is a busiest link that takes at most so many times as long as in the packing. Where no
     total up to PERIOD_MAX is, the one whose busiest link is least busy.
     """
+    uses = [dict.fromkeys(edges, pairs.load(edges)) for edges, _ in packing.trees]
     carried = [part for _, part in packing.trees]
+    return least_weights(carried, packing.bytes_per_s, uses, pairs.bytes_per_s, near_enough)
+
+
+def least_weights(
+    carried: Sequence[float],
+    bytes_per_s: float,
+    uses: Sequence[Mapping[LinkT, int]],
+    rates: Mapping[LinkT, int],
+    near_enough: float,
+) -> list[int]:
+    """Return small whole weights, as `small_weights` does, for trees over links of any kind.
+
+    Args:
+        carried: Of each tree, its part of the optimum.
+        bytes_per_s: The optimum.
+        uses: Of each tree, how its chunks load links.
+        rates: Bytes per second of each link.
+        near_enough: How many times as long the busiest link may take.
+    """
     best_busy_s, best = float("inf"), [1] * len(carried)
     for period in range(1, PERIOD_MAX + 1):
         weights = apportioned(carried, period)
         if max(weights) > WEIGHT_MAX and len(carried) > 1:
             continue
-        busy_s = _busiest_s(packing, weights, pairs) / period
+        busy_s = _busiest_s(weights, uses, rates) / period
         if busy_s < best_busy_s:
             best_busy_s, best = busy_s, weights
-        if busy_s * packing.bytes_per_s <= near_enough:
+        if busy_s * bytes_per_s <= near_enough:
             break
     return best
 
 
 def _pack(pairs: Pairs, pricer: _Pricer) -> Packing | None:
+    edges = _widest_edges(pairs)
+    loads = {each: pairs.load([each]) for each in edges if pairs.load([each]) != 1}
+
+    def cheapest(prices: _Prices) -> list[EdgeSet]:
+        found = pricer(pairs.num_sites, prices, loads)
+        return [] if found is None else [found]
+
+    found = generated(
+        {each: pairs.bytes_per_s[each] for each in edges},
+        cheapest,
+        lambda tree: dict.fromkeys(tree, _load(tree, loads)),
+    )
+    if found is None:
+        return None
+    bytes_per_s, carried = found
+    return Packing(bytes_per_s, tuple(sorted(carried)))
+
+
+def generated(
+    rates: Mapping[LinkT, int],
+    cheapest: Callable[[Mapping[LinkT, float]], Sequence[TreeT]],
+    uses_of: Callable[[TreeT], Mapping[LinkT, int]],
+) -> tuple[float, list[tuple[TreeT, float]]] | None:
+    """Return the most that trees carry together, nearly, and these trees; None: there are none.
+
+    Args:
+        rates: Bytes per second of each link.
+        cheapest: Gives the cheapest trees at some prices of links, or none if there never are any.
+        uses_of: Tells how a tree's chunks load links.
+    """
     # scipy takes a third of a second to import, and most processes never ask.
     from scipy.optimize import linprog  # type: ignore[import-untyped]
 
-    edges = _widest_edges(pairs)
-    rates = [pairs.bytes_per_s[each] for each in edges]
-    widest = max(rates, default=1)
-    loads = {each: pairs.load([each]) for each in edges if pairs.load([each]) != 1}
-    rows: list[list[float]] = [[] for _ in edges]  # an edge's: how a chunk of each tree loads it
-    first = pricer(pairs.num_sites, {each: 1 / pairs.bytes_per_s[each] for each in edges}, loads)
-    trees: list[EdgeSet] = [] if first is None else [first]
-    while trees:
-        newest, load = set(trees[-1]), float(_load(trees[-1], loads))
-        for each, row in zip(edges, rows, strict=True):
-            row.append(load if each in newest else 0.0)
-        solved = linprog([-1.0] * len(trees), rows, [rate / widest for rate in rates])
-        prices = dict(zip(edges, (-solved.ineqlin.marginals).tolist(), strict=True))
-        found = pricer(pairs.num_sites, prices, loads)
-        assert found is not None, "there was one before"
-        if found in trees or _cost(found, prices, loads) >= ENOUGH:
-            carried = zip(trees, (solved.x * widest).tolist(), strict=True)
-            least = -solved.fun * widest * _LEAST_SHARE
-            kept = sorted((tree, part) for tree, part in carried if part > least)
-            return Packing(-solved.fun * widest, tuple(kept[:TREES_MAX]))
-        trees.append(found)
-    return None
+    widest = max(rates.values(), default=1)
+    limits = [rate / widest for rate in rates.values()]
+    rows: list[list[float]] = [[] for _ in rates]  # a link's: how a chunk of each tree loads it
+    trees: list[TreeT] = []
+    newest = list(cheapest({link: 1 / rate for link, rate in rates.items()}))
+    if not newest:
+        return None
+    while True:
+        trees += newest
+        for uses in map(uses_of, newest):
+            for link, row in zip(rates, rows, strict=True):
+                row.append(float(uses.get(link, 0)))
+        solved = linprog([-1.0] * len(trees), rows, limits)
+        prices = dict(zip(rates, (-solved.ineqlin.marginals).tolist(), strict=True))
+        newest = [
+            tree
+            for tree in cheapest(prices)
+            if tree not in trees
+            and sum(prices[link] * use for link, use in uses_of(tree).items()) < ENOUGH
+        ]
+        if not newest:
+            break
+    carried = zip(trees, (solved.x * widest).tolist(), strict=True)
+    least = -solved.fun * widest * _LEAST_SHARE
+    kept = [(tree, part) for tree, part in carried if part > least]
+    kept.sort(key=lambda each: -each[1])
+    return -solved.fun * widest, kept[:TREES_MAX]
 
 
 def _widest_edges(pairs: Pairs) -> list[Edge]:
@@ -216,11 +275,12 @@ def apportioned(shares: Sequence[float], period: int) -> list[int]:
     return weights
 
 
-def _busiest_s(packing: Packing, weights: Iterable[int], pairs: Pairs) -> float:
-    """Return how long the busiest edge takes for as many chunks as the weights say."""
-    loads: dict[Edge, int] = {}
-    for (edges, _), weight in zip(packing.trees, weights, strict=True):
-        load = weight * pairs.load(edges)
-        for each in edges:
-            loads[each] = loads.get(each, 0) + load
-    return max(load / pairs.bytes_per_s[each] for each, load in loads.items())
+def _busiest_s(
+    weights: Iterable[int], uses: Iterable[Mapping[LinkT, int]], rates: Mapping[LinkT, int]
+) -> float:
+    """Return how long the busiest link takes for as many chunks as the weights say."""
+    loads: dict[LinkT, int] = {}
+    for weight, of_tree in zip(weights, uses, strict=True):
+        for link, use in of_tree.items():
+            loads[link] = loads.get(link, 0) + weight * use
+    return max(load / rates[link] for link, load in loads.items())

@@ -1,12 +1,15 @@
 """The WAN as trees see it: pairs of sites that reach each other, with the slower direction's rate.
 
 A tree uses an edge both ways alike: as many bytes as go up come down. So the slower direction is
-what counts. All figures are integers: sums of floats may differ between Python's versions, sums of
-integers do not. So the same topology gives the same trees everywhere.
+what counts. Only where directions differ much do trees have other ways down, and then each
+direction counts by itself (topology.trees.two_way_packing). All figures are integers: sums of
+floats may differ between Python's versions, sums of integers do not. So the same topology gives the
+same trees everywhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,6 +20,10 @@ from topology.world import Topology
 
 Edge = tuple[int, int]
 """The indices of two sites, the lower one first."""
+Hop = tuple[int, int]
+"""The indices of the sites from and to which a directed link goes."""
+ASYMMETRIC = 1.25
+"""Ratio of an edge's two rates up to which its directions count as alike."""
 
 
 def edge(one: int, other: int) -> Edge:
@@ -36,6 +43,9 @@ class Pairs:
     loads: Mapping[Edge, int] = field(default_factory=dict)
     """Bytes of a chunk by the edge's codec, in some unit. A tree has the least of its edges'
     (topology.trees.link_codecs). Empty: all are alike, and the unit is that of `bytes_per_s`."""
+    one_way: Mapping[Hop, int] = field(default_factory=dict)
+    """Bytes per second of each direction of the edges. Empty: no edge's differ by more than the
+    ratio ASYMMETRIC."""
 
     @property
     def num_sites(self) -> int:
@@ -65,7 +75,8 @@ class Pairs:
     def at_least(self, bytes_per_s: int) -> Pairs:
         """Return the same without the edges that are slower."""
         kept = {each: rate for each, rate in self.bytes_per_s.items() if rate >= bytes_per_s}
-        return Pairs(self.names, kept, {each: self.rtt_ns[each] for each in kept}, self.loads)
+        rtt_ns = {each: self.rtt_ns[each] for each in kept}
+        return dataclasses.replace(self, bytes_per_s=kept, rtt_ns=rtt_ns)
 
     def missing(self, site: int) -> list[str]:
         """Return the names of the sites that `site` has no edge with."""
@@ -79,11 +90,15 @@ class Pairs:
 def pairs_of(topology: Topology, exchange: Exchange = Exchange()) -> Pairs:  # noqa: B008 - frozen
     """Return the pairs of a topology's sites, with the codecs of an exchange's links."""
     names = tuple(site.name for site in topology.sites)
-    rates, rtts = {}, {}
+    rates, rtts, one_way = {}, {}, {}
     for one, first in enumerate(names):
         for other in range(one + 1, len(names)):
             there, back = topology.link(first, names[other]), topology.link(names[other], first)
             if there is not None and back is not None:
-                rates[one, other] = max(1, round(min(there.bytes_per_s, back.bytes_per_s)))
+                one_way[one, other] = max(1, round(there.bytes_per_s))
+                one_way[other, one] = max(1, round(back.bytes_per_s))
+                rates[one, other] = min(one_way[one, other], one_way[other, one])
                 rtts[one, other] = (round(there.rtt_s * 1e9) + round(back.rtt_s * 1e9)) // 2
-    return Pairs(names, rates, rtts, loads_of(exchange, names))
+    if all(rate <= ASYMMETRIC * rates[edge(*hop)] for hop, rate in one_way.items()):
+        one_way = {}
+    return Pairs(names, rates, rtts, loads_of(exchange, names), one_way)
