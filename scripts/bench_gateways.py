@@ -219,7 +219,7 @@ def main() -> None:
             chunk_bytes=(
                 chosen.chunk_kib << 10
                 if chosen.chunk_kib
-                else chunk_bytes_for(1 << 20, chosen.codec, [(rate * 1e6 / 8, rtt_ms / 1e3)])
+                else chunk_bytes_for(1 << 20, chosen.codec, rate * 1e6 / 8, rtt_ms / 1e3)
             ),
             window_bytes=chosen.window_mib and chosen.window_mib << 20,
             keeps_warm=chosen.warm,

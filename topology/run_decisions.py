@@ -35,7 +35,7 @@ def decide_run(
         job=_anchored(job, folder),
         topology=topology,
         reduction=reduction,
-        chunk_bytes=chunk_bytes_of(job, topology),
+        chunk_bytes=chunk_bytes_of(job, topology, reduction.plan),
         pipeline_bytes=pipeline_bytes_of(job, topology, reduction.plan),
         timeouts=Timeouts.derive(topology.failure),
         replan=replan,

@@ -178,14 +178,16 @@ def test_sockets_of_other_families_are_passed_over() -> None:
         ("fp32", (25e6, 0.08), 256),
         ("int8", (25e6, 0.08), 1024),
         ("fp32", (1.25e9, 1e-4), 1024),
+        ("fp32", (12.5e6, 0.04), 256),
+        ("fp32", (2.5e6, 0.08), 128),
         ("fp32", (1.25e6, 0.04), 64),
     ],
 )
 def test_some_chunks_are_on_the_way_at_once(
     codec: str, link: tuple[float, float], expected_kib: int
 ) -> None:
-    assert chunk_bytes_for(1 << 20, codec, [(1e12, 1.0), link]) == expected_kib << 10
-    assert chunk_bytes_for(1000, codec, [link]) == 1000, "the job's, if that is smaller"
+    assert chunk_bytes_for(1 << 20, codec, *link) == expected_kib << 10
+    assert chunk_bytes_for(1000, codec, *link) == 1000, "the job's, if that is smaller"
 
 
 LINK = PeerLink(site="birch", bytes_per_s=125e6, rtt_s=0.08, max_flows=16)

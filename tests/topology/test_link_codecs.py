@@ -26,6 +26,7 @@ from topology.model.wire_load import (
     FRAME_BYTES,
     Load,
     Wire,
+    chunk_bytes_for,
     chunk_bytes_of,
     gateways_s_per_byte,
     tree_ratios,
@@ -83,7 +84,7 @@ def test_each_tree_s_own_bytes_are_counted() -> None:
     job = with_codecs(script(), (0, 2, "int8"))
     relay = dataclasses.replace(TRIANGLE, emulate=True, emulator="relay")
     load = Wire(job, relay, PATHS).load(64 << 20)
-    chunk_bytes = chunk_bytes_of(job, relay)
+    chunk_bytes = chunk_bytes_of(job, relay, PATHS)
     assert load.chunk_bytes == (chunk_bytes + FRAME_BYTES, chunk_bytes * RATIOS["int8"] + FRAME_BYTES)  # fmt: skip
     # Three of four chunks cross 1-2, as fp32; those of the other tree cross 0-2; both cross 0-1.
     found = bytes_of_hops(PATHS, load)
@@ -135,14 +136,24 @@ def test_gateways_work_by_each_tree_s_codec() -> None:
     assert gateways_s_per_byte(job, TRIANGLE, PATHS, 1.0)[2] == pytest.approx(expected_s)
 
 
-def test_chunks_are_as_small_as_the_link_with_the_least_room_asks_for() -> None:
-    topology = world(2, both_ways((0, 1, 2.5e7, 0.02)))
-    narrow = world(3, both_ways((0, 1, 2.5e7, 0.02), (1, 2, 2.5e6, 0.02)))
-    assert chunk_bytes_of(script_with(1 << 20), topology) == 256 << 10
-    assert chunk_bytes_of(script_with(1 << 20), narrow) == 64 << 10
+def test_chunks_are_what_the_busiest_links_ask_for() -> None:
+    wide, narrow = (25e6, 0.02), (2.5e6, 0.02)
+    topology = world(3, both_ways((0, 1, *wide), (0, 2, *wide), (1, 2, *narrow)))
+    job, unused = script_with(1 << 20), ReductionPlan(3, (star(3, 0),), "")
+    assert chunk_bytes_for(1 << 20, "fp32", *wide) == 256 << 10
+    assert chunk_bytes_for(1 << 20, "fp32", *narrow) == 64 << 10
+    assert chunk_bytes_of(job, topology, unused) == 256 << 10
+    assert chunk_bytes_of(script_with(90_000), topology, unused) == 90_000, "the job's own"
+    narrowest = ReductionPlan(3, (star(3, 1),), "")
+    assert chunk_bytes_of(job, topology, narrowest) == 64 << 10
+    # All links are busy for as long: (18 + 18 + 16) / 3 is nearest to 2 to the 17.
+    shared = ReductionPlan(3, (star(3, 0, 18), star(3, 1, 1), star(3, 2, 1)), "")
+    assert chunk_bytes_of(job, topology, shared) == 128 << 10
     # With int8 the narrow link holds four times as much.
-    small = with_codecs(script_with(1 << 20), (1, 2, "int8"))
-    assert chunk_bytes_of(small, narrow) == 128 << 10
+    small = with_codecs(job, (1, 2, "int8"))
+    assert chunk_bytes_for(1 << 20, "int8", *narrow) == 128 << 10
+    assert chunk_bytes_of(small, topology, narrowest) == 128 << 10
+    assert chunk_bytes_of(job, world(1, []), ReductionPlan(1, (), "")) == 1 << 20
 
 
 def script_with(chunk_bytes: int) -> Job:

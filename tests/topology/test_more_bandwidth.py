@@ -16,7 +16,7 @@ from tests.fakes.plannable import (
 )
 from topology.channels import SEND_BUFFER_BYTES, chunks_abreast
 from topology.job import Job, Model
-from topology.model.reduction_plans import weighted_sets
+from topology.model.reduction_plans import plan_reduction, weighted_sets
 from topology.model.site_timing import trainer_timing
 from topology.model.step_model import StepModel
 from topology.model.tree_times import plan_times_s
@@ -111,7 +111,8 @@ def a_random_job(chance: random.Random, topology: Topology) -> Job:
     job = dataclasses.replace(
         job, exchange=exchange, trainer=dataclasses.replace(job.trainer, model=model)
     )
-    exchange = dataclasses.replace(exchange, chunk_bytes=chunk_bytes_of(job, topology), is_cut=True)
+    cut_bytes = chunk_bytes_of(job, topology, plan_reduction(job, topology))
+    exchange = dataclasses.replace(exchange, chunk_bytes=cut_bytes, is_cut=True)
     return dataclasses.replace(job, exchange=exchange)
 
 

@@ -32,7 +32,8 @@ def simulated_s(job: Job, topology: Topology) -> float:
 
 
 def cut_of(job: Job, world: Topology) -> int:
-    return chunk_bytes_of(job, placed(job, world))
+    here = placed(job, world)
+    return chunk_bytes_of(job, here, plan_reduction(job, here))
 
 
 def test_trees_leave_a_link_that_became_narrow() -> None:
@@ -56,12 +57,12 @@ def test_chunks_stay_as_the_run_has_cut_them() -> None:
     }
     narrow = with_measured(world, cut, "2030-01-01T00:00:00+00:00")
     job = dataclasses.replace(a_job(), exchange=Exchange(codec="fp32", chunk_bytes=1 << 20))
-    assert chunk_bytes_of(job, narrow) < chunk_bytes_of(job, world), "else nothing is seen here"
-    exchange = dataclasses.replace(job.exchange, chunk_bytes=cut_of(job, world), is_cut=True)
-    assert chunk_bytes_of(dataclasses.replace(job, exchange=exchange), narrow) == cut_of(job, world)
     job = dataclasses.replace(job, reduction=Reduction(tree="star", hub="s0"))
+    assert cut_of(job, narrow) < cut_of(job, world), "else nothing is seen here"
+    exchange = dataclasses.replace(job.exchange, chunk_bytes=cut_of(job, world), is_cut=True)
+    assert cut_of(dataclasses.replace(job, exchange=exchange), narrow) == cut_of(job, world)
     as_cut, as_if_new = (
-        best_switch(job, narrow, chunk_bytes_of(job, each)).before_s for each in (world, narrow)
+        best_switch(job, narrow, cut_of(job, each)).before_s for each in (world, narrow)
     )
     assert as_cut != as_if_new
 

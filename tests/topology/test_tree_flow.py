@@ -89,7 +89,7 @@ def off(seed: int, shape: str, emulator: str) -> float:
         topology="t",
         reduction=reduction_of(shape, topology),
         exchange=Exchange(
-            codec="fp32", chunk_bytes=256 << 10, bucket_bytes=1 << 20, schedule="serial"
+            codec="fp32", chunk_bytes=64 << 10, bucket_bytes=1 << 20, schedule="serial"
         ),
         trainer=Trainer(compute="modelled", global_batch=16, micro_batch=8, model=MODEL),
     )
@@ -109,7 +109,7 @@ def off_in_the_long_run(seed: int, shape: str, schedule: str, emulator: str) -> 
         topology="t",
         reduction=reduction_of(shape, topology),
         exchange=Exchange(
-            codec="fp32", chunk_bytes=256 << 10, bucket_bytes=1 << 20, schedule=schedule
+            codec="fp32", chunk_bytes=64 << 10, bucket_bytes=1 << 20, schedule=schedule
         ),
         trainer=Trainer(
             compute="modelled",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from topology.channels import FLOWS_MAX, SEND_BUFFER_BYTES, chunks_abreast, first_channels
 from topology.codec_costs import COSTS, GATEWAY_BYTES_PER_S, RATIOS, usual_ratio
 from topology.cost.slow_start import FIRST_WINDOW_PACKETS, is_rested_slow, unused_s
 from topology.job import Job
-from topology.trees.link_codecs import codec_between, plan_codecs
+from topology.trees.link_codecs import plan_codecs
 from topology.trees.trees import ReductionPlan
 from topology.world import Link, Site, Topology
 
@@ -78,49 +78,62 @@ _FRAME_MIN_S = 0.01
 are worth."""
 _CHUNK_BYTES_MIN = 64 << 10
 _CHUNK_BYTES_ENOUGH = 256 << 10
-"""Bytes of a chunk from which on a message's own cost counts no more beside that of its bytes."""
+"""Bytes of a chunk from which on a message's own cost counts no more beside that of its bytes: four
+sites whose links differ take 11 CPU seconds a GB with 64 KiB and 6 with this
+(docs/measurements/allreduce.md)."""
 _RESULT_ROUND_TRIPS = 3
 
 
-def chunk_bytes_of(job: Job, topology: Topology) -> int:
-    """Return the size of a job's chunks, in float32 bytes: at all sites, and in predictions.
+def chunk_bytes_of(job: Job, topology: Topology, plan: ReductionPlan) -> int:
+    """Return the size of a plan's chunks, in float32 bytes: at all sites, and in predictions.
 
-    What the links with the least room ask for, each with its own codec: trees may make frames
-    smaller, but what they are depends on this.
+    Each link that the plan uses asks for a size of its own, with the codec of each tree. Their mean
+    on a scale of powers of two counts a link by the time that it is busy: a narrow one that carries
+    little does not have all others' chunks as small as it would like its own.
     """
     exchange = job.exchange
     if exchange.is_cut:
         return exchange.chunk_bytes
-    by_codec: dict[str, list[tuple[float, float]]] = {}
-    for link in topology.links:
-        codec = codec_between(exchange, link.source, link.target)
-        by_codec.setdefault(codec, []).append((link.bytes_per_s, link.rtt_s))
-    return min(
-        (chunk_bytes_for(exchange.chunk_bytes, *each) for each in by_codec.items()),
-        default=exchange.chunk_bytes,
-    )
+    links = {(link.source, link.target): link for link in topology.links}
+    names = [site.name for site in topology.sites]
+    carried: defaultdict[tuple[Hop, str], float] = defaultdict(float)
+    for tree, codec in enumerate(plan_codecs(job, topology, plan)):
+        part = usual_ratio(codec) * (1 if plan.is_gather else plan.trees[tree].weight)
+        for hop in plan.hops(tree):
+            carried[hop, codec] += part
+    powers, busy = 0.0, 0.0
+    for ((source, target), codec), part in carried.items():
+        link = links[names[source], names[target]]
+        size = chunk_bytes_for(exchange.chunk_bytes, codec, link.bytes_per_s, link.rtt_s)
+        powers += part / link.bytes_per_s * math.log2(size / exchange.chunk_bytes)
+        busy += part / link.bytes_per_s
+    if not powers:
+        return exchange.chunk_bytes
+    size = round(math.log2(exchange.chunk_bytes) + powers / busy)
+    return min(exchange.chunk_bytes, 1 << size)
 
 
-def chunk_bytes_for(wanted_bytes: int, codec: str, links: Iterable[tuple[float, float]]) -> int:
-    """Return a chunk's size, in float32 bytes: as the job says at most.
+def chunk_bytes_for(wanted_bytes: int, codec: str, bytes_per_s: float, rtt_s: float) -> int:
+    """Return the size of chunks for one link, in float32 bytes: as the job says at most.
 
     Frames are acknowledged as a whole, so of what a link holds, a few must be on the way at once;
     with larger ones it runs dry, or a router's queue runs over. And a sum is passed on once the
-    whole chunk is there. Very small ones cost more of a processor than they are worth.
+    whole chunk is there. Small ones cost more of a processor than they are worth: up to
+    _CHUNK_BYTES_ENOUGH, two on the way have to do.
 
     Args:
         wanted_bytes: as the job says.
         codec: its name; a chunk that it makes small may be larger.
-        links: bytes a second and round trip, of all links of the topology.
+        bytes_per_s: of the link.
+        rtt_s: of the link.
     """
     ratio = RATIOS.get(codec, 1.0)
-    links = tuple(links)
-    held = (rate * max(rtt_s, _ROUND_TRIP_MIN_S) / ratio for rate, rtt_s in links)
-    best = int(min(held, default=_CHUNKS_ON_THE_WAY * wanted_bytes) / _CHUNKS_ON_THE_WAY)
+    held = max(bytes_per_s * max(rtt_s, _ROUND_TRIP_MIN_S) / ratio, 1.0)
+    best = int(held / _CHUNKS_ON_THE_WAY)
     if best >= wanted_bytes:
         return wanted_bytes
-    slowest = min(rate for rate, _ in links)
-    least = 1 << math.ceil(math.log2(max(slowest * _FRAME_MIN_S / ratio, 1.0)))
+    frame_min = max(bytes_per_s * _FRAME_MIN_S / ratio, 1.0)
+    least = 1 << max(math.ceil(math.log2(frame_min)), round(math.log2(held / 2)))
     least = min(max(least, _CHUNK_BYTES_MIN), _CHUNK_BYTES_ENOUGH)
     return min(wanted_bytes, max(1 << max(best.bit_length() - 1, 0), least))
 
@@ -219,7 +232,7 @@ class Wire:
             ValueError: no ratio for a codec that compresses.
         """
         self._cut_bytes, self._num_channels = (
-            chunk_bytes_of(job, topology),
+            chunk_bytes_of(job, topology, plan),
             channels_of(job, topology),
         )
         self._abreast = _abreast_of_links(job, topology)
