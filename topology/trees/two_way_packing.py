@@ -144,7 +144,7 @@ _Priced = tuple[int, int, float, Hop]
 
 
 def _arborescence(root: int, links: list[_Priced]) -> list[Hop]:
-    """Return the links of the cheapest arborescence from `root`; fewer where it reaches not all.
+    """Return the links of the cheapest arborescence from `root`; too few where none reaches all.
 
     Each group takes its cheapest link in. A circle of these becomes one group, for whose links in
     only counts what they cost more than the circle's own at that place. Cost: O(groups · links).
@@ -171,6 +171,8 @@ def _arborescence(root: int, links: list[_Priced]) -> list[Hop]:
     hops = _arborescence(root, merged)
     taken = set(hops)
     entered = {target for _, target, _, hop in links if hop in taken} & within
+    if not entered:
+        return []
     return [*hops, *(into[site][3] for site in circle if site not in entered)]
 
 
