@@ -98,9 +98,6 @@ class StepModel:
             raise ValueError("schedule: want an exchange, got off")
         self._topology, self._plan = topology, plan
         self._rows: dict[tuple[int, SiteTiming], tuple[Floats, Floats]] = {}
-        self._windows: dict[tuple[int, ...], Floats] = {}
-        """Bytes of the windows that connections settle at; shape (1, H), see
-        topology/model/pauses.py."""
         self.link_s: Mapping[Hop, float] = {}
         """Seconds that a step's bytes keep each directed link busy."""
         self.link_bytes: Mapping[Hop, float] = {}
@@ -163,21 +160,14 @@ class StepModel:
         [step_s] = self.steps_s([timings])
         return step_s
 
-    def steps_s(self, asked: Sequence[Timings], like: Timings | None = None) -> list[float]:
-        """Return the same of several, which is faster than one by one.
-
-        Args:
-            asked: What sites compute, B times.
-            like: TCP's windows are those that this one settles at, which is faster still, and what
-                steps are that differ little; None: each has its own.
-        """
+    def steps_s(self, asked: Sequence[Timings]) -> list[float]:
+        """Return the same of several, which is faster than one by one; `asked` are B."""
         if self._plan.num_sites == 1:
             return [timings[0].alone_s for timings in asked]
         steps = _Steps(self, asked)
         weights_bst = steps.warm_bst
         if self._links.are_slow:
-            window_bh = self._settled(steps) if like is None else self._settled_like(like)
-            weights_bst, _ = self._rested(steps, window_bh)
+            weights_bst, _ = self._rested(steps, self._settled(steps))
         found: list[float] = steps.at_least(largest_cycle_means(weights_bst)).tolist()
         return found
 
@@ -188,12 +178,6 @@ class StepModel:
         steps = _Steps(self, [timings])
         [step_s] = steps.at_least(largest_cycle_means(steps.warm_bst)).tolist()
         return float(step_s)
-
-    def _settled_like(self, timings: Timings) -> Floats:
-        key = tuple(map(id, timings))
-        if key not in self._windows:
-            self._windows[key] = self._settled(_Steps(self, [timings]))
-        return self._windows[key]
 
     def _settled(self, steps: _Steps) -> Floats:
         """Return the windows that steps come to, by B and link.

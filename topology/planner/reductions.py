@@ -1,10 +1,10 @@
 """The reductions that come into question for some sites, and how weighted trees get better.
 
-The menu is small: gather, a star at each site, the widest ring, two levels, the widest tree, and
-the weighted trees of a linear program (topology/trees/packing.py). The program knows how links are
-shared best, but neither round trips nor waits nor whole numbers of chunks. So its trees are a
-beginning, which small changes make better: other roots, sites below other sites, and parts of what
-one tree carries at another tree.
+The menu is small: gather, a star at each site, the widest ring, two levels, the widest tree with
+each site as its root, and the weighted trees of a linear program (topology/trees/packing.py). The
+program knows how links are shared best, but neither round trips nor waits nor whole numbers of
+chunks. So its trees are a beginning, which small changes make better: other roots, sites below
+other sites, and parts of what one tree carries at another tree.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def _forms(pairs: Pairs, *, packed: bool) -> Iterator[tuple[str, tuple[Tree, ...
     widest = widest_tree(pairs)
     if widest is None:
         return
-    yield "", (widest,)
+    for tree in (widest, *every_root(pairs, [edge(*hop) for hop in widest.parent.items()], 1)):
+        yield "", (tree,)
     if pairs.one_way and pairs.num_sites > 2:
         yield "", (widest_two_way_tree(pairs),)
     order = _widest_ring(pairs)
@@ -180,17 +181,16 @@ def _rerooted(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
 
 
 def _rehung(pairs: Pairs, plan: ReductionPlan) -> Iterator[tuple[Tree, ...]]:
-    """Yield a plan's only tree with one site, and all below it, under another site.
+    """Yield a plan's trees, with one site of one, and all below it, under another site.
 
-    Where it has another way down, of the one way or the other.
+    Where that tree has another way down, of the one way or the other.
     """
-    if len(plan.trees) != 1:
-        return
-    [tree] = plan.trees
-    for way in _rehung_ways(pairs, tree.root, tree.parent):
-        yield (dataclasses.replace(tree, parent=way),)
-    for way in () if tree.down is None else _rehung_ways(pairs, tree.root, tree.down):
-        yield (dataclasses.replace(tree, down=way),)
+    for place, tree in enumerate(plan.trees):
+        before, after = plan.trees[:place], plan.trees[place + 1 :]
+        for way in _rehung_ways(pairs, tree.root, tree.parent):
+            yield (*before, dataclasses.replace(tree, parent=way), *after)
+        for way in () if tree.down is None else _rehung_ways(pairs, tree.root, tree.down):
+            yield (*before, dataclasses.replace(tree, down=way), *after)
 
 
 def _rehung_ways(pairs: Pairs, root: int, way: Mapping[int, int]) -> Iterator[dict[int, int]]:

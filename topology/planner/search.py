@@ -1,13 +1,15 @@
 """The search for the best plan, for the shipped trainer and for models that jobs describe.
 
-Sets of sites begin with those that near or wide links join, and are followed as far as single sites
-that join or leave make a guess better. For the most promising sets, the reductions of the menu are
-tried with each codec. Then one local search changes what a plan decides, one thing at a time:
-sequences, sizes, codecs, trees and their weights. The step model says what helps.
+Sets of sites begin with those that near or wide links join, and are followed as far as sites that
+join or leave make a guess better: one by one, and of few sites two at once. For the most promising
+sets, the reductions of the menu are tried with each codec. Then one local search changes what a
+plan decides, one thing at a time: sequences, sizes, codecs, trees and their weights. The step model
+says what helps.
 
-The simulator decides between the best few. The local search then goes on by its word for a few more
-changes: the step model is least exact where several trees share links. What the simulator says of
-a plan is what the plan says of itself.
+The simulator decides between the best few. It looks at the best of each number of trees first: the
+step model errs alike for plans that are alike. The local search then goes on by its word for a few
+more changes: the step model is least exact where several trees share links. What the simulator says
+of a plan is what the plan says of itself.
 
 All of this is limited by numbers of tries. A model of a step takes longer the more sites there are,
 so of many sites fewer changes are looked at.
@@ -20,6 +22,7 @@ import functools
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from topology.codec_costs import usual_ratio
@@ -62,13 +65,15 @@ EVERY_CUTS_MAX = 512
 """The most combinations of the sites' cuts that are all tried."""
 _QUICK_CANDIDATES = 3
 """Reductions of a set that are looked at before it is known whether the set is good."""
-_SETS = 3
+_SETS = 4
 """Sets of sites that are looked at closely."""
+_SITES_OF_PAIRS = 6
+"""Number of sites up to which two at once may join or leave a set."""
 _GUESSED_SITES = 12
 """Number of sites beyond which the step without a site, or with one more, is a guess."""
-_CANDIDATES, _TREES = 4, 2
-"""Reductions of a set that are looked at closely, and how many of a single tree are among them at
-least: small changes lead far from these."""
+_CANDIDATES, _OF_EACH_SET = 10, 2
+"""Reductions of all these sets that are looked at closely, and how many of each set are among them
+at least."""
 _NEAR_ENOUGH = 1.2
 """Ratio to the best choice's step beyond which a choice is not looked at closely."""
 _BETTERED = 3
@@ -130,14 +135,10 @@ class Search:
 
     def best(self) -> Choice | None:
         """Return the best choice of all; None where no set of sites can run the job."""
-        guesses = self._guesses()
-        found: list[Choice] = []
-        for guess in guesses[:_SETS]:
-            if guess.rank[0] <= _NEAR_ENOUGH * guesses[0].rank[0]:
-                found += self.set_of(guess.sites).thorough()
-        if not found:
+        begun = self._begun()
+        if not begun:
             return None
-        found.sort(key=by_rank)
+        found = _distinct(self.set_of(each.sites).improved(each, _FEW_TRIES) for each in begun)
         found += [self.set_of(each.sites).improved(each, _MANY_TRIES) for each in found[:_BETTERED]]
         best = self._judged_best(found)
         num_tries = min(_POLISHED, _POLISHED_ACTIONS // self._num_actions)
@@ -149,9 +150,21 @@ class Search:
         )
         return self.judged(polished)
 
+    def _begun(self) -> list[Choice]:
+        """Return what is changed first: the most promising choices of the most promising sets."""
+        guesses = self._guesses()
+        near = [
+            each.sites
+            for each in guesses[:_SETS]
+            if each.rank[0] <= _NEAR_ENOUGH * guesses[0].rank[0]
+        ]
+        promising = [self.set_of(names).promising() for names in near]
+        kept = [each for mine in promising for each in mine[:_OF_EACH_SET]]
+        return _distinct((*kept, *_distinct(itertools.chain(*promising))[:_CANDIDATES]))
+
     def _judged_best(self, choices: Iterable[Choice]) -> Choice:
         """Return the best of some choices: of the best few, by the simulator."""
-        near = list({each.decisions: each for each in sorted(choices, key=by_rank)}.values())
+        near = _unlike_first(_distinct(choices))
         first = self.judged(near[0])
         most = max(_JUDGED_LEAST, min(_JUDGED, _JUDGED_ACTIONS // self._num_actions))
         limit = _JUDGED_WITHIN * near[0].rank[0]
@@ -215,10 +228,14 @@ class Search:
             guess([everybody])
         else:
             best = guess(self._first_sets(everybody))
+            counts = range(1, 3 if len(everybody) <= _SITES_OF_PAIRS else 2)
+            changes = [
+                each for count in counts for each in itertools.combinations(everybody, count)
+            ]
             before = None
             while best is not None and best is not before:
                 before, now = best, set(best.sites)
-                best = guess(self._ordered(now ^ {name}) for name in everybody)
+                best = guess(self._ordered(now ^ {*names}) for names in changes)
         return sorted(filter(None, found.values()), key=by_rank)
 
     def _first_sets(self, names: Names) -> Iterator[Names]:
@@ -280,20 +297,14 @@ class SiteSet:
         """A good choice: the best of the menu, with few changes. Of many sites it is the guess."""
         if len(self._names) > _GUESSED_SITES:
             return self.quick
-        return next((self.improved(each, _FEW_TRIES) for each in self._promising()), None)
+        return next((self.improved(each, _FEW_TRIES) for each in self.promising()), None)
 
-    def thorough(self) -> list[Choice]:
-        """Return the most promising reductions and codecs, each with few changes."""
-        return [self.improved(each, _FEW_TRIES) for each in self._promising()]
-
-    def _promising(self) -> list[Choice]:
-        """Return the best reductions and codecs of the menu, in one size."""
+    def promising(self) -> list[Choice]:
+        """Return the reductions and codecs of the menu that come near the best, in one size."""
         kept: dict[object, Choice] = {}
         for choice in sorted(self._tried(packed=True), key=by_rank):
             kept.setdefault((choice.candidate, choice.coding), choice)
-        candidates = list(kept.values())
-        trees = [each for each in candidates if len(each.candidate.plan.trees) == 1]
-        return list(dict.fromkeys((*candidates[:_CANDIDATES], *trees[:_TREES])))
+        return list(kept.values())
 
     def improved(self, choice: Choice, most_tries: int) -> Choice:
         """Return what a number of changes make of a choice, by the step model."""
@@ -332,8 +343,8 @@ class SiteSet:
         how = (choice.candidate, choice.coding, choice.sizing)
         timed = zip(splits, self._fastest(*how, splits), strict=True)
         able = [(step_s, split, timings) for split, (timings, step_s) in timed if timings]
-        for _, split, timings in heapq.nsmallest(_SPREADS, able, key=lambda each: each[:2]):
-            yield self._with_timings(*how, split, timings)
+        for step_s, split, timings in heapq.nsmallest(_SPREADS, able, key=lambda each: each[:2]):
+            yield self._with_timings(*how, split, timings, step_s)
 
     def _resized(self, choice: Choice) -> Iterator[Choice]:
         """Yield the same in other sizes of chunks and buckets."""
@@ -360,7 +371,11 @@ class SiteSet:
             candidate = candidate_of(self._names, trees)
             if self._search.allows(candidate.reduction):
                 how = (candidate, choice.coding, choice.sizing)
-                yield self._with_timings(*how, choice.sequences, choice.timings, choice.modelled_s)
+                model, _, _ = self._model(*how)
+                step_s = model.warm_step_s(choice.timings)
+                if step_s < choice.modelled_s:  # What is longer even so need not be exact.
+                    step_s = model.step_s(choice.timings)
+                yield self._with_timings(*how, choice.sequences, choice.timings, step_s)
 
     @functools.cached_property
     def _pool(self) -> list[Tree]:
@@ -415,9 +430,9 @@ class SiteSet:
         self, candidate: Candidate, coding: Coding, sizing: Sizing, split: Split
     ) -> Iterator[Choice]:
         """Yield what comes of decisions, with the cuts that suit them; none: it is impossible."""
-        [(timings, _)] = self._fastest(candidate, coding, sizing, [split])
+        [(timings, step_s)] = self._fastest(candidate, coding, sizing, [split])
         if timings:
-            yield self._with_timings(candidate, coding, sizing, split, timings)
+            yield self._with_timings(candidate, coding, sizing, split, timings, step_s)
 
     def _with_timings(
         self,
@@ -426,13 +441,10 @@ class SiteSet:
         sizing: Sizing,
         split: Split,
         timings: tuple[SiteTiming, ...],
-        below: float = math.inf,
+        step_s: float,
     ) -> Choice:
-        """Return what comes of decisions and cuts; steps of `below` and more need not be exact."""
-        model, egress, lost = self._model(candidate, coding, sizing)
-        step_s = model.warm_step_s(timings)
-        if step_s < below:
-            step_s = model.step_s(timings)
+        """Return what comes of decisions and cuts that give a step of `step_s`."""
+        _, egress, lost = self._model(candidate, coding, sizing)
         usd = self._usd_per_s * step_s + egress
         places = (self._search.codecs.index(coding.codec), len(candidate.plan.trees))
         rest = (len(self._names), lost, *places, self._search.sizes.index(sizing))
@@ -488,6 +500,26 @@ class SiteSet:
             return list(zip(alone, model.steps_s(alone), strict=True))
         every = len(splits) == 1 or len(self._names) <= 2
         return [fastest_cuts(model, each, EVERY_CUTS_MAX if every else 1) for each in fronts]
+
+
+def _distinct(choices: Iterable[Choice]) -> list[Choice]:
+    """Return choices without those that decide the same, the best first."""
+    return list({each.decisions: each for each in sorted(choices, key=by_rank)}.values())
+
+
+def _unlike_first(choices: Iterable[Choice]) -> list[Choice]:
+    """Return the best of each number of trees first, for of these the step model errs unlike.
+
+    Args:
+        choices: The best first.
+    """
+    counts: Counter[int] = Counter()
+    places = []
+    for each in choices:
+        num_trees = len(each.candidate.plan.trees)
+        places.append((counts[num_trees], each))
+        counts[num_trees] += 1
+    return [each for _, each in sorted(places, key=lambda placed: placed[0])]
 
 
 def fastest_cuts(
