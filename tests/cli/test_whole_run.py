@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[ScriptedCo
     coordinator.runs[0].state = control_pb2.RUN_STATE_ACTIVE
     with serving(coordinator) as address:
 
-        def submit(pair: Pair, home: Path, run_id: str, coordinator: str | None) -> RunFolder:
+        def submit(
+            pair: Pair, home: Path, run_id: str, coordinator: str | None, faults: Sequence[str]
+        ) -> RunFolder:
             folder = a_folder(home, run_id)
             folder.remember_remote(address)
             return folder
@@ -110,7 +112,9 @@ def test_an_interrupted_run_is_cancelled(
 def test_a_run_that_cannot_be_submitted_has_failed(
     files: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(pair: Pair, home: Path, run_id: str, coordinator: str | None) -> RunFolder:
+    def refuse(
+        pair: Pair, home: Path, run_id: str, coordinator: str | None, faults: Sequence[str]
+    ) -> RunFolder:
         raise CommandError("COORDINATOR_LOST", "the coordinator does not listen")
 
     monkeypatch.setattr("orchestrator.cli.whole_run.submit", refuse)

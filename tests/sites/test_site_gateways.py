@@ -102,7 +102,7 @@ def test_gateways_that_understood_different_plans_are_a_refusal() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ((b'"weight":1', b'"weight":0'), "of weight 1 to 100"),
+        ((b'"root":1', b'"root":1,"weight":0'), "of weight 1 to 100"),
         ((b'"codecs":', b'"newer":1,"codecs":'), "newer: unknown"),
         ((b"{", b"["), "not JSON"),
     ],
