@@ -28,7 +28,7 @@ SAMPLE_S = 0.05
 DIAL_AGAIN_S = 0.05
 BLOCK_BYTES = 256 << 10
 _HOST_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-"""Of a network namespace: this host's, for no emulator sets it."""
+"""This host's choice, in a network namespace too: no emulator sets it."""
 
 
 class Received:

@@ -20,6 +20,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from sites.bench.arguments import baseline_parser
 from sites.bench.tensors import FLOAT_BYTES, digest_of, values_of
 
 
@@ -52,15 +53,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sites.bench.gloo", description=__doc__)
-    parser.add_argument("--rank", type=int, required=True)
+    parser = baseline_parser("sites.bench.gloo", __doc__)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--store", required=True, help="a file that all processes see")
     parser.add_argument("--device", required=True, help="network interface")
-    parser.add_argument("--size-bytes", type=int, required=True)
-    parser.add_argument("--count", type=int, required=True, help="repetitions")
-    parser.add_argument("--idle", type=float, default=0.0, help="s, before each repetition")
-    parser.add_argument("--timeout", type=float, required=True, help="s, for every wait")
     return parser
 
 

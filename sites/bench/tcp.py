@@ -19,6 +19,8 @@ import threading
 import time
 from pathlib import Path
 
+from sites.bench.arguments import baseline_parser
+
 PIECE_BYTES = 1 << 20
 POLL_S = 0.02
 
@@ -107,14 +109,9 @@ def _port(path: Path, deadline_s: float) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sites.bench.tcp", description=__doc__)
-    parser.add_argument("--rank", type=int, required=True)
+    parser = baseline_parser("sites.bench.tcp", __doc__)
     parser.add_argument("--addresses", nargs="+", required=True, help="of all sites, by rank")
     parser.add_argument("--folder", type=Path, required=True, help="that all processes see")
-    parser.add_argument("--size-bytes", type=int, required=True)
-    parser.add_argument("--count", type=int, required=True, help="repetitions")
-    parser.add_argument("--idle", type=float, default=0.0, help="s, before each repetition")
-    parser.add_argument("--timeout", type=float, required=True, help="s, for every wait")
     return parser
 
 

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from orchestrator.emulator.emulator_config import NetnsConfig
 from orchestrator.emulator.link_shape import LossDeck
 from tests.fakes.emulator_configs import netns_config
 from tests.fakes.sockets import open_socket, receive, round_trip_s
+from tests.fakes.waiting import wait_for
 from topology.errors import ConfigError
 from topology.faults.script import Change
 from topology.json_fields import to_json
@@ -190,18 +190,18 @@ def test_cross_traffic_is_under_way_on_every_link_and_is_counted(tmp_path: Path)
         cross_traffic=CrossTraffic(flows=2),
         cross_traffic_folder=str(tmp_path / "new"),
     )
-    received = {"eu": 0, "us": 0}
     with running_emulator(config) as emulator:
-        deadline_s = time.monotonic() + DEADLINE_S
-        while min(received.values()) < 1 << 20 and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-            for site, other in (("eu", "us"), ("us", "eu")):
-                file = tmp_path / "new" / f"{site}.jsonl"
-                *lines, _ = file.read_text().split("\n") if file.exists() else [""]
-                if lines:
-                    totals = json.loads(lines[-1])["received_bytes"]
-                    received[site] = totals[emulator.sites[other].address]
-    assert min(received.values()) >= 1 << 20
+
+        def received(site: str, other: str) -> int:
+            file = tmp_path / "new" / f"{site}.jsonl"
+            *lines, _ = file.read_text().split("\n") if file.exists() else [""]
+            totals = json.loads(lines[-1])["received_bytes"] if lines else {}
+            return int(totals.get(emulator.sites[other].address, 0))
+
+        wait_for(
+            lambda: min(received("eu", "us"), received("us", "eu")) >= 1 << 20,
+            "a megabyte of somebody else's each way",
+        )
 
 
 def test_namespaces_end_with_the_emulator_even_if_it_is_killed() -> None:

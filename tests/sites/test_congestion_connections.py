@@ -282,17 +282,23 @@ def test_where_nothing_leaves_the_host_nothing_is_lost(
     """With the round trip of a long link, the same connections lead to what emulates it."""
     growth, _, outbox = growing(tmp_path, None)
     growth._link = dataclasses.replace(LINK, rtt_s=rtt_s)
-    counted = []
+    asked, counted = [], []
+
+    def stay_local(addresses: frozenset[tuple[str, int]]) -> bool:
+        asked.append(addresses)
+        outbox.close()
+        return True
 
     def segments_to(addresses: frozenset[tuple[str, int]]) -> Segments:
         counted.append(addresses)
         outbox.close()
         return Segments(1000, 10, "cubic")
 
+    monkeypatch.setattr(connections, "stay_local", stay_local)
     monkeypatch.setattr(connections, "segments_to", segments_to)
     monkeypatch.setattr(connections, "_EVERY_S", 0.0)
     growth.run()
-    assert len(counted) == (0 if rtt_s < 1e-3 else 1)
+    assert (len(asked), len(counted)) == ((1, 0) if rtt_s < 1e-3 else (0, 1))
 
 
 def pushed(outbox: Outbox, chunks: range) -> None:

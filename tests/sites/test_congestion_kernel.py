@@ -14,7 +14,7 @@ import pytest
 from protos.frame import ChunkKey, Frame, Kind
 from sites.gateway.config import PeerLink
 from sites.gateway.links.congestion import kernel
-from sites.gateway.links.congestion.kernel import set_up, use_pauses
+from sites.gateway.links.congestion.kernel import addresses_of, set_up, stay_local, use_pauses
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.transport import Peer
 from tests.fakes.looks import Looks, outbox_with
@@ -73,6 +73,7 @@ def test_a_connection_follows_what_its_link_asks_for(listener: socket.socket, wa
         assert (most_paced(client) == UNPACED) == (wanted != "reno"), "BBR paces by itself"
         low = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
         assert low == kernel._UNSENT_BYTES
+        assert not stay_local(addresses_of(*listener.getsockname()))
 
 
 def test_what_the_kernel_does_not_have_is_told_and_ends_nothing(
@@ -99,6 +100,7 @@ def test_connections_that_stay_on_the_host_are_left_alone_but_for_bbr(
         set_up(peer_at(listener), link(rtt_s=rtt_s))
         assert congestion_of(client) == left
         assert most_paced(client) == UNPACED
+        assert stay_local(addresses_of(*listener.getsockname()))
 
 
 def test_a_name_that_is_not_known_for_a_while_ends_nothing(

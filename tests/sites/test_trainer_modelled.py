@@ -16,7 +16,7 @@ MODEL = Model(layers=2, heads=2, width=8, context=16)
 CONFIG = Trainer(model=MODEL, global_batch=5, micro_batch=2, seed=3)
 TEXT = np.arange(4000, dtype=np.int64).astype(np.uint8)
 TIMES = [LayerTime(forward_s, 2 * forward_s) for forward_s in (0.0, 1.0, 1.0, 0.5)]
-"""Of the embedding, two blocks and the head."""
+"""How long the embedding, two blocks and the head take."""
 
 
 class FakeTime:

@@ -73,7 +73,7 @@ class Question:
     baselines: tuple[str, ...] = ()
     """What else was measured: of `gloo` and `tcp`."""
     conditions: Conditions = NO_CONDITIONS
-    """Of the emulated links."""
+    """What was done to the emulated links."""
     idle_s: float = 0.0
     """The pause before each repetition."""
 

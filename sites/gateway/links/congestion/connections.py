@@ -29,6 +29,7 @@ from sites.gateway.links.congestion.kernel import (
     segments_to,
     send_buffer_bytes,
     starts_slowly_after_idle,
+    stay_local,
 )
 from sites.gateway.links.send_queue import Outbox
 from sites.gateway.links.streams import Streams
@@ -120,12 +121,12 @@ class ChannelGrowth:
     def run(self) -> None:
         """Follow the losses that the kernel counts, until the link is over."""
         before, totals = Segments(), self._outbox.totals()
-        if self._link.rtt_s < LOCAL_RTT_S:
-            return  # what is sent again there was not lost, but acknowledged late
         while not self._outbox.closed.wait(_EVERY_S) and not self._outbox.is_over:
             addresses = addresses_now(self._peer)
             if addresses is None:
                 continue
+            if self._link.rtt_s < LOCAL_RTT_S and stay_local(addresses):
+                continue  # what is sent again there was not lost, but acknowledged late
             now = segments_to(addresses)
             self._advise_idle(now.congestion_control)
             loss = loss_of(before, now)

@@ -126,6 +126,11 @@ def set_up(peer: Peer, link: PeerLink) -> None:
         _ask(addresses, partial(_set_up, link=link))
 
 
+def stay_local(addresses: Addresses) -> bool:
+    """Return whether there are connections to `addresses` that stay on this host."""
+    return any(_ask(addresses, _is_local))
+
+
 def begin_bbr_anew(addresses: Addresses, rtt_s: float) -> int:
     """Have BBR begin anew where nothing is on the way to `addresses`; return on how many.
 
