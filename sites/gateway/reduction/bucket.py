@@ -1,9 +1,8 @@
 """One bucket at one gateway, from the first frame or post until all ranks have their result.
 
 A bucket is `Expected` while peers have sent frames of it and no rank of this gateway has posted it.
-It
-is `OpenBucket` from the first rank's `Post` on: then its grid, plan and codecs are known, and its
-reduction is under way. Whoever calls holds the executor's lock.
+It is `OpenBucket` from the first rank's `Post` on: then its grid, plan and codecs are known, and
+its reduction is under way. Whoever calls holds the executor's lock.
 """
 
 from __future__ import annotations
