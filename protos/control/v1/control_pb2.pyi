@@ -167,6 +167,10 @@ class AgentMessage(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     REDUCTION_PREPARED_FIELD_NUMBER: builtins.int
     REDUCTION_BEGUN_FIELD_NUMBER: builtins.int
+    SETTLED_FIELD_NUMBER: builtins.int
+    RESUMED_FIELD_NUMBER: builtins.int
+    SUSPECT_FIELD_NUMBER: builtins.int
+    REACHED_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -185,6 +189,14 @@ class AgentMessage(google.protobuf.message.Message):
     def reduction_prepared(self) -> global___ReductionPrepared: ...
     @property
     def reduction_begun(self) -> global___ReductionBegun: ...
+    @property
+    def settled(self) -> global___Settled: ...
+    @property
+    def resumed(self) -> global___Resumed: ...
+    @property
+    def suspect(self) -> global___Suspect: ...
+    @property
+    def reached(self) -> global___Reached: ...
     def __init__(
         self,
         *,
@@ -197,10 +209,14 @@ class AgentMessage(google.protobuf.message.Message):
         digest: global___Digest | None = ...,
         reduction_prepared: global___ReductionPrepared | None = ...,
         reduction_begun: global___ReductionBegun | None = ...,
+        settled: global___Settled | None = ...,
+        resumed: global___Resumed | None = ...,
+        suspect: global___Suspect | None = ...,
+        reached: global___Reached | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "running", b"running"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "running", b"running"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun"] | None: ...
+    def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "suspect", b"suspect"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "suspect", b"suspect"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun", "settled", "resumed", "suspect", "reached"] | None: ...
 
 global___AgentMessage = AgentMessage
 
@@ -215,6 +231,9 @@ class CoordinatorMessage(google.protobuf.message.Message):
     STOP_FIELD_NUMBER: builtins.int
     PREPARE_REDUCTION_FIELD_NUMBER: builtins.int
     DECIDE_REDUCTION_FIELD_NUMBER: builtins.int
+    SETTLE_FIELD_NUMBER: builtins.int
+    RESUME_FIELD_NUMBER: builtins.int
+    CANCEL_SETTLE_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome: ...
     @property
@@ -229,6 +248,12 @@ class CoordinatorMessage(google.protobuf.message.Message):
     def prepare_reduction(self) -> global___PrepareReduction: ...
     @property
     def decide_reduction(self) -> global___DecideReduction: ...
+    @property
+    def settle(self) -> global___Settle: ...
+    @property
+    def resume(self) -> global___Resume: ...
+    @property
+    def cancel_settle(self) -> global___CancelSettle: ...
     def __init__(
         self,
         *,
@@ -239,10 +264,13 @@ class CoordinatorMessage(google.protobuf.message.Message):
         stop: global___Stop | None = ...,
         prepare_reduction: global___PrepareReduction | None = ...,
         decide_reduction: global___DecideReduction | None = ...,
+        settle: global___Settle | None = ...,
+        resume: global___Resume | None = ...,
+        cancel_settle: global___CancelSettle | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "prepare_reduction", "decide_reduction"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "prepare_reduction", "decide_reduction", "settle", "resume", "cancel_settle"] | None: ...
 
 global___CoordinatorMessage = CoordinatorMessage
 
@@ -705,6 +733,215 @@ class ReductionBegun(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "round", b"round", "run_id", b"run_id"]) -> None: ...
 
 global___ReductionBegun = ReductionBegun
+
+@typing.final
+class Settle(google.protobuf.message.Message):
+    """Coordinator to agent: the run's epoch will change. No new round begins at the site until Resume or CancelSettle."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    LOST_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    """of the epoch to come: rises from proposal to proposal of a run"""
+    @property
+    def lost(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """sites that are members now and will not be; where there are some, chunks stop crossing"""
+
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        lost: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "lost", b"lost", "run_id", b"run_id"]) -> None: ...
+
+global___Settle = Settle
+
+@typing.final
+class Settled(google.protobuf.message.Message):
+    """Agent to coordinator: how far all gateways of the site have got. Nothing moves there until the outcome is known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    CHAIN_FIELD_NUMBER: builtins.int
+    CHAIN_ROUND_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    round: builtins.int
+    """the latest that a gateway of the site has begun; -1: none"""
+    finished: builtins.bytes
+    """chunks of rounds that are not known to be stable: JSON, topology/epoch.py"""
+    chain: builtins.int
+    """of the digests of all rounds up to `chain_round`, all gateways together"""
+    chain_round: builtins.int
+    """the latest that all gateways of the site have completed; -1: none"""
+    why: builtins.str
+    """why the site cannot, in one line; empty: it has settled"""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        round: builtins.int = ...,
+        finished: builtins.bytes = ...,
+        chain: builtins.int = ...,
+        chain_round: builtins.int = ...,
+        why: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chain", b"chain", "chain_round", b"chain_round", "epoch", b"epoch", "finished", b"finished", "generation", b"generation", "round", b"round", "run_id", b"run_id", "why", b"why"]) -> None: ...
+
+global___Settled = Settled
+
+@typing.final
+class Resume(google.protobuf.message.Message):
+    """Coordinator to agent: the new epoch, and who gives whom what it has finished."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    RECORD_FIELD_NUMBER: builtins.int
+    HANDOVERS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    record: builtins.bytes
+    """JSON of Epoch: topology/epoch.py"""
+    handovers: builtins.bytes
+    """JSON of a list of Handover: topology/epoch.py"""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        record: builtins.bytes = ...,
+        handovers: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "handovers", b"handovers", "record", b"record", "run_id", b"run_id"]) -> None: ...
+
+global___Resume = Resume
+
+@typing.final
+class Resumed(google.protobuf.message.Message):
+    """Agent to coordinator: all gateways of the site use the new epoch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    round: builtins.int
+    """as in Settled"""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+        round: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "round", b"round", "run_id", b"run_id"]) -> None: ...
+
+global___Resumed = Resumed
+
+@typing.final
+class CancelSettle(google.protobuf.message.Message):
+    """Coordinator to agent: the change does not come. The site goes on as before."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
+
+global___CancelSettle = CancelSettle
+
+@typing.final
+class Suspect(google.protobuf.message.Message):
+    """Agent to coordinator: a gateway of the site cannot reach another site. What follows, the coordinator decides."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    SITE_FIELD_NUMBER: builtins.int
+    IS_GONE_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    site: builtins.str
+    """the one that is not reached"""
+    is_gone: builtins.bool
+    """it said that it ends, or its host refuses connections; else it is silent"""
+    why: builtins.str
+    """one line"""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        site: builtins.str = ...,
+        is_gone: builtins.bool = ...,
+        why: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "is_gone", b"is_gone", "run_id", b"run_id", "site", b"site", "why", b"why"]) -> None: ...
+
+global___Suspect = Suspect
+
+@typing.final
+class Reached(google.protobuf.message.Message):
+    """Agent to coordinator: a suspected site is heard again."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    SITE_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    site: builtins.str
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        site: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "run_id", b"run_id", "site", b"site"]) -> None: ...
+
+global___Reached = Reached
 
 @typing.final
 class MetricBatch(google.protobuf.message.Message):
