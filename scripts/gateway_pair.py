@@ -215,6 +215,7 @@ def config_of(setting: Setting, site: int, host: str, folder: Path) -> GatewayCo
             ),
         ),
         peer_lost_s=30.0,
+        rank_wait_s=300.0,
         keepalive_time_s=10.0,
         keepalive_timeout_s=10.0,
     )

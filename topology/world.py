@@ -149,10 +149,19 @@ class Detection:
     """The settings of when something counts as failed."""
 
     detect_within_s: float
-    """Seconds, the one figure that a user sets; topology.timeouts derives the others from it."""
-    min_sites: int
+    """Seconds after which a dead process or a silent path is noticed; topology.timeouts derives the
+    short timeouts from it."""
     start_within_s: float
     """Seconds within which every site must be up, or all are rolled back."""
+    min_sites: int = 1
+    """The fewest sites that a run goes on with."""
+    ride_out_s: float = 600.0
+    """Seconds that an outage may last that the run waits out: what ranks wait follows from it."""
+    stall_within_s: float | None = None
+    """Seconds after which a rank that does not come is named; None: the larger of
+    `detect_within_s` and a few steps."""
+    coordinator_within_s: float = 3600.0
+    """Seconds that sites go on without a coordinator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,6 +182,6 @@ def _topology(shapes: Iterable[LinkShape]) -> Topology:
             )
             for each in shapes
         ),
-        failure=Detection(detect_within_s=15.0, min_sites=1, start_within_s=120.0),
+        failure=Detection(detect_within_s=15.0, start_within_s=120.0),
         coordinator=Endpoint(host="127.0.0.1", port=0),
     )

@@ -70,8 +70,13 @@ def _run(options: argparse.Namespace, own_lines: OwnLines) -> int:
     """Check what the operator gave, then serve."""
     _check_loopback(options.coordinator.rpartition(":")[0])
     _check_loopback(options.bind or options.address)
+    # The longer figures come with a run's spec.
+    within_s = options.detect_within
     detection = Detection(
-        detect_within_s=options.detect_within, min_sites=1, start_within_s=options.start_within
+        detect_within_s=within_s,
+        start_within_s=options.start_within,
+        ride_out_s=within_s,
+        coordinator_within_s=within_s,
     )
     timeouts = Timeouts.derive(detection)
     options.state.mkdir(parents=True, exist_ok=True)

@@ -111,6 +111,7 @@ def gateway_config(
             for link in _links_of(spec, site)
         ),
         peer_lost_s=spec.timeouts.peer_lost_s,
+        rank_wait_s=spec.timeouts.process_group_s,
         keepalive_time_s=spec.timeouts.keepalive_time_s,
         keepalive_timeout_s=spec.timeouts.keepalive_timeout_s,
     )

@@ -76,6 +76,8 @@ class GatewayConfig:
     results."""
     peer_lost_s: float
     """Silence after which a peer counts as lost."""
+    rank_wait_s: float
+    """How long a rank may wait here to hear which plan carries its round."""
     keepalive_time_s: float
     keepalive_timeout_s: float
     probe: Probe | None = None

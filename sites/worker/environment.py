@@ -88,7 +88,7 @@ def lone_spec(num_ranks: int) -> RunSpec:
         name="alone",
         sites=(site,),
         links=(),
-        failure=Detection(detect_within_s=15.0, min_sites=1, start_within_s=600.0),
+        failure=Detection(detect_within_s=15.0, start_within_s=600.0),
         coordinator=Endpoint(host="127.0.0.1", port=0),
     )
     job = Job(name="alone", topology="")

@@ -54,6 +54,7 @@ def gateway_config(
             for other in plan.neighbours(site)
         ),
         "peer_lost_s": 10.0,
+        "rank_wait_s": 30.0,
         "keepalive_time_s": 3.0,
         "keepalive_timeout_s": 3.0,
     }

@@ -52,7 +52,7 @@ def small_world(
             )
             for source, target, rate, rtt_s in links
         ),
-        failure=Detection(detect_within_s=15, min_sites=1, start_within_s=120),
+        failure=Detection(detect_within_s=15, start_within_s=120),
         coordinator=Endpoint(host="127.0.0.1", port=0),
         **more,
     )

@@ -144,7 +144,7 @@ def test_a_rank_waits_at_the_first_round_until_the_outcome_is_known() -> None:
 
 def test_nobody_waits_for_an_outcome_for_ever() -> None:
     plan = ReductionPlan(2, (star(2, 0),), "")
-    exchange = Exchanges(plan, "fp32", (1, 1), peer_lost_s=0.01).exchanges[0]
+    exchange = Exchanges(plan, "fp32", (1, 1), rank_wait_s=0.01).exchanges[0]
     exchange.propose(a_proposal(plan, from_round=1))
     with pytest.raises(DeadlineExceededError, match="round 1 has waited"):
         exchange.post(*a_post(1))

@@ -101,7 +101,7 @@ def test_measured_figures_win_and_the_share_multiplies() -> None:
 
 def test_what_is_absent_has_a_default() -> None:
     topology = load_topology(TWO_SITES, "t.yaml")
-    assert topology.failure == Detection(detect_within_s=15, min_sites=2, start_within_s=120)
+    assert topology.failure == Detection(detect_within_s=15, start_within_s=120)
     assert topology.coordinator == Endpoint(host="127.0.0.1", port=0)
     assert not topology.emulate
     assert [site.address for site in topology.sites] == ["127.0.0.1", "127.0.0.1"]

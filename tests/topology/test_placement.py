@@ -53,7 +53,8 @@ def test_without_one_all_sites_take_part() -> None:
 
 
 def test_a_site_that_is_not_listed_is_not_there() -> None:
-    run = load("placement: [{site: d, sequences: 8}, {site: a, sequences: 5}]\n")
+    placement = "placement: [{site: d, sequences: 8}, {site: a, sequences: 5}]\n"
+    run = load(placement, topology=("failure.min_sites=4",))
     assert [(site.name, site.index) for site in run.topology.sites] == [("a", 0), ("d", 1)]
     assert {(link.source, link.target) for link in run.topology.links} == {("a", "d"), ("d", "a")}
     assert run.topology.failure.min_sites == 2

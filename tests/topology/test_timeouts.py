@@ -1,5 +1,7 @@
 """Derived timeouts: their order holds for every detect_within, and what cannot be is refused."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,11 @@ from topology.timeouts import SHORTEST_DETECT_S, Timeouts
 from topology.world import Detection
 
 
-def failure(detect_within_s: float, start_within_s: float = 1e6) -> Detection:
-    return Detection(detect_within_s=detect_within_s, min_sites=1, start_within_s=start_within_s)
+def failure(
+    detect_within_s: float, start_within_s: float = 1e6, **changes: float | None
+) -> Detection:
+    figures: dict[str, Any] = {"ride_out_s": 3600.0, **changes}
+    return Detection(detect_within_s=detect_within_s, start_within_s=start_within_s, **figures)
 
 
 @given(st.floats(SHORTEST_DETECT_S, 3600.0))
@@ -22,12 +27,13 @@ def test_what_knows_the_cause_always_speaks_first(detect_within_s: float) -> Non
         < timeouts.lease_s
         < timeouts.process_group_s
     )
+    assert timeouts.process_group_s > timeouts.ride_out_s
     assert timeouts.peer_lost_s == timeouts.lease_s == detect_within_s
     assert timeouts.collect_s <= timeouts.stop_grace_s < timeouts.lease_s
 
 
 def test_the_figures_for_fifteen_seconds() -> None:
-    assert Timeouts.derive(failure(15.0, 120.0)) == Timeouts(
+    assert Timeouts.derive(failure(15.0, 120.0, ride_out_s=600.0)) == Timeouts(
         heartbeat_s=3.0,
         keepalive_time_s=5.0,
         keepalive_timeout_s=5.0,
@@ -35,15 +41,39 @@ def test_the_figures_for_fifteen_seconds() -> None:
         peer_lost_s=15.0,
         stop_grace_s=3.0,
         collect_s=2.0,
-        process_group_s=150.0,
+        process_group_s=750.0,
         start_s=120.0,
+        ride_out_s=600.0,
+        stall_s=15.0,
+        stall_steps=5,
+        coordinator_s=3600.0,
     )
+
+
+def test_a_figure_for_stalls_replaces_the_steps() -> None:
+    timeouts = Timeouts.derive(failure(15.0, stall_within_s=4.0))
+    assert (timeouts.stall_s, timeouts.stall_steps) == (4.0, 0)
 
 
 @pytest.mark.parametrize(
     ("given_failure", "path", "message"),
     [
         (failure(0.1), "failure.detect_within", "want at least 0.5 s, got 0.1 s"),
+        (
+            failure(15.0, stall_within_s=0.1),
+            "failure.stall_within",
+            "want at least 0.5 s, got 0.1 s",
+        ),
+        (
+            failure(15.0, ride_out_s=10.0),
+            "failure.ride_out",
+            "ride_out (10 s) must not be shorter than detect_within (15 s)",
+        ),
+        (
+            failure(15.0, coordinator_within_s=10.0),
+            "failure.coordinator_within",
+            "coordinator_within (10 s) must not be shorter than detect_within (15 s)",
+        ),
         (
             failure(15.0, 15.0),
             "failure.start_within",

@@ -32,7 +32,7 @@ def placed(job: Job, topology: Topology) -> Topology:
 def restricted(topology: Topology, names: Sequence[str]) -> Topology:
     """Return a topology of these sites only, in its own order, and of the links between them.
 
-    `failure.min_sites` is lowered to their number where it is more: by default it is all sites.
+    `failure.min_sites` is lowered to their number where it is more.
     """
     kept = [site for site in topology.sites if site.name in names]
     if len(kept) == len(topology.sites):

@@ -16,7 +16,6 @@ from topology.models.topology_model import LOOPBACK, FailureModel, is_loopback, 
 from topology.suggest import did_you_mean
 from topology.text.yaml_document import Document, Path
 from topology.timeouts import Timeouts
-from topology.world import Detection
 
 _REQUIRED = ("nodes", "accelerators_per_node", "accelerator")
 
@@ -211,12 +210,7 @@ def _check_failure(document: Document) -> None:
             ("failure", "min_sites"), f"want at most {there}, the number of sites; got {wanted}"
         )
     try:
-        model = FailureModel.model_validate(document.get("failure") or {})
-        Timeouts.derive(
-            Detection(
-                detect_within_s=model.detect_within, min_sites=1, start_within_s=model.start_within
-            )
-        )
+        Timeouts.derive(FailureModel.model_validate(document.get("failure") or {}).resolved())
     except ConfigError as error:
         for problem in error.problems:
             document.add(tuple(problem.path.split(".")), problem.message)

@@ -38,11 +38,7 @@ def resolve(document: Document, model: TopologyModel) -> Topology:
     sites = tuple(_site(document, model, index) for index in range(len(model.sites)))
     _check_gateways(document, model, sites)
     links = [_link(each, sites, model.emulation.described) for each in model.links]
-    failure = Detection(
-        detect_within_s=model.failure.detect_within,
-        min_sites=model.failure.min_sites or len(sites),
-        start_within_s=model.failure.start_within,
-    )
+    failure = model.failure.resolved()
     topology = Topology(
         name=model.name,
         sites=sites,

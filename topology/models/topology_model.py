@@ -35,7 +35,7 @@ from topology.text.validation import (
     version_one,
 )
 from topology.units import BDP, SIZE, UnitError, parse_size
-from topology.world import EMULATORS, Endpoint
+from topology.world import EMULATORS, Detection, Endpoint
 from topology.world import Queue as LinkQueue
 
 MAX_SITES = 64
@@ -277,14 +277,36 @@ class FailureModel(Strict):
     """When something counts as failed."""
 
     detect_within: PositiveDuration = default(
-        "15s", "The one figure from which every timeout is derived."
+        "15s", "A dead process or a silent path is noticed within this."
     )
-    min_sites: Annotated[
-        Count | None, Field(description="Sites that a run needs; all of them when absent.")
+    ride_out: PositiveDuration = default(
+        "10min", "An outage of this length is waited out where too few sites are left."
+    )
+    stall_within: Annotated[
+        PositiveDuration | None,
+        Field(
+            description="A rank that does not come while others wait is named after this; when "
+            "absent, after the larger of detect_within and five steps."
+        ),
     ] = None
+    coordinator_within: PositiveDuration = default(
+        "1h", "Sites go on without a coordinator for this long."
+    )
+    min_sites: Annotated[Count, Field(description="The fewest sites that a run goes on with.")] = 1
     start_within: PositiveDuration = default(
         "120s", "Every site is up within this, or all are rolled back."
     )
+
+    def resolved(self) -> Detection:
+        """Return the settings in base units."""
+        return Detection(
+            detect_within_s=self.detect_within,
+            start_within_s=self.start_within,
+            min_sites=self.min_sites,
+            ride_out_s=self.ride_out,
+            stall_within_s=self.stall_within,
+            coordinator_within_s=self.coordinator_within,
+        )
 
 
 class SecurityModel(Strict):

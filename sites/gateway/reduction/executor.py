@@ -68,9 +68,6 @@ _HERE_BYTES = 2 << 20
 """Payloads up to here are summed by the thread that received them. It takes 0.2 ms or so, in which
 all links wait; to wake a thread of the pool would cost more."""
 _OUTCOME_CHECK_S = 1.0
-_OUTCOME_LEASES = 3
-"""Times `peer_lost_s`, for the outcome of a proposed plan: the coordinator decides within one, and
-whoever has lost it by then is ended within another."""
 
 
 class Executor:
@@ -165,7 +162,7 @@ class Executor:
         """
         if self._plans.is_settled(round_):
             return
-        patience_s = _OUTCOME_LEASES * self._config.peer_lost_s
+        patience_s = self._config.rank_wait_s
         now_s = time.monotonic()
         deadline_s, standstills = now_s + patience_s, Standstills(now_s, self._config.peer_lost_s)
         while not self._plans.is_settled(round_):
