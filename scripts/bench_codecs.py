@@ -40,7 +40,7 @@ def trained_gradient(steps: int) -> Floats:
     optimizer = make_optimizer(model, config.optimizer)
     for step in range(steps):
         first = step * config.global_batch
-        samples = range(first, first + config.global_batch)
+        samples = np.arange(first, first + config.global_batch)
         take_step(model, optimizer, corpus.training, config, step, samples)
     gradients = [each.grad.flatten() for each in model.parameters() if each.grad is not None]
     flat: Floats = torch.cat(gradients).numpy()

@@ -45,6 +45,7 @@ from sites.trainer.learning import (
     set_learning_rate,
     token_losses,
 )
+from sites.worker.data_positions import Positions
 from topology.job import CODECS, Exchange, Model, Optimizer, Trainer
 from topology.trees.trees import ReductionPlan, star
 
@@ -121,7 +122,9 @@ def train(
         set_learning_rate(optimizer, config, step)
         parts, weights = [], []
         for first, last in setting.shares:
-            samples = range(step * config.global_batch + first, step * config.global_batch + last)
+            samples = np.arange(
+                step * config.global_batch + first, step * config.global_batch + last
+            )
             weights.append(float(len(samples) * config.model.context))
             parts.append(gradient_sum(model, corpus.training, config, samples))
         wan.reduce(step, parts, weights)
@@ -134,7 +137,7 @@ def train(
     return loss_sum / tokens, len(setting.shares) * raw_bytes / max(1, wan.wire_bytes)
 
 
-def gradient_sum(model: nn.Module, text: Bytes, config: Trainer, samples: range) -> Floats:
+def gradient_sum(model: nn.Module, text: Bytes, config: Trainer, samples: Positions) -> Floats:
     """Return the gradient of the summed loss of some samples, flat, float32."""
     model.zero_grad()
     starts = sampler.random_starts(config.seed, samples, len(text) - config.model.context)

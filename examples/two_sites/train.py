@@ -9,7 +9,7 @@ The lines marked 1 and 2 are all that isthmus needs; 3 to 5 make the most of it.
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import sites
 
@@ -42,24 +42,21 @@ def main() -> None:
     site.synchronize(model, optimizer)  # 2: gradients now cross sites
 
     dataset = make_dataset()
-    sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
-        dataset, num_replicas=site.global_world_size, rank=site.global_rank
-    )  # 3: ranks of all sites share the data
-    loader = DataLoader(dataset, batch_size=64, sampler=sampler)
+    sampler = site.sampler(dataset, global_batch=64 * site.global_world_size)
+    loader = DataLoader(dataset, batch_sampler=sampler)  # 3: all sites share the data; endless
 
-    for data_epoch in range(EPOCHS):
-        sampler.set_epoch(data_epoch)
-        for points, labels in loader:
-            optimizer.zero_grad()
-            site.count_tokens(len(labels))  # 4: a short last batch weighs what it holds
-            scores = model(points.to(site.device))
-            loss = nn.functional.cross_entropy(scores, labels.to(site.device))
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm over all sites
-            optimizer.step()
-            site.log(loss=loss)  # 5: shown by `isthmus status` and in the report
-        if site.global_rank == 0:
-            print(f"data epoch {data_epoch + 1}: loss {loss.item():.3f}", flush=True)
+    epoch_steps = len(dataset) // sampler.global_batch
+    for step, (points, labels) in zip(range(EPOCHS * epoch_steps), loader, strict=False):
+        optimizer.zero_grad()
+        site.count_tokens(len(labels))  # 4: unequal batches weigh what they hold
+        scores = model(points.to(site.device))
+        loss = nn.functional.cross_entropy(scores, labels.to(site.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm over all sites
+        optimizer.step()
+        site.log(loss=loss)  # 5: shown by `isthmus status` and in the report
+        if site.global_rank == 0 and (step + 1) % epoch_steps == 0:
+            print(f"data epoch {(step + 1) // epoch_steps}: loss {loss.item():.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
 from sites.trainer.gpt import Gpt
+from sites.worker.data_positions import Positions
 from topology.cost.compute import share
 from topology.job import Optimizer, Trainer
 
@@ -83,7 +84,7 @@ def take_step(
     text: Bytes,
     config: Trainer,
     step: int,
-    samples: range,
+    samples: Positions,
 ) -> StepResult:
     """Learn from `samples` and update the parameters.
 
@@ -94,7 +95,7 @@ def take_step(
         text: The training text.
         config: Of the job.
         step: Counts from 0.
-        samples: Global sample indices of this rank, at least one.
+        samples: This rank's positions, at least one.
 
     Raises:
         DivergedError: the global gradient is not finite; the parameters are as before the step.
@@ -183,8 +184,9 @@ def evaluate(
         config.evaluation_batches * config.micro_batch, len(text) - context
     )
     part = share(len(starts), ranks, rank)
+    own = starts[part.start : part.stop]
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-    for batch in sampler.micro_batches(part, config.micro_batch):
-        losses = token_losses(model, text, starts[batch.start : batch.stop], context, device)
+    for batch in sampler.micro_batches(own, config.micro_batch):
+        losses = token_losses(model, text, batch, context, device)
         loss_sum += losses.sum(dtype=torch.float64)
-    return float(loss_sum), len(part) * context
+    return float(loss_sum), len(own) * context

@@ -24,6 +24,7 @@ from sites.trainer import sampler
 from sites.trainer.corpus import Bytes
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import local_gradients, set_learning_rate, token_losses
+from sites.worker.data_positions import Positions
 from topology.cost.compute import LayerTime
 from topology.job import Trainer
 
@@ -124,7 +125,7 @@ class _Pass(torch.autograd.Function):
         return gradients[0], None, None, None, *own
 
 
-def real_pass(model: Gpt, text: Bytes, config: Trainer, samples: range) -> float:
+def real_pass(model: Gpt, text: Bytes, config: Trainer, samples: Positions) -> float:
     """Leave real gradients in `model`: those of the first micro-batch of `samples`.
 
     Scaled as in a real step, by the number of all tokens of `samples`.
@@ -147,7 +148,7 @@ def take_modelled_step(
     clock: ComputeClock,
     config: Trainer,
     step: int,
-    samples: range,
+    samples: Positions,
 ) -> float:
     """Let the time of a step pass, exchange its gradients, and update the parameters.
 
@@ -159,7 +160,7 @@ def take_modelled_step(
         clock: The model's; at return, the next step's compute has begun.
         config: Of the job.
         step: Counts from 0.
-        samples: Global sample indices of this rank, at least one.
+        samples: This rank's positions, at least one.
 
     Returns:
         The learning rate.

@@ -1,8 +1,8 @@
-"""Which text stands in which step. Pure: no state, so resuming needs the step's number only.
+"""Where in the text each sample begins. Pure: a function of the seed and the sample's position.
 
-The global batch of a step holds the samples [step * B, (step + 1) * B). Where sample i begins in
-the text is a function of (seed, i) alone, so however many sites and ranks share a step, together
-they take the same sequences, and each exactly once.
+Positions count the samples of the run (sites/worker/data_positions.py); undisturbed, the global
+batch of a step holds [step * B, (step + 1) * B). However many sites and ranks share a step,
+together they take the same sequences, and each exactly once.
 """
 
 from __future__ import annotations
@@ -10,40 +10,32 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from sites.worker.data_positions import Positions
+from sites.worker.shuffling import key_of, splitmix64
 from topology.cost.compute import share
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+def samples_of(step: int, global_batch: int, ranks: int, rank: int) -> Positions:
+    """Return the positions that `rank` takes at `step`, from 0, of an undisturbed run."""
+    part = share(global_batch, ranks, rank)
+    return step * global_batch + np.arange(part.start, part.stop)
 
 
-def samples_of(step: int, global_batch: int, ranks: int, rank: int) -> range:
-    """Return the global sample indices that `rank` takes at `step`, which counts from 0."""
-    return samples_in(step, global_batch, share(global_batch, ranks, rank))
-
-
-def samples_in(step: int, global_batch: int, part: range) -> range:
-    """Return the global sample indices at `part`'s places in the batch of `step`."""
-    return range(step * global_batch + part.start, step * global_batch + part.stop)
-
-
-def micro_batches(samples: range, micro_batch: int) -> list[range]:
+def micro_batches(samples: Positions, micro_batch: int) -> list[Positions]:
     """Cut `samples` into runs of at most `micro_batch`, in order; the last may be shorter."""
     return [samples[first : first + micro_batch] for first in range(0, len(samples), micro_batch)]
 
 
-def random_starts(seed: int, samples: range, num_starts: int) -> npt.NDArray[np.int64]:
+def random_starts(seed: int, samples: Positions, num_starts: int) -> npt.NDArray[np.int64]:
     """Return where in the text each sample begins: int64, shape (len(samples),).
 
     Args:
         seed: Any integer; names the order.
-        samples: Global sample indices.
+        samples: Positions in the run.
         num_starts: Places at which a window may begin; the results are in [0, num_starts).
     """
-    index = np.arange(samples.start, samples.stop, dtype=np.uint64)
     # Two rounds, the seed between them: neighbouring seeds must not give shifted orders.
-    key = _splitmix64(np.array([seed % (1 << 64)], dtype=np.uint64))
-    mixed = _splitmix64(_splitmix64(index) ^ key)
+    mixed = splitmix64(splitmix64(samples.astype(np.uint64)) ^ key_of(seed))
     # The modulo's bias is below num_starts / 2^64.
     return (mixed % np.uint64(num_starts)).astype(np.int64)
 
@@ -62,11 +54,3 @@ def windows(
     """Return the `context` + 1 bytes from each start: int64, shape (len(starts), context + 1)."""
     places = starts[:, None] + np.arange(context + 1)
     return np.take(text, places).astype(np.int64)
-
-
-def _splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Mix each 64-bit value: the finalizer of Steele, Lea and Flood, "Fast splittable PRNGs"."""
-    mixed = values + _GOLDEN  # arrays of unsigned integers wrap, which is what is meant
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
-    return mixed ^ (mixed >> np.uint64(31))

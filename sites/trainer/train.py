@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +17,7 @@ from sites.trainer.corpus import Corpus, load_corpus
 from sites.trainer.gpt import Gpt
 from sites.trainer.learning import StepResult, evaluate, make_optimizer, take_step
 from sites.trainer.modelled import ComputeClock, ModelledGpt, real_pass, take_modelled_step
-from sites.trainer.sampler import samples_in
+from sites.worker.sampler import Sampler
 from sites.worker.site import Site
 from topology.cost.compute import layer_times, rank_share, step_compute_s
 from topology.errors import ConfigError, Problem
@@ -51,17 +52,19 @@ def _let_time_pass(site: Site, model: Gpt, corpus: Corpus) -> None:
     """Take the job's steps in modelled time. Nothing is evaluated, for nothing is learnt."""
     config = site.job.trainer
     clock = ComputeClock()
-    loss = real_pass(model, corpus.training, config, _samples(site, 0))
     own = site.topology.site(site.name)
+    part = rank_share(site.job, site.topology, own, site.rank)
+    loss = real_pass(model, corpus.training, config, np.arange(part.start, part.stop))
     modelled = ModelledGpt(model, layer_times(site.job, own, 1), clock)
     parallel, optimizer = _synchronized(site, modelled, corpus)
     step_s = step_compute_s(site.job, site.topology, own)
     _say(
         site, f"modelled compute: {step_s:.3f} s a step; the loss, {loss:.3f}, is of one real pass"
     )
+    sampler = _sampler(site, corpus)
     clock.begin()
     for step in range(config.steps):
-        samples = _samples(site, step)
+        samples = sampler.draw()
         site.count_tokens(len(samples) * config.model.context)
         rate = take_modelled_step(parallel, optimizer, clock, config, step, samples)
         site.log(**{metrics.LEARNING_RATE: rate, **({metrics.LOSS: loss} if step == 0 else {})})
@@ -74,8 +77,9 @@ def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
     config = site.job.trainer
     parallel, optimizer = _synchronized(site, model, corpus)
     _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
+    sampler = _sampler(site, corpus)
     for step in range(config.steps):
-        samples = _samples(site, step)
+        samples = sampler.draw()
         site.count_tokens(len(samples) * config.model.context)
         result = take_step(parallel, optimizer, corpus.training, config, step, samples)
         _log_step(site, step + 1, result)
@@ -83,11 +87,10 @@ def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
             _log_evaluation(site, step + 1, model, corpus)
 
 
-def _samples(site: Site, step: int) -> range:
-    """Return the global sample indices of this rank."""
-    own = site.topology.site(site.name)
-    part = rank_share(site.job, site.topology, own, site.rank)
-    return samples_in(step, site.job.trainer.global_batch, part)
+def _sampler(site: Site, corpus: Corpus) -> Sampler:
+    """Return what hands out positions; where in the text one begins, sites/trainer/sampler.py."""
+    num_starts = len(corpus.training) - site.job.trainer.model.context
+    return site.sampler(range(num_starts), seed=site.job.trainer.seed)
 
 
 def _check_share(site: Site) -> None:

@@ -6,7 +6,7 @@ import atexit
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import SupportsFloat
 
@@ -23,11 +23,13 @@ from sites.worker.exactness import Exactness
 from sites.worker.gateway_link import Link
 from sites.worker.gradient_hooks import OptimizerHook, ReplicaHook, ShardHook
 from sites.worker.initial_state import InitialState
+from sites.worker.sampler import Sampler
 from sites.worker.shard_encoder import ShardEncoder
 from sites.worker.slots import SharedTensors
 from sites.worker.step_records import StepLog, TokenCount
 from sites.worker.tensor_average import TensorAverage
 from sites.worker.transfer import CudaTransfer, Transfer
+from topology.cost.compute import rank_share, share
 from topology.job import Job
 from topology.run_spec import RunSpec
 from topology.world import Topology
@@ -91,6 +93,7 @@ class Site:
             self._shared = SharedTensors(link)
         self._pipeline: BucketPipeline | None = None
         self._average: TensorAverage | None = None
+        self._sampler: Sampler | None = None
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -217,6 +220,46 @@ class Site:
         under `model.no_sync()`). A script that never calls it weighs every rank alike.
         """
         self._tokens.add(tokens)
+
+    def sampler(self, dataset: Sized, *, global_batch: int | None = None, seed: int = 0) -> Sampler:
+        """Return this rank's batches of a map-style dataset: a DataLoader's `batch_sampler`.
+
+        Once. One batch is this rank's part of one optimizer step; all ranks of all sites together
+        take each sample once a pass, in an order that only `seed` and the pass decide.
+
+        Args:
+            dataset: the same at every site, of which only the length is read.
+            global_batch: samples of a step, over all sites, which all ranks share evenly; None: the
+                job's, which its placement may divide otherwise.
+            seed: names the orders; the same everywhere.
+
+        Raises:
+            ValueError: the dataset is empty, or there is not a sample for each rank.
+            RuntimeError: called before.
+        """
+        if self._sampler is not None:
+            raise RuntimeError("site.sampler: there is one already")
+        size = self.job.global_batch if global_batch is None else global_batch
+        if size < self.global_world_size:
+            raise ValueError(
+                f"site.sampler: a global batch of {size} for {self.global_world_size} ranks: want "
+                "at least a sample for each"
+            )
+        sampler = Sampler(
+            num_samples=len(dataset),
+            global_batch=size,
+            part=self._part_of_batch(global_batch),
+            seed=seed,
+        )
+        self._steps.listen(lambda _: sampler.step())
+        self._sampler = sampler
+        return sampler
+
+    def _part_of_batch(self, global_batch: int | None) -> range:
+        """Return this rank's places in a global batch; None: in the job's."""
+        if global_batch is not None:
+            return share(global_batch, self.global_world_size, self.global_rank)
+        return rank_share(self.job, self.topology, self.topology.site(self.name), self.rank)
 
     def log(self, **values: SupportsFloat) -> None:
         """Add values to the last completed step's record and send it.

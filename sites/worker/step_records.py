@@ -94,6 +94,7 @@ class StepLog:
         self._start_s = now_s()
         self._values: dict[str, float] = {}
         self._has_begun = False
+        self._listeners: list[Callable[[int], None]] = []
         self.num_steps = 0
 
     def begin(self, caller: str) -> None:
@@ -105,6 +106,10 @@ class StepLog:
         if self._has_begun:
             raise RuntimeError(f"site.{caller}: a model is synchronised already")
         self._has_begun = True
+
+    def listen(self, listener: Callable[[int], None]) -> None:
+        """Call `listener` after each step, with how many there were."""
+        self._listeners.append(listener)
 
     def follow(
         self,
@@ -122,6 +127,8 @@ class StepLog:
         def end_step(*_: Any) -> None:  # noqa: ANN401 - torch's own arguments
             self.end_step(take_rounds())
             self._send_digest(parameters)
+            for listener in self._listeners:
+                listener(self.num_steps)
 
         optimizer.register_step_post_hook(end_step)
 

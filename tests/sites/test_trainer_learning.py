@@ -88,7 +88,7 @@ def test_ragged_micro_batches_weigh_every_token_alike(micro_batch: int) -> None:
     )
     model = Gpt(MODEL, 1)
     expected = Gpt(MODEL, 1)
-    samples = range(14, 21)
+    samples = np.arange(14, 21)
     starts = sampler.random_starts(config.seed, samples, len(TEXT) - MODEL.context)
     window = torch.from_numpy(sampler.windows(TEXT, starts, MODEL.context))
     loss = functional.cross_entropy(expected(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
@@ -140,6 +140,6 @@ def test_a_gradient_that_is_not_finite_ends_the_training_and_changes_nothing() -
     )
     before = [parameter.detach().clone() for parameter in model.parameters()]
     with pytest.raises(DivergedError, match="step 1: the gradient's norm is nan"):
-        take_step(model, optimizer, TEXT, CONFIG, 0, range(7))
+        take_step(model, optimizer, TEXT, CONFIG, 0, np.arange(7))
     for parameter, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, old)

@@ -35,7 +35,7 @@ class FakeTime:
 def modelled(time: FakeTime) -> tuple[ModelledGpt, list[torch.Tensor]]:
     """A model after its real pass, and copies of the gradients that it left."""
     gpt = Gpt(MODEL, seed=1)
-    real_pass(gpt, TEXT, CONFIG, range(5))
+    real_pass(gpt, TEXT, CONFIG, np.arange(5))
     gradients = [each.grad.clone() for each in gpt.parameters() if each.grad is not None]
     return ModelledGpt(gpt, TIMES, time.clock), gradients
 
@@ -84,7 +84,7 @@ def test_a_step_takes_its_sequences_time_and_moves_the_parameters() -> None:
     optimizer = make_optimizer(model, CONFIG.optimizer)
     for step in range(2):
         begun_s = time.at_s
-        rate = take_modelled_step(model, optimizer, time.clock, CONFIG, step, range(5))
+        rate = take_modelled_step(model, optimizer, time.clock, CONFIG, step, np.arange(5))
         # 5 sequences in micro-batches of 2, 2 and 1.
         assert time.at_s - begun_s == pytest.approx(5 * 7.5 + 0.001)
         assert rate == pytest.approx(CONFIG.optimizer.learning_rate * (step + 1) / 20)
@@ -98,10 +98,10 @@ def test_a_step_takes_its_sequences_time_and_moves_the_parameters() -> None:
 
 def test_the_real_pass_is_the_first_micro_batch_of_a_step() -> None:
     gpt = Gpt(MODEL, seed=1)
-    loss = real_pass(gpt, TEXT, CONFIG, range(5))
+    loss = real_pass(gpt, TEXT, CONFIG, np.arange(5))
     whole = [each.grad.clone() for each in gpt.parameters() if each.grad is not None]
     gpt.zero_grad()
-    again = real_pass(gpt, TEXT, CONFIG, range(2))
+    again = real_pass(gpt, TEXT, CONFIG, np.arange(2))
     assert loss == again
     for one, other in zip(whole, gpt.parameters(), strict=True):
         assert other.grad is not None

@@ -27,7 +27,7 @@ def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(count=st.integers(0, 100), micro_batch=st.integers(1, 20), first=st.integers(0, 10**9))
 def test_micro_batches_cover_in_order(count: int, micro_batch: int, first: int) -> None:
-    samples = range(first, first + count)
+    samples = np.arange(first, first + count)
     parts = sampler.micro_batches(samples, micro_batch)
     assert list(itertools.chain(*parts)) == list(samples)
     assert all(len(part) == micro_batch for part in parts[:-1])
@@ -43,9 +43,9 @@ def test_micro_batches_cover_in_order(count: int, micro_batch: int, first: int) 
 def test_a_start_depends_on_seed_and_index_only(
     seed: int, first: int, cut: int, num_starts: int
 ) -> None:
-    whole = sampler.random_starts(seed, range(first, first + 40), num_starts)
-    head = sampler.random_starts(seed, range(first, first + cut), num_starts)
-    tail = sampler.random_starts(seed, range(first + cut, first + 40), num_starts)
+    whole = sampler.random_starts(seed, np.arange(first, first + 40), num_starts)
+    head = sampler.random_starts(seed, np.arange(first, first + cut), num_starts)
+    tail = sampler.random_starts(seed, np.arange(first + cut, first + 40), num_starts)
     assert np.array_equal(whole, np.concatenate([head, tail]))
     assert whole.dtype == np.int64
     assert ((whole >= 0) & (whole < num_starts)).all()
@@ -53,18 +53,18 @@ def test_a_start_depends_on_seed_and_index_only(
 
 def test_starts_never_change() -> None:
     # Written down once: another order would be other data for the same seed.
-    starts = sampler.random_starts(1337, range(1 << 40, (1 << 40) + 3), 10_000_000)
+    starts = sampler.random_starts(1337, np.arange(1 << 40, (1 << 40) + 3), 10_000_000)
     assert starts.tolist() == [3022079, 2917887, 6518808]
 
 
 def test_neighbouring_seeds_give_unrelated_uniform_starts() -> None:
     bins = 64
     for seed in range(8):
-        starts = sampler.random_starts(seed, range(64 * 1000), bins)
+        starts = sampler.random_starts(seed, np.arange(64 * 1000), bins)
         counts = np.bincount(starts, minlength=bins)
         # Chi-square with 63 degrees of freedom: 126 is exceeded once in 10^5 draws.
         assert ((counts - 1000) ** 2 / 1000).sum() < 126, f"{seed=}"
-        others = sampler.random_starts(seed + 1, range(64 * 1000), bins)
+        others = sampler.random_starts(seed + 1, np.arange(64 * 1000), bins)
         for shift in range(-2, 3):
             assert np.mean(starts == np.roll(others, shift)) < 2 / bins, f"{seed=} {shift=}"
 
