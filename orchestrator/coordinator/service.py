@@ -189,7 +189,7 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
 
 def make_server(service: CoordinatorService, timeouts: Timeouts) -> grpc.aio.Server:
     """Return a server with the limits of the control channel; it listens on nothing yet."""
-    server = grpc.aio.server(options=_options(timeouts), maximum_concurrent_rpcs=MAX_CALLS)
+    server = grpc.aio.server(options=server_options(timeouts), maximum_concurrent_rpcs=MAX_CALLS)
     control_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
     return server
 
@@ -219,7 +219,8 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> str:
         raise AddressInUseError(f"cannot listen on {address}") from error
 
 
-def _options(timeouts: Timeouts) -> list[tuple[str, int]]:
+def server_options(timeouts: Timeouts) -> list[tuple[str, int]]:
+    """Return the arguments of the server: it pings connections, and notices a dead path."""
     keepalive_time_ms = int(timeouts.keepalive_time_s * 1000)
     return [
         ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),
@@ -229,6 +230,8 @@ def _options(timeouts: Timeouts) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", keepalive_time_ms),
         ("grpc.keepalive_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
+        # Without it gRPC gives a ping that has no answer a minute.
+        ("grpc.http2.ping_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Agents ping as often as this server does; half of that leaves room for jitter.

@@ -27,7 +27,7 @@ from protos.control.v1.control_pb2 import (
 )
 from protos.failure import Failure
 from sites.agent.run import Place, SiteRun
-from sites.agent.session import Session, SessionLostError, open_channel
+from sites.agent.session import Session, SessionLostError, channel_options
 from topology.timeouts import Timeouts
 
 _LEAVE_S = 2.0
@@ -70,7 +70,8 @@ class Agent:
             SessionLostError: the session broke while a run was going on; the run has been ended.
         """
         membership = self._membership
-        async with open_channel(membership.coordinator, membership.timeouts) as channel:
+        options = channel_options(membership.timeouts)
+        async with grpc.aio.insecure_channel(membership.coordinator, options=options) as channel:
             with _signals() as signalled:
                 while not signalled.done():
                     if await self._serve_once(channel, signalled):

@@ -95,27 +95,26 @@ class SessionLostError(IsthmusError):
     code = "COORDINATOR_LOST"
 
 
-def open_channel(address: str, timeouts: Timeouts) -> grpc.aio.Channel:
-    """Return a channel that pings an idle connection and so notices a dead path."""
-    return grpc.aio.insecure_channel(
-        address,
-        options=[
-            ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),
-            ("grpc.max_send_message_length", CONTROL_CHANNEL_BYTES),
-            ("grpc.compression_enabled_algorithms_bitset", 1),
-            ("grpc.keepalive_time_ms", int(timeouts.keepalive_time_s * 1000)),
-            ("grpc.keepalive_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.initial_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
-            ("grpc.min_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
-            ("grpc.max_reconnect_backoff_ms", int(_BACKOFF_MAX_S * 1000)),
-            ("grpc.enable_retries", 0),
-            # The environment's HTTP proxy is for the web, not for this.
-            ("grpc.enable_http_proxy", 0),
-        ],
-    )
+def channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
+    """Return the arguments of a channel that pings its connection and so notices a dead path."""
+    return [
+        ("grpc.max_receive_message_length", CONTROL_CHANNEL_BYTES),
+        ("grpc.max_send_message_length", CONTROL_CHANNEL_BYTES),
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.keepalive_time_ms", int(timeouts.keepalive_time_s * 1000)),
+        ("grpc.keepalive_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
+        # Without it gRPC gives a ping that has no answer a minute.
+        ("grpc.http2.ping_timeout_ms", int(timeouts.keepalive_timeout_s * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
+        ("grpc.max_reconnect_backoff_ms", int(_BACKOFF_MAX_S * 1000)),
+        ("grpc.enable_retries", 0),
+        # The environment's HTTP proxy is for the web, not for this.
+        ("grpc.enable_http_proxy", 0),
+    ]
 
 
 class Session:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import struct
 import threading
 from typing import Self
 
 _READ_BYTES = 1 << 16
 _JOIN_S = 10.0
+_NO_LINGER = struct.pack("ii", 1, 0)
+"""Closing such a socket sends a reset."""
 
 
 class TcpProxy:
@@ -54,15 +57,22 @@ class TcpProxy:
         """From now on everything is read and nothing passed on: silence without an error."""
         self._swallowing = True
 
+    def reset(self) -> None:
+        """Reset all connections; new ones are passed on, and nothing is swallowed any more."""
+        self._swallowing = False
+        self._waker.send(b"r")
+
     def _run(self) -> None:
         while True:
             for key, _ in self._selector.select():
                 source = key.fileobj
                 assert isinstance(source, socket.socket)
                 if source is self._wake:
-                    self._end()
-                    return
-                if source is self._listener:
+                    if not self._wake.recv(1):
+                        self._end()
+                        return
+                    self._drop_all()
+                elif source is self._listener:
                     self._accept()
                 elif source in self._partner:
                     self._forward(source)
@@ -79,6 +89,7 @@ class TcpProxy:
             self._is_client[one] = one is client
             self._passed_bytes[one] = 0
             one.settimeout(_JOIN_S)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self._selector.register(one, selectors.EVENT_READ)
 
     def _forward(self, source: socket.socket) -> None:
@@ -109,10 +120,13 @@ class TcpProxy:
             del self._partner[end], self._is_client[end], self._passed_bytes[end]
             end.close()
 
-    def _end(self) -> None:
+    def _drop_all(self) -> None:
         for source in list(self._partner):
             with contextlib.suppress(KeyError):
                 self._drop(source)
+
+    def _end(self) -> None:
+        self._drop_all()
         self._selector.close()
         self._listener.close()
         self._wake.close()

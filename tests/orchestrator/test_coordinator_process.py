@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.client.coordinator_client import Client
 from orchestrator.coordinator.journal import JournalReader
-from orchestrator.coordinator.service import _options
+from orchestrator.coordinator.service import server_options
 from protos.control.v1 import control_pb2
 from protos.errors import StateConflictError
 from tests.fakes.marked_processes import MarkedProcesses
@@ -208,7 +208,7 @@ def test_every_channel_option_is_one_that_grpc_knows() -> None:
     """GRPC ignores an unknown key in silence, so each has to be among those in its binary."""
     library = Path(grpc._cython.cygrpc.__file__).read_bytes()  # type: ignore[attr-defined]
     timeouts = Timeouts.derive(load_topology(topology_text(), "t").failure)
-    for key, _ in _options(timeouts):
+    for key, _ in server_options(timeouts):
         assert key.encode() in library, key
 
 

@@ -3,7 +3,8 @@
 The arguments stand in one place, because gRPC ignores unknown ones in silence. Measured traps
 behind them:
 
-- Without keepalive, a black-holed peer is noticed by deadlines only.
+- Without keepalive, a black-holed peer is noticed by deadlines only, and without ping_timeout beside
+  it often only after a minute.
 - A server that does not expect pings answers them with GOAWAY after 40 s.
 - Two servers share one port unless so_reuseport is off.
 - Channels with equal arguments share one connection unless their subchannel pool is local.
@@ -160,6 +161,7 @@ def _common(config: GatewayConfig) -> Options:
         ("grpc.max_metadata_size", 8192),
         ("grpc.keepalive_time_ms", max(1, int(config.keepalive_time_s * 1000))),
         ("grpc.keepalive_timeout_ms", max(1, int(config.keepalive_timeout_s * 1000))),
+        ("grpc.http2.ping_timeout_ms", max(1, int(config.keepalive_timeout_s * 1000))),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
