@@ -3,8 +3,8 @@
 The arguments stand in one place, because gRPC ignores unknown ones in silence. Measured traps
 behind them:
 
-- Without keepalive, a black-holed peer is noticed by deadlines only, and without ping_timeout beside
-  it often only after a minute.
+- Without keepalive, a black-holed peer is noticed by deadlines only; without ping_timeout beside it
+  often only after a minute.
 - A server that does not expect pings answers them with GOAWAY after 40 s.
 - Two servers share one port unless so_reuseport is off.
 - Channels with equal arguments share one connection unless their subchannel pool is local.
