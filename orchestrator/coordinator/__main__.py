@@ -226,7 +226,7 @@ def _fault_plan(settings: Settings, agents: LocalAgents) -> FaultPlan | None:
     if settings.faults is None:
         return None
     seed = settings.faults.seed if settings.seed is None else settings.seed
-    return FaultPlan(script=settings.faults, seed=seed, pause=agents.pause)
+    return FaultPlan(script=settings.faults, seed=seed, strike=agents.strike)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from protos.failure import name_exit
-from topology.faults.script import Pause
+from topology.faults.script import Kill, Pause
 from topology.hashing import topology_hash
 from topology.world import Topology
 
@@ -21,6 +21,8 @@ TERMINATE_S = 5.0
 
 AGENT = "sites.agent"
 """The module that runs as an agent."""
+GATEWAY, TORCHRUN = "sites.gateway", "sites.launcher.node"
+"""The modules that an agent starts."""
 OnEnd = Callable[[str, str], None]
 """Site, and how its agent ended."""
 
@@ -73,17 +75,24 @@ class LocalAgents:
             watch = _watch(site, process, on_end)
             self._watching.append(asyncio.create_task(watch, name=f"agent-{site}"))
 
-    def pause(self, pause: Pause) -> None:
-        """Stop an agent and everything below it where they are, or let them go on."""
-        process = self._processes.get(pause.site)
+    def strike(self, strike: Pause | Kill) -> None:
+        """Stop processes of a site where they are, let them go on, or kill them."""
+        process = self._processes.get(strike.site)
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
-            agent = psutil.Process(process.pid)
-            if pause.is_paused:
-                _suspend(agent)
+            victim = _victim(psutil.Process(process.pid), strike.process)
+            if victim is None:
+                return
+            is_alone = strike.process in {"agent", "gateway", "rank"}
+            if isinstance(strike, Kill):
+                for each in [victim] if is_alone else [victim, *victim.children(recursive=True)]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
+            elif strike.is_paused:
+                victim.suspend() if is_alone else _suspend(victim)
             else:
-                _resume(agent)
+                _resume(victim)
 
     async def stop(self) -> None:
         """End all agents and return when they are gone. A second call changes nothing."""
@@ -108,6 +117,21 @@ class LocalAgents:
 
 async def _watch(site: str, process: asyncio.subprocess.Process, on_end: OnEnd) -> None:
     on_end(site, name_exit(await process.wait()))
+
+
+def _victim(agent: psutil.Process, process: str) -> psutil.Process | None:
+    """Return what a fault calls `process` (topology.faults.script.PROCESSES); None: not there.
+
+    Of several gateways, nodes or ranks, the one that was started first.
+    """
+    if process in {"site", "agent"}:
+        return agent
+    module = GATEWAY if process == "gateway" else TORCHRUN
+    below = agent.children(recursive=True)
+    found = [each for each in below if module in each.cmdline()]
+    if process == "rank":
+        found = [rank for node in found for rank in node.children()]
+    return min(found, key=lambda each: each.pid, default=None)
 
 
 def _suspend(agent: psutil.Process) -> None:

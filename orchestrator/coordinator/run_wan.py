@@ -27,7 +27,7 @@ from orchestrator.emulator.site_namespaces import netns_problem
 from orchestrator.run_folder.home import LOG
 from protos import metrics
 from topology.errors import ConfigError
-from topology.faults.script import Change, FaultScript, Pause, TimedChange
+from topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
 from topology.timeouts import Timeouts
 from topology.world import Topology
 
@@ -43,8 +43,8 @@ class FaultPlan:
 
     script: FaultScript
     seed: int
-    pause: Callable[[Pause], None]
-    """Stops a site's processes, or lets them go on."""
+    strike: Callable[[Pause | Kill], None]
+    """Stops or ends a site's processes, or lets them go on."""
 
 
 class RunWan:
@@ -94,7 +94,7 @@ class RunWan:
                 self._faults.script,
                 self._faults.seed,
                 apply=self._backend.apply,
-                pause=self._faults.pause,
+                strike=self._faults.strike,
                 on_played=self._played,
             )
             self._playing = asyncio.create_task(player.play(), name="faults")
@@ -177,7 +177,7 @@ class RunWan:
         """A fault's change was made: it is an event of the run, and among its metrics."""
         change = timed.change
         fields = change.to_json()
-        site = change.site if isinstance(change, Pause) else ""
+        site = "" if isinstance(change, Change) else change.site
         detail = {"what": str(change), "at_s": timed.at_s, "change": fields}
         self._record("wan.fault", site, detail)
         figures = change.figures() if isinstance(change, Change) else {}

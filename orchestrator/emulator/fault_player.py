@@ -10,7 +10,16 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from orchestrator.emulator.backend import EmulatorError
 from topology.errors import ConfigError
-from topology.faults.script import Change, Fault, FaultScript, Pause, Span, TimedChange, expand
+from topology.faults.script import (
+    Change,
+    Fault,
+    FaultScript,
+    Kill,
+    Pause,
+    Span,
+    TimedChange,
+    expand,
+)
 
 MAX_FAULTS = 10_000
 """The most faults of a script with those added while it plays: enough for days by hand."""
@@ -25,8 +34,8 @@ Apply = Callable[[Sequence[Change]], Awaitable[None]]
 class FaultPlayer:
     """Plays one script, to which faults may be added, from `play` until it is cancelled.
 
-    `seed` stands instead of the script's own. `pause` stops a site's processes, or lets them go on.
-    `on_played` is told of each change when it has been made.
+    `seed` stands instead of the script's own. `strike` stops or ends a site's processes, or lets
+    them go on. `on_played` is told of each change when it has been made.
     """
 
     def __init__(
@@ -35,13 +44,13 @@ class FaultPlayer:
         seed: int | None,
         *,
         apply: Apply,
-        pause: Callable[[Pause], None],
+        strike: Callable[[Pause | Kill], None],
         on_played: Callable[[TimedChange], None],
     ) -> None:
         self._script = script
         self._seed = seed
         self._apply = apply
-        self._pause = pause
+        self._strike = strike
         self._on_played = on_played
         self._pending = list(expand(script, seed))
         self._played_s = -1.0
@@ -70,7 +79,7 @@ class FaultPlayer:
         finally:
             self._moved.set()
 
-    async def add(self, faults: Sequence[Fault]) -> tuple[Change | Pause, ...]:
+    async def add(self, faults: Sequence[Fault]) -> tuple[Change | Pause | Kill, ...]:
         """Have further faults begin now, whatever time they name; those before them keep theirs.
 
         Returns:
@@ -118,8 +127,8 @@ class FaultPlayer:
         if changes:
             await self._apply(changes)
         for timed in due:
-            if isinstance(timed.change, Pause):
-                self._pause(timed.change)
+            if not isinstance(timed.change, Change):
+                self._strike(timed.change)
             self._on_played(timed)
         self._pending = self._after(self._pending)
         self._moved.set()
@@ -136,7 +145,8 @@ def needs_relay(faults: Iterable[Fault]) -> str | None:
 
 def needs_run(faults: Iterable[Fault]) -> str | None:
     """Return why faults can only be played on a run; None if on any emulation."""
-    sites = [fault.site for fault in faults if fault.action == "pause"]
-    return (
-        f"pause: {sites[0]} has no processes here; `isthmus launch --faults` has" if sites else None
-    )
+    struck = [fault for fault in faults if fault.action in {"pause", "kill"}]
+    if not struck:
+        return None
+    first = struck[0]
+    return f"{first.action}: {first.site} has no processes here; `isthmus launch --faults` has"

@@ -34,7 +34,7 @@ from orchestrator.run_folder.run_files import write_atomically
 from protos.failure import name_exit
 from topology.errors import ConfigError, Problem
 from topology.faults.loading import load_faults
-from topology.faults.script import Change, FaultScript, Pause, TimedChange
+from topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange
 from topology.json_fields import to_json
 from topology.world import Topology
 
@@ -191,11 +191,11 @@ class Standing:
             wanted.script,
             wanted.seed,
             apply=backend.apply,
-            pause=_no_processes,
+            strike=_no_processes,
             on_played=self._listeners.on_fault,
         )
 
-        async def add(text: str) -> Sequence[Change | Pause]:
+        async def add(text: str) -> Sequence[Change | Pause | Kill]:
             script = load_faults(text, "--apply", wanted.topology)
             _refuse(needs_run(script.faults))
             if self._is_netns:
@@ -211,8 +211,8 @@ class Standing:
                 await asyncio.wait([playing])
 
 
-def _no_processes(pause: Pause) -> None:
-    raise AssertionError(f"{pause}: `needs_run` has refused it")
+def _no_processes(strike: Pause | Kill) -> None:
+    raise AssertionError(f"{strike}: `needs_run` has refused it")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -239,7 +239,7 @@ REQUEST_S = APPLY_S + 2
 """The emulator's own deadline comes first, and says more."""
 REQUEST_BYTES = 64 << 10
 
-Apply = Callable[[str], Awaitable[Sequence[Change | Pause]]]
+Apply = Callable[[str], Awaitable[Sequence[Change | Pause | Kill]]]
 """Makes the changes of a script that `as_script` has made; ConfigError or EmulatorError."""
 
 

@@ -25,7 +25,7 @@ from tests.topology import fault_documents
 from topology.documents.load import load_job, load_topology
 from topology.errors import ConfigError
 from topology.faults.loading import load_faults
-from topology.faults.script import Change, Pause
+from topology.faults.script import Change, Kill, Pause
 from topology.plan_wishes import Replan
 from topology.run_spec import RunSpec
 
@@ -130,7 +130,7 @@ def _request_samples() -> list[bytes]:
 def _answer_request(data: bytes) -> None:
     """Let an emulation answer one request, and whoever asked read the answer."""
 
-    async def apply(script: str) -> Sequence[Change | Pause]:
+    async def apply(script: str) -> Sequence[Change | Pause | Kill]:
         faults = load_faults(script, "request", _CHAIN)
         assert faults.faults
         return ()

@@ -15,7 +15,7 @@ from orchestrator.emulator.fault_player import MAX_FAULTS, FaultPlayer, needs_re
 from tests.fakes.worlds import topology
 from topology.errors import ConfigError
 from topology.faults.loading import load_faults
-from topology.faults.script import Change, FaultScript, Pause, TimedChange, expand
+from topology.faults.script import Change, FaultScript, Kill, Pause, TimedChange, expand
 
 WITHIN_S = 20.0
 WORLD = topology(3)
@@ -34,8 +34,8 @@ class Stage:
             raise EmulatorError("it has ended")
         self.done.append(" | ".join(str(change) for change in changes))
 
-    def pause(self, pause: Pause) -> None:
-        self.done.append(str(pause))
+    def strike(self, strike: Pause | Kill) -> None:
+        self.done.append(str(strike))
 
 
 class Told(list[TimedChange]):
@@ -69,7 +69,7 @@ def played(
     async def run() -> None:
         stage, told = Stage(), Told()
         player = FaultPlayer(
-            loaded, None, apply=stage.apply, pause=stage.pause, on_played=told.note
+            loaded, None, apply=stage.apply, strike=stage.strike, on_played=told.note
         )
         playing = asyncio.create_task(player.play())
         try:

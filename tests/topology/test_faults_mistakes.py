@@ -9,7 +9,7 @@ from topology.errors import ConfigError
 from topology.faults.loading import check_faults, load_faults
 
 DURATION = "want a duration in ns, us, ms, s, min, h, as 80ms; got"
-ACTIONS = "'link', 'partition', 'cut', 'flap', 'heal', 'pause', 'reset' or 'half_open'"
+ACTIONS = "'link', 'partition', 'cut', 'flap', 'heal', 'pause', 'kill', 'reset' or 'half_open'"
 
 MISTAKES: list[tuple[str, str, list[str]]] = [
     ("version: 1\n", "", ["1:1 missing key 'version' []"]),

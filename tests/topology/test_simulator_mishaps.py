@@ -8,7 +8,7 @@ import pytest
 
 from tests.topology.simulated import PLAIN, a_job, a_topology, ends
 from topology.cost.compute import step_compute_s
-from topology.faults.script import Change, Pause, TimedChange
+from topology.faults.script import Change, Kill, Pause, TimedChange
 from topology.simulator.engine import SimulationError
 from topology.simulator.settings import Outages, Settings, Stragglers
 from topology.simulator.simulation import simulate
@@ -117,11 +117,12 @@ def test_a_link_s_new_rate_and_delay_count_from_the_next_flow_on() -> None:
         (Change(kind="reset", source="s0", target="s1"), "fifo", "only rate, rtt, cut"),
         (Change(kind="shape", source="s0", target="s1", loss=0.1), "fifo", "only rate, rtt, cut"),
         (Pause(site="s0", is_paused=True), "fifo", "only rate, rtt, cut"),
+        (Kill(site="s0"), "fifo", "only rate, rtt, cut"),
         (Change(kind="cut", source="s0", target="s1"), "fair", "want sharing fifo"),
     ],
 )
 def test_changes_that_are_not_simulated_are_refused(
-    change: Change | Pause, sharing: str, word: str
+    change: Change | Pause | Kill, sharing: str, word: str
 ) -> None:
     asked = Settings(sharing=sharing, changes=(TimedChange(at_s=1.0, change=change, fault=0),))
     with pytest.raises(SimulationError, match=word):

@@ -8,11 +8,18 @@ wrong type, for topology.text.validation has told of it.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from topology.faults.script import ACTIONS, Fault, FaultScript, Pair, Span, figures_of
+from topology.faults.script import (
+    ACTIONS,
+    Fault,
+    FaultScript,
+    Pair,
+    Span,
+    figures_of,
+)
 from topology.suggest import did_you_mean, one_of, shown
 from topology.text.validation import Duration, Loss, Rate, Strict, validate, version_one
 from topology.text.yaml_document import Document, Path, read_with_overrides
@@ -87,7 +94,12 @@ class FaultModel(Strict):
     heal: Annotated[
         Healed | None, Field(description="End what has been done to a link, or to all.")
     ] = None
-    pause: Annotated[str | None, Field(description="Stop all processes of a site.")] = None
+    pause: Annotated[str | None, Field(description="Stop processes of a site.")] = None
+    kill: Annotated[str | None, Field(description="SIGKILL processes of a site.")] = None
+    what: Annotated[
+        Literal["site", "agent", "gateway", "torchrun", "rank"] | None,
+        Field(description="Of a pause or kill: which processes; else all of the site."),
+    ] = None
     reset: Annotated[Ends | None, Field(description="Reset the connections of two sites.")] = None
     half_open: Annotated[
         Ends | None, Field(description="Close the first site's ends; the second is not told.")
@@ -123,7 +135,8 @@ _BELONGING = {
     "cut": ("oneway", "for"),
     "flap": ("up", "down", "oneway", "for"),
     "heal": ("oneway",),
-    "pause": ("for",),
+    "pause": ("for", "what"),
+    "kill": ("what",),
     "reset": (),
     "half_open": (),
 }
@@ -149,8 +162,8 @@ def check_fault_references(document: Document, topology: Topology | None) -> Non
             _check_between(document, topology, index, action)
         elif action == "partition":
             _check_partition(document, topology, index)
-        elif action == "pause":
-            _check_site(document, topology, ("faults", index, "pause"))
+        elif action in ("pause", "kill"):
+            _check_site(document, topology, ("faults", index, action))
         if action == "flap":
             _check_flap(document, index)
     _check_pauses(document)
@@ -341,12 +354,13 @@ def _fault(written: FaultModel, topology: Topology) -> Fault:
         figures=_figures(written) if action == "link" else None,
         up_s=written.up,
         down_s=written.down,
-        site=written.pause or "",
+        site=written.pause or written.kill or "",
+        process=written.what or "site",
     )
 
 
 def _links(written: FaultModel, action: str, topology: Topology) -> tuple[Pair, ...]:
-    if action == "pause":
+    if action in ("pause", "kill"):
         return ()
     if written.partition is not None:
         return crossing(topology, written.partition)

@@ -1,7 +1,7 @@
 """Fault scripts: what happens to an emulated WAN, and when.
 
-A `Change` changes one directed link, a `Pause` stops the processes of a site. Emulators import this
-in processes of their own, so it needs nothing but the standard library.
+A `Change` changes one directed link, a `Pause` stops processes of a site, a `Kill` ends them.
+Emulators import this in processes of their own, so it needs nothing but the standard library.
 
 loading.py reads a script, `expand` turns it into times. Nothing is left to chance: a time that the
 script gives as a range depends only on the seed and on the fault's place in the script. So a seed
@@ -92,21 +92,50 @@ class Change:
         return f"{self.source} -> {self.target}: {told}"
 
 
+PROCESSES = ("site", "agent", "gateway", "torchrun", "rank")
+"""What a pause stops and a kill ends: all of a site's processes, its agent alone, its first
+gateway, its first node's torchrun, or its first rank."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """A pause: all processes of a site stop where they are, or go on."""
+    """A pause: processes of a site stop where they are, or go on."""
 
     site: str
     is_paused: bool
-    """Whether the site stops; False: it goes on."""
+    """Whether they stop; False: they go on."""
+    process: str = "site"
+    """One of PROCESSES."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {"kind": "pause" if self.is_paused else "resume", "site": self.site}
+        kind = "pause" if self.is_paused else "resume"
+        return {"kind": kind, "site": self.site, "process": self.process}
 
     def __str__(self) -> str:
         """Return the pause in a few words, as `us: paused`."""
-        return f"{self.site}: {'paused' if self.is_paused else 'goes on'}"
+        return f"{_victim(self)}: {'paused' if self.is_paused else 'goes on'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A kill: processes of a site get SIGKILL."""
+
+    site: str
+    process: str = "site"
+    """One of PROCESSES."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {"kind": "kill", "site": self.site, "process": self.process}
+
+    def __str__(self) -> str:
+        """Return the kill in a few words, as `us, gateway: killed`."""
+        return f"{_victim(self)}: killed"
+
+
+def _victim(strike: Pause | Kill) -> str:
+    return strike.site if strike.process == "site" else f"{strike.site}, {strike.process}"
 
 
 def _figure(name: str, value: float) -> str:
@@ -125,7 +154,7 @@ Pair = tuple[str, str]
 Figures = Mapping[str, float]
 """The figures of a link by their names in Change: `bytes_per_s`, `delay_s`, `jitter_s`, `loss`."""
 
-ACTIONS = ("link", "partition", "cut", "flap", "heal", "pause", "reset", "half_open")
+ACTIONS = ("link", "partition", "cut", "flap", "heal", "pause", "kill", "reset", "half_open")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +185,9 @@ class Fault:
     down_s: Span | None = None
     """The time that links are cut in a `flap`, which begins with a cut."""
     site: str = ""
-    """The name of the site that a `pause` stops."""
+    """The name of the site that a `pause` stops or a `kill` ends."""
+    process: str = "site"
+    """Which of its processes: one of PROCESSES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,11 +202,11 @@ class FaultScript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedChange:
-    """A change or a pause, and its time. Apply those of one time together, in order."""
+    """A change, a pause or a kill, and its time. Apply those of one time together, in order."""
 
     at_s: float
     """Seconds since the script began; a whole number of microseconds."""
-    change: Change | Pause
+    change: Change | Pause | Kill
     fault: int
     """Position in the script of the fault that it follows from; the last of several."""
 
@@ -221,7 +252,7 @@ class _Event:
     links: tuple[Pair, ...] = ()
     figures: Figures | None = None
     """The new figures of a link at a `begin`; None cuts it."""
-    change: Change | Pause | None = None
+    change: Change | Pause | Kill | None = None
 
 
 class _Draws:
@@ -254,9 +285,15 @@ def _events(index: int, fault: Fault, draws: _Draws) -> Iterator[_Event]:
             change = Change(kind=fault.action, source=source, target=target)
             yield _Event(at_s=at_s, fault=index, kind="now", change=change)
         case "pause":
-            stop, go = (Pause(site=fault.site, is_paused=each) for each in (True, False))
+            stop, go = (
+                Pause(site=fault.site, is_paused=each, process=fault.process)
+                for each in (True, False)
+            )
             yield _Event(at_s=at_s, fault=index, kind="now", change=stop)
             yield _Event(at_s=end_s, fault=index, kind="end", change=go)
+        case "kill":
+            kill = Kill(site=fault.site, process=fault.process)
+            yield _Event(at_s=at_s, fault=index, kind="now", change=kill)
         case "flap":
             assert fault.up_s is not None
             assert fault.down_s is not None
