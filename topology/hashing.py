@@ -59,14 +59,15 @@ def plan_hashes(job: Job, topology: Topology) -> tuple[str, str]:
 def reduction_hash(plan: ReductionPlan, codecs: Sequence[str]) -> str:
     """Return the sha256, in hex, of what carries chunks: trees, weights and codecs, in order.
 
-    Builds that do not know `down` come to the same hash where no tree has it.
+    Builds that do not know `down` or `only` come to the same hash where they are not in use.
     """
     trees = [
         {"root": tree.root, "parent": dict(tree.parent), "weight": tree.weight}
         | ({} if tree.down is None else {"down": dict(tree.down)})
         for tree in plan.trees
     ]
-    return _sha256({"num_sites": plan.num_sites, "trees": trees, "codecs": list(codecs)})
+    only = {} if plan.only is None else {"only": list(plan.only)}
+    return _sha256({"num_sites": plan.num_sites, "trees": trees, "codecs": list(codecs)} | only)
 
 
 def _sha256(value: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -65,6 +66,23 @@ def read_json(
     """
     found: Any = _Reader(on_unknown).read(kind, value, where)
     return typing.cast("T", found)
+
+
+def json_bytes(value: Any) -> bytes:  # noqa: ANN401 - what `to_json` returns
+    """Serialise JSON values: the same give the same bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def json_of(written: bytes, what: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the JSON values that were serialised.
+
+    Raises:
+        ConfigError: It is not JSON; `what` names it.
+    """
+    try:
+        return json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{what} is not JSON: {error}") from error
 
 
 class _Reader:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 from topology.errors import ConfigError
 from topology.hashing import reduction_hash
 from topology.job import Job
-from topology.json_fields import read_json, to_json
+from topology.json_fields import json_bytes, json_of, read_json, to_json
 from topology.plan_wishes import Replan
 from topology.timeouts import Timeouts
 from topology.trees.trees import ReductionPlan
@@ -52,7 +51,7 @@ class CodedPlan:
 
         What is at its default is left out, for older sites refuse a field that they do not know.
         """
-        return _written(to_json(self, lambda field, item: item != field.default))
+        return json_bytes(to_json(self, lambda field, item: item != field.default))
 
     @classmethod
     def from_bytes(cls, written: bytes) -> CodedPlan:
@@ -92,7 +91,7 @@ class RunSpec:
 
     def to_bytes(self) -> bytes:
         """Serialise: the same value gives the same bytes."""
-        return _written({**to_json(self), _LIST: sorted(set(_required(self)))})
+        return json_bytes({**to_json(self), _LIST: sorted(set(_required(self)))})
 
     @classmethod
     def from_bytes(cls, written: bytes, reader: str = "this site") -> RunSpec:
@@ -123,15 +122,8 @@ def spec_hash(written: bytes) -> str:
     return hashlib.sha256(written).hexdigest()
 
 
-def _written(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
 def _read(written: bytes) -> dict[str, Any]:
-    try:
-        fields = json.loads(written)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"what the run is, is not JSON: {error}") from error
+    fields = json_of(written, "what the run is,")
     if not isinstance(fields, dict):
         raise ConfigError("what the run is, is no JSON object")
     return fields

@@ -115,10 +115,10 @@ class GatewayConfig:
 
     def _check_way(self, path: str, root: int, way: Mapping[int, int]) -> None:
         """Check that following `way` from any site leads to the root."""
-        num_sites = len(self.sites)
+        members = self.plan.members
         # A site that is its own root, too, would have a parent all the same.
-        if {root, *way} != set(range(num_sites)) or len(way) != num_sites - 1:
-            raise ConfigError(f"{path}: want each of {num_sites} sites once")
+        if {root, *way} != set(members) or len(way) != len(members) - 1:
+            raise ConfigError(f"{path}: want each of {len(members)} sites once")
         for site in way:
             at = site
             for _ in way:

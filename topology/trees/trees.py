@@ -20,7 +20,7 @@ WEIGHT_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A rooted tree over all sites, by index.
+    """A rooted tree over the members, by their indices among all sites of the run.
 
     Contributions travel from `parent`'s keys to its values, and are summed at each site in
     ascending order of the senders' indices, with the site's own in its place; the result is
@@ -68,11 +68,14 @@ class ReductionPlan:
     """How every chunk is reduced: either all to all, or along a weighted set of trees."""
 
     num_sites: int
+    """All sites of the run, whether they take part or not: indices are among these."""
     trees: tuple[Tree, ...]
-    """The trees; empty: gather. Each site sends its encoded chunk to all others; each sums in site
-    order."""
+    """The trees; empty: gather. Each member sends its encoded chunk to all others; each sums in
+    site order."""
     why: str
     """The reason for the plan in a line or two, for people."""
+    only: tuple[int, ...] | None = field(default=None, metadata=REQUIRED)
+    """The sites that take part, in ascending order; None: all."""
     turns: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The tree that carries a chunk, turn by turn; then from the beginning."""
 
@@ -80,11 +83,22 @@ class ReductionPlan:
         weights = [tree.weight for tree in self.trees]
         if len(weights) > TREES_MAX or not all(1 <= each <= WEIGHT_MAX for each in weights):
             raise ConfigError(f"plan.trees: want {TREES_MAX} at most, of weight 1 to {WEIGHT_MAX}")
+        if self.only == tuple(range(self.num_sites)):
+            object.__setattr__(self, "only", None)
+        if self.only is not None:
+            in_range = set(self.only) <= set(range(self.num_sites))
+            if not self.only or not in_range or list(self.only) != sorted(set(self.only)):
+                raise ConfigError(f"plan.only: want some of {self.num_sites} sites, in order")
         object.__setattr__(self, "turns", _turns(weights))
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """The sites that take part, in ascending order."""
+        return tuple(range(self.num_sites)) if self.only is None else self.only
+
+    @property
     def is_gather(self) -> bool:
-        """Whether every site sends to every other."""
+        """Whether every member sends to every other."""
         return not self.trees
 
     def tree_index(self, turn: int) -> int:
@@ -98,7 +112,7 @@ class ReductionPlan:
     def hops(self, tree: int) -> Iterator[tuple[int, int]]:
         """Yield the directed links that a tree's chunks cross, as `Tree.hops`; all, in a gather."""
         if self.is_gather:
-            yield from itertools.permutations(range(self.num_sites), 2)
+            yield from itertools.permutations(self.members, 2)
             return
         yield from self.trees[tree].hops()
 

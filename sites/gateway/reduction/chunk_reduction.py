@@ -59,7 +59,7 @@ class Role:
 def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
     """Return the site's role in each tree, or its one role in a gather."""
     if plan.is_gather:
-        everyone = tuple(range(plan.num_sites))
+        everyone = plan.members
         others = tuple(other for other in everyone if other != site)
         return (Role(site, 0, everyone, others, None, None, (), None),)
     found = []

@@ -1,0 +1,75 @@
+"""Plans of those who are left."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from tests.fakes.run_specs import spec_of
+from tests.fakes.tree_worlds import both_ways, random_world, world
+from tests.topology.test_trees_packing import script
+from topology.job import Job, Reduction
+from topology.member_plans import plan_for
+from topology.run_spec import RunSpec
+from topology.trees.trees import ReductionPlan
+from topology.world import Topology
+
+RING = world(4, both_ways((0, 1, 4e6, 0.02), (1, 2, 2e6, 0.02), (2, 3, 3e6, 0.02), (0, 3, 1e6, 0)))
+
+
+def spec(topology: Topology, tree: str = "auto", **changes: object) -> RunSpec:
+    job: Job = dataclasses.replace(script(), reduction=Reduction(tree=tree))
+    exchange = dataclasses.replace(job.exchange, **changes)  # type: ignore[arg-type]
+    return spec_of(dataclasses.replace(job, exchange=exchange), topology)
+
+
+def test_all_members_keep_the_plan_of_the_run() -> None:
+    given = spec(RING)
+    assert plan_for(given, given.site_names) is given.reduction
+
+
+def test_who_is_left_has_the_widest_tree_by_the_indices_of_the_run() -> None:
+    found = plan_for(spec(RING, codec="int8"), ("s3", "s1", "s2"))
+    assert found is not None
+    assert found.codecs == ("int8",)
+    plan = found.plan
+    assert (plan.members, [set(tree.hops()) for tree in plan.trees]) == (
+        (1, 2, 3),
+        [{(1, 2), (2, 1), (3, 2), (2, 3)}],
+    )
+
+
+def test_a_lone_site_and_two() -> None:
+    given = spec(RING)
+    lone, two = plan_for(given, ("s2",)), plan_for(given, ("s2", "s1"))
+    assert lone is not None
+    assert two is not None
+    assert (lone.plan.is_gather, lone.plan.members, len(lone.codecs)) == (True, (2,), 1)
+    assert (two.plan.is_gather, two.plan.members) == (True, (1, 2))
+    assert plan_for(given, ("s0", "s2")) is None, "there is no link"
+
+
+def test_trees_go_around_dead_links() -> None:
+    given = spec(RING)
+    found = plan_for(given, given.site_names, [("s1", "s0")])
+    assert found is not None
+    used = {frozenset(hop) for tree in found.plan.trees for hop in tree.hops()}
+    assert used == {frozenset({1, 2}), frozenset({2, 3}), frozenset({0, 3})}
+    assert plan_for(given, given.site_names, [("s0", "s1"), ("s3", "s2")]) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_members_that_are_connected_have_a_plan_of_their_own(seed: int) -> None:
+    chance = random.Random(seed)
+    given = spec(random_world(chance, 5))
+    names = [name for name in given.site_names if chance.random() < 0.7] or ["s0"]
+    found = plan_for(given, names)
+    if found is None:
+        return
+    plan: ReductionPlan = found.plan
+    members = tuple(given.site_names.index(name) for name in names)
+    assert plan.members == members
+    for tree in plan.trees:
+        assert {tree.root, *tree.parent} == set(members), f"{seed=}"
