@@ -1,0 +1,114 @@
+"""Which plan carries a round, what is finished, and what a resume means: without any chunks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protos.errors import LocalProtocolError
+from sites.gateway.reduction.epochs import Epochs, Fate, Gift, PlanInForce, Verdict, in_force
+from topology.epoch import Finished
+from topology.trees.trees import ReductionPlan
+
+ALL = ReductionPlan(3, (), "")
+LEFT = ReductionPlan(3, (), "", (0, 1))
+
+
+def plan(epoch: int, from_round: int, members: ReductionPlan = LEFT, site: int = 0) -> PlanInForce:
+    return in_force(members, ("fp32",), site, epoch=epoch, from_round=from_round)
+
+
+def epochs_in_round(round_: int, site: int = 0) -> Epochs:
+    found = Epochs(plan(0, 0, ALL, site))
+    for each in range(round_ + 1):
+        found.begin(each)
+    return found
+
+
+def test_a_planned_change_waits_for_a_later_round_and_old_ones_end_as_they_began() -> None:
+    epochs = epochs_in_round(4)
+    assert epochs.settle(1, stops=False)
+    assert (epochs.may_begin(4), epochs.may_begin(5)) == (True, False)
+    assert epochs.verdict(0, 4) is Verdict.TAKE
+    assert epochs.verdict(1, 6) is Verdict.WAIT, "others may be sooner"
+    assert epochs.resume(plan(1, 6))
+    assert [epochs.plan_of(each).epoch for each in (4, 5, 6)] == [0, 0, 1]
+    assert epochs.verdict(0, 5) is Verdict.TAKE
+    assert epochs.verdict(0, 6) is Verdict.DROP
+    assert epochs.needs(2)
+    for each in (5, 6, 7):
+        epochs.begin(each)
+    assert not epochs.needs(2)
+
+
+def test_a_change_that_does_not_come_leaves_no_trace() -> None:
+    epochs = epochs_in_round(4)
+    assert epochs.settle(3, stops=False)
+    epochs.cancel(2)
+    assert not epochs.may_begin(5)
+    epochs.cancel(3)
+    assert epochs.may_begin(5)
+    assert not epochs.resume(plan(0, 9))
+    assert epochs.number == 0
+
+
+def test_where_a_site_is_lost_nothing_moves_until_the_resume() -> None:
+    epochs = epochs_in_round(4)
+    epochs.finish((4, 0, 1), ("r",), 5)
+    assert epochs.settle(1, stops=True)
+    assert epochs.verdict(0, 4) is Verdict.DROP
+    epochs.cancel(1)
+    assert epochs.is_stopped, "frames have been dropped"
+    assert epochs.settle(2, stops=False)
+    assert not epochs.settle(1, stops=True)
+    assert epochs.is_stopped
+    gifts = [Gift(1, 0, 4, 0, ((0, 1),)), Gift(0, 1, 4, 0, ((1, 2),)), Gift(1, 2, 4, 0, ((0, 0),))]
+    assert epochs.resume(plan(2, 4), gifts)
+    assert not epochs.resume(plan(2, 4), gifts), "it may be told twice"
+    assert [epochs.fate((4, 0, chunk)) for chunk in (0, 1, 2)] == [
+        Fate.COMES,
+        Fate.DONE,
+        Fate.AGAIN,
+    ]
+    assert epochs.donor((4, 0, 0)) == 1
+    assert epochs.due() == [((4, 0, 1), 1, ("r",))]
+    epochs.finish((4, 0, 2), ("s",), 6)
+    assert epochs.due() == [((4, 0, 2), 1, ("s",))]
+    assert epochs.due() == []
+    assert not epochs.needs(2)
+
+
+def test_a_round_that_goes_on_is_not_carried_by_others() -> None:
+    epochs = epochs_in_round(4)
+    epochs.settle(1, stops=False)
+    with pytest.raises(LocalProtocolError, match="round 4 has begun"):
+        epochs.resume(plan(1, 4))
+
+
+def test_what_is_stable_is_not_kept() -> None:
+    epochs = epochs_in_round(0)
+    for chunk in (3, 1, 2):
+        epochs.finish((0, 0, chunk), (), 0)
+    epochs.begin(1)
+    assert epochs.finished() == (Finished(0, 0, ((1, 3),)),)
+    epochs.finish((1, 7, 0), (), 0)
+    assert epochs.finished() == (Finished(1, 7, ((0, 0),)),)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gateways_of_sites_have_one_chain_however_chunks_are_divided(seed: int) -> None:
+    chance = random.Random(seed)
+    sums = {(round_, 0, chunk): chance.getrandbits(64) for round_ in range(6) for chunk in range(9)}
+    found = set()
+    for num_gateways in (1, 2, 3):
+        gateways = [epochs_in_round(0) for _ in range(num_gateways)]
+        for round_ in range(6):
+            own = [order for order in sums if order[0] == round_]
+            for order in chance.sample(own, len(own)):
+                gateways[order[2] % num_gateways].finish(order, (), sums[order])
+            for each in gateways:
+                each.begin(round_ + 1)
+        found.add(sum(each.chains[5] for each in gateways) % (1 << 64))
+        assert set(gateways[0].chains) == {2, 3, 4, 5}
+    assert len(found) == 1
