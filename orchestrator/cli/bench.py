@@ -11,6 +11,7 @@ from orchestrator.cli.options import json_option
 SUBCOMMANDS = {
     "scaling": "Run each site by itself, then all together, and divide.",
     "allreduce": "Time the exchange between sites by itself.",
+    "recovery": "Let a site fail in each way, and time how long the others stall.",
 }
 """The subcommand `x` is `command` in the module orchestrator.cli.bench_x."""
 DEFAULT = "scaling"

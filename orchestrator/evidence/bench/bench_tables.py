@@ -18,10 +18,11 @@ from orchestrator.evidence.bench.allreduce_bench import (
     Times,
 )
 from orchestrator.evidence.bench.allreduce_conditions import Conditions
+from orchestrator.evidence.bench.recovery import RecoveryBench
 from orchestrator.evidence.bench.sweep_settings import Point
 from orchestrator.evidence.record.bench_record import Bench, Interval, Setting
 from orchestrator.evidence.view import formats
-from orchestrator.evidence.view.fitting_table import Column, FittingTable, told
+from orchestrator.evidence.view.fitting_table import Column, FittingTable, columns_of, told
 from orchestrator.evidence.view.formats import UNKNOWN
 
 T = TypeVar("T")
@@ -200,6 +201,36 @@ class AllReduceTables:
                 heading = f"\n{BASELINES[name]}, one process a site, on the same links"
                 yield Text(heading, style="bold")
                 yield _baseline(rows)
+
+
+class RecoveryTables:
+    """Renders what each failure cost."""
+
+    def __init__(self, bench: RecoveryBench) -> None:
+        self._bench = bench
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console, options
+        bench = self._bench
+        yield _heading(
+            bench.name,
+            f"failures at site {bench.site}",
+            f"detect_within {formats.duration(bench.detect_within_s)}",
+            f"an outage lasts {formats.duration(bench.outage_s)}",
+        )
+        yield Text()
+        headings = ("failure", "a step", "stalled", "steps lost", "")
+        rows = [
+            (
+                each.kind,
+                UNKNOWN if each.step_s is None else formats.duration(each.step_s),
+                UNKNOWN if each.stalled_s is None else formats.duration(each.stalled_s),
+                UNKNOWN if each.lost_steps is None else str(each.lost_steps),
+                each.failed.code if each.failed is not None else "",
+            )
+            for each in bench.failures
+        ]
+        yield FittingTable(columns_of(headings, rows))
 
 
 def _allreduce_heading(bench: AllReduceBench) -> Text:

@@ -1,0 +1,183 @@
+"""The recovery benchmark: how long a run stands still when something at a site fails.
+
+Each kind of failure has a run of its own, with a fault script of one fault. What counts is the
+longest step of the surviving sites from the fault on: the training that people wait for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from orchestrator.documents import Pair
+from orchestrator.evidence.bench.scaling import RUNS, Ended
+from orchestrator.evidence.record.bench_record import Failed
+from orchestrator.evidence.record.measured_steps import MeasurementError
+from orchestrator.run_folder.run_files import (
+    METRICS,
+    MetricsError,
+    read_metrics,
+    strict_json,
+    write_atomically,
+)
+from protos import metrics
+
+RECOVERY: Final = "recovery.json"
+"""The file in the benchmark's folder with all figures."""
+
+KILLS: Final = ("gateway", "rank", "torchrun", "agent", "site")
+PATHS: Final = ("blackhole", "frozen", "outage")
+KINDS: Final = (*KILLS, *PATHS)
+"""The kinds of failure. The first five get SIGKILL. `blackhole`: nothing goes to or from the site
+any more. `frozen`: all of its processes stop where they are. `outage`: for a while nothing crosses
+between any two sites."""
+LASTING: Final = frozenset({"outage"})
+"""Kinds after which every site still takes part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What one failure cost."""
+
+    kind: str
+    site: str
+    """Where it happened; empty: between all."""
+    run_id: str = ""
+    step_s: float | None = None
+    """Median step of the survivors before the fault."""
+    stalled_s: float | None = None
+    """Longest step of a survivor from the fault on, without a median step; of an outage, also
+    without the outage itself."""
+    lost_steps: int | None = None
+    """Steps that a survivor left out or did twice."""
+    failed: Failed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryBench:
+    """All failures of one benchmark."""
+
+    name: str
+    job: str
+    topology: str
+    site: str
+    at_s: float
+    """Time of the fault, since the run was active."""
+    outage_s: float
+    detect_within_s: float
+    failures: tuple[Recovery, ...] = ()
+
+
+def fault_script(kind: str, site: str, others: Sequence[str], at_s: float, outage_s: float) -> str:
+    """Return the script of a kind of failure, as YAML."""
+    match kind:
+        case "blackhole":
+            fault = f"partition: [[{site}], [{', '.join(others)}]]"
+        case "frozen":
+            fault = f"pause: {site}, for: 1h"
+        case "outage":
+            groups = ", ".join(f"[{each}]" for each in (site, *others))
+            fault = f"partition: [{groups}], for: {outage_s:g}s"
+        case _:
+            fault = f"kill: {site}, what: {kind}"
+    return f"version: 1\nfaults:\n  - {{at: {at_s:g}s, {fault}}}\n"
+
+
+def recovery_of(
+    records: Iterable[Mapping[str, Any]], survivors: Sequence[str], outage_s: float
+) -> tuple[float, float, int]:
+    """Return a median step before the fault, the stall after it, and the steps lost.
+
+    Args:
+        records: Lines of metrics.jsonl.
+        survivors: Sites that go on.
+        outage_s: What the stall is counted without.
+
+    Raises:
+        MeasurementError: there was no fault, or there are too few steps before or after it.
+    """
+    fault_s = math.inf
+    steps: dict[str, list[tuple[float, int, float]]] = defaultdict(list)
+    for record in records:
+        if record.get("kind") == metrics.FAULT:
+            fault_s = min(fault_s, record["wall_s"])
+        elif record.get("kind") == metrics.STEP and record.get("site") in survivors:
+            step_s = record["values"][metrics.STEP_S]
+            steps[record["site"]].append((record["wall_s"], record["step"], step_s))
+    if fault_s == math.inf:
+        raise MeasurementError("the fault was not played: the run ended before it")
+    usual_s, stall_s, lost = [], 0.0, 0
+    for site in survivors:
+        before = [step_s for wall_s, _, step_s in steps[site] if wall_s < fault_s][1:]
+        after = [step_s for wall_s, _, step_s in steps[site] if wall_s >= fault_s]
+        if len(before) < 3 or len(after) < 3:
+            raise MeasurementError(
+                f"site {site} made {len(before)} steps before the fault and {len(after)} after it: "
+                "want three of each; let the job make more steps"
+            )
+        numbers = [number for _, number, _ in steps[site]]
+        lost += len(set(range(min(numbers), max(numbers) + 1)) ^ set(numbers))
+        lost += len(numbers) - len(set(numbers))
+        usual_s.append(median(before))
+        stall_s = max(stall_s, max(after) - median(before))
+    return median(usual_s), max(0.0, stall_s - outage_s), lost
+
+
+Launch = Callable[[Pair, Path, str, Sequence[str]], Ended]
+"""Makes one run: documents, home, id, and what names its fault script."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class RecoveryRuns:
+    """Makes a run for each kind of failure, and keeps what came of it."""
+
+    folder: Path
+    bench: RecoveryBench
+    pair: Pair
+    kinds: Sequence[str]
+    launch: Launch
+    tell: Callable[[str, Recovery | None], None]
+    """Is told what begins, and what it came to."""
+    new_run_id: Callable[[], str]
+
+    def run(self) -> None:
+        """Measure every kind; one that fails stops no other.
+
+        Raises:
+            OSError: the disk refuses recovery.json.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for kind in self.kinds:
+            self.tell(kind, None)
+            made = self._measure(kind, self.new_run_id())
+            self.bench = dataclasses.replace(self.bench, failures=(*self.bench.failures, made))
+            text = strict_json(dataclasses.asdict(self.bench), indent=1)
+            write_atomically(self.folder / RECOVERY, f"{text}\n")
+            self.tell(kind, made)
+
+    def _measure(self, kind: str, run_id: str) -> Recovery:
+        bench = self.bench
+        others = [each.name for each in self.pair.topology.sites if each.name != bench.site]
+        script = self.folder / f"{kind}.yaml"
+        text = fault_script(kind, bench.site, others, bench.at_s, bench.outage_s)
+        script.write_text(text, encoding="utf-8")
+        is_lasting = kind in LASTING
+        made = Recovery(kind=kind, site="" if is_lasting else bench.site, run_id=run_id)
+        ended = self.launch(self.pair, self.folder, run_id, ("--faults", str(script)))
+        if ended.failed is not None:
+            return dataclasses.replace(made, failed=ended.failed)
+        survivors = [*others, bench.site] if is_lasting else others
+        outage_s = bench.outage_s if is_lasting else 0.0
+        try:
+            records = read_metrics(self.folder / RUNS / run_id / METRICS)
+            step_s, stalled_s, lost = recovery_of(records, survivors, outage_s)
+        except (MeasurementError, MetricsError) as error:
+            failed = Failed(code="BENCHMARK_INCOMPLETE", message=str(error))
+            return dataclasses.replace(made, failed=failed)
+        return dataclasses.replace(made, step_s=step_s, stalled_s=stalled_s, lost_steps=lost)

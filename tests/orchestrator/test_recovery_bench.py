@@ -1,0 +1,104 @@
+"""The recovery benchmark's figures, from records; and that its fault scripts are ones."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.documents import Pair, load_pair
+from orchestrator.evidence.bench.recovery import (
+    KINDS,
+    Recovery,
+    RecoveryBench,
+    RecoveryRuns,
+    fault_script,
+    recovery_of,
+)
+from orchestrator.evidence.bench.scaling import RUNS, Ended
+from orchestrator.evidence.record.bench_record import Failed
+from orchestrator.evidence.record.measured_steps import MeasurementError
+from orchestrator.run_folder.run_files import METRICS, strict_json
+from topology.faults.loading import load_faults
+
+JOB = Path(__file__).parents[2] / "scripts" / "bench_recovery" / "job.yaml"
+
+
+def step(site: str, number: int, wall_s: float, step_s: float) -> dict[str, Any]:
+    values = {"step_s": step_s}
+    return {"kind": "step", "site": site, "step": number, "wall_s": wall_s, "values": values}
+
+
+def records(site: str, step_s: Sequence[float]) -> list[dict[str, Any]]:
+    ends_s = [sum(step_s[: index + 1]) for index in range(len(step_s))]
+    return [
+        step(site, index + 1, end_s, each)
+        for index, (end_s, each) in enumerate(zip(ends_s, step_s, strict=True))
+    ]
+
+
+FAULT = {"kind": "fault", "wall_s": 5.5, "values": {}, "labels": {"what": "kill"}}
+
+
+def test_the_longest_step_after_the_fault_is_the_stall_and_no_step_is_lost() -> None:
+    a = records("a", [1.0] * 5 + [4.0] + [1.0] * 4)
+    b = records("b", [1.0] * 5 + [3.0] + [1.0] * 5)
+    dead = records("c", [1.0] * 5)
+    assert recovery_of([*a, FAULT, *b, *dead], ["a", "b"], 0.0) == (1.0, 3.0, 0)
+    assert recovery_of([*a, FAULT, *b], ["a", "b"], 2.0) == (1.0, 1.0, 0)
+
+
+def test_steps_left_out_or_done_twice_are_lost() -> None:
+    a = records("a", [1.0] * 12)
+    twice = [*a, FAULT, step("a", 7, 7.5, 0.5)]
+    assert recovery_of(twice, ["a"], 0.0)[2] == 1
+    left_out = [each for each in (*a, FAULT) if each.get("step") != 8]
+    assert recovery_of(left_out, ["a"], 0.0)[2] == 1
+
+
+def test_a_run_without_fault_or_with_too_few_steps_measures_nothing() -> None:
+    with pytest.raises(MeasurementError, match="was not played"):
+        recovery_of(records("a", [1.0] * 12), ["a"], 0.0)
+    with pytest.raises(MeasurementError, match="site a made 4 steps before the fault and 1 after"):
+        recovery_of([*records("a", [1.0] * 6), FAULT], ["a"], 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_a_fault_script(kind: str) -> None:
+    pair = load_pair(JOB, ())
+    script = load_faults(
+        fault_script(kind, "c", ["a", "b"], 8.0, 20.0), "faults.yaml", pair.topology
+    )
+    assert len(script.faults) == 1
+
+
+def test_each_kind_has_a_run_and_one_that_fails_stops_no_other(tmp_path: Path) -> None:
+    def launch(_: Pair, home: Path, run_id: str, faults: Sequence[str]) -> Ended:
+        folder = home / RUNS / run_id
+        folder.mkdir(parents=True)
+        made = [*records("a", [1.0] * 12), *records("b", [1.0] * 12), FAULT]
+        (folder / METRICS).write_text("".join(strict_json(each) + "\n" for each in made))
+        failed = Failed(code="RANK_KILLED", message="gone") if "rank" in faults[1] else None
+        return Ended("relay", failed)
+
+    told: list[Recovery] = []
+    runs = RecoveryRuns(
+        folder=tmp_path,
+        bench=RecoveryBench(
+            name="x", job="", topology="", site="c", at_s=1.0, outage_s=2.0, detect_within_s=15.0
+        ),
+        pair=load_pair(JOB, ()),
+        kinds=("rank", "agent"),
+        launch=launch,
+        tell=lambda _, made: told.append(made) if made else None,
+        new_run_id=lambda: f"run{len(told)}",
+    )
+    runs.run()
+    rank, agent = runs.bench.failures
+    assert told == [rank, agent]
+    assert rank.failed is not None
+    assert rank.failed.code == "RANK_KILLED"
+    assert agent == dataclasses.replace(
+        Recovery(kind="agent", site="c", run_id="run1"), step_s=1.0, stalled_s=0.0, lost_steps=0
+    )
