@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-FLOWS_MAX = 32
+FLOWS_MAX = 64
 """The most TCP connections of a link whose topology does not limit them."""
 _ENOUGH_FOR_TWO_BYTES = 2 * 128 * 1448
 """Bytes on the way that make two connections worth while: about a hundred packets for each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import socket
 import struct
 import time
@@ -226,6 +227,21 @@ def test_auto_follows_the_losses_up_to_the_links_limit(tmp_path: Path) -> None:
     assert streams.num_streams == first, "it carries enough, or losses do not matter"
     growth._follow(1e-3, 5e6, "cubic")
     assert streams.num_streams == 16
+
+
+def test_connections_share_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    growth, streams, _ = growing(tmp_path, 4)
+    shares: list[float] = []
+    monkeypatch.setattr(connections, "set_up", lambda _peer, _link, pace: shares.append(pace))
+    growth.begin()
+    growth.set_up()
+    growth._follow_rate(LinkTotals(limited_bytes=120_000_000, limited_s=1.0))
+    assert shares == [1.25 * 125e6 / 4], "nothing new"
+    growth._follow_rate(LinkTotals(limited_bytes=270_000_000, limited_s=2.0))
+    assert shares[1:] == [math.inf], "faster than described"
+    streams.grow(5)
+    growth._follow_rate(LinkTotals(limited_bytes=430_000_000, limited_s=3.0))
+    assert shares[2:] == [1.25 * 160e6 / 5]
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 20])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import struct
 from collections.abc import Iterator
@@ -68,9 +69,11 @@ def test_a_connection_follows_what_its_link_asks_for(listener: socket.socket, wa
         pytest.skip("this kernel has no BBR for everybody")
     with ExitStack() as stack:
         client = connected(stack, listener, "127.0.0.2")
-        set_up(peer_at(listener), link(wanted))
+        set_up(peer_at(listener), link(wanted), 1e7)
         assert congestion_of(client) == (wanted or "bbr")
-        assert (most_paced(client) == UNPACED) == (wanted != "reno"), "BBR paces by itself"
+        assert most_paced(client) == 10_000_000
+        set_up(peer_at(listener), link(wanted), math.inf)
+        assert 10**11 < most_paced(client) < UNPACED, "a limit all the same"
         low = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
         assert low == kernel._UNSENT_BYTES
         assert not stay_local(addresses_of(*listener.getsockname()))
@@ -83,7 +86,7 @@ def test_what_the_kernel_does_not_have_is_told_and_ends_nothing(
         client = connected(stack, listener, "127.0.0.2")
         before = congestion_of(client)
         with caplog.at_level(logging.WARNING):
-            set_up(peer_at(listener), link("nosuch"))
+            set_up(peer_at(listener), link("nosuch"), 1e7)
         assert congestion_of(client) == before
         assert "TCP to site birch cannot follow nosuch" in caplog.text
 
@@ -97,7 +100,7 @@ def test_connections_that_stay_on_the_host_are_left_alone_but_for_bbr(
     with ExitStack() as stack:
         client = connected(stack, listener, "127.0.0.1")
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        set_up(peer_at(listener), link(rtt_s=rtt_s))
+        set_up(peer_at(listener), link(rtt_s=rtt_s), 1e7)
         assert congestion_of(client) == left
         assert most_paced(client) == UNPACED
         assert stay_local(addresses_of(*listener.getsockname()))
@@ -110,7 +113,7 @@ def test_a_name_that_is_not_known_for_a_while_ends_nothing(
         raise OSError("no such name")
 
     monkeypatch.setattr(kernel, "addresses_of", unknown)
-    set_up(PEER, link())
+    set_up(PEER, link(), 1e7)
 
 
 def most_paced(connection: socket.socket) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from sites.gateway.links.congestion.rate import (
     WARM_ROUND_TRIPS,
     IdleRoundTrip,
     LimitedRate,
+    Pace,
     window_bytes,
 )
 from tests.fakes.gateway_sites import gateway_config
@@ -152,3 +154,28 @@ def test_what_connections_carry_before_they_are_warm_is_no_measure() -> None:
         for _ in range(2**trip):
             slow_start.arrive(1_000, 0.0, trip * RTT_S, RTT_S)
     assert slow_start.limited_s == 0
+
+
+def test_a_link_that_is_as_described_keeps_its_pace() -> None:
+    pace = Pace(1e6)
+    assert pace.bytes_per_s == 1.25e6
+    for limited_bytes, limited_s in [(0, 0.0), (500_000, 1.0), (1_500_000, 2.0), (10_000, 2.01)]:
+        assert not pace.follow(limited_bytes, limited_s)
+    assert pace.bytes_per_s == 1.25e6, "never less than described, and 0.01 s tell nothing"
+
+
+def test_a_link_that_is_faster_than_described_has_no_limit_until_its_rate_is_found() -> None:
+    pace = Pace(1e6)
+    assert pace.follow(1_250_000, 1.0)
+    assert pace.bytes_per_s == math.inf
+    assert not pace.follow(5_250_000, 2.0), "it is faster still"
+    assert pace.bytes_per_s == math.inf
+    assert pace.follow(9_450_000, 3.0)
+    assert pace.bytes_per_s == pytest.approx(1.25 * 4.2e6)
+    assert not pace.follow(9_950_000, 4.0), "others use it: it is no slower link"
+
+
+def test_short_measurements_of_a_pace_add_up() -> None:
+    pace = Pace(1e6)
+    changes = [pace.follow(150_000 * count, 0.1 * count) for count in range(1, 6)]
+    assert changes == [False, False, True, False, False]

@@ -40,7 +40,7 @@ def of(topology: Topology, job: Job | None = None) -> tuple[int, str]:
         (
             {"loss": 1e-4},
             4,
-            "with 0.01% lost, cubic carries .*bit/s a connection, so they become 32",
+            "with 0.01% lost, cubic carries .*bit/s a connection, so they become 42",
         ),
         ({"loss": 1e-4, "congestion": "bbr"}, 4, "send buffer holds 3MiB$"),
         ({"loss": 1e-9}, 4, "send buffer holds 3MiB$"),
@@ -64,7 +64,7 @@ def test_a_number_of_the_jobs_is_that_number() -> None:
 
 def test_losses_that_leave_less_than_the_plan_counts_on_are_warned_of() -> None:
     there, back = held_back(changed(loss=0.01))
-    assert there.startswith("s0 → s1: with 1% of packets lost, 32 connections of cubic carry ")
+    assert there.startswith("s0 → s1: with 1% of packets lost, 64 connections of cubic carry ")
     assert "of 1Gbit/s, and the plan counts on all of it" in there
     assert back.startswith("s1 → s0")
     assert not held_back(changed(loss=0.01, congestion="bbr2"))

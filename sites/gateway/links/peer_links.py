@@ -26,7 +26,7 @@ from protos.frame import ChunkKey, Frame, Kind, pack
 from protos.versions import PADDING_PROTOCOL
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
-from sites.gateway.links.congestion.kernel import set_up, use_pauses
+from sites.gateway.links.congestion.kernel import use_pauses
 from sites.gateway.links.congestion.rate import window_bytes
 from sites.gateway.links.peer_watch import PeerWatch
 from sites.gateway.links.send_queue import LinkTotals, Outbox, Outgoing, outgoing
@@ -74,7 +74,7 @@ class Link:
             self._outbox,
             self._watch,
             config=config,
-            set_up=functools.partial(set_up, peer, link),
+            set_up=lambda: self._growth.set_up(),
             on_failure=self._stream_failed,
             on_progress=on_progress,
         )

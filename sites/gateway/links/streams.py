@@ -90,9 +90,9 @@ class Streams:
             if self._wire is None:
                 self._wire = WireLoop.acquire()
                 self._outbox.listen(self._wake)
-            for index in range(self.num_streams, num_streams):
+            first, self.num_streams = self.num_streams, max(self.num_streams, num_streams)
+            for index in range(first, num_streams):
                 self._wire.call(functools.partial(self._open, index))
-        self.num_streams = max(self.num_streams, num_streams)
 
     def close(self) -> None:
         """End all streams; the outbox is closed, so they do not come back. Idempotent."""

@@ -28,10 +28,12 @@ from sites.gateway.links.congestion.kernel import (
     is_bbr,
     segments_to,
     send_buffer_bytes,
+    set_up,
     starts_slowly_after_idle,
     stay_local,
 )
-from sites.gateway.links.send_queue import Outbox
+from sites.gateway.links.congestion.rate import Pace
+from sites.gateway.links.send_queue import LinkTotals, Outbox
 from sites.gateway.links.streams import Streams
 from sites.gateway.links.transport import Peer
 from topology.channels import first_channels
@@ -95,7 +97,7 @@ def idle_cost_s(idle_s: float, bytes_per_s: float, rtt_s: float, num_connections
 
 
 class ChannelGrowth:
-    """Opens the connections of one link. `begin`, then `run` on a thread."""
+    """Opens and sets up the connections of one link. `begin`, then `run` on a thread."""
 
     def __init__(
         self, wanted: int | None, link: PeerLink, peer: Peer, outbox: Outbox, streams: Streams
@@ -106,6 +108,7 @@ class ChannelGrowth:
         self._peer = peer
         self._outbox = outbox
         self._streams = streams
+        self._pace = Pace(link.bytes_per_s)
         self._most = min(link.max_flows, CHANNELS_MAX)
         self._has_advised_bbr = self._has_advised_idle = False
 
@@ -118,10 +121,15 @@ class ChannelGrowth:
             )
         )
 
+    def set_up(self) -> None:
+        """Have all connections follow what the link asks for, each at its share of the pace."""
+        set_up(self._peer, self._link, self._pace.bytes_per_s / self._streams.num_streams)
+
     def run(self) -> None:
-        """Follow the losses that the kernel counts, until the link is over."""
+        """Follow the losses that the kernel counts and the link's rate, until the link is over."""
         before, totals = Segments(), self._outbox.totals()
         while not self._outbox.closed.wait(_EVERY_S) and not self._outbox.is_over:
+            self._follow_rate(self._outbox.totals())
             addresses = addresses_now(self._peer)
             if addresses is None:
                 continue
@@ -138,6 +146,11 @@ class ChannelGrowth:
             if loss and busy_s > 0:
                 rate = (totals.sent_bytes - since.sent_bytes) / busy_s
                 self._follow(loss, rate, now.congestion_control)
+
+    def _follow_rate(self, totals: LinkTotals) -> None:
+        """Let frames leave faster where the link turns out to be faster."""
+        if self._pace.follow(totals.limited_bytes, totals.limited_s):
+            self.set_up()
 
     def _follow(self, loss: float, rate: float, congestion_control: str) -> None:
         """Open more connections, if lost packets hold those back that there are."""

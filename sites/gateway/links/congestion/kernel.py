@@ -4,7 +4,7 @@ gRPC hands out neither its sockets nor what TCP counts. So the sockets are found
 open files, by where they lead. Each is asked through a duplicate that lives for one call: gRPC's
 own is neither closed nor kept. The kernel is
 
-- told what to follow on a connection, and to spread packets over time (`set_up`);
+- told what to follow on a connection, and how fast it may send (`set_up`);
 - asked how many segments it sent, and sent again (`segments_to`);
 - told to have BBR begin anew in a link's pauses (`use_pauses`).
 """
@@ -36,9 +36,9 @@ _DATA_SEGS_OUT_AT: Final = 156
 _INFO_BYTES: Final = 160
 _NAME_BYTES: Final = 16
 _SO_MAX_PACING_RATE: Final = 47  # asm-generic/socket.h; Python has no name for it
-_PACED: Final = 10**12
-"""Bytes a second, far more than any link has: a limit of any size has TCP spread what its window
-permits over the round trip (Linux, sk_pacing_status), which BBR does by itself."""
+_PACE_MAX: Final = 10**12
+"""Bytes a second, far more than any link has. It is a limit all the same, so TCP spreads what its
+window permits over the round trip (Linux, sk_pacing_status), which BBR does by itself."""
 _UNSENT_BYTES: Final = 256 << 10
 """What may lie in a connection's send buffer beyond its window. More would be in the way of frames
 that are to leave earlier."""
@@ -110,12 +110,13 @@ def segments_to(addresses: Addresses) -> Segments:
     )
 
 
-def set_up(peer: Peer, link: PeerLink) -> None:
+def set_up(peer: Peer, link: PeerLink, pace_bytes_per_s: float) -> None:
     """Have the connections to a peer follow what its link asks for, or BBR where it may be chosen.
 
-    Without BBR, packets are spread over time by the kernel all the same. A frame is written to its
-    connection at once, and TCP would send as much of it at once as its window permits. In routers
-    whose queues hold less than a round trip carries, such bursts are lost.
+    Each sends at most `pace_bytes_per_s`, which may be infinite. Any limit has the kernel spread
+    packets over time without BBR, too. A frame is written to its connection at once, and TCP would
+    send as much of it at once as its window permits. In routers whose queues hold less than a round
+    trip carries, such bursts are lost.
 
     Connections that stay on this host are an emulated link's and left alone, unless the link is
     said to be as short as they are. From those BBR is taken: it sends by a timer, which spares no
@@ -123,7 +124,7 @@ def set_up(peer: Peer, link: PeerLink) -> None:
     """
     addresses = addresses_now(peer)
     if addresses is not None:
-        _ask(addresses, partial(_set_up, link=link))
+        _ask(addresses, partial(_set_up, link=link, pace_bytes_per_s=pace_bytes_per_s))
 
 
 def stay_local(addresses: Addresses) -> bool:
@@ -213,7 +214,7 @@ def _segments(connection: socket.socket) -> Segments:
     )
 
 
-def _set_up(connection: socket.socket, link: PeerLink) -> None:
+def _set_up(connection: socket.socket, link: PeerLink, pace_bytes_per_s: float) -> None:
     if _is_local(connection):
         if link.rtt_s < LOCAL_RTT_S and is_bbr(_congestion_control(connection)):
             _choose(connection, _EVERYWHERE)
@@ -225,9 +226,8 @@ def _set_up(connection: socket.socket, link: PeerLink) -> None:
         except OSError as error:  # not loaded, or not allowed to this process
             level = logging.WARNING if link.congestion else logging.DEBUG
             _log.log(level, "TCP to site %s cannot follow %s: %s", link.site, wanted, error)
-    if not is_bbr(_congestion_control(connection)):
-        rate = struct.pack("=Q", _PACED)
-        connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+    rate = struct.pack("=Q", int(min(pace_bytes_per_s, _PACE_MAX)))
+    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 

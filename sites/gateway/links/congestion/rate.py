@@ -1,14 +1,16 @@
-"""What a link to one peer carries, as measured, and how much memory its frames may take. Pure.
+"""What a link to one peer carries, as measured, how fast its frames leave, and their memory. Pure.
 
-TCP decides how much is on the way and how fast it leaves (`kernel.py`). A gateway hands it frames
-as fast as it takes them, up to `window_bytes`. That limit is one of memory, and far beyond what a
-link holds: whoever goes below what TCP would send is starved as soon as others use the link, too.
+TCP decides how much is on the way and how fast it leaves (`kernel.py`), but no faster than the link
+can carry it (`Pace`). A gateway hands it frames as fast as it takes them, up to `window_bytes`.
+That limit is one of memory, and far beyond what a link holds: whoever goes below what TCP would
+send is starved as soon as others use the link, too.
 
 All times are monotonic seconds.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median_low
 
@@ -26,6 +28,13 @@ _IDLE_ROUND_TRIPS = 8
 WARM_ROUND_TRIPS = 8
 """After a pause, connections start slowly for so many round trips: ten packets, doubled in each,
 are 2 MB in the last of them."""
+
+_HEADROOM = 1.25
+"""As BBR has it, where it looks whether a link has become faster."""
+_FASTER = 1.1
+"""A link that carries so much more than it is believed to is a faster one."""
+_ENOUGH_S = 0.25
+"""What is measured in less time may be a busy processor's doing."""
 
 
 def window_bytes(config: GatewayConfig, link: PeerLink) -> int:
@@ -94,3 +103,37 @@ class LimitedRate:
         if before_s >= max(self._warm_s, left_s + rtt_s):
             self.limited_bytes += size_bytes
             self.limited_s += now_s - before_s
+
+
+class Pace:
+    """How fast frames may leave: somewhat faster than their link is believed to carry them.
+
+    TCP knows a link's rate once it has been full for some round trips. Before that, and whenever it
+    begins anew, BBR sends 2.9 times as fast as its window suggests (Linux, bbr_high_gain). A short
+    burst is over before BBR knows better. What routers cannot queue of it is lost, and to send that
+    again takes longer than the burst.
+
+    A link is believed to carry what is described, or the most that was measured. While it turns
+    out to be faster there is no limit, so that TCP finds out how fast.
+    """
+
+    def __init__(self, bytes_per_s: float) -> None:
+        """Begin with the described rate."""
+        self.bytes_per_s = _HEADROOM * bytes_per_s
+        """Of all connections together; infinite: no limit."""
+        self._believed_bytes_per_s = bytes_per_s
+        self._limited_bytes = 0
+        self._limited_s = 0.0
+
+    def follow(self, limited_bytes: int, limited_s: float) -> bool:
+        """Take the sums of `LimitedRate` up to now; return whether the pace changes."""
+        spent_s = limited_s - self._limited_s
+        if spent_s < _ENOUGH_S:
+            return False
+        measured = (limited_bytes - self._limited_bytes) / spent_s
+        self._limited_bytes, self._limited_s = limited_bytes, limited_s
+        is_faster = measured > _FASTER * self._believed_bytes_per_s
+        self._believed_bytes_per_s = max(self._believed_bytes_per_s, measured)
+        before = self.bytes_per_s
+        self.bytes_per_s = math.inf if is_faster else _HEADROOM * self._believed_bytes_per_s
+        return self.bytes_per_s != before
