@@ -4,7 +4,7 @@ A frame is a 64-byte little-endian header followed by the codec's payload. The h
 xxh3-64 of all that is before it and of the payload, so a flipped bit anywhere is detected.
 The receiver allocates nothing from these numbers: sizes must match its own bucket plan.
 
-An acknowledgement is 24 bytes: the key of the frame that has been taken over.
+An acknowledgement is 24 bytes: the key and epoch of the frame that has been taken over.
 """
 
 import struct
@@ -20,7 +20,7 @@ MAX_PAYLOAD_BYTES = (17 << 20) - HEADER_BYTES
 MAX_FRAME_BYTES = HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 _MAGIC = b"ISTH"
-_VERSION = 2
+_VERSION = 3
 _HEADER = struct.Struct("<4sBBBBIIQIIHHIQd")
 _CHECKSUM = struct.Struct("<Q")
 _ACK = struct.Struct("<QIIHBxI")
@@ -37,6 +37,8 @@ class Kind(IntEnum):
     """Down a tree: the finished chunk, divided by the weight of all contributors."""
     PADDING = 3
     """Part of no chunk: it brings a connection up to its speed, and is acknowledged and dropped."""
+    HANDOVER = 4
+    """A frame of an earlier epoch, whole, for who might not have got it: `site` made that one."""
 
 
 _KINDS = frozenset(Kind)
@@ -44,7 +46,7 @@ _KINDS = frozenset(Kind)
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """Names one message for ever: sending it twice changes nothing."""
+    """Names one message of an epoch for ever: sending it twice changes nothing."""
 
     round: int
     """Counts the synchronisations of a run (one an optimizer step), from 0."""
@@ -61,11 +63,12 @@ class Frame:
     """A parsed and checked frame. `payload` is a view of the received bytes."""
 
     key: ChunkKey
-    generation: int
+    epoch: int
+    """The epoch by whose plan it was made; of a handover, that in which it is given."""
     codec: int
     """Number of the codec: sites/codecs/registry.py."""
     tree: int
-    """Which of the reduction's trees carries this chunk."""
+    """Which of the reduction's trees carries this chunk. Of a handover, how many it has."""
     layout: int
     """crc32c of the bucket's parameter names and shapes: equal at all sites."""
     numel: int
@@ -101,7 +104,7 @@ def _pack(frame: Frame) -> bytes:
         key.kind,
         frame.codec,
         0,
-        frame.generation,
+        frame.epoch,
         key.bucket,
         key.round,
         key.chunk,
@@ -125,7 +128,7 @@ def unpack(data: bytes) -> Frame:
     if len(data) < HEADER_BYTES or len(data) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame of {len(data)} bytes")
     fields = _HEADER.unpack_from(data)
-    magic, version, kind, codec, flags, generation, bucket, round_, chunk = fields[:9]
+    magic, version, kind, codec, flags, epoch, bucket, round_, chunk = fields[:9]
     layout, site, tree, payload_bytes, numel, weight = fields[9:]
     payload = memoryview(data)[HEADER_BYTES:]
     # First of all: what a flipped bit did to a field must not be taken for a peer's mistake.
@@ -138,28 +141,33 @@ def unpack(data: bytes) -> Frame:
     if kind not in _KINDS or flags:
         raise RemoteProtocolError(f"unknown kind {kind} or flags {flags}")
     key = ChunkKey(round_, bucket, chunk, site, Kind(kind))
-    frame = Frame(key, generation, codec, tree, layout, numel, weight, payload)
+    frame = Frame(key, epoch, codec, tree, layout, numel, weight, payload)
     _keep(frame, data)
     return frame
 
 
-def pack_ack(key: ChunkKey, generation: int) -> bytes:
+def checksum_of(packed: bytes) -> int:
+    """Return the checksum that a packed frame carries."""
+    return int(_CHECKSUM.unpack_from(packed, _HEADER.size)[0])
+
+
+def pack_ack(key: ChunkKey, epoch: int) -> bytes:
     """Return the acknowledgement of a frame."""
-    return _ACK.pack(key.round, key.bucket, key.chunk, key.site, key.kind, generation)
+    return _ACK.pack(key.round, key.bucket, key.chunk, key.site, key.kind, epoch)
 
 
 def unpack_ack(data: bytes) -> tuple[ChunkKey, int]:
-    """Return the key and the generation of an acknowledgement.
+    """Return the key and the epoch of an acknowledgement.
 
     Raises:
         RemoteProtocolError: not an acknowledgement.
     """
     if len(data) != ACK_BYTES:
         raise RemoteProtocolError(f"an acknowledgement of {len(data)} bytes")
-    round_, bucket, chunk, site, kind, generation = _ACK.unpack(data)
+    round_, bucket, chunk, site, kind, epoch = _ACK.unpack(data)
     if kind not in _KINDS:
         raise RemoteProtocolError(f"an acknowledgement of kind {kind}")
-    return ChunkKey(round_, bucket, chunk, site, Kind(kind)), generation
+    return ChunkKey(round_, bucket, chunk, site, Kind(kind)), epoch
 
 
 def _checksum(fields: bytes, payload: memoryview | bytes) -> int:

@@ -4,10 +4,8 @@ from importlib import metadata
 
 CONTROL_PROTOCOL_MIN = 2
 CONTROL_PROTOCOL_MAX = 2
-EXCHANGE_PROTOCOL_MIN = 2
-EXCHANGE_PROTOCOL_MAX = 3
-PADDING_PROTOCOL = 3
-"""The first exchange protocol whose gateways know padding (protos/frame.py)."""
+EXCHANGE_PROTOCOL_MIN = 4
+EXCHANGE_PROTOCOL_MAX = 4
 
 
 def build() -> str:

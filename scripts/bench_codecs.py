@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Column, Table
 
+from protos.frame import Kind
 from sites.codecs.codec import Codec, Floats
 from sites.codecs.registry import BY_NAME
 from sites.gateway.reduction.residuals import BucketResiduals
@@ -82,7 +83,7 @@ def row(codec: Codec, chunks: list[Floats], seconds: float) -> list[str]:
     ]
     if not codec.lossless:
         residuals = BucketResiduals(layout=0, numel=len(values))
-        works.append(functools.partial(residuals.encode, 0, codec, values))
+        works.append(functools.partial(residuals.encode, 0, Kind.CONTRIBUTION, codec, values))
     if codec.name in DEVICE_CODECS:
         works.append(encoding_by_torch(codec.name, torch.from_numpy(values.copy())))
     speeds = [f"{values.nbytes / best_s(work, seconds) / 1e9:.2f}" for work in works]

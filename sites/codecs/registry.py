@@ -25,6 +25,7 @@ _CODECS: tuple[Codec, ...] = (
 """Append only: a number is never given to another codec."""
 
 BY_NAME = {codec.name: codec for codec in _CODECS}
+BY_NUMBER = {codec.number: codec for codec in _CODECS}
 EXACT = BY_NAME["fp32"]
 """The codec of values that must not be rounded, whatever the link's codec."""
 

@@ -20,11 +20,11 @@ from typing import cast
 import numpy as np
 
 from protos.failure import Failure
-from protos.frame import ChunkKey, Frame, pack, unpack
+from protos.frame import Frame, pack, unpack
 from sites.codecs.codec import Floats
 from sites.gateway.config import GatewayId
 from sites.gateway.links.peer_links import Link
-from sites.gateway.links.send_queue import SendQueue, outgoing
+from sites.gateway.links.send_queue import Name, SendQueue, outgoing
 from sites.gateway.reduction.executor import Executor
 from sites.local.rank_messages import Reduced
 from tests.fakes.exchanges import StepPool, request_of
@@ -69,7 +69,7 @@ class CarriedLink:
         self.ahead_bytes = world.ahead_bytes
         self.queue = SendQueue(world.window_bytes, 0.001)
         self.streams: list[deque[bytes]] = [deque() for _ in range(world.num_streams)]
-        self.acks: list[deque[ChunkKey]] = [deque() for _ in range(world.num_streams)]
+        self.acks: list[deque[Name]] = [deque() for _ in range(world.num_streams)]
         self._pump = pump
         self._now_s = 0.0
 
@@ -79,7 +79,7 @@ class CarriedLink:
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         data = pack(frame)
-        self.queue.push(outgoing(frame.key, data, raw_bytes))
+        self.queue.push(outgoing(frame.key, frame.epoch, data, raw_bytes))
         return len(data)
 
     def take(self, stream: int) -> bool:
@@ -237,7 +237,7 @@ class CarriedExchanges:
                 return False
             frame = unpack(link.streams[stream].popleft())
             exchange.receive(source, frame)
-            link.acks[stream].append(frame.key)
+            link.acks[stream].append((frame.key, frame.epoch))
             self.most_held_bytes = max(self.most_held_bytes, exchange._held.num_bytes)
             if self._chance.random() < self.world.breaks:
                 link.break_off(stream)

@@ -155,10 +155,10 @@ def leave(members: list[Member], ranks: list[list[GatewayRank]]) -> None:
         member.gateway.stop()
 
 
-def frame_ahead(round_: int, bucket: int = 0, generation: int = 1) -> Frame:
+def frame_ahead(round_: int, bucket: int = 0, epoch: int = 0) -> Frame:
     """Return a frame of site birch, of a bucket that nobody has posted."""
     key = ChunkKey(round_, bucket, 0, 1, Kind.CONTRIBUTION)
-    return Frame(key, generation, 1, 0, 77, 2, 1.0, bytes(8))
+    return Frame(key, epoch, 1, 0, 77, 2, 1.0, bytes(8))
 
 
 def reduce_once(

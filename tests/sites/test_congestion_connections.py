@@ -74,9 +74,9 @@ def test_a_rate_and_a_pause_of_a_busy_queue() -> None:
     queue = SendQueue(1 << 20, 0.01)
     for chunk, (sent_s, acknowledged_s) in enumerate([(0.0, 1.0), (1.1, 2.0), (2.5, 3.0)]):
         key = ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION)
-        queue.push(outgoing(key, b"12345678", 8))
+        queue.push(outgoing(key, 0, b"12345678", 8))
         assert queue.take(0, sent_s) is not None
-        queue.acknowledge(key, acknowledged_s)
+        queue.acknowledge((key, 0), acknowledged_s)
     totals = queue.totals(9.0)
     assert totals.busy_s == pytest.approx(1.0 + 0.9 + 0.5)
     assert totals.num_pauses == 1, "0.1 s is none"
@@ -343,7 +343,7 @@ def test_streams_are_told_once_when_there_is_something_for_them_again() -> None:
     assert again is not None
     assert again.key.chunk == 0
     for chunk in range(9):
-        outbox.acknowledge(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION))
+        outbox.acknowledge(ChunkKey(0, 0, chunk, 0, Kind.CONTRIBUTION), 1)
     assert outbox.wait_empty(time.monotonic() + 10)
     outbox.close()
     assert outbox.take(0) is None

@@ -107,7 +107,6 @@ CHECKS = {
     "not a frame of this version": "magic and version",
     "payload bytes where": "size of the payload",
     "unknown kind": "kind and flags",
-    "of generation": "generation",
     "elements there": "size of the bucket",
     "holds other parameters": "layout",
     "came with codec number": "codec's number",
@@ -223,16 +222,11 @@ def test_repeated_reordered_and_foreign_frames_change_nothing(
 
 
 def deliver_foreign(sites: Exchanges, sent: Sent, chance: random.Random) -> None:
-    """Send what is not part of this run, or not the sender's to send; each is refused at once."""
+    """Send what no site can have got to; it is refused at once."""
     frame = unpack(sent.data)
-    changes = chance.choice(
-        [
-            {"generation": 2},
-            {"key": replace(frame.key, round=chance.choice((4, 2**40, 2**64 - 1)))},
-        ]
-    )
-    with pytest.raises(IsthmusError, match=r"generation|round"):
-        sites.deliver(sent.source, sent.target, pack(replace(frame, **changes)))  # type: ignore[arg-type]
+    foreign = replace(frame, key=replace(frame.key, round=chance.choice((4, 2**40, 2**64 - 1))))
+    with pytest.raises(IsthmusError, match="round"):
+        sites.deliver(sent.source, sent.target, pack(foreign))
 
 
 @EACH_CODEC
@@ -263,7 +257,7 @@ def test_frames_without_a_payload_are_bounded_too() -> None:
     held_bytes = 1 << 16
     sites = Exchanges(GATHER, "fp32", (1, 1), held_bytes=held_bytes)
     frames = [
-        pack(Frame(ChunkKey(0, bucket, 0, 1, Kind.CONTRIBUTION), 1, 1, 0, 77, 0, 1.0, b""))
+        pack(Frame(ChunkKey(0, bucket, 0, 1, Kind.CONTRIBUTION), 0, 1, 0, 77, 0, 1.0, b""))
         for bucket in range(held_bytes // FRAME_BYTES + 1)
     ]
     for frame in frames[:-1]:

@@ -14,7 +14,6 @@ from protos.errors import (
     LayoutMismatchError,
     NoTokensError,
     RemoteProtocolError,
-    StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Encoded, FloatPart
@@ -23,6 +22,7 @@ from sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
     Own,
+    OwnEncoded,
     Received,
     Send,
     roles,
@@ -69,7 +69,7 @@ def test_a_leaf_keeps_nothing_of_what_its_rank_encoded_once_it_is_sent() -> None
     payload = memoryview(bytes(20))
     kept = weakref.ref(payload)
     values = np.zeros(10, dtype=np.float32)
-    own = Own(values, 1.0, [Encoded(payload, FloatPart(values))].pop)
+    own = Own(values, 1.0, OwnEncoded(BY_NAME["bf16"], [Encoded(payload, FloatPart(values))].pop))
     del payload
     (sent,) = (len(each.frame.payload) for each in chunk.handle(own) if isinstance(each, Send))
     assert sent == 20
@@ -115,7 +115,7 @@ def good_frame(world: World, sender: int, kind: Kind = Kind.CONTRIBUTION) -> Fra
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"generation": 2}, StaleGenerationError, "generation 2; this is 3"),
+        ({"epoch": 2}, RemoteProtocolError, "epoch 2; this is 3"),
         ({"numel": 41}, LayoutMismatchError, "41 elements there and 40 here"),
         ({"layout": 98}, LayoutMismatchError, "other parameters"),
         ({"codec": 4}, LayoutMismatchError, "codec number 4; here it is fp32"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.frame import pack, unpack
+from protos.frame import Kind, pack, unpack
 from sites.codecs.codec import Codec, Floats
 from sites.codecs.quantising_codecs import BlockCodec
 from sites.codecs.registry import BY_NAME
@@ -46,7 +46,7 @@ def step_max(codec: Codec, values: Floats) -> float:
 
 def send(residuals: BucketResiduals, codec: Codec, values: Floats) -> Floats:
     """Return what all decode, who sends it among them."""
-    encoded = residuals.encode(0, codec, values)
+    encoded = residuals.encode(0, Kind.CONTRIBUTION, codec, values)
     decoded = codec.decode(encoded.payload, len(values))
     own = np.empty_like(values)
     encoded.part.write(own)

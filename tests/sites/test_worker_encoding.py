@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from protos.frame import Kind
 from sites.codecs.codec import Floats, Payload
 from sites.codecs.registry import BY_NAME
 from sites.gateway.config import GatewayConfig
@@ -92,7 +93,8 @@ def test_what_is_lost_is_owed_as_in_a_gateway(name: str) -> None:
         wanted = []
         for chunk in range(cut.num_chunks):
             start, count = cut.span(chunk)
-            wanted.append(residuals.encode(chunk, codec, values[start : start + count]).payload)
+            part = values[start : start + count]
+            wanted.append(residuals.encode(chunk, Kind.CONTRIBUTION, codec, part).payload)
         assert found == wanted, (name, round_)
         assert form is (
             Form.UNFIT if round_ == 3 or (round_ == 5 and name != "bf16") else Form.ENCODED

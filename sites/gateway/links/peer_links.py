@@ -23,7 +23,6 @@ from protos.exchange.v1.exchange_pb2 import LeaveRequest
 from protos.exchange.v1.exchange_pb2_grpc import ExchangeStub
 from protos.failure import Failure
 from protos.frame import ChunkKey, Frame, Kind, pack
-from protos.versions import PADDING_PROTOCOL
 from sites.gateway.config import GatewayConfig, GatewayId, PeerLink
 from sites.gateway.links.congestion.connections import ChannelGrowth
 from sites.gateway.links.congestion.kernel import use_pauses
@@ -112,8 +111,7 @@ class Link:
             PeerLostError: no answer in time, as `PeerWatch.greet` counts it.
         """
         self._watch.greet(within_s)
-        if self._watch.protocol >= PADDING_PROTOCOL:
-            self._outbox.warm_up(self._padding())
+        self._outbox.warm_up(self._padding())
         self._growth.begin()
         self._start(self._watch.run, "watch")
         self._start(self._growth.run, "growth")
@@ -128,8 +126,8 @@ class Link:
         payload = bytes(min(config.chunk_bytes, _PADDING_BYTES))
         for index in range(_PADDING_BDP * held_bytes // len(payload)):
             key = ChunkKey(0, 0, index, config.site_index, Kind.PADDING)
-            frame = Frame(key, config.generation, 0, 0, 0, 0, 0.0, payload)
-            yield outgoing(key, pack(frame), 0)
+            frame = Frame(key, 0, 0, 0, 0, 0, 0.0, payload)
+            yield outgoing(key, 0, pack(frame), 0)
 
     def send(self, frame: Frame, raw_bytes: int) -> int:
         """Queue a frame and return its size in bytes.

@@ -190,7 +190,7 @@ class ExchangeServer(ExchangeServicer):
                 _log.exception("a frame of round %d was not taken", frame.key.round)
                 self._receiver.fail(failure_of(error))
                 raise
-            await context.write(pack_ack(frame.key, frame.generation))
+            await context.write(pack_ack(frame.key, frame.epoch))
 
     # ---------------------------------------------------------------- who may do what
 

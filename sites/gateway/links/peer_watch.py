@@ -42,8 +42,6 @@ class PeerWatch:
         self.peer = peer
         self.session = ""
         """What the peer calls this side; empty until it has answered."""
-        self.protocol = 0
-        """The exchange protocol to speak with it; 0 until it has answered."""
         self._config = config
         self._outbox = outbox
         self._heard = Silence(time.monotonic())
@@ -116,8 +114,7 @@ class PeerWatch:
         is_idle = self._outbox.is_empty
         begun_s = time.monotonic()
         try:
-            answer = say_hello(channel, self._config, timeout_s)
-            self.session, self.protocol = answer.session, answer.protocol
+            self.session = say_hello(channel, self._config, timeout_s).session
         finally:
             stood_still = self._look(timeout_s)
         self.heard()

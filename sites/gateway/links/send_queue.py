@@ -25,15 +25,25 @@ _CHECK_S = 1.0
 """How often a wait looks around, in case that a notification was missed."""
 
 
+Name = tuple[ChunkKey, int]
+"""A frame's key and epoch."""
+
+
 @dataclass(order=True, slots=True)
 class Outgoing:
     """One frame to be sent; ordered by round, bucket, chunk, kind."""
 
     order: tuple[int, int, int, int]
     key: ChunkKey = field(compare=False)
+    epoch: int = field(compare=False)
     data: bytes = field(compare=False)
     raw_bytes: int = field(compare=False)
     """float32 bytes of the chunk."""
+
+    @property
+    def name(self) -> Name:
+        """What tells it apart from all other frames of the link."""
+        return self.key, self.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +56,9 @@ class OnTheWay:
     left_s: float
 
 
-def outgoing(key: ChunkKey, data: bytes, raw_bytes: int) -> Outgoing:
+def outgoing(key: ChunkKey, epoch: int, data: bytes, raw_bytes: int) -> Outgoing:
     """Return a frame that waits to be sent."""
-    return Outgoing((key.round, key.bucket, key.chunk, int(key.kind)), key, data, raw_bytes)
+    return Outgoing((key.round, key.bucket, key.chunk, int(key.kind)), key, epoch, data, raw_bytes)
 
 
 @dataclass(slots=True)
@@ -106,9 +116,10 @@ class SendQueue:
         self.unsent_bytes = 0
         self.unacknowledged_bytes = 0
         self._unsent: list[Outgoing] = []
-        self.unacknowledged: dict[ChunkKey, OnTheWay] = {}
+        self._least_epoch = 0
+        self.unacknowledged: dict[Name, OnTheWay] = {}
         self._padding: Iterator[Outgoing] = iter(())
-        self._unacknowledged_padding: dict[ChunkKey, OnTheWay] = {}
+        self._unacknowledged_padding: dict[Name, OnTheWay] = {}
         """It is in no sums: nobody asked for it."""
         self._totals = LinkTotals()
         self._limited = LimitedRate()
@@ -117,7 +128,7 @@ class SendQueue:
         """None before the first frame, and while any is on the way."""
 
     def push(self, item: Outgoing) -> None:
-        """Take a frame; its key was never pushed before. From then on there is no more padding."""
+        """Take a frame; its name was never pushed before. From then on there is no more padding."""
         self._padding = iter(())
         heapq.heappush(self._unsent, item)
         self.unsent_bytes += len(item.data)
@@ -137,7 +148,7 @@ class SendQueue:
         if is_alone:
             self._begin_busy(now_s)
             self._limited.begin(now_s, self.round_trip.shortest_s)
-        self.unacknowledged[item.key] = OnTheWay(item, stream, now_s)
+        self.unacknowledged[item.name] = OnTheWay(item, stream, now_s)
         self.unsent_bytes -= size
         self.unacknowledged_bytes += size
         return item
@@ -151,16 +162,16 @@ class SendQueue:
             return None
         item = next(self._padding, None)
         if item is not None:
-            self._unacknowledged_padding[item.key] = OnTheWay(item, stream, now_s)
+            self._unacknowledged_padding[item.name] = OnTheWay(item, stream, now_s)
             self.unacknowledged_bytes += len(item.data)
         return item
 
-    def acknowledge(self, key: ChunkKey, now_s: float) -> None:
-        """Count a frame as delivered. An unknown or repeated key changes nothing."""
-        padding = self._unacknowledged_padding.pop(key, None)
+    def acknowledge(self, name: Name, now_s: float) -> None:
+        """Count a frame as delivered. An unknown or repeated name changes nothing."""
+        padding = self._unacknowledged_padding.pop(name, None)
         if padding is not None:
             self.unacknowledged_bytes -= len(padding.item.data)
-        found = self.unacknowledged.pop(key, None)
+        found = self.unacknowledged.pop(name, None)
         if found is None:
             return
         size = len(found.item.data)
@@ -178,15 +189,23 @@ class SendQueue:
         """A stream broke: what it has not had acknowledged is sent again. Return how many."""
         for each in list(self._unacknowledged_padding.values()):
             if each.stream == stream:
-                self.acknowledge(each.item.key, now_s)
+                self.acknowledge(each.item.name, now_s)
         lost = [each.item for each in self.unacknowledged.values() if each.stream == stream]
         for item in lost:
-            del self.unacknowledged[item.key]
+            del self.unacknowledged[item.name]
             self.unacknowledged_bytes -= len(item.data)
-            self.push(item)
+            if item.epoch >= self._least_epoch:
+                self.push(item)
         if lost and not self.unacknowledged:
             self._end_busy(now_s)
         return len(lost)
+
+    def drop_before(self, epoch: int) -> None:
+        """Send nothing more of older epochs: nobody wants it."""
+        self._least_epoch = epoch
+        self._unsent = [each for each in self._unsent if each.epoch >= epoch]
+        heapq.heapify(self._unsent)
+        self.unsent_bytes = sum(len(each.data) for each in self._unsent)
 
     def clear(self, now_s: float) -> None:
         """Forget every frame: the peer has what it needs, or will never have it."""
@@ -269,7 +288,7 @@ class Outbox:
             is_waited_for = self._is_waited_for
             # Where frames wait already, they wait for the window, and not for a stream.
             is_first = not self._queue.unsent_bytes
-            self._queue.push(outgoing(frame.key, data, raw_bytes))
+            self._queue.push(outgoing(frame.key, frame.epoch, data, raw_bytes))
         if is_waited_for and is_first:
             self._wake()
         return len(data)
@@ -296,10 +315,17 @@ class Outbox:
             self._is_waited_for = item is None
             return item
 
-    def acknowledge(self, key: ChunkKey) -> None:
+    def acknowledge(self, key: ChunkKey, epoch: int) -> None:
         """A frame was taken over by the peer."""
         with self._lock:
-            self._queue.acknowledge(key, time.monotonic())
+            self._queue.acknowledge((key, epoch), time.monotonic())
+            if self._queue.is_empty:
+                self._emptied.notify_all()
+
+    def drop_before(self, epoch: int) -> None:
+        """Send nothing more of older epochs."""
+        with self._lock:
+            self._queue.drop_before(epoch)
             if self._queue.is_empty:
                 self._emptied.notify_all()
 

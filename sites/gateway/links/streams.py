@@ -23,7 +23,6 @@ from concurrent.futures import wait
 import grpc
 import grpc.aio
 
-from protos.errors import StaleGenerationError
 from protos.frame import unpack_ack
 from sites.gateway.config import GatewayConfig
 from sites.gateway.links.peer_watch import PeerWatch
@@ -195,11 +194,8 @@ class Streams:
             self._timer = asyncio.get_running_loop().call_later(_CHECK_S, self._feed)
 
     def _acknowledge(self, answer: bytes) -> None:
-        key, generation = unpack_ack(answer)
-        if generation != self._config.generation:
-            raise StaleGenerationError(f"{self._watch.peer} acknowledged generation {generation}")
         self._watch.heard()
-        self._outbox.acknowledge(key)
+        self._outbox.acknowledge(*unpack_ack(answer))
         self._feed()
 
     # ---------------------------------------------------------------- on any thread

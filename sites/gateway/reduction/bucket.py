@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,13 +25,19 @@ from protos.errors import (
 from protos.frame import Frame, Kind
 from sites.codecs.codec import BodyCodec, Codec, Encoded, Floats
 from sites.codecs.kernels import loops
+from sites.codecs.registry import codec_named
 from sites.gateway.config import GatewayConfig, GatewayId
-from sites.gateway.reduction.chunk_reduction import BucketReduction, ChunkReduction, Event, Own
+from sites.gateway.reduction.chunk_reduction import (
+    BucketReduction,
+    ChunkReduction,
+    Event,
+    HandedOver,
+    Own,
+    OwnEncoded,
+)
 from sites.gateway.reduction.credit import FRAME_BYTES
+from sites.gateway.reduction.epochs import BucketKey, Fate
 from sites.local.rank_messages import Form, Reduce, Reduced, ReductionTimes
-
-BucketKey = tuple[int, int]
-"""Round and bucket."""
 
 _AHEAD_MAX = 2
 """Rounds that a peer can be ahead of this gateway: a site is at most one round ahead of another,
@@ -112,6 +118,8 @@ class Chunk:
     """The gateways that get this one's part of it, or the sum formed here."""
     most_bytes: int
     """What a frame of it takes there at most."""
+    own: Own | None = None
+    """The own part, once its rank has posted it."""
     inbox: deque[Event] = field(default_factory=deque)
     is_admitted: bool = False
     """The own part is in the inbox, or was."""
@@ -119,6 +127,25 @@ class Chunk:
     is_summed: bool = False
     """No more contributions are needed here."""
     is_finished: bool = False
+    handed_over: dict[int, Frame] = field(default_factory=dict)
+    """The frames of a handover that have come, by who made them."""
+
+    def stop(self) -> int:
+        """Forget what has come and was not worked on.
+
+        Return the float32 bytes of the own part, if that is such.
+        """
+        own_bytes = self.raw_bytes if any(isinstance(each, Own) for each in self.inbox) else 0
+        self.inbox.clear()
+        return own_bytes
+
+    def take_handed_over(self, frame: Frame, count: int) -> bool:
+        """Take one of `count` frames of a handover; return, as `deliver`, what to do about it."""
+        self.handed_over[frame.key.site] = frame
+        if len(self.handed_over) < count:
+            return False
+        frames, self.handed_over = tuple(self.handed_over.values()), {}
+        return self.deliver(HandedOver(frames))
 
     def deliver(self, event: Event) -> bool:
         """Put an event into the inbox; return whether the caller has to see that it is worked on.
@@ -173,6 +200,43 @@ class OpenBucket:
         """Those without an unfinished chunk whose ranks have not been told."""
         self._num_reduced = 0
 
+    def renew(
+        self, reduction: BucketReduction, fates: Mapping[int, Fate]
+    ) -> list[tuple[Chunk, Own]]:
+        """Go on by another epoch's plan; return the chunks that have to be admitted again.
+
+        `fates` has every chunk that there is.
+
+        Raises:
+            LocalProtocolError: one is to be handed over that this site has never begun.
+        """
+        self.reduction = reduction
+        again = []
+        for index, chunk in self.chunks.items():
+            what = fates[index]
+            chunk.handed_over = {}
+            if what is Fate.COMES and not chunk.is_admitted:
+                raise LocalProtocolError(
+                    f"round {self.key[0]} bucket {self.key[1]} chunk {index} is handed over, and "
+                    "has not begun here"
+                )
+            if what is not Fate.AGAIN:
+                continue
+            chunk.machine.put_back()
+            before = chunk.machine
+            chunk.machine = reduction.chunk(index)
+            chunk.machine.encode_s, chunk.machine.decode_s = before.encode_s, before.decode_s
+            chunk.peers, chunk.most_bytes = self._peers(index)
+            if chunk.is_admitted and chunk.own is not None:
+                again.append((chunk, chunk.own))
+            chunk.is_admitted = chunk.is_summed = False
+        return again
+
+    @property
+    def request(self) -> Reduce:
+        """What opened the bucket."""
+        return self._first
+
     @property
     def is_posted(self) -> bool:
         """Whether all ranks of the gateway have posted the bucket."""
@@ -191,12 +255,16 @@ class OpenBucket:
         """Return a chunk, made when it is first asked for."""
         chunk = self.chunks.get(index)
         if chunk is None:
-            numel = self._grid.span(index)[1]
-            peers = tuple(self.gateway(index, site) for site in self.reduction.peers(index))
-            most_bytes = FRAME_BYTES + self.reduction.codec(index).max_bytes(numel)
+            raw_bytes = 4 * self._grid.span(index)[1]
             machine = self.reduction.chunk(index)
-            chunk = self.chunks[index] = Chunk(index, machine, 4 * numel, peers, most_bytes)
+            chunk = self.chunks[index] = Chunk(index, machine, raw_bytes, *self._peers(index))
         return chunk
+
+    def _peers(self, index: int) -> tuple[tuple[GatewayId, ...], int]:
+        """Return the gateways at which a chunk takes credit, and the bytes that it takes."""
+        numel = self._grid.span(index)[1]
+        peers = tuple(self.gateway(index, site) for site in self.reduction.peers(index))
+        return peers, FRAME_BYTES + self.reduction.codec(index).max_bytes(numel)
 
     def add_part(
         self, rank: int, request: Reduce, values: Floats, now_s: float
@@ -227,9 +295,17 @@ class OpenBucket:
             start, count = self._grid.span(index)
             part = values[start - base : start - base + count]
             where = f"rank {rank}: bucket {request.bucket} chunk {index}"
-            encoded = _own_encoded(where, self.reduction.codec(index), request.form, part)
-            parts.append((self.chunk(index), Own(part, request.weight, encoded)))
+            encoded = _own_encoded(where, self._offered(index), request.form, part)
+            chunk = self.chunk(index)
+            chunk.own = Own(part, request.weight, encoded)
+            parts.append((chunk, chunk.own))
         return parts
+
+    def _offered(self, index: int) -> Codec:
+        """Return the codec that ranks were told for a chunk, whatever the plan of its round."""
+        config = self._config
+        turn = self._grid.turn(self.key[1], index)
+        return codec_named(config.codecs[config.plan.tree_index(turn)])
 
     def accept(self, sender: int, frame: Frame) -> Chunk:
         """Check a peer's frame against this site's plan; return the chunk that it is for.
@@ -305,6 +381,8 @@ class RoundHistory:
     def __init__(self) -> None:
         self.current = -1
         """The latest round that a local rank has posted; -1 before the first."""
+        self.first = 0
+        """The round that a local rank may post first."""
         self._posted: dict[int, set[int]] = {}
         self._done: set[BucketKey] = set()
 
@@ -334,7 +412,7 @@ class RoundHistory:
             RemoteProtocolError: no site can be that far ahead.
         """
         round_, bucket = key
-        if round_ > self.current + _AHEAD_MAX:
+        if round_ > max(self.current, self.first - 1) + _AHEAD_MAX:
             raise RemoteProtocolError(
                 f"a frame of round {round_}, when this site is in round {self.current}"
             )
@@ -347,9 +425,7 @@ class RoundHistory:
         return False
 
 
-def _own_encoded(
-    name: str, codec: Codec, form: Form, values: Floats
-) -> Callable[[], Encoded] | None:
+def _own_encoded(name: str, codec: Codec, form: Form, values: Floats) -> OwnEncoded | None:
     """Return what completes a chunk that its rank has encoded; None: these are its values.
 
     `values` is the chunk's part of the region, float32 (n,), whose form `RankEncoding` has checked.
@@ -357,8 +433,8 @@ def _own_encoded(
     if form is Form.VALUES or not isinstance(codec, BodyCodec):
         return None
     if form is Form.UNFIT:
-        return functools.partial(codec.encode_owed, values, None)
-    return functools.partial(_seal, name, codec, values)
+        return OwnEncoded(codec, functools.partial(codec.encode_owed, values, None))
+    return OwnEncoded(codec, functools.partial(_seal, name, codec, values))
 
 
 def _seal(name: str, codec: BodyCodec, values: Floats) -> Encoded:

@@ -1,8 +1,12 @@
 """The all-reduce of one bucket between sites, chunk by chunk, as pure state machines.
 
-Events in, actions out; no sockets, threads or clocks. A chunk's machine hears of two events: this
-site's own part is there (`Own`), and a peer's frame came (`Received`). It answers with frames to
-send (`Send`) and, once, with the end (`Finish`).
+Events in, actions out; no sockets, threads or clocks. A chunk's machine hears of three events: this
+site's own part is there (`Own`), a peer's frame came (`Received`), and, after a site was lost,
+another one has handed over what it had finished (`HandedOver`). It answers with frames to send
+(`Send`) and, once, with the end (`Finish`).
+
+Until the result is written the own part stays as it is: where a site is lost, a fresh machine does
+the chunk again with the same `Own`.
 
 Every site ends with the same bits. Sums are formed in site order whatever the order of arrival, and
 what a site applies is decoded from the same bytes as everywhere else. A codec rounds a number only
@@ -12,6 +16,7 @@ where the number travels: what a site adds to its children's sums by itself is a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +28,11 @@ from protos.errors import (
     LayoutMismatchError,
     NoTokensError,
     RemoteProtocolError,
-    StaleGenerationError,
 )
 from protos.frame import ChunkKey, Frame, Kind
 from sites.codecs.codec import Codec, Encoded, FloatPart, Floats, Part, Payload
 from sites.codecs.kernels import loops
+from sites.codecs.registry import BY_NUMBER
 from sites.gateway.reduction.residuals import BucketResiduals
 from sites.local.chunk_grid import Grid
 from sites.local.rank_messages import WEIGHT_MAX
@@ -74,7 +79,7 @@ def roles(plan: ReductionPlan, site: int) -> tuple[Role, ...]:
 class Bucket:
     """What all sites must agree on before a byte of a bucket is summed."""
 
-    generation: int
+    epoch: int
     round: int
     index: int
     layout: int
@@ -87,19 +92,29 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnEncoded:
+    """A part that its rank has encoded."""
+
+    codec: Codec
+    """What the rank was told at the start, whatever the plan of the round."""
+    seal: Callable[[], Encoded]
+    """Makes the payload."""
+
+
+@dataclass(frozen=True, slots=True)
 class Own:
     """This site's part of a chunk is there.
 
-    `values` (float32, shape (n,)) is lent to the machine, which works in it, until `Finish`; then
-    it holds the result.
+    `values` (float32, shape (n,)) is lent to the machine until `Finish`; then it holds the result,
+    and until then what it held.
     """
 
     values: Floats
     weight: float
     """Tokens of the whole site behind the bucket; 0 is legal, the values are then zeros."""
-    encoded: Callable[[], Encoded] | None = None
-    """Where the rank has encoded its part: makes the payload of what lies in `values`. None:
-    `values` are float32, and the part itself."""
+    encoded: OwnEncoded | None = None
+    """Where the rank has encoded its part: what lies in `values`. None: `values` are float32, and
+    the part itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,16 @@ class Received:
 
     sender: int
     frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The frames of a finished chunk: its result, or in a gather all contributions.
+
+    `BucketReduction.check_handover` has let each of them through.
+    """
+
+    frames: tuple[Frame, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +152,13 @@ class Finish:
     """The chunk's `values` now hold the result."""
 
     weight: float
-    """Tokens of all sites."""
+    """Tokens of all sites that took part."""
+    frames: tuple[Frame, ...]
+    """What others need of it: the result, or in a gather all contributions. None where nobody else
+    takes part."""
 
 
-Event = Own | Received
+Event = Own | Received | HandedOver
 Action = Send | Finish
 
 
@@ -154,6 +182,10 @@ class ChunkReduction:
         self._chunk = chunk
         self._numel = bucket.grid.span(chunk)[1]
         self._own: Own | None = None
+        self._contribution: Frame | None = None
+        """What all others get of the own part, in a gather."""
+        self._owing: tuple[Floats, Part] | None = None
+        """What was encoded for the way up, and what it decodes to, if that changed a residual."""
         self._encoded: Encoded | None = None
         """The own part, if its rank encoded it, until it is sent."""
         self._part: Part | None = None
@@ -179,14 +211,13 @@ class ChunkReduction:
             if self._own is None:
                 self._own = event
                 if event.encoded is not None:
-                    self._encoded = self._timed(event.encoded)
+                    self._encoded = self._own_encoded(event.encoded)
                     self._part = self._encoded.part
                 yield from self._contribute(event)
                 yield from self._sum()
                 self._encoded = None
-                if not self._is_summed and self._part is not None:
-                    # Others' parts may be long in coming; `values` are not needed meanwhile.
-                    self._part = self._part.moved_to(event.values)
+        elif isinstance(event, HandedOver):
+            yield from self._take_over(event.frames)
         elif event.frame.key.kind is Kind.RESULT:
             yield from self._take_result(event.frame)
         elif not self._is_summed and event.sender not in self._frames:
@@ -200,7 +231,14 @@ class ChunkReduction:
             encoded = self._encode_part(own)
             self._part = encoded.part
             frame = self._frame(Kind.CONTRIBUTION, own.weight, encoded.payload)
+            self._contribution = frame
             yield from (Send(site, frame) for site in role.audience)
+
+    def put_back(self) -> None:
+        """The chunk is to be done again, by another machine: owe what was owed before."""
+        if self._owing is not None and self._residuals is not None:
+            self._residuals.put_back(self._chunk, Kind.CONTRIBUTION, *self._owing)
+            self._owing = None
 
     def _sum(self) -> Iterator[Action]:
         """Sum all members in site order once they are there, and pass the sum on."""
@@ -213,25 +251,28 @@ class ChunkReduction:
             weight += own.weight if member == role.site else self._frames[member].weight
         if role.parent is not None:
             if len(role.members) > 1:
-                self._add_up(own, None)
-                encoded = self._encode(own.values)
+                meant = np.empty(self._numel, dtype=np.float32)
+                self._add_up(own, meant, None)
+                encoded = self._encode(Kind.CONTRIBUTION, meant)
             else:
                 encoded = self._encode_part(own)
                 self._part = None  # the result is long in coming
             yield Send(role.parent, self._frame(Kind.CONTRIBUTION, weight, encoded.payload))
             return
-        divisor = np.float32(weight)
-        if not divisor > 0:
-            raise NoTokensError(f"no site has a token behind {self._name}: nothing to divide by")
-        self._add_up(own, divisor)
-        self._is_finished = True
+        frames = self._frames
+        self._add_up(own, own.values, self._divisor(weight))
         if role.receivers:
-            encoded = self._encode(own.values)
+            encoded = self._encode(Kind.RESULT, own.values)
             frame = self._frame(Kind.RESULT, weight, encoded.payload)
             with self._decoding():
                 encoded.part.write(own.values)
             yield from (Send(receiver, frame) for receiver in role.receivers)
-        yield Finish(weight)
+            yield self._finish(weight, (frame,))
+        elif self._contribution is not None:
+            frames[role.site] = self._contribution
+            yield self._finish(weight, tuple(frames[member] for member in role.members))
+        else:
+            yield self._finish(weight, ())
 
     def _take_result(self, frame: Frame) -> Iterator[Action]:
         if self._is_finished:
@@ -240,12 +281,38 @@ class ChunkReduction:
             raise RemoteProtocolError(f"a result of {self._name} without this site's part")
         with self._decoding():
             self._codec.decode(frame.payload, self._numel, self._own.values)
-        self._is_finished = True
         yield from (Send(receiver, frame) for receiver in self._role.receivers)
-        yield Finish(frame.weight)
+        yield self._finish(frame.weight, (frame,))
 
-    def _add_up(self, own: Own, divisor: np.float32 | None) -> None:
-        """Sum all parts in site order, in place of the own one; divide the sum, if asked."""
+    def _take_over(self, frames: tuple[Frame, ...]) -> Iterator[Action]:
+        """Apply what another site has finished, from the same bytes and in the same order."""
+        if self._is_finished:
+            return
+        if self._own is None:
+            raise RemoteProtocolError(f"{self._name} handed over without this site's part")
+        frames = tuple(sorted(frames, key=lambda frame: frame.key.site))
+        weight = 0.0
+        for frame in frames:
+            weight += frame.weight
+        is_result = frames[0].key.kind is Kind.RESULT
+        with self._decoding():
+            parts = [BY_NUMBER[each.codec].part(each.payload, self._numel) for each in frames]
+            add_up(parts, self._own.values, None if is_result else self._divisor(weight))
+        yield self._finish(weight, frames)
+
+    def _finish(self, weight: float, frames: tuple[Frame, ...]) -> Finish:
+        self._is_finished = True
+        self._owing = None
+        return Finish(weight, frames)
+
+    def _divisor(self, weight: float) -> np.float32:
+        divisor = np.float32(weight)
+        if not divisor > 0:
+            raise NoTokensError(f"no site has a token behind {self._name}: nothing to divide by")
+        return divisor
+
+    def _add_up(self, own: Own, out: Floats, divisor: np.float32 | None) -> None:
+        """Write the sum of all parts in site order to `out`; divide the sum, if asked."""
         role = self._role
         frames, self._frames = self._frames, {}
         with self._decoding():
@@ -256,7 +323,7 @@ class ChunkReduction:
                 for member in role.members
             ]
             self._part = None
-            add_up(parts, own.values, divisor)
+            add_up(parts, out, divisor)
 
     @contextlib.contextmanager
     def _decoding(self) -> Iterator[None]:
@@ -268,15 +335,29 @@ class ChunkReduction:
             raise CorruptDataError(f"{self._name}: {error}") from error
         self.decode_s += self._bucket.cpu_s() - begun_s
 
+    def _own_encoded(self, own: OwnEncoded) -> Encoded:
+        """Return what the rank encoded; by the plan's codec, if that is another one by now."""
+        encoded = self._timed(own.seal)
+        if own.codec is self._codec:
+            return encoded
+        values = np.empty(self._numel, dtype=np.float32)
+        encoded.part.write(values)
+        return self._timed(lambda: self._codec.encode_owed(values, None))
+
     def _encode_part(self, own: Own) -> Encoded:
         """Return this site's part alone."""
-        return self._encode(own.values) if self._encoded is None else self._encoded
+        if self._encoded is not None:
+            return self._encoded
+        return self._encode(Kind.CONTRIBUTION, own.values)
 
-    def _encode(self, values: Floats) -> Encoded:
+    def _encode(self, kind: Kind, values: Floats) -> Encoded:
         residuals, codec = self._residuals, self._codec
         if residuals is None or codec.lossless:
             return self._timed(lambda: codec.encode_owed(values, None))
-        return self._timed(lambda: residuals.encode(self._chunk, codec, values))
+        encoded = self._timed(lambda: residuals.encode(self._chunk, kind, codec, values))
+        if kind is Kind.CONTRIBUTION:
+            self._owing = values, encoded.part
+        return encoded
 
     def _timed(self, encode: Callable[[], Encoded]) -> Encoded:
         begun_s = self._bucket.cpu_s()
@@ -288,7 +369,7 @@ class ChunkReduction:
         bucket = self._bucket
         return Frame(
             ChunkKey(bucket.round, bucket.index, self._chunk, self._role.site, kind),
-            bucket.generation,
+            bucket.epoch,
             self._codec.number,
             self._role.tree,
             bucket.layout,
@@ -354,16 +435,39 @@ class BucketReduction:
         """Compare a frame of this bucket with this site's own plan, before anything is decoded.
 
         Raises:
-            StaleGenerationError: it belongs to another generation.
             LayoutMismatchError: its bucket is not what the same bucket is here.
             RemoteProtocolError: `sender` may not send this.
         """
         key, bucket = frame.key, self.bucket
-        name = f"round {key.round} bucket {key.bucket}"
-        if frame.generation != bucket.generation:
-            raise StaleGenerationError(
-                f"{name} of generation {frame.generation}; this is {bucket.generation}"
+        if frame.epoch != bucket.epoch:
+            raise RemoteProtocolError(
+                f"round {key.round} bucket {key.bucket} of epoch {frame.epoch}; this is "
+                f"{bucket.epoch}"
             )
+        self._check_place(frame)
+        self._check_part(sender, frame)
+
+    def check_handover(self, given: Frame, frame: Frame) -> None:
+        """Compare what a handover holds with what it says that it is, and with this bucket.
+
+        Raises:
+            LayoutMismatchError: its bucket is not what the same bucket is here.
+            RemoteProtocolError: it is no part of a finished chunk.
+        """
+        key, name = frame.key, f"round {given.key.round} bucket {given.key.bucket}"
+        self._check_place(frame)
+        if (
+            dataclasses.replace(key, kind=Kind.HANDOVER) != given.key
+            or key.kind not in (Kind.CONTRIBUTION, Kind.RESULT)
+            or (key.kind is Kind.RESULT and given.tree != 1)
+            or frame.codec not in BY_NUMBER
+        ):
+            raise RemoteProtocolError(f"{name} chunk {given.key.chunk}: not what was handed over")
+        self._check_sizes(frame, BY_NUMBER[frame.codec])
+
+    def _check_place(self, frame: Frame) -> None:
+        key, bucket = frame.key, self.bucket
+        name = f"round {key.round} bucket {key.bucket}"
         if frame.numel != bucket.grid.numel:
             raise LayoutMismatchError(
                 f"{name} has {frame.numel} elements there and {bucket.grid.numel} here"
@@ -374,7 +478,6 @@ class BucketReduction:
             raise RemoteProtocolError(
                 f"{name} has {bucket.grid.num_chunks} chunks; number {key.chunk} came"
             )
-        self._check_part(sender, frame)
 
     def _check_part(self, sender: int, frame: Frame) -> None:
         key = frame.key
@@ -391,6 +494,11 @@ class BucketReduction:
             allowed = role.giver is not None and sender == role.giver and key.site == role.root
         if not allowed or frame.tree != role.tree:
             raise RemoteProtocolError(f"{name}: this {key.kind.name.lower()} is not its to send")
+        self._check_sizes(frame, codec)
+
+    def _check_sizes(self, frame: Frame, codec: Codec) -> None:
+        key = frame.key
+        name = f"round {key.round} bucket {key.bucket} chunk {key.chunk}"
         if not (math.isfinite(frame.weight) and 0 <= frame.weight <= WEIGHT_MAX):
             raise RemoteProtocolError(f"{name}: a weight of {frame.weight}")
         most_bytes = codec.max_bytes(self.bucket.grid.span(key.chunk)[1])

@@ -111,6 +111,7 @@ class Epochs:
         self._site = {role.site for role in first.roles}.pop()
         self._plans = [first]
         self._hold: _Hold | None = None
+        self._cancelled_epoch = 0
         self._finished: dict[BucketKey, dict[int, tuple[object, ...]]] = {}
         """The frames of each finished chunk's result; of rounds not known to be stable."""
         self._coming: dict[ChunkOrder, int] = {}
@@ -125,6 +126,11 @@ class Epochs:
     def number(self) -> int:
         """The newest epoch in force."""
         return self._plans[-1].epoch
+
+    @property
+    def newest_from_round(self) -> int:
+        """The first round of the newest epoch in force."""
+        return self._plans[-1].from_round
 
     @property
     def is_stopped(self) -> bool:
@@ -209,7 +215,8 @@ class Epochs:
         Return whether that is of use: an older epoch than one in force, or announced, is not.
         """
         hold = self._hold
-        if epoch <= self.number or (hold is not None and epoch < hold.epoch):
+        newest = max(self.number, self._cancelled_epoch)
+        if epoch <= newest or (hold is not None and epoch < hold.epoch):
             return False
         first = self.round + 1 if from_round is None else from_round
         stops = stops or self.is_stopped  # what was dropped since does not come back
@@ -219,6 +226,7 @@ class Epochs:
     def cancel(self, epoch: int) -> None:
         """The change does not come. Where chunks are stopped, another one will."""
         hold = self._hold
+        self._cancelled_epoch = max(self._cancelled_epoch, epoch)
         if hold is not None and hold.epoch <= epoch and not hold.stops:
             self._hold = None
 

@@ -10,8 +10,9 @@ summed. Own parts are admitted to encoding one after another, in (round, bucket,
 fast as the links take them and as far as peers have room for them (`credit.py`). So encoded bytes
 do not pile up here, and frames do not pile up at peers.
 
-A round has one plan (`plan_schedule.py`). Where another one is proposed while a run goes on, ranks
-wait at its first round until the outcome is known.
+A round has one plan (`epochs.py`). While members or trees change, ranks wait at the next round. If
+a site is lost, chunks stop, and are then handed over or done again: each is admitted anew, with
+credit of its own.
 
 One lock guards all of this; machines work outside of it.
 """
@@ -19,9 +20,12 @@ One lock guards all of this; machines work outside of it.
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from protos.errors import (
@@ -30,18 +34,17 @@ from protos.errors import (
     LayoutMismatchError,
     LocalProtocolError,
     PeerLostError,
-    StaleGenerationError,
+    RemoteProtocolError,
     failure_of,
 )
 from protos.failure import Failure
-from protos.frame import HEADER_BYTES, Frame, Kind
+from protos.frame import HEADER_BYTES, ChunkKey, Frame, Kind, checksum_of, pack, unpack
 from sites.codecs.codec import Floats
 from sites.codecs.registry import EXACT
 from sites.gateway.config import GatewayConfig, GatewayId, Proposal
 from sites.gateway.links.peer_links import Link
 from sites.gateway.reduction.bucket import (
     Arrival,
-    BucketKey,
     Chunk,
     Expected,
     OpenBucket,
@@ -51,23 +54,57 @@ from sites.gateway.reduction.bucket import (
 from sites.gateway.reduction.chunk_reduction import (
     Bucket,
     BucketReduction,
+    ChunkReduction,
     Event,
+    HandedOver,
     Own,
     Received,
     Send,
 )
 from sites.gateway.reduction.credit import FRAME_BYTES, Credit, Held, credit_of_peers
-from sites.gateway.reduction.plan_schedule import Begun, PlanSchedule
+from sites.gateway.reduction.epochs import (
+    BucketKey,
+    ChunkOrder,
+    Epochs,
+    Gift,
+    PlanInForce,
+    Verdict,
+    in_force,
+)
 from sites.gateway.reduction.pool import Pool, Priority
 from sites.gateway.reduction.residuals import Residuals
 from sites.local.chunk_grid import grid
 from sites.local.rank_messages import Form, Reduce, Reduced
 from sites.silence import Standstills
+from topology.epoch import Finished
+from topology.trees.trees import ReductionPlan
+
+_log = logging.getLogger(__name__)
 
 _HERE_BYTES = 2 << 20
 """Payloads up to here are summed by the thread that received them. It takes 0.2 ms or so, in which
 all links wait; to wake a thread of the pool would cost more."""
 _OUTCOME_CHECK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Another plan, once a local rank has got to its first round."""
+
+    epoch: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How far a gateway has got."""
+
+    round: int
+    """The latest that a local rank has posted; -1 before the first."""
+    finished: tuple[Finished, ...]
+    """Chunks of rounds that are not known to be stable. They stay so, if chunks are stopped."""
+    chains: Mapping[int, int]
+    """`Epochs.chains`."""
 
 
 class Executor:
@@ -96,12 +133,20 @@ class Executor:
         self._open: dict[BucketKey, OpenBucket] = {}
         self._history = RoundHistory()
         self._residuals = Residuals()
-        self._plans = PlanSchedule(config.plan, config.codecs, config.site_index)
+        self._epochs = Epochs(self._plan(config.plan, config.codecs, epoch=0, from_round=0))
+        self._proposal: Proposal | None = None
         self.begun: Begun | None = None
         """The latest switch of plans that a local rank has got to."""
-        credit = credit_of_peers(config)
-        self._credit = Credit(credit)
-        self._held = Held({peer: 2 * num_bytes for peer, num_bytes in credit.items()})
+        self._room_bytes = credit_of_peers(config)
+        self._credit = Credit(self._room_bytes)
+        self._held = self._nothing_held()
+        self._ahead: dict[tuple[GatewayId, ChunkKey, int], Frame] = {}
+        """Frames of epochs that have not begun here, by sender, key and epoch."""
+        self._held_ahead = self._nothing_held()
+        self._due: deque[tuple[ChunkOrder, int, tuple[object, ...]]] = deque()
+        """Chunks that are to be handed over, to which site, and their frames."""
+        self._num_working = 0
+        """Events that machines are handling."""
         self._waiting: list[tuple[Priority, OpenBucket, Chunk, Own]] = []
         """Own parts that are not admitted: a heap. Priorities are unique."""
         self._encoding_bytes = 0
@@ -132,7 +177,91 @@ class Executor:
     def needs(self, site: int) -> bool:
         """Whether a plan of rounds under way, or of later ones, needs the link to a site."""
         with self._condition:
-            return self._plans.needs(site)
+            proposed = self._proposal.plan.neighbours(self._site) if self._proposal else ()
+            return site in proposed or self._epochs.needs(site)
+
+    def settle(self, epoch: int, *, stops: bool) -> Settled:
+        """Begin no new round before `resume` or `cancel`, and `stops`: let no chunk move.
+
+        Returns when nothing moves any more: what has been finished then stays all there is.
+        """
+        with self._condition:
+            was_stopped = self._epochs.is_stopped
+            self._epochs.settle(epoch, stops=stops)
+            if self._epochs.is_stopped and not was_stopped:
+                self._stop()
+            while self._epochs.is_stopped and self._num_working and not self._is_closed:
+                self._condition.wait(_OUTCOME_CHECK_S)
+            return Settled(self.round, self._epochs.finished(), dict(self._epochs.chains))
+
+    def cancel(self, epoch: int) -> None:
+        """A change does not come: go on as before."""
+        with self._condition:
+            self._epochs.cancel(epoch)
+            self._condition.notify_all()
+
+    def resume(
+        self,
+        epoch: int,
+        from_round: int,
+        plan: ReductionPlan,
+        codecs: tuple[str, ...],
+        gifts: Iterable[Gift] = (),
+    ) -> None:
+        """Use a plan from a round on; if chunks were stopped, let them go on, or do them again.
+
+        To say so again changes nothing.
+
+        Raises:
+            LocalProtocolError: the round has begun, and chunks were not stopped.
+        """
+        with self._condition:
+            was_stopped = self._epochs.is_stopped
+            ruling = self._plan(plan, codecs, epoch=epoch, from_round=from_round)
+            if not self._epochs.resume(ruling, gifts):
+                return
+            self._proposal = None
+            if self.round < 0:
+                self._history.first = from_round  # this site may have joined later
+            if was_stopped:
+                self._do_again(from_round)
+            self._due.clear()
+            self._due.extend(self._epochs.due())
+            ahead, self._ahead = self._ahead, {}
+            self._held_ahead = self._nothing_held()
+            self._condition.notify_all()
+        for (sender, _, _), frame in ahead.items():
+            try:
+                self.receive(sender, frame)
+            except IsthmusError as error:
+                self._on_failure(failure_of(error, self._config.sites[sender[0]]))
+        self.pump()
+
+    def _stop(self) -> None:
+        """Forget all of unfinished chunks but their own parts; the lock is held."""
+        for bucket in self._open.values():
+            for chunk in bucket.chunks.values():
+                self._encoding_bytes -= chunk.stop()
+        self._expected.clear()
+        self._credit = Credit(self._room_bytes)
+        self._held = self._nothing_held()
+
+    def _do_again(self, from_round: int) -> None:
+        """Begin all unfinished chunks anew that nobody hands over; the lock is held."""
+        for key, bucket in self._open.items():
+            if key[0] < from_round:
+                continue
+            fates = {index: self._epochs.fate((*key, index)) for index in bucket.chunks}
+            for chunk, own in bucket.renew(self._reduction(bucket.request), fates):
+                heapq.heappush(self._waiting, ((*key, chunk.index), bucket, chunk, own))
+
+    def _plan(
+        self, plan: ReductionPlan, codecs: tuple[str, ...], *, epoch: int, from_round: int
+    ) -> PlanInForce:
+        return in_force(plan, codecs, self._site, epoch=epoch, from_round=from_round)
+
+    def _nothing_held(self) -> Held:
+        return Held({peer: 2 * num_bytes for peer, num_bytes in self._room_bytes.items()})
 
     def propose(self, proposal: Proposal) -> tuple[bool, int]:
         """Keep a plan for the rounds from a later one on, and begin none of them before `decide`.
@@ -141,7 +270,14 @@ class Executor:
             Whether it is kept, and the latest round that a local rank has posted.
         """
         with self._condition:
-            return self._plans.propose(proposal, self.round), self.round
+            epoch, first = proposal.epoch, proposal.from_round
+            if not self._epochs.settle(epoch, stops=False, from_round=first):
+                return False, self.round
+            is_late = first <= max(self.round, self._epochs.newest_from_round)
+            if is_late:
+                self._epochs.cancel(epoch)
+            self._proposal = None if is_late else proposal
+            return not is_late, self.round
 
     def decide(self, epoch: int, *, commit: bool) -> None:
         """Take the outcome of a proposal: ranks that wait for it go on.
@@ -150,8 +286,15 @@ class Executor:
             LocalProtocolError: all are to switch to a plan that is not kept here.
         """
         with self._condition:
-            self._plans.decide(epoch, commit=commit)
-            self._condition.notify_all()
+            proposal = self._proposal
+            if proposal is not None and proposal.epoch <= epoch:
+                self._proposal = None
+        if not commit:
+            self.cancel(epoch)
+        elif proposal is None or proposal.epoch != epoch:
+            raise LocalProtocolError(f"plan {epoch} is to be used, which was not kept here")
+        else:
+            self.resume(epoch, proposal.from_round, proposal.plan, proposal.codecs)
 
     def _wait_for_plan(self, round_: int) -> None:
         """Wait until it is known which plan carries a round; the caller holds the lock.
@@ -160,18 +303,20 @@ class Executor:
             DeadlineExceededError: nobody has said so for too long.
             PeerLostError: this gateway ends.
         """
-        if self._plans.is_settled(round_):
+        if round_ <= self.round or self._epochs.may_begin(round_):
             return
-        patience_s = self._config.rank_wait_s
+        config = self._config
+        patience_s = config.rank_wait_s
         now_s = time.monotonic()
-        deadline_s, standstills = now_s + patience_s, Standstills(now_s, self._config.peer_lost_s)
-        while not self._plans.is_settled(round_):
+        deadline_s, standstills = now_s + patience_s, Standstills(now_s, config.peer_lost_s)
+        while not self._epochs.may_begin(round_):
             if self._is_closed:
-                raise PeerLostError("this gateway is stopping", self._config.site)
+                raise PeerLostError("this gateway is stopping", config.site)
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 raise DeadlineExceededError(
-                    f"round {round_} has waited {patience_s:g} s to hear whether it has a new plan"
+                    f"round {round_} has waited {patience_s:g} s to hear which sites and trees "
+                    "carry it"
                 )
             wait_s = min(remaining_s, _OUTCOME_CHECK_S)
             self._condition.wait(wait_s)
@@ -244,21 +389,20 @@ class Executor:
                     f"{self._config.site} has not"
                 )
         self._history.begin(round_)
-        begun = self._plans.begin(round_)
-        if begun is not None:
-            # What was lost in one role is not owed in another: sums, parts and results have
-            # different units.
-            self._residuals.forget()
-            self.begun = Begun(begun.epoch, round_)
+        before = self._epochs.plan_of(self._epochs.round).epoch
+        self._epochs.begin(round_)
+        epoch = self._epochs.plan_of(round_).epoch
+        if epoch != before:
+            self.begun = Begun(epoch, round_)
 
     def _reduction(self, request: Reduce) -> BucketReduction:
         """Return the machines of a bucket: its grid, and the plan and codecs of its round."""
         config = self._config
-        ruling = self._plans.of(request.round)
+        ruling = self._epochs.plan_of(request.round)
         codecs = (EXACT,) * len(ruling.codecs) if request.exact else ruling.codecs
         cut = grid(request.numel, config.chunk_numel, config.ranks_per_site)
         key = request.round, request.bucket
-        bucket = Bucket(config.generation, *key, request.layout, codecs, cut, time.thread_time)
+        bucket = Bucket(ruling.epoch, *key, request.layout, codecs, cut, time.thread_time)
         residuals = None
         if config.error_feedback and not all(codec.lossless for codec in codecs):
             residuals = self._residuals.bucket(request.bucket, request.layout, request.numel)
@@ -267,10 +411,16 @@ class Executor:
     # ---------------------------------------------------------------- admission
 
     def pump(self) -> None:
-        """Admit own chunks to encoding, as far as links and peers have room."""
-        if not self._waiting:  # asked without the lock: who adds to it calls this afterwards
+        """Admit own chunks to encoding, as far as links and peers have room.
+
+        First of all, what others wait for that is finished here.
+        """
+        # Asked without the lock: who adds to these calls this afterwards.
+        if not self._waiting and not self._due:
             return
         with self._condition:
+            while self._due and self._give(*self._due[0]):
+                self._due.popleft()
             while self._waiting and self._may_admit():
                 order, bucket, chunk, own = heapq.heappop(self._waiting)
                 self._credit.take(order, chunk.peers, chunk.most_bytes)
@@ -287,12 +437,43 @@ class Executor:
         _, bucket, chunk, _ = self._waiting[0]
         return (
             bucket.is_posted
+            and not self._epochs.is_stopped
             and self._credit.has_room(chunk.peers, chunk.most_bytes)
             and all(
                 link.unsent_bytes + self._encoding_bytes < link.ahead_bytes
                 for link in self._links.values()
             )
         )
+
+    def _give(self, order: ChunkOrder, site: int, frames: tuple[object, ...]) -> bool:
+        """Hand a chunk over, unless the link has no room now; return whether that was done."""
+        config = self._config
+        for packed in frames:
+            assert isinstance(packed, bytes)
+            frame = unpack(packed)
+            cut = grid(frame.numel, config.chunk_numel, config.ranks_per_site)
+            gateway = cut.owner(site, order[2]) // config.ranks_per_gateway[site]
+            link = self._links.get((site, gateway))
+            if link is None:
+                _log.warning("chunk %s is for site %d, and there is no link", order, site)
+                return True
+            if link.unsent_bytes >= link.ahead_bytes and frames[0] is packed:
+                return False
+            key = ChunkKey(*order, frame.key.site, Kind.HANDOVER)
+            link.send(
+                Frame(
+                    key,
+                    self._epochs.number,
+                    frame.codec,
+                    len(frames),
+                    frame.layout,
+                    frame.numel,
+                    frame.weight,
+                    packed,
+                ),
+                4 * cut.span(order[2])[1],
+            )
+        return True
 
     # ---------------------------------------------------------------- peers
 
@@ -305,24 +486,64 @@ class Executor:
             IsthmusError: the peer may not send this.
         """
         now_s = time.monotonic()
-        if frame.generation != self._config.generation:
-            raise StaleGenerationError(
-                f"a frame of generation {frame.generation}; this is {self._config.generation}"
-            )
+        key, is_handover = frame.key, frame.key.kind is Kind.HANDOVER
+        order = key.round, key.bucket, key.chunk
         with self._condition:
             if self._is_closed:
                 raise PeerLostError("this gateway is stopping", self._config.site)
-            if self._is_repetition(sender, frame):
+            verdict = self._epochs.verdict(frame.epoch, key.round)
+            if verdict is Verdict.DROP:
                 return
-            ready = self._take_over(sender, frame, now_s)
-            order = frame.key.round, frame.key.bucket, frame.key.chunk
-            self._held.keep(sender, order, FRAME_BYTES + len(frame.payload))
+            size_bytes = FRAME_BYTES + len(frame.payload)
+            if verdict is Verdict.WAIT:
+                self._keep_ahead(sender, frame, size_bytes)
+                return
+            if is_handover:
+                ready = self._take_handover(sender, frame)
+            elif self._is_repetition(sender, frame):
+                return
+            else:
+                ready = self._take_over(sender, frame, now_s)
+                self._held.keep(sender, order, size_bytes)
         if ready is None:
             return
         if len(frame.payload) <= _HERE_BYTES:
             self._work(*ready)
         else:
             self._pool.submit(order, partial(self._work, *ready))
+
+    def _keep_ahead(self, sender: GatewayId, frame: Frame, size_bytes: int) -> None:
+        """Keep a frame of an epoch that has not begun here.
+
+        A handover takes no credit: what it holds is kept here anyway until its round is stable.
+
+        Raises:
+            RemoteProtocolError: a peer with enough sense of its credit would not have sent it.
+        """
+        key = frame.key
+        if (sender, key, frame.epoch) in self._ahead:
+            return
+        if key.kind is not Kind.HANDOVER:
+            self._held_ahead.keep(sender, (key.round, key.bucket, key.chunk), size_bytes)
+        self._ahead[sender, key, frame.epoch] = frame
+
+    def _take_handover(self, sender: GatewayId, given: Frame) -> tuple[OpenBucket, Chunk] | None:
+        """Take over a part of what another site has finished; return what to work on.
+
+        Raises:
+            IsthmusError: the peer may not send this.
+        """
+        order = given.key.round, given.key.bucket, given.key.chunk
+        donor = self._epochs.donor(order)
+        if donor is None:
+            return None  # it is a repetition
+        bucket = self._open.get(order[:2])
+        if donor != sender[0] or bucket is None or order[2] not in bucket.chunks:
+            raise RemoteProtocolError(f"chunk {order} was handed over, and nobody asked for it")
+        frame = unpack(bytes(given.payload))
+        bucket.reduction.check_handover(given, frame)
+        chunk = bucket.chunks[order[2]]
+        return (bucket, chunk) if chunk.take_handed_over(frame, given.tree) else None
 
     def _is_repetition(self, sender: GatewayId, frame: Frame) -> bool:
         """Whether a frame changes nothing any more: its connection broke before it was told so.
@@ -385,33 +606,43 @@ class Executor:
 
     def _work(self, bucket: OpenBucket, chunk: Chunk) -> None:
         """Let a chunk's machine handle its inbox; runs on one thread at a time."""
+        is_working = False
         while True:
             with self._condition:
+                self._num_working -= is_working
                 if not chunk.inbox or self._is_closed:
                     chunk.is_scheduled = False
+                    if not self._num_working:
+                        self._condition.notify_all()  # somebody may wait for it to settle
                     return
-                event = chunk.inbox.popleft()
+                event, machine = chunk.inbox.popleft(), chunk.machine
+                self._num_working += 1
+                is_working = True
             origin = self._config.sites[event.sender] if isinstance(event, Received) else ""
             try:
-                self._handle(bucket, chunk, event)
+                self._handle(bucket, chunk, machine, event)
             except IsthmusError as error:
                 self._on_failure(failure_of(error, origin))
             except Exception as error:  # noqa: BLE001 - the root of a task: reported, ends the run
                 self._on_failure(failure_of(error, origin))
 
-    def _handle(self, bucket: OpenBucket, chunk: Chunk, event: Event) -> None:
+    def _handle(
+        self, bucket: OpenBucket, chunk: Chunk, machine: ChunkReduction, event: Event
+    ) -> None:
         """Give a chunk's machine an event, and carry out its actions one by one."""
         wire_bytes, weight = 0, None
         try:
-            for action in chunk.machine.handle(event):
+            for action in machine.handle(event):
                 if isinstance(action, Send):
                     # In a tree, whatever is sent is a whole sum; in a gather, it is the own part.
                     if not bucket.reduction.is_gather:
-                        self._note_summed(bucket, chunk, is_finished=False)
-                    link = self._links[bucket.gateway(chunk.index, action.site)]
-                    wire_bytes += link.send(action.frame, chunk.raw_bytes)
+                        self._note_summed(bucket, chunk, ())
+                    wire_bytes += len(pack(action.frame))  # now: its payload may change
+                    link = self._links.get(bucket.gateway(chunk.index, action.site))
+                    if link is not None:
+                        link.send(action.frame, chunk.raw_bytes)
                 else:
-                    self._note_summed(bucket, chunk, is_finished=True)
+                    self._note_summed(bucket, chunk, tuple(map(pack, action.frames)), is_last=True)
                     weight = action.weight
         finally:
             if isinstance(event, Own):
@@ -421,18 +652,31 @@ class Executor:
             with self._condition:
                 bucket.account(chunk, wire_bytes, weight)
                 reduced = self._take_reduced(bucket, time.monotonic())
+                if isinstance(event, HandedOver):
+                    self._due.extend(self._epochs.due())
             self._reply(reduced)
         if isinstance(event, Own) or weight is not None:
             self.pump()
 
-    def _note_summed(self, bucket: OpenBucket, chunk: Chunk, *, is_finished: bool) -> None:
-        """Forget what was kept of a chunk once it is summed, before anybody can hear that it is."""
+    def _note_summed(
+        self,
+        bucket: OpenBucket,
+        chunk: Chunk,
+        frames: tuple[bytes, ...],
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """Forget what was kept of a chunk once it is summed, before anybody can hear that it is.
+
+        `is_last`: it is finished, and `frames` are what others need of it.
+        """
         with self._condition:
             order = (*bucket.key, chunk.index)
-            chunk.is_summed, chunk.is_finished = True, is_finished
+            chunk.is_summed, chunk.is_finished = True, is_last
             self._held.release(order)
-            if is_finished:
+            if is_last:
                 self._credit.give_back(order)
+                self._epochs.finish(order, frames, sum(map(checksum_of, frames)))
 
     def _take_reduced(self, bucket: OpenBucket, now_s: float) -> list[tuple[int, Reduced]]:
         """Return the ranks that are to be told; with the gateway's last one the bucket is over."""

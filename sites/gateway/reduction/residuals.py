@@ -10,6 +10,10 @@ token's share arrives once, whatever the weights of the rounds are; a late part 
 next round's tokens instead of its own. To divide by the site's own tokens before would fail where
 it has none. Coming down, the unit is the mean gradient: what optimizers apply adds up exactly.
 
+Each has a residual of its own, so that a site that has another role in another epoch loses nothing.
+Where a chunk is done again, because a site was lost, its residual is put back as it was: what the
+encoder meant is what others would have decoded and what was lost of it. So nothing need be copied.
+
 Only the encoder has a residual, so sites decode the same bytes as without. Residuals end with their
 gateway. That costs one rounding error, once, and nothing has to be saved or agreed upon.
 """
@@ -18,30 +22,44 @@ from __future__ import annotations
 
 import numpy as np
 
-from sites.codecs.codec import Codec, Encoded, Floats
+from protos.frame import Kind
+from sites.codecs.codec import Codec, Encoded, Floats, Part
 
 
 class BucketResiduals:
     """What a gateway's encoders have lost of one bucket and still owe: one float32 an element.
 
-    A site encodes each chunk in one role only, and by one thread at a time.
+    Where a site has had both ways of a chunk, two. A chunk is encoded by one thread at a time.
     """
 
     def __init__(self, layout: int, numel: int) -> None:
         self.layout = layout
         self.numel = numel
-        self._lost: dict[int, Floats] = {}
-        """By chunk, once it is encoded. Where ranks encode, that may be never."""
+        self._lost: dict[tuple[int, Kind], Floats] = {}
+        """By chunk and way, once it is encoded. Where ranks encode, that may be never."""
 
-    def encode(self, chunk: int, codec: Codec, values: Floats) -> Encoded:
+    def encode(self, chunk: int, kind: Kind, codec: Codec, values: Floats) -> Encoded:
         """Encode a chunk's `values`, float32 (n,), and what is owed. They are not modified.
 
         NaN and infinities cross as they do without a residual, and nothing is owed of them.
         """
-        lost = self._lost.get(chunk)
+        lost = self._lost.get((chunk, kind))
         if lost is None:
-            lost = self._lost[chunk] = np.zeros(len(values), dtype=np.float32)
+            lost = self._lost[chunk, kind] = np.zeros(len(values), dtype=np.float32)
         return codec.encode_owed(values, lost)
+
+    def put_back(self, chunk: int, kind: Kind, values: Floats, part: Part) -> None:
+        """Owe again what was owed before the latest `encode`, to a rounding of its sum.
+
+        `values` are what it was given, and `part` what others would have decoded.
+        """
+        lost = self._lost[chunk, kind]
+        decoded = np.empty(len(values), dtype=np.float32)
+        part.write(decoded)
+        with np.errstate(over="ignore", invalid="ignore"):
+            decoded -= values
+            lost += decoded
+        lost[~np.isfinite(lost)] = 0
 
 
 class Residuals:
@@ -67,7 +85,3 @@ class Residuals:
         if found is None:
             found = self._buckets[index] = BucketResiduals(layout, numel)
         return found
-
-    def forget(self) -> None:
-        """Drop all residuals: from now on chunks are encoded in other roles."""
-        self._buckets.clear()
