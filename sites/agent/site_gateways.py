@@ -106,6 +106,7 @@ def gateway_config(
                 bytes_per_s=link.bytes_per_s,
                 rtt_s=link.rtt_s,
                 max_flows=link.max_flows or FLOWS_MAX,
+                is_shared=link.share < 1,
                 congestion=link.congestion or "",
             )
             for link in _links_of(spec, site)

@@ -31,6 +31,9 @@ class PeerLink:
     rtt_s: float
     max_flows: int = FLOWS_MAX
     """TCP connections at most, where the job leaves their number open."""
+    is_shared: bool = False
+    """A share of the bandwidth was set: never more than `bytes_per_s` is sent, so that others
+    keep the rest."""
     congestion: str = ""
     """The congestion control of its connections, by Linux's name; empty: BBR where it may be
     chosen, else this host's."""

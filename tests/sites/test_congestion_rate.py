@@ -179,3 +179,10 @@ def test_short_measurements_of_a_pace_add_up() -> None:
     pace = Pace(1e6)
     changes = [pace.follow(150_000 * count, 0.1 * count) for count in range(1, 6)]
     assert changes == [False, False, True, False, False]
+
+
+def test_a_link_that_a_run_has_a_share_of_is_never_sent_more() -> None:
+    pace = Pace(1e6, is_shared=True)
+    assert pace.bytes_per_s == 1e6
+    assert not pace.follow(limited_bytes=5_000_000, limited_s=1.0)
+    assert pace.bytes_per_s == 1e6

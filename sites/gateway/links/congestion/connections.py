@@ -108,7 +108,7 @@ class ChannelGrowth:
         self._peer = peer
         self._outbox = outbox
         self._streams = streams
-        self._pace = Pace(link.bytes_per_s)
+        self._pace = Pace(link.bytes_per_s, is_shared=link.is_shared)
         self._most = min(link.max_flows, CHANNELS_MAX)
         self._has_advised_bbr = self._has_advised_idle = False
 

@@ -115,11 +115,15 @@ class Pace:
 
     A link is believed to carry what is described, or the most that was measured. While it turns
     out to be faster there is no limit, so that TCP finds out how fast.
+
+    Of a link that a run has only a share of, frames leave as fast as the share allows, and never
+    faster.
     """
 
-    def __init__(self, bytes_per_s: float) -> None:
+    def __init__(self, bytes_per_s: float, *, is_shared: bool = False) -> None:
         """Begin with the described rate."""
-        self.bytes_per_s = _HEADROOM * bytes_per_s
+        self._is_shared = is_shared
+        self.bytes_per_s = bytes_per_s if is_shared else _HEADROOM * bytes_per_s
         """Of all connections together; infinite: no limit."""
         self._believed_bytes_per_s = bytes_per_s
         self._limited_bytes = 0
@@ -128,7 +132,7 @@ class Pace:
     def follow(self, limited_bytes: int, limited_s: float) -> bool:
         """Take the sums of `LimitedRate` up to now; return whether the pace changes."""
         spent_s = limited_s - self._limited_s
-        if spent_s < _ENOUGH_S:
+        if spent_s < _ENOUGH_S or self._is_shared:
             return False
         measured = (limited_bytes - self._limited_bytes) / spent_s
         self._limited_bytes, self._limited_s = limited_bytes, limited_s
