@@ -228,6 +228,18 @@ _ENTRIES = (
         ExitCode.JOB_FAILED,
     ),
     Entry(
+        "NO_CHECKPOINT",
+        "There is no good checkpoint to go on from.",
+        "`isthmus checkpoints list` shows what there is; launch without --resume begins anew.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
+        "BAD_CHECKPOINT",
+        "A checkpoint is half written, cut short or changed.",
+        "Take an older one; `isthmus checkpoints verify` names the damaged files.",
+        ExitCode.REFUSED,
+    ),
+    Entry(
         "BENCHMARK_INCOMPLETE",
         "A run of a benchmark failed, or made fewer steps than were to be measured.",
         "See the run named; --resume makes what is missing.",

@@ -89,6 +89,18 @@ class CorruptDataError(IsthmusError):
     retryable = True
 
 
+class BadCheckpointError(IsthmusError):
+    """A checkpoint is half written, cut short or changed: take another one."""
+
+    code = "BAD_CHECKPOINT"
+
+
+class NoCheckpointError(IsthmusError):
+    """There is no checkpoint, or no good one, to go on from."""
+
+    code = "NO_CHECKPOINT"
+
+
 class StateConflictError(IsthmusError):
     """The request does not fit the state of things: refused, nothing changed."""
 

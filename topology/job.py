@@ -6,6 +6,7 @@ Made from YAML by topology.documents.load; frozen.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from topology.json_fields import REQUIRED
 from topology.plan_wishes import PlanWishes
 from topology.workload import DescribedModel, Parallel
 
@@ -167,6 +168,22 @@ class Trainer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The settings of what is kept of a run so that it can go on after everything was killed."""
+
+    every_steps: int | None = None
+    """Steps between checkpoints; None: by time."""
+    every_s: float = 600.0
+    """Seconds between checkpoints, where there are no `every_steps`."""
+    keep: int = 3
+    """The newest so many stay."""
+    to: str = "checkpoints"
+    """A folder or URL that all sites reach; a run has a folder of its own in it."""
+    resume: str | None = None
+    """A checkpoint's folder or URL to go on from; None: begin anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """The settings of measuring the links, one direction after the other."""
 
@@ -210,6 +227,8 @@ class Job:
     probe: Probe | None = None
     """The settings of a run that measures the links between its sites and trains nothing; None: it
     trains."""
+    checkpoint: Checkpoint | None = field(default=None, metadata=REQUIRED)
+    """What is kept; None: nothing."""
     placement: tuple[Placed, ...] = ()
     """The sites that take part; empty: all, with the batch spread evenly over all ranks."""
     plan: PlanWishes | None = None

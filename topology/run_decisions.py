@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import PurePath
 
-from topology.job import Job
+from topology.job import Checkpoint, Job
 from topology.model.reduction_plans import plan_reduction
 from topology.model.wire_load import chunk_bytes_of, pipeline_bytes_of
 from topology.plan_wishes import Replan
@@ -59,6 +59,20 @@ def _anchored(job: Job, folder: PurePath) -> Job:
     files = tuple(str(folder / glob) for glob in data.files)
     return dataclasses.replace(
         job,
+        checkpoint=None if job.checkpoint is None else anchored_checkpoint(job.checkpoint, folder),
         entrypoint=None if job.entrypoint is None else str(folder / job.entrypoint),
         trainer=dataclasses.replace(job.trainer, data=dataclasses.replace(data, files=files)),
     )
+
+
+def anchored_checkpoint(checkpoint: Checkpoint, folder: PurePath) -> Checkpoint:
+    """Return the settings with absolute paths; URLs stay as they are."""
+    return dataclasses.replace(
+        checkpoint,
+        to=_anchored_place(checkpoint.to, folder),
+        resume=None if checkpoint.resume is None else _anchored_place(checkpoint.resume, folder),
+    )
+
+
+def _anchored_place(place: str, folder: PurePath) -> str:
+    return place if "://" in place else str(folder / place)

@@ -3,7 +3,7 @@
 Alone:     torchrun --nproc-per-node 2 examples/two_sites/train.py
 Two sites: isthmus launch examples/two_sites/job.yaml
 
-The lines marked 1 and 2 are all that isthmus needs; 3 to 5 make the most of it.
+The lines marked 1 and 2 are all that isthmus needs; 3 to 6 make the most of it.
 """
 
 import torch
@@ -46,15 +46,16 @@ def main() -> None:
     loader = DataLoader(dataset, batch_sampler=sampler)  # 3: all sites share the data; endless
 
     epoch_steps = len(dataset) // sampler.global_batch
-    for step, (points, labels) in zip(range(EPOCHS * epoch_steps), loader, strict=False):
+    start = site.checkpoint(model, optimizer)  # 4: saves by itself; 0, or where a run goes on
+    for step, (points, labels) in zip(range(start, EPOCHS * epoch_steps), loader, strict=False):
         optimizer.zero_grad()
-        site.count_tokens(len(labels))  # 4: unequal batches weigh what they hold
+        site.count_tokens(len(labels))  # 5: unequal batches weigh what they hold
         scores = model(points.to(site.device))
         loss = nn.functional.cross_entropy(scores, labels.to(site.device))
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # the norm over all sites
         optimizer.step()
-        site.log(loss=loss)  # 5: shown by `isthmus status` and in the report
+        site.log(loss=loss)  # 6: shown by `isthmus status` and in the report
         if site.global_rank == 0 and (step + 1) % epoch_steps == 0:
             print(f"data epoch {(step + 1) // epoch_steps}: loss {loss.item():.3f}", flush=True)
 

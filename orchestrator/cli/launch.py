@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from orchestrator.cli.checkpoint_choice import newest_good_checkpoint
 from orchestrator.cli.display import finish, progress
 from orchestrator.cli.options import (
     ADDRESS,
@@ -48,6 +50,14 @@ from protos.control.v1 import control_pb2
     type=click.Path(path_type=Path, dir_okay=False),
     help="Do what this plan of `isthmus plan` decides.",
 )
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="",
+    metavar="[RUN|PATH]",
+    help="Go on from the newest good checkpoint of this run, by default the latest, or from "
+    "exactly this one.",
+)
 @click.option("--detach", is_flag=True, help="Return as soon as the run is submitted.")
 @emulation_options
 @faults_option
@@ -66,6 +76,7 @@ def command(
     overrides: tuple[str, ...],
     topology_path: Path | None,
     plan_path: Path | None,
+    resume: str | None,
     detach: bool,
     faults_path: Path | None,
     seed: int | None,
@@ -78,6 +89,8 @@ def command(
     Without --coordinator everything runs on this machine. Ctrl-C detaches: the run goes on.
     """
     deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    if resume is not None:
+        overrides = (*overrides, _resumed(output, resume, home))
     pair = load_pair(job, overrides, topology_path, to_plan=plan_path is not None)
     pair = _planned(output, pair, plan_path)
     faults = _faults(pair, faults_path, seed, coordinator)
@@ -93,6 +106,16 @@ def command(
             )
             data = {"run_id": folder.run_id, "detached": True}
             return output.result(data, exit_code=exit_code)
+
+
+def _resumed(output: Output, choice: str, home: Path | None) -> str:
+    """Return the job's setting that goes on from the newest good checkpoint of a choice."""
+    place, manifest = newest_good_checkpoint(output, choice, home_folder(home))
+    output.note(f"resumes {manifest.run} after step {manifest.step}: {place}")
+    if manifest.missing:
+        sites = ", ".join(manifest.missing)
+        output.note(f"warning: it lacks what ranks of {sites} had of their own")
+    return f"checkpoint.resume={json.dumps(place)}"
 
 
 def _planned(output: Output, pair: Pair, path: Path | None) -> Pair:

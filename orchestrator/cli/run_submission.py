@@ -19,7 +19,9 @@ from orchestrator.documents import Pair
 from orchestrator.interruption import INTERRUPTION
 from orchestrator.run_folder.home import LOG, TOPOLOGY, RunFolder, claim_run_folder
 from orchestrator.run_folder.log_files import last_line
+from protos.checkpoint.store import joined
 from protos.control.v1 import control_pb2
+from topology.run_decisions import anchored_checkpoint
 
 START_S = 60.0
 """Imports take a second; on a machine that is busy with training, some more."""
@@ -54,6 +56,7 @@ def submit(
     try:
         topology = folder.path / TOPOLOGY
         topology.write_text(pair.topology_text, encoding="utf-8")
+        _remember_checkpoints(pair, folder)
         if coordinator is not None:
             folder.remember_remote(coordinator)
             _submit_to(coordinator, pair, run_id)
@@ -83,6 +86,13 @@ def _submit_again(pair: Pair, folder: RunFolder, coordinator: str | None) -> Run
         )
     _submit_to(address, pair, folder.run_id)
     return folder
+
+
+def _remember_checkpoints(pair: Pair, folder: RunFolder) -> None:
+    """Note what `launch --resume` and `isthmus checkpoints` will look for."""
+    if pair.job.checkpoint is not None:
+        anchored = anchored_checkpoint(pair.job.checkpoint, pair.job_path.absolute().parent)
+        folder.remember_checkpoints(joined(anchored.to, folder.run_id), anchored.resume)
 
 
 def _submit_to(address: str, pair: Pair, run_id: str) -> None:

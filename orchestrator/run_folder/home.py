@@ -22,6 +22,8 @@ from protos.errors import NotFoundError, StateConflictError
 
 ANNOUNCED = "coordinator.json"
 """Written by a coordinator while it listens: {"address", "pid", "generation"}."""
+CHECKPOINTS = "checkpoints.json"
+"""Written by launch, of a run that saves: {"store", "resumed"}, both a folder or URL."""
 REMOTE = "remote.json"
 """Written by launch --coordinator: {"address"}."""
 LOG = "coordinator.log"
@@ -69,13 +71,28 @@ class RunFolder:
         """Note the coordinator that the run was given to."""
         (self.path / REMOTE).write_text(json.dumps({"address": address}) + "\n")
 
+    def remember_checkpoints(self, store: str, resumed: str | None) -> None:
+        """Note where the run's checkpoints are, and which one it goes on from."""
+        written = json.dumps({"store": store, "resumed": resumed})
+        (self.path / CHECKPOINTS).write_text(written + "\n")
+
+    @property
+    def checkpoint_store(self) -> str | None:
+        """The folder or URL of the run's checkpoints; None: it keeps none."""
+        return _string(read_object(self.path / CHECKPOINTS), "store")
+
+    @property
+    def resumed_checkpoint(self) -> str | None:
+        """The checkpoint that the run went on from, if it did."""
+        return _string(read_object(self.path / CHECKPOINTS), "resumed")
+
     def give_back(self) -> None:
         """Have the folder be no run's any more: nothing was submitted.
 
         What else wrote there stays.
         """
         # The job last: while it is there, nobody else begins to write.
-        for name in (TOPOLOGY, REMOTE, JOB):
+        for name in (TOPOLOGY, REMOTE, CHECKPOINTS, JOB):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # a coordinator's log says why it did not start
             self.path.rmdir()

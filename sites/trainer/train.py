@@ -62,8 +62,9 @@ def _let_time_pass(site: Site, model: Gpt, corpus: Corpus) -> None:
         site, f"modelled compute: {step_s:.3f} s a step; the loss, {loss:.3f}, is of one real pass"
     )
     sampler = _sampler(site, corpus)
+    start = site.checkpoint(parallel, optimizer)
     clock.begin()
-    for step in range(config.steps):
+    for step in range(start, config.steps):
         samples = sampler.draw()
         site.count_tokens(len(samples) * config.model.context)
         rate = take_modelled_step(parallel, optimizer, clock, config, step, samples)
@@ -78,7 +79,10 @@ def _learn(site: Site, model: Gpt, corpus: Corpus) -> None:
     parallel, optimizer = _synchronized(site, model, corpus)
     _say(site, f"{corpus.num_files} files, {len(corpus.training):,} bytes to learn from")
     sampler = _sampler(site, corpus)
-    for step in range(config.steps):
+    start = site.checkpoint(parallel, optimizer)
+    if start > 0:
+        _say(site, f"goes on after step {start}")
+    for step in range(start, config.steps):
         samples = sampler.draw()
         site.count_tokens(len(samples) * config.model.context)
         result = take_step(parallel, optimizer, corpus.training, config, step, samples)

@@ -9,7 +9,7 @@ same, and nothing of it depends on how many ranks there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,7 @@ class DataPositions:
         return {"next": self.next, "holes": [[hole.start, hole.stop] for hole in self.holes]}
 
     @classmethod
-    def from_json(cls, written: dict[str, object]) -> DataPositions:
+    def from_json(cls, written: Mapping[str, object]) -> DataPositions:
         """Read what `to_json` wrote.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Sampler:
         self._drawn = DataPositions()
         self._used = DataPositions()
         self._ahead: deque[DataPositions] = deque()
+        self._before_first: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the dataset's indices of this rank's samples, step after step, without an end."""
@@ -48,6 +49,8 @@ class Sampler:
 
     def draw(self) -> Positions:
         """Return this rank's positions of the next step: int64, shape (samples of the rank,)."""
+        before_first, self._before_first = self._before_first, lambda: None
+        before_first()
         positions, self._drawn = self._drawn.taken(self.global_batch)
         self._ahead.append(self._drawn)
         return positions[self._part.start : self._part.stop]
@@ -80,8 +83,13 @@ class Sampler:
         if self._ahead:
             self._used = self._ahead.popleft()
 
-    def resume(self, used: DataPositions) -> None:
+    def resume(self, used: DataPositions, before_first: Callable[[], None]) -> None:
         """Go on after what a checkpoint has: before anything is drawn.
+
+        Args:
+            used: of the checkpoint.
+            before_first: called before the first batch is drawn. A DataLoader takes a seed from
+                torch's generator when it begins, which the run that was saved had done long before.
 
         Raises:
             RuntimeError: a batch was drawn already.
@@ -89,3 +97,4 @@ class Sampler:
         if self._drawn != DataPositions():
             raise RuntimeError("site.checkpoint: call it before the sampler is iterated")
         self._drawn = self._used = used
+        self._before_first = before_first

@@ -8,17 +8,20 @@ import os
 import sys
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
-from typing import SupportsFloat
+from typing import TYPE_CHECKING, SupportsFloat
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from protos import metrics
+from protos.checkpoint.store import joined
 from sites.local.rank_messages import Metric, Welcome
 from sites.worker.arguments import check_list, check_optimizer, check_tensors, check_training
 from sites.worker.bucket_pipeline import BucketPipeline
 from sites.worker.collectives import Collectives
+from sites.worker.data_positions import DataPositions
 from sites.worker.exactness import Exactness
 from sites.worker.gateway_link import Link
 from sites.worker.gradient_hooks import OptimizerHook, ReplicaHook, ShardHook
@@ -33,6 +36,9 @@ from topology.cost.compute import rank_share, share
 from topology.job import Job
 from topology.run_spec import RunSpec
 from topology.world import Topology
+
+if TYPE_CHECKING:
+    from sites.checkpoint.checkpoints import Checkpoints, Stateful
 
 
 class Site:
@@ -63,6 +69,8 @@ class Site:
         run_folder: Path,
         device: torch.device,
         owns_group: bool,
+        run: str = "alone",
+        generation: int = 0,
     ) -> None:
         """Made by `sites.join`."""
         self.name = welcome.site
@@ -78,6 +86,8 @@ class Site:
         self.run_folder = run_folder
         self._link = link
         self._welcome = welcome
+        self._run = run
+        self._generation = generation
         self._timeouts = spec.timeouts
         self._owns_group = owns_group
         self._tokens = TokenCount()
@@ -94,6 +104,7 @@ class Site:
         self._pipeline: BucketPipeline | None = None
         self._average: TensorAverage | None = None
         self._sampler: Sampler | None = None
+        self._checkpoints: Checkpoints | None = None
         self._has_left = False
         self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
@@ -221,6 +232,90 @@ class Site:
         """
         self._tokens.add(tokens)
 
+    def checkpoint(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Stateful | None = None,
+        extra: Mapping[str, Stateful] | None = None,
+    ) -> int:
+        """Go on from the run's checkpoint, if it has one, and save from now on as the job says.
+
+        Once, from every rank, after `synchronize` or `average_gradients`, and after `sampler` if
+        there is one. Saves model, optimizer, scheduler, extras, the place in the data and the
+        global random number generators: after optimizer steps at the job's `checkpoint.every`, and
+        at the end. Without a `checkpoint` section, or outside a run, it does nothing.
+
+        Args:
+            model: that was synchronised.
+            optimizer: of its parameters; its settings are the checkpoint's afterwards.
+            scheduler: of the learning rate.
+            extra: by name, anything else with a `state_dict`, equal at all ranks. Tensors, numbers,
+                texts, lists and mappings of them can be saved. Like the scheduler, it is saved as
+                it is when the next `optimizer.step()` begins: change it right after a step.
+
+        Returns:
+            The optimizer steps that have been taken: the number of the first one to take, from 0.
+
+        Raises:
+            TypeError: the optimizer has a parameter that the model has not.
+            RuntimeError: called before, or too early.
+            IsthmusError: the checkpoint is damaged, or of another model.
+        """
+        settings = self.job.checkpoint
+        if settings is None or self.job.exchange.schedule == "off":
+            return 0
+        if self._pipeline is None or self._checkpoints is not None:
+            raise RuntimeError(
+                "site.checkpoint: call it once, after site.synchronize or site.average_gradients"
+            )
+        from sites.checkpoint.checkpoints import Checkpoints  # brings much of torch
+        from sites.checkpoint.writer import Place
+
+        self._checkpoints = Checkpoints(
+            settings=settings,
+            place=Place(
+                store=joined(settings.to, self._run),
+                local=self.run_folder / "checkpoints",
+                run=self._run,
+                job=self.job.name,
+                generation=self._generation,
+                site=self.name,
+                rank=self.rank,
+                ranks=dict(zip(self._welcome.sites, self._welcome.ranks_per_site, strict=True)),
+                keep=settings.keep,
+            ),
+            device=self.device,
+            model=model,
+            optimizer=optimizer,
+            objects={**({} if scheduler is None else {"scheduler": scheduler}), **(extra or {})},
+            data=lambda: {} if self._sampler is None else self._sampler.used.to_json(),
+            on_written=self._record_checkpoint,
+        )
+        if (manifest := self._checkpoints.resume()) is not None:
+            self._steps.resume(manifest.step)
+            if self._sampler is not None and manifest.data:
+                positions = DataPositions.from_json(manifest.data)
+                self._sampler.resume(positions, self._checkpoints.restore_generators)
+        self._checkpoints.start(self._agreed)
+        self._steps.listen(self._checkpoints.after_step)
+        return self._steps.num_steps
+
+    def _agreed(self, value: float) -> float:
+        """Return the mean of a number over all ranks of all sites, the same at each."""
+        mean = torch.tensor([value], dtype=torch.float32, device=self.device)
+        self.all_reduce([mean], exact=True)
+        return float(mean)
+
+    def _record_checkpoint(self, step: int, write_s: float, num_bytes: int, stall_s: float) -> None:
+        values = {
+            metrics.WRITE_S: write_s,
+            metrics.STALL_S: stall_s,
+            metrics.CHECKPOINT_BYTES: num_bytes,
+        }
+        self.record(metrics.CHECKPOINT, step, values)
+
     def sampler(self, dataset: Sized, *, global_batch: int | None = None, seed: int = 0) -> Sampler:
         """Return this rank's batches of a map-style dataset: a DataLoader's `batch_sampler`.
 
@@ -291,6 +386,8 @@ class Site:
             return
         self._has_left = True
         atexit.unregister(self._leave_at_exit)
+        if self._checkpoints is not None:
+            self._checkpoints.finish(self._steps.num_steps)
         self._steps.flush()
         self._link.leave()
         self._end()

@@ -107,6 +107,11 @@ class StepLog:
             raise RuntimeError(f"site.{caller}: a model is synchronised already")
         self._has_begun = True
 
+    def resume(self, num_steps: int) -> None:
+        """Go on counting after steps that a checkpoint has."""
+        self.num_steps = num_steps
+        self._start_s = self._now_s()
+
     def listen(self, listener: Callable[[int], None]) -> None:
         """Call `listener` after each step, with how many there were."""
         self._listeners.append(listener)

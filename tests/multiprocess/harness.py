@@ -162,20 +162,22 @@ class Bench:
         path = self.write(topology, job)
         return self.isthmus("launch", str(path), "--json", *arguments)
 
-    def run_folder(self) -> Path:
-        """Return the only run's folder."""
+    def run_folder(self, run_id: str = "") -> Path:
+        """Return a run's folder; without a name, the only one's."""
+        if run_id:
+            return self.home / "runs" / run_id
         (folder,) = (self.home / "runs").iterdir()
         return folder
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self, run_id: str = "") -> list[dict[str, Any]]:
         """Return every metric that the run wrote."""
-        lines = (self.run_folder() / "metrics.jsonl").read_text().splitlines()
+        lines = (self.run_folder(run_id) / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
-    def losses(self) -> list[float]:
+    def losses(self, run_id: str = "") -> list[float]:
         """Return the global batch's mean loss, by step."""
         sums: dict[int, list[float]] = {}
-        for metric in self.metrics():
+        for metric in self.metrics(run_id):
             if metric["kind"] == "step" and "loss" in metric["values"]:
                 values = metric["values"]
                 entry = sums.setdefault(metric["step"], [0.0, 0.0])

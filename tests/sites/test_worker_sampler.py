@@ -66,7 +66,7 @@ def samplers(ranks: int, used: DataPositions) -> list[Sampler]:
         for rank in range(ranks)
     ]
     for each in made:
-        each.resume(used)
+        each.resume(used, lambda: None)
     return made
 
 
@@ -95,4 +95,4 @@ def test_a_sampler_that_has_begun_cannot_be_resumed() -> None:
     (sampler,) = samplers(1, DataPositions())
     sampler.draw()
     with pytest.raises(RuntimeError, match="before the sampler"):
-        sampler.resume(DataPositions(6))
+        sampler.resume(DataPositions(6), lambda: None)

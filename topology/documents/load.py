@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from topology.documents.references import check_references
 from topology.documents.resolve import resolve
 from topology.faults.loading import FaultsModel
-from topology.job import Exchange, Job, Placed, Probe, Reduction, Trainer
+from topology.job import Checkpoint, Exchange, Job, Placed, Probe, Reduction, Trainer
 from topology.json_fields import read_json
-from topology.models.job_model import JobModel, PlanModel
+from topology.models.job_model import CheckpointModel, JobModel, PlanModel
 from topology.models.topology_model import TopologyModel
 from topology.plan_wishes import PlanWishes, Replan
 from topology.text.validation import validate
@@ -69,6 +69,7 @@ def load_job(text: str, source: str, overrides: Sequence[str] = ()) -> Job:
         timeline_every=model.timeline.every,
         trainer=_made(Trainer, model.trainer),
         probe=None if model.probe is None else _made(Probe, model.probe, window="window_s"),
+        checkpoint=None if model.checkpoint is None else _checkpoint(model.checkpoint),
         placement=tuple(_made(Placed, each) for each in model.placement),
         plan=None if model.plan is None else _wishes(model.plan),
         workload=None if model.workload is None else _made(DescribedModel, model.workload),
@@ -124,6 +125,14 @@ def _wishes(written: PlanModel) -> PlanWishes:
     replan = written.replan
     return dataclasses.replace(
         wishes, replan=None if replan is None else _made(Replan, replan, lasting="lasting_s")
+    )
+
+
+def _checkpoint(written: CheckpointModel) -> Checkpoint:
+    every = written.every
+    return dataclasses.replace(
+        _made(Checkpoint, written, without="every"),
+        **({"every_steps": every} if isinstance(every, int) else {"every_s": every}),
     )
 
 

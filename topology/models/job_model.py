@@ -6,6 +6,7 @@ cut. Defaults are those of topology.job and topology.plan_wishes.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Self
 
 from pydantic import (
@@ -25,6 +26,7 @@ from topology.job import (
     NON_FINITE,
     SCHEDULES,
     TREES,
+    Checkpoint,
     Exchange,
     Job,
     Probe,
@@ -50,7 +52,7 @@ from topology.text.validation import (
     version_one,
 )
 from topology.trees.trees import TREES_MAX, WEIGHT_MAX
-from topology.units import format_duration, format_fraction, format_size
+from topology.units import DURATION, format_duration, format_fraction, format_size, parse_duration
 from topology.workload import PRECISIONS, RECOMPUTES, DescribedModel, Parallel
 
 _EXCHANGE = Exchange()
@@ -477,6 +479,60 @@ class WorkloadModel(Strict):
         return self
 
 
+_CHECKPOINT = Checkpoint()
+KEEP_MAX = 10_000
+"""The most checkpoints that are kept."""
+_STEPS = re.compile(r"([1-9]\d{0,8}) ?steps?")
+
+
+def _every(value: object) -> int | float:
+    """Return a number of steps as int, a duration as seconds, float."""
+    if isinstance(value, str) and (steps := _STEPS.fullmatch(value)) is not None:
+        return int(steps[1])
+    try:
+        every_s = float(parse_duration(value))
+    except ValueError as error:
+        raise ValueError(
+            f"want steps or a duration, as '100 steps' or 10m; got {shown(value)}"
+        ) from error
+    if every_s <= 0:
+        raise ValueError(f"must be more than 0, got {shown(value)}")
+    return every_s
+
+
+Every = Annotated[
+    int | float,
+    PlainValidator(_every),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": rf"^{_STEPS.pattern}$", "examples": ["100 steps"]},
+                {"type": "string", "pattern": DURATION.pattern, "examples": [DURATION.example]},
+            ]
+        }
+    ),
+]
+
+
+class CheckpointModel(Strict):
+    """What is kept of a run, so that it can go on after everything was killed."""
+
+    every: Every = default(
+        format_duration(_CHECKPOINT.every_s), "Steps or time between two, as '100 steps' or 10m."
+    )
+    keep: Annotated[int, Field(ge=1, le=KEEP_MAX, description="The newest so many stay.")] = (
+        _CHECKPOINT.keep
+    )
+    to: Annotated[
+        Text,
+        Field(description="A folder, relative to this file, or a URL, that all sites reach."),
+    ] = _CHECKPOINT.to
+    resume: Annotated[
+        Text | None,
+        Field(description="The checkpoint to go on from: `launch --resume` sets it."),
+    ] = _CHECKPOINT.resume
+
+
 _JOB = Job(name="job", topology="topology.yaml")
 _PROBE = Probe()
 PROBE_CONNECTIONS_MAX = 32
@@ -552,6 +608,10 @@ class JobModel(Strict):
     probe: Annotated[
         ProbeModel | None,
         Field(description="Measure the links instead: `isthmus probe` writes it."),
+    ] = None
+    checkpoint: Annotated[
+        CheckpointModel | None,
+        Field(description="What is kept so that `launch --resume` can go on; else nothing."),
     ] = None
     placement: list[PlacedModel] = Field(
         default_factory=list,

@@ -1,0 +1,60 @@
+"""Finds the checkpoints that RUN or PATH on a command line means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.cli.output import Output
+from orchestrator.run_folder.home import find_run
+from protos.checkpoint.manifest import MANIFEST, Manifest
+from protos.checkpoint.store import StoredCheckpoint, checkpoints_in, newest_good, opened
+from protos.errors import BadCheckpointError, NoCheckpointError
+
+
+def named_checkpoints(choice: str, home: Path) -> tuple[str, list[StoredCheckpoint]]:
+    """Return what the choice is called, and its checkpoints, newest first.
+
+    Args:
+        choice: A run; empty: the latest. Or the folder or URL of a checkpoint, or of a run's.
+        home: Where runs are kept.
+
+    Raises:
+        NotFoundError: there is no such run.
+        NoCheckpointError: it keeps none, or there is nothing at that path.
+        OSError: the storage does not answer.
+    """
+    if "://" in choice or "/" in choice or Path(choice or "?").is_dir():
+        place = choice if "://" in choice else str(Path(choice).absolute())
+        files, root = opened(place)
+        if files.exists(f"{root}/{MANIFEST}"):
+            return place, [StoredCheckpoint(place)]
+        return place, checkpoints_in(place)
+    folder = find_run(home, choice)
+    store = folder.checkpoint_store
+    if store is None:
+        raise NoCheckpointError(
+            f"run {folder.run_id} kept no checkpoints: its job has no `checkpoint` section"
+        )
+    found = checkpoints_in(store)
+    if folder.resumed_checkpoint is not None:  # what it began with is older than all of its own
+        found.append(StoredCheckpoint(folder.resumed_checkpoint))
+    return f"run {folder.run_id}", found
+
+
+def newest_good_checkpoint(output: Output, choice: str, home: Path) -> tuple[str, Manifest]:
+    """Return the folder or URL of a choice's newest good checkpoint. Tells of bad ones.
+
+    Raises:
+        NotFoundError, OSError: as of `named_checkpoints`.
+        NoCheckpointError: none is good, or there is none.
+        BadCheckpointError: the choice is a checkpoint itself, and is not good.
+    """
+    called, found = named_checkpoints(choice, home)
+    for stored, outcome in newest_good(found):
+        if isinstance(outcome, Manifest):
+            return stored.place, outcome
+        if called == stored.place:
+            raise BadCheckpointError(f"{stored.place} is refused: {outcome}")
+        output.note(f"refused: {outcome}")
+    none_good = "no good checkpoint" if found else "no checkpoint"
+    raise NoCheckpointError(f"there is {none_good} in {called}")

@@ -1,0 +1,1 @@
+"""Checkpoints as they lie in storage: what ranks write and commands read."""

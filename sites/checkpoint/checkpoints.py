@@ -1,0 +1,143 @@
+"""A run's checkpoints as one rank sees them: what `Site.checkpoint` sets up."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from protos.checkpoint.manifest import Manifest
+from protos.errors import ConfigMismatchError
+from sites.checkpoint.interval import Interval
+from sites.checkpoint.own_state import generator_states, restore_generators
+from sites.checkpoint.reader import CheckpointReader
+from sites.checkpoint.training_state import TrainingState
+from sites.checkpoint.writer import CheckpointWriter, Place, Snapshot
+from topology.job import Checkpoint
+
+
+class Stateful(Protocol):
+    """What a script may have saved along: a scheduler, a scaler, counts of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it; equal at all ranks, for the first one's is saved."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take what `state_dict` returned."""
+
+
+class Checkpoints:
+    """Saves after steps and resumes. For the training thread; a collective of the site to make."""
+
+    def __init__(
+        self,
+        *,
+        settings: Checkpoint,
+        place: Place,
+        device: torch.device,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objects: Mapping[str, Stateful],
+        data: Callable[[], dict[str, Any]],
+        on_written: Callable[[int, float, int, float], None],
+    ) -> None:
+        """Look at what is to be saved.
+
+        Args:
+            settings: of the job.
+            place: who writes, and where to.
+            device: this rank's.
+            model: as `Site.checkpoint` takes it.
+            optimizer: of its parameters.
+            objects: by name, scheduler and extras.
+            data: returns what the manifest has of the run's data.
+            on_written: told step, seconds, bytes, and how many seconds training has waited; from
+                a thread, where the checkpoint is published.
+        """
+        self._settings = settings
+        self._place = place
+        self._device = device
+        self._state = TrainingState(model, optimizer)
+        self._objects = objects
+        self._data = data
+        self._stall_s = 0.0
+        self._on_written = on_written
+        self._writer = CheckpointWriter(place, device, self._tell_written)
+        self._interval: Interval | None = None
+        self._last_step = 0
+        self._own: dict[str, Any] | None = None
+        optimizer.register_step_pre_hook(lambda *_: self._complete())
+
+    def resume(self) -> Manifest | None:
+        """Load what the job says to go on from; None: it says nothing.
+
+        Raises:
+            BadCheckpointError: it is damaged.
+            ConfigMismatchError: it is of another model, or has other objects.
+        """
+        if self._settings.resume is None:
+            return None
+        reader = CheckpointReader(self._settings.resume, self._writer.group)
+        manifest = reader.verified()
+        objects = reader.load(self._state)
+        for name, each in self._objects.items():
+            if name not in objects["objects"]:
+                raise ConfigMismatchError(f"the checkpoint has no {name}")
+            each.load_state_dict(objects["objects"][name])
+        ranks = self._place.ranks[self._place.site]
+        self._own = reader.own(manifest, self._place.site, self._place.rank, ranks)
+        self.restore_generators()
+        self._last_step = manifest.step
+        return manifest
+
+    def restore_generators(self) -> None:
+        """Put the global generators into the states that this rank had, if it was there."""
+        if self._own is not None:
+            restore_generators(self._own["generators"], self._device)
+
+    def start(self, agree: Callable[[float], float]) -> None:
+        """Begin to count the interval. `agree` returns the mean of a number over all ranks."""
+        self._interval = Interval(self._settings, self._last_step, agree)
+
+    def after_step(self, step: int) -> None:
+        """Save if it is time to. After each step, in order."""
+        assert self._interval is not None, "started"
+        if self._interval.is_due(step):
+            self._save(step)
+
+    def finish(self, step: int) -> None:
+        """Save the last step unless it was, and return when all is written."""
+        if step != self._last_step:
+            self._save(step)
+        self._complete()
+        self._writer.close()
+
+    def _tell_written(self, step: int, write_s: float, num_bytes: int) -> None:
+        self._on_written(step, write_s, num_bytes, self._stall_s)
+
+    def _save(self, step: int) -> None:
+        begin_s = time.monotonic()
+        self._last_step = step
+        self._writer.begin(
+            Snapshot(
+                step=step,
+                tensors=self._state.tensors() if self._place.is_first_site else {},
+                own={"generators": generator_states(self._device)},
+                data=self._data(),
+            )
+        )
+        self._stall_s = time.monotonic() - begin_s
+
+    def _complete(self) -> None:
+        """Take what a script changes after the optimizer's step, as its scheduler; then go on."""
+        begin_s = time.monotonic()
+        self._writer.complete(self._objects_now)
+        self._stall_s += time.monotonic() - begin_s
+
+    def _objects_now(self) -> dict[str, Any]:
+        states = {name: each.state_dict() for name, each in self._objects.items()}
+        return copy.deepcopy({"optimizer": self._state.settings(), "objects": states})

@@ -1,0 +1,60 @@
+"""Writes a checkpoint's parameters and buffers as one safetensors file.
+
+Usage: python -m sites.checkpoint.export PLACE FILE
+
+Whole tensors, under the names of `model.state_dict()`: what any other tool loads. All of them are
+in memory at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from protos.checkpoint.manifest import MANIFEST
+from protos.checkpoint.store import StoredCheckpoint
+from protos.errors import BadCheckpointError
+from sites.checkpoint.reader import storage_reader
+from sites.checkpoint.training_state import MODEL, Tensors
+
+
+def model_tensors(place: str) -> Tensors:
+    """Return a checkpoint's parameters and buffers by their names, in host memory."""
+    reader = storage_reader(place)
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {
+        path: torch.empty(found.size, dtype=found.properties.dtype)
+        for path, found in stored.items()
+        if path.startswith(MODEL) and isinstance(found, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        # This process is alone, and that is meant.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(tensors, storage_reader=reader, no_dist=True)
+    return {path.removeprefix(MODEL): each for path, each in tensors.items()}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the file; return 0, or 1 after saying why not."""
+    place, file = arguments
+    try:
+        manifest = StoredCheckpoint(place).verified()
+        about = {"format": "pt", "run": manifest.run, "step": str(manifest.step)}
+        part = Path(f"{file}.part")
+        save_file(model_tensors(place), part, metadata=about)
+        part.rename(file)
+    except (BadCheckpointError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    assert len(sys.argv) == 3, f"want the place of a {MANIFEST}, and a file"
+    sys.exit(main(sys.argv[1:]))

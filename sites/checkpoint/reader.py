@@ -1,0 +1,81 @@
+"""Reads a checkpoint into a model and its optimizer, at whatever number of ranks and sites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+
+from protos.checkpoint.manifest import Manifest
+from protos.checkpoint.store import StoredCheckpoint, joined, opened
+from protos.errors import BadCheckpointError
+from sites.checkpoint.training_state import TrainingState
+from sites.checkpoint.writer import OBJECTS, SHARED, own_path
+
+
+class CheckpointReader:
+    """One checkpoint, for all ranks of a site together."""
+
+    def __init__(self, place: str, group: dist.ProcessGroup) -> None:
+        """`place` is its folder or URL; `group` the site's ranks."""
+        self._stored = StoredCheckpoint(place)
+        self._group = group
+
+    def verified(self) -> Manifest:
+        """Compare the digests of all files, each rank of some. A collective of the site.
+
+        Raises:
+            BadCheckpointError: at all ranks, what one of them found.
+        """
+        rank, world_size = dist.get_rank(self._group), dist.get_world_size(self._group)
+        problem, manifest = "", None
+        try:
+            manifest = self._stored.verified(slice(rank, None, world_size))
+        except (BadCheckpointError, OSError, ValueError, ImportError) as error:
+            problem = str(error)
+        problems: list[Any] = [None] * world_size
+        dist.all_gather_object(problems, problem, group=self._group)
+        if found := [each for each in problems if each]:
+            raise BadCheckpointError(f"{self._stored.place} cannot be resumed from: {found[0]}")
+        assert manifest is not None, "without a problem it was read"
+        return manifest
+
+    def load(self, state: TrainingState) -> dict[str, Any]:
+        """Fill model and optimizer, and return the first rank's objects. A collective of the site.
+
+        Raises:
+            ConfigMismatchError: it is of another model or optimizer.
+        """
+        reader = storage_reader(self._stored.place)
+        tensors = state.to_load(reader.read_metadata())
+        load(tensors, storage_reader=reader, process_group=self._group)
+        objects = self._unpickled(OBJECTS)
+        state.adopt(tensors, objects["optimizer"])
+        return objects
+
+    def own(self, manifest: Manifest, site: str, rank: int, ranks: int) -> dict[str, Any] | None:
+        """Return what this rank itself had saved; None: there was no such rank."""
+        path = own_path(site, rank)
+        if manifest.ranks.get(site) != ranks or path not in {each.path for each in manifest.files}:
+            return None
+        return self._unpickled(path)
+
+    def _unpickled(self, path: str) -> dict[str, Any]:
+        files, root = opened(self._stored.place)
+        with files.open(f"{root}/{path}", "rb") as file:
+            found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        return found
+
+
+def storage_reader(place: str) -> StorageReader:
+    """Return what reads model and optimizer of the checkpoint at a path or URL."""
+    shared = joined(place, SHARED)
+    if "://" not in shared:
+        return FileSystemReader(shared)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    return FsspecReader(shared)

@@ -1,0 +1,346 @@
+"""Writes one checkpoint after another, in a thread beside training.
+
+All ranks of all sites write into one folder. Sites hold the same bits, so the ranks of the first
+site write model and optimizer, through torch.distributed.checkpoint; each rank of each site adds
+what it has of its own. A site's first rank lists the site's files with their digests. The first
+site waits for those lists, a bounded time, and writes the manifest, which makes a checkpoint of it:
+
+    STORE/.step-00000100.g1/        until it is whole; then renamed to step-00000100
+       shared/__RANK_0.distcp .metadata objects.pt
+       own/SITE/RANK.pt             a rank's own
+       own/SITE/files.json          the site's list
+       manifest.json
+
+To a URL ranks upload what they have written to local disk, and the manifest comes last.
+
+The copy of the tensors is made while the next forward and backward pass goes on: nothing but the
+optimizer's next step changes them, and that one waits for the copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from protos.checkpoint.manifest import MANIFEST, Manifest, StoredFile
+from protos.checkpoint.store import checkpoint_name, checkpoints_in, digest_of, joined, opened
+from sites.checkpoint.training_state import Tensors
+
+PARTS_S = 60.0
+"""The first site waits so long for the other sites' parts; then the checkpoint goes without."""
+_LOOK_S = 0.05
+SHARED, OWN = "shared", "own"
+OBJECTS = f"{SHARED}/objects.pt"
+_LIST = "files.json"
+
+
+def own_path(site: str, rank: int) -> str:
+    """Return where in a checkpoint a rank's own state is."""
+    return f"{OWN}/{site}/{rank}.pt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Who writes, and where to."""
+
+    store: str
+    """The run's folder or URL."""
+    local: Path
+    """A folder of the site, for what is to be uploaded."""
+    run: str
+    job: str
+    generation: int
+    site: str
+    rank: int
+    ranks: Mapping[str, int]
+    """Ranks of each site, in the run's order: the first one publishes."""
+    keep: int
+
+    @property
+    def is_first_site(self) -> bool:
+        """Whether this site writes what all have, and the manifest."""
+        return self.site == next(iter(self.ranks))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the store is a URL, with neither folders nor renames."""
+        return "://" in self.store
+
+    def staging(self, step: int) -> Path:
+        """Return the folder in which this rank's files are written."""
+        name = f".{checkpoint_name(step)}.g{self.generation}"
+        return (self.local if self.is_remote else Path(self.store)) / name
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What a rank saves of one step."""
+
+    step: int
+    tensors: Tensors
+    """Empty but at the first site."""
+    own: dict[str, Any]
+    data: dict[str, Any]
+    objects: dict[str, Any] = field(default_factory=dict)
+    """What else the first rank saves; it comes when the next step begins."""
+
+
+class CheckpointWriter:
+    """Owns the thread. For the training thread; one snapshot at a time."""
+
+    def __init__(
+        self, place: Place, device: torch.device, on_written: Callable[[int, float, int], None]
+    ) -> None:
+        """A collective of the site. `on_written` is told step, seconds and bytes, by its thread."""
+        self._place = place
+        self._on_written = on_written
+        self.group = dist.new_group(backend="gloo")
+        """The site's ranks, for this thread's collectives: training has its own."""
+        on_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_cuda,
+                use_shared_memory=False,
+                use_async_staging=False,  # this thread is beside training already
+                use_non_blocking_copy=on_cuda,
+            )
+        )
+        self._thread: threading.Thread | None = None
+        self._staged = threading.Event()
+        self._has_objects = threading.Event()
+        self._snapshot: Snapshot | None = None
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Start to save. Waits until the one before is written."""
+        self.wait()
+        self._staged.clear()
+        self._has_objects.clear()
+        self._snapshot = snapshot
+        if self._stream is not None:  # copies come after the step, and beside what follows it
+            self._stream.wait_stream(torch.cuda.current_stream())
+        self._thread = threading.Thread(
+            target=self._run, args=(snapshot,), name="isthmus-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def complete(self, objects: Callable[[], dict[str, Any]]) -> None:
+        """Add what else is saved, and wait until the tensors are copied: they may change then."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is None:
+            return
+        snapshot.objects = objects()
+        self._has_objects.set()
+        self._staged.wait()
+
+    def wait(self) -> None:
+        """Return when nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Finish what was begun, and release memory."""
+        self.wait()
+        self._stager.close()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self, snapshot: Snapshot) -> None:
+        begin_s = time.monotonic()
+        try:
+            num_bytes = self._write(snapshot)
+        except Exception as error:  # noqa: BLE001 - the thread's root: training goes on without
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            sys.stderr.write(f"isthmus: the checkpoint of step {snapshot.step} failed: {why}\n")
+            return
+        finally:
+            self._staged.set()
+        if num_bytes:
+            self._on_written(snapshot.step, time.monotonic() - begin_s, num_bytes)
+
+    def _write(self, snapshot: Snapshot) -> int:
+        """Write, and return the checkpoint's bytes where it was published here; else 0."""
+        place = self._place
+        folder = place.staging(snapshot.step)
+        problem = ""
+        files: list[StoredFile] = []
+        try:
+            self._write_files(snapshot, folder)
+            files = [_stored(folder, path) for path in self._paths(folder)]
+            if place.is_remote:
+                _upload(folder, joined(place.store, checkpoint_name(snapshot.step)), files)
+        except Exception as error:  # noqa: BLE001 - told to all ranks, or they would wait
+            problem = f"rank {place.rank} of site {place.site}: {error}"
+        parts = self._gathered((problem, files))
+        problems = [each for each, _ in parts if each]
+        if problems:
+            raise OSError(problems[0])
+        if place.rank != 0:
+            return 0
+        of_site = [each for _, files in parts for each in files]
+        if not place.is_first_site:
+            self._put(snapshot.step, f"{OWN}/{place.site}/{_LIST}", _list_bytes(of_site))
+            return 0
+        return self._publish(snapshot, of_site)
+
+    def _write_files(self, snapshot: Snapshot, folder: Path) -> None:
+        place = self._place
+        own = folder / own_path(place.site, place.rank)
+        own.parent.mkdir(parents=True, exist_ok=True)
+        if place.is_first_site:
+            (folder / SHARED).mkdir(exist_ok=True)
+            with torch.cuda.stream(self._stream):  # on CPUs, nothing
+                staged = self._stager.stage(snapshot.tensors)
+            self._staged.set()
+            writer = FileSystemWriter(folder / SHARED)
+            save(staged, storage_writer=writer, process_group=self.group)
+        self._staged.set()
+        self._has_objects.wait()
+        _save(snapshot.own, own)
+        if place.is_first_site and place.rank == 0:
+            _save(snapshot.objects, folder / OBJECTS)
+
+    def _paths(self, folder: Path) -> list[str]:
+        """Return the files that this rank has written."""
+        place = self._place
+        paths = [own_path(place.site, place.rank)]
+        if place.is_first_site:
+            found = (folder / SHARED).glob(f"__{place.rank}_*.distcp")
+            paths += [f"{SHARED}/{each.name}" for each in sorted(found)]
+            if place.rank == 0:
+                paths += [f"{SHARED}/.metadata", OBJECTS]
+        return paths
+
+    def _gathered(self, own: tuple[str, list[StoredFile]]) -> list[tuple[str, list[StoredFile]]]:
+        parts: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(parts, own, group=self.group)
+        return parts
+
+    def _put(self, step: int, path: str, data: bytes) -> None:
+        """Write a small file as a whole or not at all."""
+        place = self._place
+        if place.is_remote:
+            files, root = opened(joined(place.store, checkpoint_name(step)))
+            files.pipe_file(f"{root}/{path}", data)
+            return
+        target = place.staging(step) / path
+        part = target.with_name(f".{target.name}")
+        with part.open("wb") as file:
+            file.write(data)
+            _flush(file)
+        part.rename(target)
+
+    def _publish(self, snapshot: Snapshot, files: list[StoredFile]) -> int:
+        place, step = self._place, snapshot.step
+        lists = self._other_lists(step)
+        manifest = Manifest(
+            run=place.run,
+            job=place.job,
+            step=step,
+            written_s=time.time(),
+            ranks=place.ranks,
+            missing=tuple(site for site, found in lists.items() if found is None),
+            data=snapshot.data,
+            files=(*files, *(each for found in lists.values() for each in found or ())),
+        )
+        self._put(step, MANIFEST, manifest.to_bytes())
+        if not place.is_remote:
+            _rename(place.staging(step), Path(place.store) / checkpoint_name(step))
+        self._prune(step)
+        return manifest.num_bytes
+
+    def _other_lists(self, step: int) -> dict[str, list[StoredFile] | None]:
+        """Wait for the other sites; None: a site's part did not come in time."""
+        place = self._place
+        found: dict[str, list[StoredFile] | None] = dict.fromkeys(list(place.ranks)[1:])
+        where = (
+            joined(place.store, checkpoint_name(step))
+            if place.is_remote
+            else str(place.staging(step))
+        )
+        files, root = opened(where)
+        deadline_s = time.monotonic() + PARTS_S
+        while None in found.values() and time.monotonic() < deadline_s:
+            for site in [each for each, known in found.items() if known is None]:
+                path = f"{root}/{OWN}/{site}/{_LIST}"
+                files.invalidate_cache()
+                if files.exists(path):
+                    found[site] = [StoredFile(*each) for each in json.loads(files.cat_file(path))]
+            if None in found.values():
+                time.sleep(_LOOK_S)
+        return found
+
+    def _prune(self, step: int) -> None:
+        """Delete checkpoints beyond the newest, and what killed writers have left."""
+        place = self._place
+        for old in checkpoints_in(place.store)[place.keep :]:
+            files, root = opened(old.place)
+            files.rm(root, recursive=True)
+        if place.is_remote:
+            shutil.rmtree(place.staging(step), ignore_errors=True)
+            return
+        for left in Path(place.store).glob(".step-*"):
+            if left.name < f".{checkpoint_name(step)}":
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(state, file)
+        _flush(file)
+
+
+def _flush(file: Any) -> None:  # noqa: ANN401 - any file
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _rename(source: Path, target: Path) -> None:
+    """Give a folder its name, for good: what is in it, then its name, is on the disk."""
+    for folder in [source, *(each for each in source.rglob("*") if each.is_dir())]:
+        _sync_folder(folder)
+    if target.exists():  # this step was saved before the run went back to an earlier one
+        shutil.rmtree(target)
+    source.rename(target)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _stored(folder: Path, path: str) -> StoredFile:
+    with (folder / path).open("rb") as file:
+        return StoredFile(path, (folder / path).stat().st_size, digest_of(file))
+
+
+def _upload(folder: Path, place: str, stored: list[StoredFile]) -> None:
+    files, root = opened(place)
+    for each in stored:
+        parent = f"{root}/{each.path}".rpartition("/")[0]
+        files.makedirs(parent, exist_ok=True)
+        files.put_file(str(folder / each.path), f"{root}/{each.path}")
+        (folder / each.path).unlink()
+
+
+def _list_bytes(files: list[StoredFile]) -> bytes:
+    return json.dumps([[each.path, each.num_bytes, each.digest] for each in files]).encode()

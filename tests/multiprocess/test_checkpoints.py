@@ -1,0 +1,130 @@
+"""Everything is killed at some moment; what goes on from the last checkpoint ends in the same bits.
+
+And at other numbers of sites and ranks, in the same losses.
+"""
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from protos.checkpoint.store import checkpoint_name
+from sites.checkpoint.export import model_tensors
+from tests.multiprocess.harness import Bench, bench, job_yaml, topology_yaml
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
+
+STEPS = 30
+SCRIPT = Path(__file__).parent / "scripts" / "user_checkpoint.py"
+SITES = [(1, 2), (1, 2)]
+KINDS = ["trainer-fp32", "fsdp-fp32"]
+
+
+def job(kind: str) -> str:
+    """Return a job that saves every third step."""
+    what, codec = kind.split("-")
+    text = job_yaml(steps=STEPS, codec=codec) + "checkpoint: {every: 3 steps, keep: 4}\n"
+    if what != "trainer":
+        text += f"entrypoint: {SCRIPT}\narguments: ['{STEPS}', {what}]\n"
+    return text
+
+
+def topology(sites: list[tuple[int, int]]) -> str:
+    return topology_yaml(sites, emulate=False, rtt="2ms")
+
+
+def store(run: Bench, run_id: str) -> Path:
+    return run.folder / "checkpoints" / run_id
+
+
+def final(run: Bench, run_id: str) -> dict[str, torch.Tensor]:
+    """Return the parameters after the last step."""
+    return model_tensors(str(store(run, run_id) / checkpoint_name(STEPS)))
+
+
+class Wholes:
+    """Runs that nobody interrupts, one of each kind, made when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: dict[str, Bench] = {}
+
+    def of(self, kind: str) -> Bench:
+        """Return the bench of that kind's run, `whole`."""
+        if kind not in self.made:
+            (self.folder / kind).mkdir()
+            with bench(self.folder / kind) as made:
+                made.launch(topology(SITES), job(kind), "--run-id", "whole").check()
+            self.made[kind] = made
+        return self.made[kind]
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+    return Wholes(tmp_path_factory.mktemp("wholes"))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_that_was_killed_ends_in_the_same_bits(run: Bench, seed: int, wholes: Wholes) -> None:
+    kind = KINDS[seed % len(KINDS)]
+    expected = final(wholes.of(kind), "whole")
+    path = run.write(topology(SITES), job(kind))
+    process = run.start("launch", str(path), "--run-id", "killed")
+    run.wait_for("a checkpoint", lambda: any(store(run, "killed").glob("step-*")))
+    time.sleep(random.Random(seed).uniform(0.0, 0.5))
+    run.processes.kill()
+    process.communicate()
+
+    resumed = run.isthmus("launch", str(path), "--run-id", "resumed", "--resume").check()
+
+    assert "resumes killed after step" in resumed.err
+    found = final(run, "resumed")
+    assert found.keys() == expected.keys()
+    different = [name for name, each in found.items() if not torch.equal(each, expected[name])]
+    assert not different, f"{seed=}: {resumed.err}"
+
+
+def test_other_numbers_of_sites_and_ranks_go_on_alike(run: Bench, wholes: Wholes) -> None:
+    whole = wholes.of("trainer-fp32")
+    stored = store(whole, "whole") / checkpoint_name(STEPS - 9)
+    for sites in ([(1, 1), (1, 1)], [(1, 1), (1, 1), (1, 1)]):
+        path = run.write(topology(sites), job("trainer-fp32"))
+        run_id = f"{len(sites)}-sites"
+        run.isthmus("launch", str(path), "--run-id", run_id, "--resume", str(stored)).check()
+        # Other float32 sums only: tests/multiprocess/test_same_training.py.
+        assert run.losses(run_id) == pytest.approx(whole.losses("whole")[-9:], rel=1e-5)
+
+
+def test_damaged_ones_are_refused_by_name_and_the_one_before_is_taken(
+    run: Bench, wholes: Wholes
+) -> None:
+    copied = run.folder / "copied"
+    shutil.copytree(store(wholes.of("trainer-fp32"), "whole"), copied)
+    newest, second, third, oldest = sorted(copied.iterdir(), reverse=True)
+    shared = newest / "shared" / "__0_0.distcp"
+    shared.write_bytes(shared.read_bytes()[:-1])
+    (second / "manifest.json").unlink()
+    own = third / "own" / "b" / "1.pt"
+    data = bytearray(own.read_bytes())
+    data[len(data) // 2] ^= 1
+    own.write_bytes(data)
+    (copied / ".step-00000099.g1").mkdir()  # as a killed writer leaves it
+
+    path = str(run.write(topology(SITES), job("trainer-fp32")))
+    resumed = run.isthmus("launch", path, "--run-id", "resumed", "--resume", str(copied)).check()
+    assert f"refused: {newest.name}: shared/__0_0.distcp has" in resumed.err
+    assert f"refused: {second.name}: has no manifest.json: half written" in resumed.err
+    assert f"refused: {third.name}: own/b/1.pt has changed" in resumed.err
+    assert f"resumes whole after step {STEPS - 9}: {oldest}" in resumed.err
+
+    verified = run.isthmus("checkpoints", "verify", str(copied), "--json").check(8)
+    assert verified.envelope["error"]["code"] == "BAD_CHECKPOINT"
+    assert len(verified.envelope["error"]["where"]) == 3
+    by_itself = run.isthmus("launch", path, "--resume", str(newest), "--json").check(8)
+    assert "is refused: step-00000030: shared/__0_0.distcp" in by_itself.err
+    shutil.rmtree(oldest)
+    none = run.isthmus("launch", path, "--resume", str(copied), "--json").check(8)
+    assert none.envelope["error"]["code"] == "NO_CHECKPOINT"
