@@ -13,7 +13,7 @@ from orchestrator.coordinator.control_messages import failure_from, run_message
 from orchestrator.coordinator.journal import Journal
 from orchestrator.coordinator.replanning import prepared_from
 from orchestrator.coordinator.run_wan import FaultPlan
-from orchestrator.coordinator.sessions import Session, Sessions
+from orchestrator.coordinator.sessions import Connection, Session, Sessions
 from orchestrator.coordinator.submission import decided
 from orchestrator.core import run_events
 from orchestrator.core.leases import Leases
@@ -66,6 +66,9 @@ class Control:
         self._sessions = Sessions(self._sites, self._topology_hash)
         self._leases = Leases(self.timeouts.lease_s)
         self._ended_agents: dict[str, run_events.AgentEnded] = {}
+        self._gone_agents: dict[str, str] = {}
+        """Agents of this process that have ended, and whose connection has not broken yet."""
+        self._is_closed = False
         self._journal = journal
         self._runs = runs
         self._faults = faults
@@ -87,54 +90,96 @@ class Control:
 
     async def close(self) -> None:
         """End all sessions and the emulator."""
+        self._is_closed = True
         self._sessions.close()
         if self.latest is not None:
             await self.latest.close()
 
     # ------------------------------------------------------------ agents
 
-    def join(self, hello: control_pb2.Hello) -> Session:
-        """Admit an agent; its Welcome is the first message of the session.
+    def join(self, hello: control_pb2.Hello) -> Connection:
+        """Admit an agent; its Welcome is the first message of the connection.
 
         Raises:
             ConfigMismatchError: it does not fit this coordinator.
             StaleGenerationError: the site has another agent.
+            RemoteProtocolError: it says what cannot be.
         """
-        session, replaced = self._sessions.admit(hello)
-        if replaced is not None:
-            self._lost(session.site, f"site {session.site}: its agent's session broke")
-        self._leases.hear(session.site, time.monotonic())
+        if hello.journal == self._journal.identity and hello.generation > self.generation:
+            raise StaleGenerationError(
+                f"this coordinator has generation {self.generation}, and site {hello.site} has "
+                f"heard of {hello.generation}: a newer one has its journal"
+            )
+        session, goes_on = self._sessions.admit(hello)
+        connection = session.connect()
         welcome = control_pb2.Welcome(
             protocol=session.protocol,
             build=build(),
             generation=self.generation,
             lease_s=self.timeouts.lease_s,
             heartbeat_s=self.timeouts.heartbeat_s,
+            session=session.id,
+            received=session.numbered.received,
+            journal=self._journal.identity,
         )
-        session.send(control_pb2.CoordinatorMessage(welcome=welcome))
+        connection.put_first(control_pb2.CoordinatorMessage(welcome=welcome))
+        silent_s = self._leases.silent_s(session.site, time.monotonic())
+        self._leases.hear(session.site, time.monotonic())
         self._ended_agents.pop(session.site, None)
+        if goes_on:
+            log.info("site %s is back after %.1f s", session.site, silent_s)
+            self._tell(run_events.SessionResumed(session.site, silent_s))
+            return connection
         log.info("site %s joined from %s", session.site, session.host or "an unnamed host")
+        if not hello.session and not hello.run.run_id:
+            self._began_anew(session.site)
         self._tell(run_events.SiteJoined(session.site, session.host))
-        return session
+        if hello.run.run_id:
+            self._stop_if_stale(session, hello.run.run_id, hello.run.generation)
+        return connection
 
-    def leave(self, session: Session, why: str) -> None:
+    def broke(self, connection: Connection) -> None:
+        """A connection is gone. The agent's lease goes on, and it may come back."""
+        session, why = connection.session, "its agent's connection broke"
+        if not connection.is_newest or self._is_closed:
+            return
+        session.connection = None
+        if session.site in self._gone_agents:
+            self.leave(connection, "its agent ended")
+        elif self._sessions.get(session.site) is session:
+            log.info("site %s: %s", session.site, why)
+            self._tell(run_events.SessionBroken(session.site, why))
+
+    def leave(self, connection: Connection, why: str) -> None:
         """A session is over. If it was replaced or has expired, that is known already."""
+        session = connection.session
+        if session.connection not in (connection, None) or self._is_closed:
+            return
         if self._sessions.remove(session):
             self._leases.drop(session.site)
-            self._lost(session.site, f"site {session.site}: {why}")
+            ended = self._gone_agents.pop(session.site, "")
+            self._lost(session.site, ended or f"site {session.site}: {why}")
 
     def agent_ended(self, site: str, message: str, log_path: str) -> None:
         """An agent that this process started has ended, which may be before it ever joined."""
-        if self._sessions.get(site) is None:
+        session = self._sessions.get(site)
+        if session is None:
             ended = run_events.AgentEnded(site, message, log_path)
             self._ended_agents[site] = ended
             self._tell(ended)
+        elif session.connection is None:
+            self._sessions.remove(session)
+            self._leases.drop(site)
+            self._lost(site, message)
+        else:  # What it said last has yet to be read.
+            self._gone_agents[site] = message
 
     def receive(self, session: Session, message: control_pb2.AgentMessage) -> None:
         """Take a message of an agent.
 
+        What it says of a run that is not going on is dropped, and that run is stopped there.
+
         Raises:
-            StaleGenerationError: it is about a run or generation that has ended.
             RemoteProtocolError: an agent may not say that.
         """
         self._leases.hear(session.site, time.monotonic())
@@ -142,21 +187,23 @@ class Control:
         match kind:
             case "heartbeat":
                 ack = control_pb2.HeartbeatAck(sequence=message.heartbeat.sequence)
-                session.send(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
+                session.answer(control_pb2.CoordinatorMessage(heartbeat_ack=ack))
             case None | "hello":
                 raise RemoteProtocolError(f"site {session.site}: a message of kind {kind}")
             case _:
-                self._receive_of_run(session.site, kind, message)
+                self._receive_of_run(session, kind, message)
 
-    def _receive_of_run(self, site: str, kind: str, message: control_pb2.AgentMessage) -> None:
+    def _receive_of_run(
+        self, session: Session, kind: str, message: control_pb2.AgentMessage
+    ) -> None:
         """Hand a run what a site says; every kind but the two of the session is about a run."""
-        content = getattr(message, kind)
+        site, content = session.site, getattr(message, kind)
         try:
             run = self.fenced(content.run_id, content.generation)
         except StaleGenerationError:
-            if kind == "ended":  # the news that nothing is left is never too late
-                return
-            raise
+            if kind != "ended":  # with that, nothing is left
+                self._stop_if_stale(session, content.run_id, content.generation)
+            return
         match kind:
             case "prepared":
                 endpoints = (
@@ -300,6 +347,28 @@ class Control:
         return Path(self._journal.view(run_id).folder)
 
     # ------------------------------------------------------------ inside
+
+    def _stop_if_stale(self, session: Session, run_id: str, generation: int) -> None:
+        """Have an agent stop a run that is not going on here, once."""
+        named = (run_id, generation)
+        run = self.latest
+        is_going_on = run is not None and named == (run.run_id, run.generation)
+        if (is_going_on and run is not None and not run.has_ended) or named in session.stopped:
+            return
+        session.stopped.add(named)
+        reason = f"run {named[0]}, generation {named[1]} is not going on"
+        log.info("site %s: %s: it is stopped there", session.site, reason)
+        stop = control_pb2.Stop(
+            run_id=named[0],
+            generation=named[1],
+            reason=reason,
+            grace_s=self.timeouts.stop_grace_s,
+        )
+        session.send(control_pb2.CoordinatorMessage(stop=stop))
+
+    def _began_anew(self, site: str) -> None:
+        """An agent says that nothing goes on at its site: what did is gone."""
+        self._lost(site, f"site {site}: its agent began anew")
 
     def _expire_leases(self) -> None:
         for site, silent_s in self._leases.expired(time.monotonic()).items():

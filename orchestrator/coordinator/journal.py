@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import secrets
 import sqlite3
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -199,6 +200,7 @@ class Journal(JournalReader):
         self._lock = lock(folder / LOCK)
         try:
             super().__init__(folder)
+            self._identity = self._identify()
         except BaseException:
             self._unlock()
             raise
@@ -218,6 +220,19 @@ class Journal(JournalReader):
             connection.close()
             raise JournalError(f"{self.path}: {error}") from error
         return connection
+
+    @property
+    def identity(self) -> str:
+        """What tells this journal from any other: its generations are compared within it."""
+        return f"{self._identity:x}"
+
+    def _identify(self) -> int:
+        """Return the journal's number, which is made the first time that it is asked for."""
+        with self._writing() as connection:
+            insert = "INSERT OR IGNORE INTO meta VALUES ('identity', ?)"
+            connection.execute(insert, (secrets.randbits(62),))
+            select = "SELECT value FROM meta WHERE key = 'identity'"
+            return int(connection.execute(select).fetchone()[0])
 
     def close(self) -> None:
         """Let go of the file and of the lock. A second call changes nothing."""

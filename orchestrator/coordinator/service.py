@@ -72,23 +72,23 @@ class CoordinatorService(control_pb2_grpc.CoordinatorServicer):
     async def Session(  # type: ignore[override]
         self, request_iterator: object, context: AgentContext
     ) -> None:
-        """Serve an agent until it leaves; the stream is closed by whoever ends first."""
+        """Serve an agent's connection until it breaks, or one side ends the session."""
         async with _answering(context):
             hello = await _read_hello(context)
-            session = self._control.join(hello)
-            why = "its agent's connection broke"
+            connection = self._control.join(hello)
             try:
-                await session.serve(
+                await connection.serve(
                     lambda: _read(context),
                     context.write,
-                    lambda message: self._control.receive(session, message),
+                    lambda message: self._control.receive(connection.session, message),
                 )
-                why = "its agent ended the session"
             except IsthmusError as error:
-                why = str(error)
+                self._control.leave(connection, str(error))
                 raise
-            finally:
-                self._control.leave(session, why)
+            except BaseException:  # gRPC cancels what serves a connection that is gone
+                self._control.broke(connection)
+                raise
+            self._control.leave(connection, "its agent ended the session")
 
     async def ShipLogs(
         self, request: control_pb2.ShipLogsRequest, context: Context

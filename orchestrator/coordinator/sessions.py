@@ -1,10 +1,15 @@
-"""The agents' sessions: who is there, what waits to be sent to them, and when a session is over."""
+"""The agents' sessions: who is there, what they have yet to get, and when a session is over.
+
+A session outlives its connections: an agent whose connection broke dials again within its lease,
+and both sides send again what is missing (protos/numbered.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from protos.control.v1 import control_pb2
 from protos.errors import (
@@ -15,54 +20,111 @@ from protos.errors import (
     StaleGenerationError,
 )
 from protos.limits import CONTROL_MESSAGE_BYTES
+from protos.numbered import Numbered
 from protos.versions import CONTROL_PROTOCOL_MAX, CONTROL_PROTOCOL_MIN, build, negotiate
 
 WAITING_MESSAGES = 64
-"""To one agent: a run has four, heartbeats one each; an agent that reads so little is gone."""
+"""Answers to heartbeats that may wait: an agent that reads so little is gone."""
+KEPT_MESSAGES = 4096
+"""That one agent may leave unacknowledged: a run has a few, and a few for each new epoch."""
 
 Read = Callable[[], Awaitable[control_pb2.AgentMessage | None]]
 Write = Callable[[control_pb2.CoordinatorMessage], Awaitable[None]]
 
 
-@dataclass(eq=False)
 class Session:
-    """One agent's stream. `serve` owns it; everybody else only sends and closes."""
+    """One agent. Whoever serves its connection reads; everybody else only sends and closes."""
 
-    site: str
-    host: str
-    incarnation: str
-    protocol: int
-    _waiting: asyncio.Queue[control_pb2.CoordinatorMessage] = field(
-        default_factory=lambda: asyncio.Queue(WAITING_MESSAGES)
-    )
-    _closed: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    def __init__(self, hello: control_pb2.Hello, protocol: int) -> None:
+        self.site = hello.site
+        self.host = hello.host
+        self.incarnation = hello.incarnation
+        self.protocol = protocol
+        self.id = uuid.uuid4().hex
+        self.connection: Connection | None = None
+        """The newest; None: the last one broke."""
+        self.stopped: set[tuple[str, int]] = set()
+        """Runs, and their generations, that do not go on and that its agent was told to stop."""
+        self.numbered: Numbered[control_pb2.CoordinatorMessage] = Numbered()
 
     def send(self, message: control_pb2.CoordinatorMessage) -> None:
-        """Queue a message. An agent that does not read loses its session."""
-        try:
-            self._waiting.put_nowait(message)
-        except asyncio.QueueFull:
+        """Send a message, on this connection or a later one. Who never reads loses its session."""
+        self.numbered.add(message)
+        if len(self.numbered) > KEPT_MESSAGES:
             self.close(PeerLostError(f"site {self.site}: its agent does not read", self.site))
+        elif self.connection is not None:
+            self.connection.wake()
+
+    def answer(self, message: control_pb2.CoordinatorMessage) -> None:
+        """Send a message that is worth nothing on another connection, before all others."""
+        if self.connection is not None:
+            self.connection.put_first(message)
 
     def close(self, error: IsthmusError | None = None) -> None:
-        """End the session; `serve` raises `error`. A second call changes nothing."""
+        """End the connection; its `serve` raises `error`. A second call changes nothing."""
+        if self.connection is not None:
+            self.connection.close(error)
+
+    def connect(self) -> Connection:
+        """Begin another connection; one that is still there is closed."""
+        self.close(StaleGenerationError(f"site {self.site}: its agent has a newer connection"))
+        self.connection = Connection(self)
+        return self.connection
+
+    def begin_anew(self) -> None:
+        """Talk to an agent that knows nothing of this session: it gets what it has yet to get."""
+        self.id = uuid.uuid4().hex
+        self.numbered.begin_anew()
+
+
+class Connection:
+    """One stream of an agent's session. `serve` owns it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._sent = session.numbered.acknowledged
+        self._first: deque[control_pb2.CoordinatorMessage] = deque()
+        self._filled = asyncio.Event()
+        self._closed: asyncio.Future[None] = asyncio.Future()
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether its agent has no newer one."""
+        return self.session.connection is self
+
+    def put_first(self, message: control_pb2.CoordinatorMessage) -> None:
+        """Send a message before all others."""
+        self._first.append(message)
+        self._filled.set()
+        if len(self._first) > WAITING_MESSAGES:
+            site = self.session.site
+            self.close(PeerLostError(f"site {site}: its agent does not read", site))
+
+    def wake(self) -> None:
+        """Look for messages of the session."""
+        self._filled.set()
+
+    def close(self, error: IsthmusError | None = None) -> None:
+        """End it; `serve` raises `error`. A second call changes nothing."""
         if not self._closed.done():
             if error is None:
                 self._closed.set_result(None)
             else:
                 self._closed.set_exception(error)
+                self._closed.exception()  # nobody may serve it any more
 
     async def serve(
         self, read: Read, write: Write, on_message: Callable[[control_pb2.AgentMessage], None]
     ) -> None:
-        """Carry messages both ways until the agent leaves or the session is closed.
+        """Carry messages both ways until the agent leaves or the connection is closed.
 
         Raises:
             IsthmusError: why the coordinator ends it.
         """
+        site = self.session.site
         tasks = [
-            asyncio.create_task(self._receive(read, on_message), name=f"receive-{self.site}"),
-            asyncio.create_task(self._send(write), name=f"send-{self.site}"),
+            asyncio.create_task(self._receive(read, on_message), name=f"receive-{site}"),
+            asyncio.create_task(self._send(write), name=f"send-{site}"),
         ]
         try:
             done, _ = await asyncio.wait(
@@ -75,24 +137,45 @@ class Session:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.close()
-            self._closed.exception()
 
     async def _receive(
         self, read: Read, on_message: Callable[[control_pb2.AgentMessage], None]
     ) -> None:
+        numbered, site = self.session.numbered, self.session.site
         while (message := await read()) is not None:
             if self._closed.done():
                 return
             if message.ByteSize() > CONTROL_MESSAGE_BYTES:
                 raise RemoteProtocolError(
-                    f"site {self.site}: a message of {message.ByteSize()} bytes; "
+                    f"site {site}: a message of {message.ByteSize()} bytes; "
                     f"the limit is {CONTROL_MESSAGE_BYTES}"
                 )
-            on_message(message)
+            numbered.acknowledge(message.received)
+            self._sent = max(self._sent, numbered.acknowledged)
+            before = numbered.received
+            if numbered.takes(message.sequence):
+                try:
+                    on_message(message)
+                except BaseException:
+                    # Only what is on disk is acknowledged: the next coordinator has to get it.
+                    numbered.received = before
+                    raise
 
     async def _send(self, write: Write) -> None:
+        numbered = self.session.numbered
         while True:
-            await write(await self._waiting.get())
+            if self._first:
+                message = self._first.popleft()
+            elif (kept := numbered.after(self._sent)) is not None:
+                message = kept
+                self._sent += 1
+                message.sequence = self._sent
+            else:
+                self._filled.clear()
+                await self._filled.wait()
+                continue
+            message.received = numbered.received
+            await write(message)
 
 
 class Sessions:
@@ -107,25 +190,29 @@ class Sessions:
         """Return the sites that have an agent, and where it runs."""
         return {site: session.host for site, session in self._by_site.items()}
 
-    def admit(self, hello: control_pb2.Hello) -> tuple[Session, Session | None]:
-        """Return a new session, and the one of the same agent that it replaces, which is closed.
+    def admit(self, hello: control_pb2.Hello) -> tuple[Session, bool]:
+        """Return the session of an agent, which has yet to connect, and whether it goes on.
 
         Raises:
             ConfigMismatchError: another version, another topology, or no site of this one.
             StaleGenerationError: another agent has the site, for as long as its lease lasts.
+            RemoteProtocolError: it has received what was never sent.
         """
         protocol = self._check(hello)
-        old = self._by_site.get(hello.site)
-        if old is not None and old.incarnation != hello.incarnation:
+        session = self._by_site.get(hello.site)
+        if session is None:
+            session = self._by_site[hello.site] = Session(hello, protocol)
+            return session, False
+        if session.incarnation != hello.incarnation:
             raise StaleGenerationError(
-                f"site {hello.site} has an agent already, on host {old.host or 'unknown'}: "
+                f"site {hello.site} has an agent already, on host {session.host or 'unknown'}: "
                 "end that one, or wait until its lease has ended"
             )
-        if old is not None:
-            old.close(StaleGenerationError(f"site {hello.site}: its agent has a newer session"))
-        session = Session(hello.site, hello.host, hello.incarnation, protocol)
-        self._by_site[hello.site] = session
-        return session, old
+        if hello.session != session.id:
+            session.begin_anew()
+            return session, False
+        session.numbered.acknowledge(hello.received)
+        return session, True
 
     def remove(self, session: Session) -> bool:
         """Forget a session; False if it was not the site's any more."""

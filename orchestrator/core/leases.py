@@ -25,6 +25,10 @@ class Leases:
         self._heard_s.pop(site, None)
         self._renewed.discard(site)
 
+    def silent_s(self, site: str, now_s: float) -> float:
+        """Return for how long a site has been silent; 0 where it has no lease."""
+        return now_s - self._heard_s.get(site, now_s)
+
     def expired(self, now_s: float) -> dict[str, float]:
         """Return the sites whose lease has ended, and for how long each was silent, in seconds.
 

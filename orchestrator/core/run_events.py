@@ -83,6 +83,23 @@ class SiteLost:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionBroken:
+    """The connection of the site's agent broke. Its lease goes on."""
+
+    site: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResumed:
+    """The site's agent is back within its lease, and nothing was lost."""
+
+    site: str
+    silent_s: float
+    """How long it had not been heard."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentEnded:
     """An agent that the coordinator itself had started ended without ever having joined."""
 
@@ -173,6 +190,8 @@ class Ticked:
 Event = (
     SiteJoined
     | SiteLost
+    | SessionBroken
+    | SessionResumed
     | AgentEnded
     | SitePrepared
     | NamespacesOpened

@@ -119,6 +119,11 @@ class RunMachine:
                 return self._joined(event)
             case run_events.SiteLost():
                 return self._lost(event, now_s)
+            case run_events.SessionBroken():
+                return [RecordEvent("session.broken", event.site, {"message": event.message})]
+            case run_events.SessionResumed():
+                after = {"silent_s": round(event.silent_s, 3)}
+                return [RecordEvent("session.resumed", event.site, after)]
             case run_events.AgentEnded():
                 return self._agent_ended(event, now_s)
             case run_events.SitePrepared():

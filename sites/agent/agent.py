@@ -21,13 +21,16 @@ from protos.control.v1.control_pb2 import (
     Hello,
     Prepare,
     PrepareReduction,
+    RunReport,
     SiteEnded,
     Start,
     Stop,
 )
+from protos.errors import IsthmusError
 from protos.failure import Failure
+from sites.agent.known_coordinator import KnownCoordinator
 from sites.agent.run import Place, SiteRun
-from sites.agent.session import Session, SessionLostError, channel_options
+from sites.agent.session import Dialler, Session, SessionLostError, channel_options
 from topology.timeouts import Timeouts
 
 _LEAVE_S = 2.0
@@ -58,6 +61,8 @@ class Agent:
         self._run: SiteRun | None = None
         self._executing: asyncio.Task[None] | None = None
         self._generation = 0
+        self._alone_s = 0.0
+        """How long the latest run goes on without a coordinator."""
 
     async def serve(self) -> int:
         """Work until a signal asks for the end; return that as an exit status.
@@ -67,24 +72,29 @@ class Agent:
         Raises:
             UnreachableError: no coordinator in time.
             RefusedError: the coordinator will not have this agent.
-            SessionLostError: the session broke while a run was going on; the run has been ended.
+            SessionLostError: a run was going on, and no coordinator came for as long as it goes
+                on without one; it has been ended.
         """
         membership = self._membership
         options = channel_options(membership.timeouts)
+        known = await asyncio.to_thread(KnownCoordinator, self._place.state)
         async with grpc.aio.insecure_channel(membership.coordinator, options=options) as channel:
+            dialler = Dialler(
+                channel, membership.hello, known, membership.timeouts, self._report_run
+            )
             with _signals() as signalled:
                 while not signalled.done():
-                    if await self._serve_once(channel, signalled):
+                    if await self._serve_once(dialler, signalled):
                         break
         assert signalled.done(), "the session goes on until then"
         signum = signalled.result()
         return 128 + signum if self._run is not None else 0
 
     async def _serve_once(
-        self, channel: grpc.aio.Channel, signalled: asyncio.Future[signal.Signals]
+        self, dialler: Dialler, signalled: asyncio.Future[signal.Signals]
     ) -> bool:
         """Serve one session; True when a signal ended it, False to join again."""
-        session = await self._join(channel, signalled)
+        session = await self._join(dialler, signalled)
         if session is None:
             return True
         self._session = session
@@ -108,36 +118,51 @@ class Agent:
             await self._end_run()
 
     async def _join(
-        self, channel: grpc.aio.Channel, signalled: asyncio.Future[signal.Signals]
+        self, dialler: Dialler, signalled: asyncio.Future[signal.Signals]
     ) -> Session | None:
         """Open a session; None when a signal came first."""
-        membership = self._membership
-        deadline_s = time.monotonic() + membership.join_within_s
-        opening = asyncio.create_task(Session.open(channel, membership.hello, deadline_s))
+        deadline_s = time.monotonic() + self._membership.join_within_s
+        opening = asyncio.create_task(dialler.dial(deadline_s))
         waits: list[asyncio.Future[Any]] = [opening, signalled]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not opening.done():
             opening.cancel()
             await asyncio.wait([opening])
             return None
-        session = opening.result()
-        self._generation = session.welcome.generation
+        call, welcome = opening.result()
+        self._generation = welcome.generation
         log.info("joined, generation %d", self._generation)
-        return session
+        return Session(call, welcome, dialler, self._patience_s)
+
+    def _patience_s(self) -> float:
+        """Return for how long this site goes on without a coordinator."""
+        assert self._session is not None
+        lease_s = self._session.welcome.lease_s
+        if self._run is not None:
+            self._alone_s = self._run.coordinator_s
+        elif not self._session.outbox.numbered:
+            self._alone_s = 0.0  # the run's end has been told
+        return max(lease_s, self._alone_s)
+
+    def _report_run(self) -> RunReport | None:
+        """Return what a coordinator is told of the run that goes on here, if one does."""
+        if self._run is None:
+            return None
+        return RunReport(run_id=self._run.run_id, generation=self._run.generation)
 
     async def _fence(self, serving: asyncio.Task[None]) -> bool:
-        """The session is lost: end the run, for the others go on without this site or not at all.
+        """The session is lost: end the run, which has gone on without a coordinator long enough.
 
         Raises:
-            SessionLostError: there was a run.
+            IsthmusError: there was a run, or no coordinator will have this agent.
         """
         error = serving.exception()
-        if not isinstance(error, SessionLostError):
-            assert error is not None, "a session ends with an error"
-            raise error
+        assert error is not None, "a session ends with an error"
         log.warning("session lost: %s", error)
-        if self._run is None:
+        if self._run is None and isinstance(error, SessionLostError):
             return False
+        if self._run is None or not isinstance(error, IsthmusError):
+            raise error
         self._run.stop(self._membership.timeouts.stop_grace_s)
         await self._end_run()
         raise error

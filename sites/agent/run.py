@@ -78,6 +78,13 @@ class SiteRun:
         self._processes: SiteProcesses | None = None
         self._switch: PlanSwitch | None = None
 
+    @property
+    def coordinator_s(self) -> float:
+        """How long the site goes on without a coordinator; 0 before it knows what the run is."""
+        if self._order is None:
+            return 0.0
+        return self._order.spec.timeouts.coordinator_s
+
     def is_for(self, run_id: str, generation: int) -> bool:
         """Whether a message is about this run."""
         return (run_id, generation) == (self.run_id, self.generation)

@@ -1,22 +1,24 @@
 """The agent's session with the coordinator: dialling, the lease, and messages both ways.
 
-What waits to be sent lies in an `Outbox`, in order and in bounded space. Heartbeats overtake
+A session outlives its connections. Messages are numbered (protos/numbered.py) and kept in an
+`Outbox`, in bounded space, until the coordinator has them; when a connection breaks, the agent
+dials again and both sides send again what is missing. Heartbeats are not numbered and overtake
 everything: a slow link must not look like a dead site. Measurements are dropped, and counted,
-rather than let them hold up the gateway that produces them.
+rather than let them fill the memory.
 
-The lease counts from when a heartbeat that was answered was *sent*: then the coordinator cannot
-have given the site up later than the site gives itself up. An agent that has itself stood still,
-perhaps with its whole machine and the coordinator's, has its lease anew once: if the coordinator
-did not stand still, it has ended the session, and that is what this agent reads next.
+The lease counts from when a heartbeat that was answered was *sent*. When it ends, the connection
+is given up. How long the session then goes on without a coordinator is the agent's patience: the
+lease itself where nothing runs, failure.coordinator_within where a run goes on. An agent that has
+itself stood still, perhaps with its whole machine and the coordinator's, has its time anew once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -31,12 +33,15 @@ from protos.control.v1.control_pb2 import (
     Hello,
     Metric,
     MetricBatch,
+    RunReport,
     ShipLogsRequest,
     Welcome,
 )
 from protos.control.v1.control_pb2_grpc import CoordinatorStub
-from protos.errors import IsthmusError, LocalProtocolError, error_for
+from protos.errors import IsthmusError, LocalProtocolError, StaleGenerationError, error_for
 from protos.limits import CONTROL_CHANNEL_BYTES, CONTROL_MESSAGE_BYTES
+from protos.numbered import Numbered
+from sites.agent.known_coordinator import KnownCoordinator
 from sites.silence import Silence, Standstills
 from topology.timeouts import Timeouts
 
@@ -68,11 +73,11 @@ ABORTED is none: an old session may still hold the site.
 """
 
 BULK_BYTES = 4 << 20
-"""Bytes of metrics and digests that may wait."""
+"""Bytes of metrics and digests that may wait; digests are then kept in short."""
 _OVERHEAD_BYTES = 8
 """A field's tag and length inside a batch."""
 _HEADER_BYTES = 256
-"""The rest of a batch: run and generation."""
+"""The rest of a message: run, generation, and the numbers of the session."""
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +95,14 @@ class RefusedError(IsthmusError):
 
 
 class SessionLostError(IsthmusError):
-    """The session has ended, or the lease ran out: nobody may run here in its name."""
+    """The coordinator has been away for longer than this agent waits for one."""
 
     code = "COORDINATOR_LOST"
+
+
+def _backoff_max_s(timeouts: Timeouts) -> float:
+    """Return the longest pause between two attempts: several fit into a lease."""
+    return min(_BACKOFF_MAX_S, timeouts.heartbeat_s / 2)
 
 
 def channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
@@ -110,73 +120,125 @@ def channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
         ("grpc.min_reconnect_backoff_ms", int(_BACKOFF_FIRST_S * 1000)),
-        ("grpc.max_reconnect_backoff_ms", int(_BACKOFF_MAX_S * 1000)),
+        ("grpc.max_reconnect_backoff_ms", int(_backoff_max_s(timeouts) * 1000)),
         ("grpc.enable_retries", 0),
         # The environment's HTTP proxy is for the web, not for this.
         ("grpc.enable_http_proxy", 0),
     ]
 
 
-class Session:
-    """One accepted session.
+class Dialler:
+    """Opens connections to one address, where a coordinator may come and go."""
 
-    `serve` it, and put messages into `outbox`; its end ends the session.
-    """
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        hello: Hello,
+        known: KnownCoordinator,
+        timeouts: Timeouts,
+        report: Callable[[], RunReport | None],
+    ) -> None:
+        """The channel stays the caller's; `report` says what goes on at the site."""
+        self.stub: CoordinatorAsyncStub = CoordinatorStub(channel)  # type: ignore[assignment]
+        self._hello = hello
+        self._known = known
+        self._backoff_max_s = _backoff_max_s(timeouts)
+        self._report = report
 
-    def __init__(self, call: Call, welcome: Welcome, stub: CoordinatorAsyncStub) -> None:
-        self.outbox = Outbox()
-        self.welcome = welcome
-        self._call = call
-        self._stub = stub
-        self._heard = Silence(time.monotonic())
-        self._sent_s: dict[int, float] = {}
+    async def dial(
+        self, deadline_s: float, session: str = "", received: int = 0
+    ) -> tuple[Call, Welcome]:
+        """Say Hello again and again until a coordinator welcomes this agent.
 
-    @classmethod
-    async def open(cls, channel: grpc.aio.Channel, hello: Hello, deadline_s: float) -> Session:
-        """Send the same Hello again and again until a coordinator welcomes this agent.
-
-        The channel stays the caller's; `deadline_s` is on time.monotonic's clock.
+        Args:
+            deadline_s: on time.monotonic's clock.
+            session: the one to go on with; empty: none.
+            received: the last number received in it.
 
         Raises:
             UnreachableError: nobody welcomed it in time.
             RefusedError: the coordinator said why it never will.
         """
-        stub: CoordinatorAsyncStub = CoordinatorStub(channel)  # type: ignore[assignment]
         backoff_s = _BACKOFF_FIRST_S
         reason = "no answer"
         while (left_s := deadline_s - time.monotonic()) > 0:
-            call = stub.Session()
+            call = self.stub.Session()
             try:
                 async with asyncio.timeout(min(ANSWER_S, left_s)):
-                    return cls(call, await _greet(call, hello), stub)
+                    welcome = await _greet(call, self._hello_now(session, received))
+                self._known.meet(welcome.journal, welcome.generation, is_running=self._runs)
             except TimeoutError:
                 reason = "no answer"
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
                 if error.code() in _FATAL:
                     raise _refusal(error.code(), reason) from error
-            except UnreachableError as error:
+            except (StaleGenerationError, UnreachableError) as error:
                 reason = str(error)
+            else:
+                return call, welcome
             call.cancel()
             log.info("coordinator not joined yet: %s", reason)
             left_s = max(0.0, deadline_s - time.monotonic())
             await asyncio.sleep(min(left_s, backoff_s * random.uniform(0.5, 1.0)))  # noqa: S311
-            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+            backoff_s = min(2 * backoff_s, self._backoff_max_s)
         raise UnreachableError(f"no coordinator welcomed this agent in time: {reason}")
+
+    @property
+    def _runs(self) -> bool:
+        return self._report() is not None
+
+    def _hello_now(self, session: str, received: int) -> Hello:
+        hello = Hello(
+            session=session,
+            received=received,
+            journal=self._known.journal,
+            generation=self._known.generation,
+            run=self._report(),
+        )
+        hello.MergeFrom(self._hello)
+        return hello
+
+
+class Session:
+    """What an agent and a coordinator say to each other, over one connection after the other.
+
+    `serve` it, and put messages into `outbox`.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        welcome: Welcome,
+        dialler: Dialler,
+        patience_s: Callable[[], float] | None = None,
+    ) -> None:
+        """Go on with a coordinator that has just welcomed this agent.
+
+        `patience_s` says for how long the session goes on without one; None: for its lease.
+        """
+        self.outbox = Outbox()
+        self.welcome = welcome
+        self._call = call
+        self._dialler = dialler
+        self._patience_s = patience_s or (lambda: self.welcome.lease_s)
+        self._heard = Silence(time.monotonic())
+        self._sent_s: dict[int, float] = {}
+        self._is_left = False
 
     async def serve(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
         """Keep the lease, send what is in the outbox and hand over what arrives. Never returns.
 
         Raises:
-            SessionLostError: the stream broke, or the lease ran out.
+            SessionLostError: the coordinator was away for too long, or all is said.
+            RefusedError: a coordinator came that will not have this agent.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._receive(on_message), name="receive")
-                tasks.create_task(self._send(), name="send")
+                tasks.create_task(self._carry(on_message), name="carry")
                 tasks.create_task(self._keep_lease(), name="lease")
-        except* SessionLostError as group:
-            raise SessionLostError(str(group.exceptions[0])) from None
+        except* (SessionLostError, RefusedError) as group:
+            raise group.exceptions[0] from None
         finally:
             self._call.cancel()
 
@@ -187,29 +249,69 @@ class Session:
             IsthmusError: they did not arrive.
         """
         try:
-            await self._stub.ShipLogs(request, timeout=SHIP_S)
+            await self._dialler.stub.ShipLogs(request, timeout=SHIP_S)
         except grpc.aio.AioRpcError as error:
             raise error_for(error.code(), error.details() or "") from error
+
+    async def _carry(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
+        """Carry messages over one connection after the other."""
+        while True:
+            try:
+                await self._converse(on_message)
+            except _BrokenError as error:
+                if self._is_left:
+                    raise SessionLostError("the session is over") from error
+                log.warning("the connection to the coordinator broke: %s", error)
+            begun_s = time.monotonic()
+            number = self.outbox.numbered.received
+            self._call, welcome = await self._dialler.dial(math.inf, self.welcome.session, number)
+            self._heard.hear(begun_s)
+            goes_on = welcome.session == self.welcome.session
+            log.info("the coordinator is back, %s", "as it was" if goes_on else "and begins anew")
+            self.outbox.go_on(welcome.received if goes_on else None)
+            self.welcome = welcome
+
+    async def _converse(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
+        """Carry messages both ways until this connection breaks.
+
+        Raises:
+            _BrokenError: it has.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(on_message), name="receive")
+                tasks.create_task(self._send(), name="send")
+        except* _BrokenError as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._call.cancel()
 
     async def _receive(self, on_message: Callable[[CoordinatorMessage], None]) -> None:
         while True:
             try:
                 message = await self._call.read()
             except grpc.aio.AioRpcError as error:
-                raise SessionLostError(error.details() or error.code().name) from error
+                reason = error.details() or error.code().name
+                if error.code() in _FATAL:
+                    raise SessionLostError(reason) from error
+                raise _BrokenError(reason) from error
+            except asyncio.CancelledError:
+                raise self._unless_ended("silence") from None
             if not isinstance(message, CoordinatorMessage):  # grpc.aio.EOF
-                raise SessionLostError("the coordinator ended the session")
+                raise _BrokenError("the coordinator ended it")
+            self.outbox.acknowledge(message.received)
             if message.HasField("heartbeat_ack"):
                 sent_s = self._sent_s.pop(message.heartbeat_ack.sequence, None)
                 if sent_s is not None:
                     self._heard.hear(sent_s)
-            else:
+            elif self.outbox.numbered.takes(message.sequence):
                 on_message(message)
 
     async def _send(self) -> None:
         while True:
             message = await self.outbox.take()
             if message is None:
+                self._is_left = True
                 # Not cancelled, for that would overtake what was just written.
                 await self._call.done_writing()
                 return
@@ -218,23 +320,49 @@ class Session:
             try:
                 await self._call.write(message)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                raise SessionLostError("the coordinator does not take messages any more") from error
+                raise _BrokenError("the coordinator does not take messages any more") from error
+            except asyncio.CancelledError:
+                raise self._unless_ended("silence") from None
+
+    def _unless_ended(self, why: str) -> BaseException:
+        """Return what a cancelled read means: the lease has cut the connection, or all ends."""
+        task = asyncio.current_task()
+        is_ending = task is not None and task.cancelling() > 0
+        return asyncio.CancelledError() if is_ending else _BrokenError(why)
 
     async def _keep_lease(self) -> None:
         sequence = 0
-        lease_s = self.welcome.lease_s
-        standstills = Standstills(time.monotonic(), lease_s)
-        while (left_s := lease_s - self._heard.lasts_s(time.monotonic())) > 0:
+        is_orphan = False
+        standstills = Standstills(time.monotonic(), self.welcome.lease_s)
+        while True:
+            lease_s, patience_s = self.welcome.lease_s, self._patience_s()
+            silent_s = self._heard.lasts_s(time.monotonic())
+            if silent_s >= patience_s:
+                raise SessionLostError(f"the coordinator was silent for {patience_s:g} s")
+            if silent_s >= lease_s:
+                # The connection may look alive for longer than any answer takes.
+                self._call.cancel()
+                if not is_orphan:
+                    log.warning(
+                        "no coordinator for %.1f s: the run goes on without one for %g s at most",
+                        silent_s,
+                        patience_s,
+                    )
+            is_orphan = silent_s >= lease_s
             sequence += 1
             self.outbox.put_heartbeat(sequence)
             self._sent_s.pop(sequence - 64, None)
+            left_s = (patience_s if is_orphan else lease_s) - silent_s
             pause_s = min(self.welcome.heartbeat_s, left_s)
             await asyncio.sleep(pause_s)
             now_s = time.monotonic()
             if stood_s := standstills.look(now_s, pause_s):
                 log.warning("stood still for %.1f s; the coordinator is given time anew", stood_s)
                 self._heard.begin_anew(now_s)
-        raise SessionLostError(f"the coordinator was silent for {lease_s:g} s")
+
+
+class _BrokenError(Exception):
+    """A connection is gone, which ends no session."""
 
 
 async def _greet(call: Call, hello: Hello) -> Welcome:
@@ -268,11 +396,16 @@ class _Waiting:
 
 
 class Outbox:
-    """Messages in, messages out. One task takes them."""
+    """Messages in, messages out, kept until the coordinator has them. One task takes them."""
 
     def __init__(self) -> None:
+        self.numbered: Numbered[_Waiting] = Numbered()
         self._heartbeat: Heartbeat | None = None
-        self._waiting: deque[_Waiting] = deque()
+        self._taken = 0
+        """The number of the last message that was taken for this connection."""
+        self._most_taken = 0
+        """For any connection: a batch with a greater number may still grow."""
+        self._last: _Waiting | None = None
         self._bulk_bytes = 0
         self._num_dropped = 0
         self._ended = False
@@ -280,8 +413,7 @@ class Outbox:
 
     def put(self, message: AgentMessage) -> None:
         """Queue a message that must arrive: there are only a few of these in a run."""
-        self._waiting.append(_Waiting(message))
-        self._filled.set()
+        self._add(message, 0)
 
     def put_heartbeat(self, sequence: int) -> None:
         """Queue a heartbeat before everything else; one that still waits is replaced."""
@@ -291,60 +423,88 @@ class Outbox:
     def put_metric(self, run_id: str, generation: int, metric: Metric) -> None:
         """Queue a metric; it travels in one batch with its neighbours."""
         size = metric.ByteSize() + _OVERHEAD_BYTES
-        if not self._has_room(size):
+        if self._bulk_bytes + size > BULK_BYTES:
+            self._num_dropped += 1
+            if self._num_dropped == 1:
+                log.warning("metrics are dropped: the coordinator takes none, or too slowly")
             return
-        last = self._waiting[-1] if self._waiting else None
-        if last is None or not _takes(last, run_id, generation, size):
-            batch = MetricBatch(run_id=run_id, generation=generation)
-            last = _Waiting(AgentMessage(metrics=batch))
-            self._waiting.append(last)
-        last.message.metrics.metrics.append(metric)
-        last.bulk_bytes += size
-        self._bulk_bytes += size
-        self._filled.set()
-
-    def put_digest(self, digest: Digest) -> None:
-        """Queue the hashes of a rank. A list of tensors that no message may hold is left out.
-
-        The combined hash still tells whether ranks differ, only not in which tensor.
-        """
-        if digest.ByteSize() > CONTROL_MESSAGE_BYTES - _OVERHEAD_BYTES:
-            del digest.tensors[:], digest.names[:]
-        size = digest.ByteSize()
-        if self._has_room(size):
-            self._waiting.append(_Waiting(AgentMessage(digest=digest), size))
+        if self._num_dropped:
+            log.warning("%d metrics were dropped", self._num_dropped)
+            self._num_dropped = 0
+        last = self._last if self.numbered.last > self._most_taken else None
+        if last is not None and _takes(last, run_id, generation, size):
+            last.message.metrics.metrics.append(metric)
+            last.bulk_bytes += size
             self._bulk_bytes += size
             self._filled.set()
+        else:
+            batch = MetricBatch(run_id=run_id, generation=generation, metrics=[metric])
+            self._add(AgentMessage(metrics=batch), size)
+
+    def put_digest(self, digest: Digest) -> None:
+        """Queue the hashes of a rank, which is never dropped.
+
+        A list of tensors that no message may hold, or that there is no memory for, is left out. The
+        combined hash still tells whether ranks differ, only not in which tensor.
+        """
+        size = digest.ByteSize()
+        if size > CONTROL_MESSAGE_BYTES - _HEADER_BYTES or self._bulk_bytes + size > BULK_BYTES:
+            del digest.tensors[:], digest.names[:]
+        self._add(AgentMessage(digest=digest), digest.ByteSize())
 
     def end(self) -> None:
         """Close the queue: nothing follows what waits now."""
         self._ended = True
         self._filled.set()
 
+    def acknowledge(self, received: int) -> None:
+        """Let go of what the coordinator has.
+
+        Raises:
+            RemoteProtocolError: it cannot have that.
+        """
+        for gone in self.numbered.acknowledge(received):
+            self._bulk_bytes -= gone.bulk_bytes
+        self._taken = max(self._taken, self.numbered.acknowledged)
+
+    def go_on(self, received: int | None) -> None:
+        """Begin a new connection: what the coordinator lacks is taken again.
+
+        Args:
+            received: the last number that it has; None: it knows nothing of this session.
+        """
+        if received is None:
+            self.numbered.begin_anew()
+            # Numbers that may grow are counted anew, too; a batch may have been sent before.
+            self._most_taken = self.numbered.last
+        else:
+            self.acknowledge(received)
+        self._taken = self.numbered.acknowledged
+
     async def take(self) -> AgentMessage | None:
         """Return the next message, waiting for one; None after the last."""
-        while not self._waiting:
+        while self._heartbeat is None and (self._taken >= self.numbered.last):
             if self._ended:
                 return None
-            if self._heartbeat is not None:
-                break
             self._filled.clear()
             await self._filled.wait()
         if self._heartbeat is not None:
             message, self._heartbeat = AgentMessage(heartbeat=self._heartbeat), None
-            return message
-        waiting = self._waiting.popleft()
-        self._bulk_bytes -= waiting.bulk_bytes
-        return waiting.message
+        else:
+            waiting = self.numbered.after(self._taken)
+            assert waiting is not None
+            message = waiting.message
+            self._taken += 1
+            self._most_taken = max(self._most_taken, self._taken)
+            message.sequence = self._taken
+        message.received = self.numbered.received
+        return message
 
-    def _has_room(self, size: int) -> bool:
-        if self._bulk_bytes + size <= BULK_BYTES:
-            self._num_dropped = 0
-            return True
-        self._num_dropped += 1
-        if self._num_dropped == 1:
-            log.warning("metrics are dropped: the coordinator takes them too slowly")
-        return False
+    def _add(self, message: AgentMessage, bulk_bytes: int) -> None:
+        self._last = _Waiting(message, bulk_bytes)
+        self.numbered.add(self._last)
+        self._bulk_bytes += bulk_bytes
+        self._filled.set()
 
 
 def _takes(waiting: _Waiting, run_id: str, generation: int, size: int) -> bool:

@@ -24,7 +24,11 @@ _END_S = 30.0
 
 
 def topology_yaml(
-    nodes: int = 1, ranks: int = 2, detect_within: str = "6s", gateways: int = 1
+    nodes: int = 1,
+    ranks: int = 2,
+    detect_within: str = "6s",
+    gateways: int = 1,
+    coordinator_within: str = "1h",
 ) -> str:
     """Return one site `a` of that shape, `gateways` a node, linked to `b`."""
     return f"""
@@ -38,7 +42,8 @@ sites:
   - {{name: b, nodes: 1, accelerators_per_node: 1, accelerator: core}}
 links:
   - {{between: [a, b], bandwidth: 1Gbit/s, rtt: 1ms}}
-failure: {{detect_within: {detect_within}, min_sites: 2, start_within: 60s}}
+failure: {{detect_within: {detect_within}, min_sites: 2, start_within: 60s,
+          coordinator_within: {coordinator_within}}}
 security: {{mode: insecure}}
 """
 

@@ -31,8 +31,6 @@ class AgentCoordinator(CoordinatorServicer):
     heartbeat_s: float = 0.2
     generation: int = 1
     refuses_with: tuple[grpc.StatusCode, str] | None = None
-    silent: bool = False
-    """Heartbeats are not answered any more."""
     refuses_logs: bool = False
     address: str = ""
     messages: list[control.AgentMessage] = field(default_factory=list)
@@ -42,6 +40,8 @@ class AgentCoordinator(CoordinatorServicer):
     lines: dict[tuple[str, int], control.LogLine] = field(default_factory=dict)
     """By source and sequence."""
     largest_batch_bytes: int = 0
+    received: int = 0
+    """The last number that the agent's messages had."""
     _by_kind: dict[str, list[control.AgentMessage]] = field(default_factory=dict)
     _orders: asyncio.Queue[control.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -58,6 +58,11 @@ class AgentCoordinator(CoordinatorServicer):
     def hang_up(self) -> None:
         """End the agent's session."""
         self._orders.put_nowait(None)
+
+    def leave(self) -> None:
+        """End the agent's session, and welcome none any more."""
+        self.refuses_with = (grpc.StatusCode.UNAVAILABLE, "nobody is here")
+        self.hang_up()
 
     async def wait_for(self, what: str, find: Callable[[], Found | None]) -> Found:
         """Return what `find` finds, as soon as it does."""
@@ -104,6 +109,8 @@ class AgentCoordinator(CoordinatorServicer):
                     generation=self.generation,
                     lease_s=self.lease_s,
                     heartbeat_s=self.heartbeat_s,
+                    session="one",
+                    received=self.received,
                 )
             )
         )
@@ -115,6 +122,7 @@ class AgentCoordinator(CoordinatorServicer):
                 if not order.done() or (message := order.result()) is None:
                     order.cancel()
                     return
+                message.received = self.received
                 await context.write(message)
         finally:
             listening.cancel()
@@ -138,12 +146,10 @@ class AgentCoordinator(CoordinatorServicer):
         while isinstance(message := await context.read(), control.AgentMessage):
             if message.HasField("heartbeat"):
                 self.num_heartbeats += 1
-                if not self.silent:
-                    # Through the queue: one stream takes one write at a time.
-                    self.say(
-                        heartbeat_ack=control.HeartbeatAck(sequence=message.heartbeat.sequence)
-                    )
-            else:
+                # Through the queue: one stream takes one write at a time.
+                self.say(heartbeat_ack=control.HeartbeatAck(sequence=message.heartbeat.sequence))
+            elif message.sequence > self.received:
+                self.received = message.sequence
                 await self._note(message)
 
     async def _note(self, message: control.AgentMessage) -> None:

@@ -45,9 +45,11 @@ class FakeAgent:
             await self.call.write(AgentMessage(**{name: content}))  # type: ignore[arg-type]
 
     async def hear(self, kind: str) -> CoordinatorMessage:
-        """Return the next message, which has to be of that kind."""
+        """Return the next message, which has to be of that kind; answers to heartbeats are not."""
         async with asyncio.timeout(DEADLINE_S):
             message = await self.call.read()
+            while kind != "heartbeat_ack" and _is_answer(message):
+                message = await self.call.read()
         assert isinstance(message, CoordinatorMessage), f"the session has ended, not {kind}"
         assert message.WhichOneof("kind") == kind, message
         if kind == "prepare":
@@ -76,6 +78,28 @@ class FakeAgent:
     async def end(self, *failures: control_pb2.Failure, succeeded: bool = False) -> None:
         """Say that nothing is left."""
         await self.say(ended=control_pb2.SiteEnded(succeeded=succeeded, failures=failures))
+
+
+def _is_answer(message: object) -> bool:
+    return isinstance(message, CoordinatorMessage) and message.HasField("heartbeat_ack")
+
+
+@asynccontextmanager
+async def beating() -> AsyncIterator[Callable[[FakeAgent], None]]:
+    """Give a function that lets an agent say all the time that it lives."""
+    going: list[asyncio.Task[None]] = []
+
+    async def beat(agent: FakeAgent) -> None:
+        for sequence in range(1000):
+            await agent.say(heartbeat=control_pb2.Heartbeat(sequence=sequence))
+            await asyncio.sleep(0.1)
+
+    try:
+        yield lambda agent: going.append(asyncio.create_task(beat(agent)))
+    finally:
+        for each in going:
+            each.cancel()
+        await asyncio.gather(*going, return_exceptions=True)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from tests.fakes.coordinators import (
     DEADLINE_S,
     FakeAgent,
     active,
+    beating,
     coordinating,
     run_scenario,
     status_of,
@@ -145,10 +146,12 @@ def test_a_stale_generation_is_refused_and_news_of_an_end_are_not(tmp_path: Path
             await a.prepare()
             assert (a.run_id, a.generation) == ("run-2", generation + 1)
             await b.hear("prepare")
-            await b.say(running=pb.SiteRunning(run_id="run-1", generation=generation))
-            code, detail = await b.end_of_session()
-            assert code == grpc.StatusCode.ABORTED
-            assert "'run-1', generation" in detail
+            for _ in range(2):
+                await b.say(running=pb.SiteRunning(run_id="run-1", generation=generation))
+            stop = (await b.hear("stop")).stop
+            assert (stop.run_id, stop.generation) == ("run-1", generation)
+            await b.say(heartbeat=pb.Heartbeat(sequence=3))
+            await b.hear("heartbeat_ack")
 
             line = pb.LogLine(site="a", source="rank0", text="x")
             late = pb.ShipLogsRequest(run_id="run-1", generation=generation, site="a", lines=[line])
@@ -247,17 +250,96 @@ def test_an_event_that_could_not_be_written_ends_the_coordinator(
     run_scenario(scenario())
 
 
-def test_a_broken_session_is_a_lost_site(tmp_path: Path) -> None:
+def test_a_broken_session_is_a_lost_site_when_its_lease_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
+        topology = topology_text(detect_within="1s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench, beating() as alive:
             a, b = await active(bench, "a", "b")
+            alive(a)
             b.call.cancel()
             stop = (await a.hear("stop")).stop
             assert "site b" in stop.reason
-            assert stop.grace_s == 1
+            assert stop.grace_s == 0.2
             await a.end()
             ended = await bench.ended()
             assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
+            kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
+            assert kinds.index("session.broken") < kinds.index("site.lost")
+
+    run_scenario(scenario())
+
+
+def test_what_was_on_the_way_when_a_connection_broke_is_said_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, b = await bench.join("a", "b")
+            await bench.submit()
+            await b.prepare()
+            prepared = await a.hear("prepare")
+            assert prepared.sequence == 1
+            a.call.cancel()
+            endpoint = pb.GatewayEndpoint(site="a", gateway=0, host="127.0.0.1", port=9)
+            told = pb.SitePrepared(run_id=a.run_id, generation=a.generation, endpoints=[endpoint])
+            again = await bench.dial("a", session=a.welcome.session, received=0)
+            welcome = (await again.hear("welcome")).welcome
+            assert (welcome.session, welcome.received) == (a.welcome.session, 0)
+            assert await again.hear("prepare") == prepared
+            for _ in range(2):  # twice: the answer to the first may have been lost
+                await again.call.write(pb.AgentMessage(prepared=told, sequence=1, received=1))
+            start = await again.hear("start")
+            assert (start.sequence, start.received) == (2, 1)
+            again.call.cancel()
+            last = await bench.dial("a", session=a.welcome.session, received=2)
+            assert (await last.hear("welcome")).welcome.received == 1
+            last.run_id, last.generation = a.run_id, a.generation
+            await last.call.write(pb.AgentMessage(heartbeat=pb.Heartbeat(sequence=1)))
+            await last.hear("heartbeat_ack")  # and no Start before it
+            for agent in (last, b):
+                await agent.end(succeeded=True)
+            assert (await bench.ended()).state == pb.RUN_STATE_SUCCEEDED
+            kinds = [each.kind for each in bench.control.events_of("run-1", 0)]
+            assert kinds.count("site.prepared") == 2
+            assert kinds.count("session.resumed") == 2
+
+    run_scenario(scenario())
+
+
+def test_an_agent_that_began_anew_has_lost_its_site(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            a, _ = await active(bench, "a", "b")
+            a.call.cancel()
+            (new,) = await bench.join("a")
+            assert new.welcome.session != a.welcome.session
+            run = await bench.until(lambda run: run.state == pb.RUN_STATE_STOPPING)
+            assert run.sites[0].state == pb.SITE_STATE_LOST
+
+    run_scenario(scenario())
+
+
+def test_a_coordinator_that_is_not_the_newest_is_refused_by_what_agents_know(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            (a,) = await bench.join("a")
+            newer = a.welcome.generation + 1
+            late = await bench.dial("b", journal=a.welcome.journal, generation=newer)
+            code, detail = await late.end_of_session()
+            assert code == grpc.StatusCode.ABORTED
+            assert "a newer one has its journal" in detail
+
+    run_scenario(scenario())
+
+
+def test_an_agent_with_a_run_that_does_not_go_on_is_told_to_stop_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with coordinating(tmp_path) as bench:
+            report = pb.RunReport(run_id="old", generation=7)
+            agent = await bench.dial("a", run=report)
+            await agent.hear("welcome")
+            stop = (await agent.hear("stop")).stop
+            assert (stop.run_id, stop.generation) == ("old", 7)
 
     run_scenario(scenario())
 
@@ -265,22 +347,13 @@ def test_a_broken_session_is_a_lost_site(tmp_path: Path) -> None:
 def test_a_silent_agent_loses_its_lease(tmp_path: Path) -> None:
     async def scenario() -> None:
         topology = topology_text(detect_within="1s", start_within="20s")
-        async with coordinating(tmp_path, topology) as bench:
+        async with coordinating(tmp_path, topology) as bench, beating() as alive:
             a, b = await active(bench, "a", "b")
-
-            async def beat() -> None:
-                for sequence in range(1000):
-                    await a.say(heartbeat=pb.Heartbeat(sequence=sequence))
-                    await asyncio.sleep(0.1)
-
-            beating = asyncio.create_task(beat())
-            try:
-                code, detail = await b.end_of_session()
-                assert code == grpc.StatusCode.ABORTED
-                assert "its lease has ended" in detail
-                ended = await bench.ended()
-            finally:
-                beating.cancel()
+            alive(a)
+            code, detail = await b.end_of_session()
+            assert code == grpc.StatusCode.ABORTED
+            assert "its lease has ended" in detail
+            ended = await bench.ended()
             assert (ended.reason_code, ended.failure.site) == ("SITE_LOST", "b")
             assert "silent for 1." in ended.reason
 
@@ -342,8 +415,10 @@ def test_a_site_that_is_lost_after_a_stall_tells_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with coordinating(tmp_path) as bench:
+        topology = topology_text(detect_within="1s", start_within="20s")
+        async with coordinating(tmp_path, topology) as bench, beating() as alive:
             a, b = await active(bench, "a", "b")
+            alive(a)
             monkeypatch.setattr(Leases, "stall_s", lambda _self, _now_s: 12.0)
             b.call.cancel()
             await a.hear("stop")

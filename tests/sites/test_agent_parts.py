@@ -59,8 +59,37 @@ def test_metrics_are_dropped_when_nobody_takes_them_but_nothing_else_is() -> Non
     *batches, last = take_all(outbox)
     assert last.HasField("ended")
     assert sum(each.ByteSize() for each in batches) <= BULK_BYTES
+    outbox.put_metric("r1", 1, metric(7))
+    assert take_all(outbox) == [], "what was sent may have to be sent again"
+    outbox.acknowledge(last.sequence)
     outbox.put_metric("r1", 1, metric(7))  # there is room again
     assert take_all(outbox)[0].metrics.metrics[0].step == 7
+
+
+def test_what_a_broken_connection_lost_is_taken_again_in_order() -> None:
+    outbox = Outbox()
+    outbox.put_metric("r1", 1, metric(0))
+    outbox.put_digest(control.Digest(step=1))
+    (first, second) = take_all(outbox)
+    outbox.put_metric("r1", 1, metric(1))
+    assert (first.sequence, second.sequence) == (1, 2)
+    outbox.go_on(1)
+    assert [each.sequence for each in take_all(outbox)] == [2, 3]
+    outbox.go_on(None)
+    again = take_all(outbox)
+    assert [each.sequence for each in again] == [1, 2]
+    assert again[1].metrics.metrics[0].step == 1
+
+
+def test_a_digest_is_kept_in_short_rather_than_dropped() -> None:
+    outbox = Outbox()
+    names = [f"layer.{number}" for number in range(1000)]
+    for step in range(1000):
+        outbox.put_digest(control.Digest(step=step, combined=9, tensors=[1] * 1000, names=names))
+    digests = [each.digest for each in take_all(outbox)]
+    assert [each.step for each in digests] == list(range(1000))
+    assert sum(each.ByteSize() for each in digests) < 2 * BULK_BYTES
+    assert (len(digests[0].names), len(digests[-1].names)) == (1000, 0)
 
 
 def test_a_digest_too_large_for_a_message_keeps_its_sum() -> None:

@@ -33,10 +33,11 @@ async def scene(
     ranks: int = 2,
     gateways: int = 1,
     fault: str = "none",
+    coordinator_within: str = "1h",
     **fields: object,
 ) -> AsyncIterator[Scene]:
     """Give an agent whose ranks have been started, and its coordinator."""
-    topology = topology_yaml(nodes, ranks, gateways=gateways)
+    topology = topology_yaml(nodes, ranks, gateways=gateways, coordinator_within=coordinator_within)
     async with (
         agent_coordinator(**fields) as coordinator,
         agent_bench(coordinator, folder, topology, fault=fault) as bench,
@@ -197,19 +198,38 @@ def test_a_killed_agent_leaves_no_process(tmp_path: Path) -> None:
     play(story)
 
 
-@pytest.mark.parametrize("how", ["silent", "hangs up"])
-def test_without_a_coordinator_the_site_stops_itself(tmp_path: Path, how: str) -> None:
+def test_without_a_coordinator_the_site_goes_on_for_a_while_then_stops_itself(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with scene(tmp_path, "wait", lease_s=2.0, coordinator_within="7s") as (
+            coordinator,
+            bench,
+        ):
+            await coordinator.wait_message("running")
+            coordinator.leave()
+            lost_s = time.monotonic()
+            assert await bench.wait_ended() == 4, bench.log()
+            assert 5.0 < time.monotonic() - lost_s < 7.0 + DETECT_WITHIN_S
+            assert "the run goes on without one for 7 s at most" in bench.log()
+            assert bench.below() == []
+
+    play(story)
+
+
+def test_a_run_goes_on_when_its_coordinator_hangs_up_and_comes_back(tmp_path: Path) -> None:
     async def story() -> None:
         async with scene(tmp_path, "wait", lease_s=2.0) as (coordinator, bench):
             await coordinator.wait_message("running")
-            if how == "silent":
-                coordinator.silent = True
-            else:
-                coordinator.hang_up()
-            lost_s = time.monotonic()
-            assert await bench.wait_ended() == 4, bench.log()
-            assert time.monotonic() - lost_s < 2.0 + DETECT_WITHIN_S
-            assert bench.below() == []
+            coordinator.hang_up()
+            await coordinator.wait_for(
+                "a second hello", lambda: len(coordinator.all("hello")) == 2 or None
+            )
+            hello = coordinator.all("hello")[1].hello
+            assert (hello.session, hello.run.run_id, hello.run.generation) == ("one", "r1", 1)
+            assert bench.below("sites.launcher.rank")
+            coordinator.say(stop=control.Stop(run_id="r1", generation=1, grace_s=0.5))
+            await coordinator.wait_message("ended")
 
     play(story)
 

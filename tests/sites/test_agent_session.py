@@ -106,7 +106,7 @@ def test_a_site_that_is_still_taken_is_asked_for_again(tmp_path: Path) -> None:
             await _wait_log(bench, "an older session holds the site")
             coordinator.refuses_with = None
             hello = (await coordinator.wait_message("hello")).hello
-            assert (hello.site, hello.protocol_max) == ("a", 2)
+            assert (hello.site, hello.protocol_max) == ("a", 3)
             assert len(hello.topology_hash) == 64
 
     play(story)

@@ -98,6 +98,11 @@ class Hello(google.protobuf.message.Message):
     SITE_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     HOST_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    JOURNAL_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
     protocol_min: builtins.int
     """lowest version of this contract that the sender speaks"""
     protocol_max: builtins.int
@@ -110,6 +115,18 @@ class Hello(google.protobuf.message.Message):
     """new at each start of the agent"""
     host: builtins.str
     """for people"""
+    session: builtins.str
+    """the one that it wants to go on with; empty: none"""
+    received: builtins.int
+    """the last number that it has received in that session"""
+    journal: builtins.str
+    """of the coordinator that it last served; empty: it has served none"""
+    generation: builtins.int
+    """the highest that it has heard of from a coordinator of that journal"""
+    @property
+    def run(self) -> global___RunReport:
+        """what goes on at the site; absent: nothing"""
+
     def __init__(
         self,
         *,
@@ -120,10 +137,40 @@ class Hello(google.protobuf.message.Message):
         site: builtins.str = ...,
         incarnation: builtins.str = ...,
         host: builtins.str = ...,
+        session: builtins.str = ...,
+        received: builtins.int = ...,
+        journal: builtins.str = ...,
+        generation: builtins.int = ...,
+        run: global___RunReport | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["build", b"build", "host", b"host", "incarnation", b"incarnation", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "site", b"site", "topology_hash", b"topology_hash"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["run", b"run"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["build", b"build", "generation", b"generation", "host", b"host", "incarnation", b"incarnation", "journal", b"journal", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "received", b"received", "run", b"run", "session", b"session", "site", b"site", "topology_hash", b"topology_hash"]) -> None: ...
 
 global___Hello = Hello
+
+@typing.final
+class RunReport(google.protobuf.message.Message):
+    """A run that has processes at a site."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    generation: builtins.int
+    epoch: builtins.int
+    """the one that its gateways use; 0: the first"""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        generation: builtins.int = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "generation", b"generation", "run_id", b"run_id"]) -> None: ...
+
+global___RunReport = RunReport
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
@@ -134,6 +181,9 @@ class Welcome(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     LEASE_S_FIELD_NUMBER: builtins.int
     HEARTBEAT_S_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    JOURNAL_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     """the version picked from the range in Hello"""
     build: builtins.str
@@ -141,6 +191,12 @@ class Welcome(google.protobuf.message.Message):
     lease_s: builtins.float
     """an agent that hears nothing for this long stops its site"""
     heartbeat_s: builtins.float
+    session: builtins.str
+    """the one that Hello named, which goes on; or another, in which all numbers begin anew"""
+    received: builtins.int
+    """the last number that the coordinator has received in that session"""
+    journal: builtins.str
+    """the coordinator's memory: generations are compared within one"""
     def __init__(
         self,
         *,
@@ -149,8 +205,11 @@ class Welcome(google.protobuf.message.Message):
         generation: builtins.int = ...,
         lease_s: builtins.float = ...,
         heartbeat_s: builtins.float = ...,
+        session: builtins.str = ...,
+        received: builtins.int = ...,
+        journal: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["build", b"build", "generation", b"generation", "heartbeat_s", b"heartbeat_s", "lease_s", b"lease_s", "protocol", b"protocol"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["build", b"build", "generation", b"generation", "heartbeat_s", b"heartbeat_s", "journal", b"journal", "lease_s", b"lease_s", "protocol", b"protocol", "received", b"received", "session", b"session"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -171,6 +230,12 @@ class AgentMessage(google.protobuf.message.Message):
     RESUMED_FIELD_NUMBER: builtins.int
     SUSPECT_FIELD_NUMBER: builtins.int
     REACHED_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """from 1 within a session; 0: not numbered, and lost with its connection (Hello, Heartbeat)"""
+    received: builtins.int
+    """the last number received from the other side, which need not keep what it has up to it"""
     @property
     def hello(self) -> global___Hello: ...
     @property
@@ -213,9 +278,11 @@ class AgentMessage(google.protobuf.message.Message):
         resumed: global___Resumed | None = ...,
         suspect: global___Suspect | None = ...,
         reached: global___Reached | None = ...,
+        sequence: builtins.int = ...,
+        received: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "suspect", b"suspect"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "settled", b"settled", "suspect", b"suspect"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "kind", b"kind", "metrics", b"metrics", "prepared", b"prepared", "reached", b"reached", "received", b"received", "reduction_begun", b"reduction_begun", "reduction_prepared", b"reduction_prepared", "resumed", b"resumed", "running", b"running", "sequence", b"sequence", "settled", b"settled", "suspect", b"suspect"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["hello", "heartbeat", "prepared", "running", "ended", "metrics", "digest", "reduction_prepared", "reduction_begun", "settled", "resumed", "suspect", "reached"] | None: ...
 
 global___AgentMessage = AgentMessage
@@ -234,6 +301,11 @@ class CoordinatorMessage(google.protobuf.message.Message):
     SETTLE_FIELD_NUMBER: builtins.int
     RESUME_FIELD_NUMBER: builtins.int
     CANCEL_SETTLE_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """as in AgentMessage; Welcome and HeartbeatAck are not numbered"""
+    received: builtins.int
     @property
     def welcome(self) -> global___Welcome: ...
     @property
@@ -267,9 +339,11 @@ class CoordinatorMessage(google.protobuf.message.Message):
         settle: global___Settle | None = ...,
         resume: global___Resume | None = ...,
         cancel_settle: global___CancelSettle | None = ...,
+        sequence: builtins.int = ...,
+        received: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "resume", b"resume", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancel_settle", b"cancel_settle", "decide_reduction", b"decide_reduction", "heartbeat_ack", b"heartbeat_ack", "kind", b"kind", "prepare", b"prepare", "prepare_reduction", b"prepare_reduction", "received", b"received", "resume", b"resume", "sequence", b"sequence", "settle", b"settle", "start", b"start", "stop", b"stop", "welcome", b"welcome"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "heartbeat_ack", "prepare", "start", "stop", "prepare_reduction", "decide_reduction", "settle", "resume", "cancel_settle"] | None: ...
 
 global___CoordinatorMessage = CoordinatorMessage

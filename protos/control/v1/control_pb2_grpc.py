@@ -87,7 +87,8 @@ class CoordinatorServicer(object):
     def Session(self, request_iterator, context):
         """One session an agent, opened by the agent (it dials out). The first message each way is
         Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
-        PERMISSION_DENIED with one line that says why.
+        PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
+        dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,7 +29,8 @@ class CoordinatorStub:
     ]
     """One session an agent, opened by the agent (it dials out). The first message each way is
     Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
-    PERMISSION_DENIED with one line that says why.
+    PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
+    dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
     """
 
     ShipLogs: grpc.UnaryUnaryMultiCallable[
@@ -81,7 +82,8 @@ class CoordinatorAsyncStub:
     ]
     """One session an agent, opened by the agent (it dials out). The first message each way is
     Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
-    PERMISSION_DENIED with one line that says why.
+    PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
+    dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
     """
 
     ShipLogs: grpc.aio.UnaryUnaryMultiCallable[
@@ -135,7 +137,8 @@ class CoordinatorServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[protos.control.v1.control_pb2.CoordinatorMessage], collections.abc.AsyncIterator[protos.control.v1.control_pb2.CoordinatorMessage]]:
         """One session an agent, opened by the agent (it dials out). The first message each way is
         Hello / Welcome; an agent that may not join gets ABORTED, FAILED_PRECONDITION or
-        PERMISSION_DENIED with one line that says why.
+        PERMISSION_DENIED with one line that says why. A session outlives its connection: the agent
+        dials again within its lease, and what was not acknowledged is sent again (protos/numbered.py).
         """
 
     @abc.abstractmethod

@@ -1,0 +1,60 @@
+"""The coordinator that an agent has served, kept in its folder: no older one commands it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from protos.errors import StaleGenerationError
+
+FILE = "coordinator.json"
+
+log = logging.getLogger(__name__)
+
+
+class KnownCoordinator:
+    """The journal of the coordinator served last, and the highest generation heard of from it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what an earlier agent of the site has left in `folder`, if it can be read."""
+        self.journal = ""
+        self.generation = 0
+        self._path = folder / FILE
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            self.journal, self.generation = str(kept["journal"]), int(kept["generation"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("%s: %s: whom this site has served is not known", self._path, error)
+
+    def meet(self, journal: str, generation: int, *, is_running: bool) -> None:
+        """Note a coordinator that welcomes this agent.
+
+        Raises:
+            StaleGenerationError: a newer one of the same journal was there before, or a run goes on
+                here, which a coordinator with another journal does not know.
+        """
+        if journal == self.journal:
+            if generation < self.generation:
+                raise StaleGenerationError(
+                    f"an older coordinator answers, of generation {generation}; "
+                    f"this site has heard of {self.generation}"
+                )
+        elif is_running:
+            raise StaleGenerationError(
+                "another coordinator answers, with another --state: it does not know the run here"
+            )
+        if (journal, generation) != (self.journal, self.generation):
+            self.journal, self.generation = journal, generation
+            self._keep()
+
+    def _keep(self) -> None:
+        text = json.dumps({"journal": self.journal, "generation": self.generation})
+        scratch = self._path.with_name(f".{FILE}")
+        try:
+            scratch.write_text(text, encoding="utf-8")
+            scratch.replace(self._path)
+        except OSError as error:  # it protects from what is rare; a run is not worth it
+            log.warning("%s: %s", self._path, error.strerror)
